@@ -1,0 +1,1 @@
+"""The agent loop, its prompts, parsers and transcripts."""

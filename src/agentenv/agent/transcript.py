@@ -1,0 +1,98 @@
+"""What is kept of a rollout: every message, call, result and time. ``rollouts.jsonl`` is one GroupRecord a line.
+
+Times ending in ``_s`` with "started"/"ended" are seconds since the trajectory began (its attempt's
+first moment), monotonic; ``began_unix_s`` anchors them to the wall clock.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentenv.errors import Fault
+from agentenv.wire.calls import CallResult
+
+PhaseName = Literal["slot_wait", "prepare", "model", "tool", "verify", "release"]
+FinishReason = Literal["stop", "max_steps", "length", "context_overflow", "fault"]
+
+
+class Record(BaseModel):
+    """Base of transcript models: unknown fields are a mistake."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Phase(Record):
+    """One stretch of a trajectory's time: a bar of the waterfall. ``label`` names the tool or step."""
+
+    name: PhaseName
+    label: str = ""
+    started_s: float
+    ended_s: float
+
+
+class ToolRecord(Record):
+    """One tool call as the model made it and what came back.
+
+    ``arguments`` is what the model sent (a string when it could not be parsed). ``batch_wait_s`` is
+    the time in the executor before the batch left; ``queue_s`` and ``duration_s`` are in ``result``.
+    ``shown`` is the text the model was given.
+    """
+
+    call_id: str
+    tool: str
+    arguments: Any
+    started_s: float
+    ended_s: float
+    batch_wait_s: float = 0.0
+    result: CallResult | None = None
+    shown: str = ""
+
+
+class Step(Record):
+    """One model turn and the tool calls it made."""
+
+    index: int
+    model_started_s: float
+    model_ended_s: float
+    message: dict[str, Any]
+    tool_calls: list[ToolRecord] = Field(default_factory=list)
+    usage: dict[str, Any] | None = None
+
+
+class Transcript(Record):
+    """One trajectory (the last attempt), whole. ``score`` is None whenever it was not scored."""
+
+    trajectory: str
+    item_id: str
+    attempt: int = 1
+    began_unix_s: float
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    steps: list[Step] = Field(default_factory=list)
+    phases: list[Phase] = Field(default_factory=list)
+    final_response: str = ""
+    finish_reason: FinishReason = "stop"
+    score: float | None = None
+    fault: Fault = "none"
+    error: str = ""
+    """Type and message of what ended the rollout, empty when nothing did."""
+    earlier_attempts: list[str] = Field(default_factory=list)
+    """The errors of infra-failed attempts before this one."""
+    workspace_meta: dict[str, Any] = Field(default_factory=dict)
+    verification: dict[str, Any] = Field(default_factory=dict)
+    """What the verifier chose to keep (tests run, their outcome)."""
+    totals: dict[str, float] = Field(default_factory=dict)
+    """Seconds by kind: slot_wait_s, prepare_s, model_s, batch_wait_s, queue_s, run_s, verify_s, total_s."""
+
+
+class GroupRecord(Record):
+    """All rollouts of one item."""
+
+    group: str
+    item_id: str
+    item: dict[str, Any] = Field(default_factory=dict)
+    group_size: int
+    """How many members were asked for; ``trajectories`` with a score may be fewer."""
+    outcome: Literal["complete", "partial", "retry"]
+    trajectories: list[Transcript]

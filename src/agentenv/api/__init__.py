@@ -1,0 +1,1 @@
+"""HTTP services: the tool server and the shared farm."""

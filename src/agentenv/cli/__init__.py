@@ -1,0 +1,1 @@
+"""The agentenv command, one file per verb."""

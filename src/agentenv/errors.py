@@ -1,0 +1,173 @@
+"""The one error tree.
+
+Every class says whose failure it is (``fault``), what survived it and what to do next::
+
+    AgentEnvError
+    ├── ConfigError                 a setting is missing, contradicts another, or is out of range
+    ├── ToolCallError               fault=model: the call itself is wrong; the model may correct it
+    │   ├── UnknownToolError
+    │   └── InvalidArgumentsError
+    ├── PolicyRefusalError          fault=policy: a well-formed call that the rules forbid
+    ├── TaskError                   fault=task: the user's own task, verifier or preparation raised
+    └── InfraError                  fault=infra: ours; never a reward, never shown to the model
+        ├── SandboxUnavailableError     no container can serve here (cause and cure are named)
+        │   └── SelfTestError           the container could not prove what it promises
+        ├── AcquireTimeoutError         no slot became free before the deadline
+        ├── LeaseLostError              the slot is no longer this trajectory's
+        │   ├── StaleLeaseError             another epoch owns the slot now
+        │   └── ContainerLostError          the container died with the slot
+        ├── ConnectionLostError         the container could not be reached in time
+        ├── CallLostError               the call may have run, its result cannot be had
+        ├── ProtocolError               the other side broke the wire contract
+        └── PoolClosedError             the pool (or session) was closed while it was in use
+
+A failing *command* is not in this tree: it is data (``CallResult.exit_code``).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+Fault = Literal["none", "model", "task", "infra", "policy"]
+"""Whose failure a result reports; ``none`` when the tool did its work (whatever the exit code)."""
+
+
+class AgentEnvError(Exception):
+    """Root of everything agentenv raises on purpose.
+
+    ``code`` is the stable machine-readable name that also travels on the wire; ``next_step`` is
+    one sentence that tells the reader what to do, empty when the message already does.
+    """
+
+    code: ClassVar[str] = "error"
+    fault: ClassVar[Fault] = "infra"
+
+    def __init__(self, message: str, *, next_step: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.next_step})" if self.next_step else self.message
+
+
+class ConfigError(AgentEnvError):
+    """A setting is wrong. ``field`` names it; nothing was started."""
+
+    code = "config"
+    fault: ClassVar[Fault] = "task"
+
+    def __init__(self, field: str, message: str, *, next_step: str = "") -> None:
+        super().__init__(f"{field}: {message}", next_step=next_step)
+        self.field = field
+
+
+class ToolCallError(AgentEnvError):
+    """The model's call is wrong. Nothing ran; the message is written for the model to read."""
+
+    code = "tool_call"
+    fault: ClassVar[Fault] = "model"
+
+
+class UnknownToolError(ToolCallError):
+    """No tool of that name is enabled. Nothing ran."""
+
+    code = "unknown_tool"
+
+
+class InvalidArgumentsError(ToolCallError):
+    """The arguments do not fit the tool's schema. Nothing ran."""
+
+    code = "invalid_arguments"
+
+
+class PolicyRefusalError(AgentEnvError):
+    """The call is well formed but forbidden (a path outside the workspace, say). Nothing ran."""
+
+    code = "refused"
+    fault: ClassVar[Fault] = "policy"
+
+
+class TaskError(AgentEnvError):
+    """Code of the environment's author raised (preparation, verifier). The slot survived."""
+
+    code = "task"
+    fault: ClassVar[Fault] = "task"
+
+
+class InfraError(AgentEnvError):
+    """Our failure. The rollout may be tried again on a new slot; it must never be scored."""
+
+    code = "infra"
+    fault: ClassVar[Fault] = "infra"
+
+
+class SandboxUnavailableError(InfraError):
+    """No container can serve. Nothing runs; the message names the cause, ``next_step`` the cure."""
+
+    code = "sandbox_unavailable"
+
+
+class SelfTestError(SandboxUnavailableError):
+    """A container started but could not prove one of its promises, so it refuses to serve."""
+
+    code = "self_test_failed"
+
+
+class AcquireTimeoutError(InfraError):
+    """No slot became free before the deadline. Nothing was leased."""
+
+    code = "acquire_timeout"
+
+
+class LeaseLostError(InfraError):
+    """The slot is no longer this trajectory's; what was in its workspace is gone."""
+
+    code = "lease_lost"
+
+
+class StaleLeaseError(LeaseLostError):
+    """The lease's epoch has ended (expired, released or reset). The call did not run."""
+
+    code = "stale_lease"
+
+
+class ContainerLostError(LeaseLostError):
+    """The container died or was removed, with every slot in it."""
+
+    code = "container_lost"
+
+
+class ConnectionLostError(InfraError):
+    """The container could not be reached in time; the slot may still be alive."""
+
+    code = "connection_lost"
+
+
+class CallLostError(InfraError):
+    """The call may have run (at most once), but its result cannot be had any more."""
+
+    code = "call_lost"
+
+
+class ProtocolError(InfraError):
+    """The other side broke the wire contract (version, shape, size)."""
+
+    code = "protocol"
+
+
+class PoolClosedError(InfraError):
+    """The pool or session was closed while somebody still used it."""
+
+    code = "closed"
+
+
+def by_code() -> dict[str, type[AgentEnvError]]:
+    """Every concrete class of the tree by its ``code``: how a wire error becomes an exception."""
+    found: dict[str, type[AgentEnvError]] = {}
+    stack: list[type[AgentEnvError]] = [AgentEnvError]
+    while stack:
+        cls = stack.pop()
+        found[cls.code] = cls
+        stack.extend(cls.__subclasses__())
+    return found

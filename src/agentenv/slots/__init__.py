@@ -1,0 +1,1 @@
+"""Leasing slots: ledger and scaling decide, the pool performs, backends run containers."""

@@ -1,0 +1,1 @@
+"""Backends: what starts and stops containers."""

@@ -1,0 +1,80 @@
+"""What a backend is: it keeps the asked-for number of containers running, and reports on them.
+
+The pool asks with :meth:`ContainerBackend.scale` and learns from :meth:`ContainerBackend.events`;
+it never waits on a particular container. This is how Nomad works (a count, and an event stream), and
+the local and fake backends work the same way. Scaling down always takes the highest index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol, Self
+
+
+@dataclass(frozen=True)
+class ContainerHandle:
+    """How to reach one running sandbox server. ``index`` orders containers for packing."""
+
+    id: str
+    index: int
+    base_url: str
+    token: str = field(repr=False)
+    slots: int
+
+
+@dataclass(frozen=True)
+class ContainerStarted:
+    """A container serves; its handshake has been checked by the backend."""
+
+    handle: ContainerHandle
+
+
+@dataclass(frozen=True)
+class ContainerDraining:
+    """No new leases on this container; it will be gone soon."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ContainerGone:
+    """The container and all its slots are no more. Reported once per container."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """A container could not be started. ``permanent``: trying again cannot help (cure in ``reason``)."""
+
+    reason: str
+    next_step: str = ""
+    permanent: bool = False
+
+
+ContainerEvent = ContainerStarted | ContainerDraining | ContainerGone | StartFailed
+
+
+class ContainerBackend(Protocol):
+    """Starts and stops containers. An async context manager: leaving it stops all it started."""
+
+    name: str
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def scale(self, count: int) -> None:
+        """Make ``count`` containers the goal. Returns at once; events tell what came of it."""
+
+    def events(self) -> AsyncIterator[ContainerEvent]:
+        """Every change, from the start, for one reader. Ends when the backend is closed."""
+
+    async def replace(self, container_id: str, reason: str) -> None:
+        """Stop this container for good (it is broken); the goal stays, so another is started."""

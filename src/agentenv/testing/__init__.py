@@ -1,0 +1,1 @@
+"""Fakes and the scripted policy, for anyone's tests."""

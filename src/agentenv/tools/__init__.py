@@ -1,0 +1,1 @@
+"""What tools there are, and their schemas."""

@@ -1,0 +1,1 @@
+"""The vocabulary both sides of a container share."""

@@ -1,0 +1,50 @@
+"""What every wire model shares: frozen, nothing extra, versioned, bounded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, WithJsonSchema
+
+PROTOCOL_VERSION = 1
+"""Bumped on any change a peer of the previous version could not read. Exchanged in ``ServerInfo``."""
+
+MAX_BATCH_CALLS = 1_000
+MAX_BODY_BYTES = 96 * 1024 * 1024
+"""Largest request body or stream message: a 64 MiB file in base64, and some."""
+MAX_FILE_BYTES = 64 * 1024 * 1024
+"""Largest file one file operation carries (design §5)."""
+MAX_OUTPUT_BYTES = 1024 * 1024
+"""Default cap on each of stdout and stderr returned per call."""
+MAX_COMMAND_BYTES = 8 * 1024 * 1024
+MAX_TIMEOUT_S = 24 * 3600.0
+
+CallId = Annotated[str, Field(min_length=1, max_length=128)]
+SlotIndex = Annotated[int, Field(ge=0, le=9_999)]
+Arguments = dict[str, JsonValue]
+
+
+def _from_base64(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValueError(f"is not base64: {error}") from error
+    return value
+
+
+Base64 = Annotated[
+    bytes,
+    BeforeValidator(_from_base64),
+    PlainSerializer(lambda value: base64.b64encode(value).decode("ascii"), when_used="json"),
+    WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
+]
+"""Bytes in Python (str input is taken as base64), a base64 string in JSON."""
+
+
+class WireModel(BaseModel):
+    """Base of every model both sides share."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")

@@ -1,0 +1,115 @@
+"""Calls, results, and the messages that carry them.
+
+``POST /v1/batch`` takes one :class:`Batch` and streams :data:`ServerMessage` lines (NDJSON);
+the stream (``GET /v1/stream``, WebSocket) takes :data:`ClientMessage` texts and sends
+:data:`ServerMessage` texts for as long as it stays open. Each result is sent the moment it is ready.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, TypeAdapter
+
+from agentenv.errors import Fault
+from agentenv.wire.base import MAX_BATCH_CALLS, MAX_TIMEOUT_S, Arguments, CallId, WireModel
+from agentenv.wire.leases import LeaseKey
+
+
+class Call(WireModel):
+    """One tool call.
+
+    ``id`` is unique for all time and chosen by the caller: asking again with the same id never runs
+    the call twice. ``boot`` is the ``ServerInfo.boot`` of the server the call was *first* sent to: a
+    server that does not know the id and has another boot answers ``call_lost`` instead of running
+    what may have run before. ``timeout_s`` counts from the moment the call starts in its slot.
+    """
+
+    id: CallId
+    lease: LeaseKey
+    tool: Annotated[str, Field(min_length=1, max_length=64)]
+    arguments: Arguments = Field(default_factory=dict)
+    timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
+    boot: str
+
+
+class CallResult(WireModel):
+    """What became of one call.
+
+    ``fault == "none"``: the tool did its work; ``exit_code`` is data (128 + n when signal n ended the
+    command, as a shell would say; None for file operations). Otherwise ``error`` is the ``code`` of a
+    class in :mod:`agentenv.errors` and ``message`` says what to do. Text is UTF-8 with U+FFFD for
+    what was not. ``*_dropped_bytes`` counts what the cap cut out of the middle; ``truncated`` is
+    their disjunction. ``queue_s`` is the wait for the slot's earlier calls, ``duration_s`` the run
+    itself. ``content`` is the tool's own reply (a :mod:`agentenv.wire.tools` model as JSON).
+    """
+
+    id: CallId
+    fault: Fault = "none"
+    error: str | None = None
+    message: str = ""
+    exit_code: int | None = None
+    stdout: str = ""
+    stderr: str = ""
+    stdout_dropped_bytes: int = 0
+    stderr_dropped_bytes: int = 0
+    timed_out: bool = False
+    oom_killed: bool = False
+    truncated: bool = False
+    cancelled: bool = False
+    duration_s: float = 0.0
+    queue_s: float = 0.0
+    cpu_s: float | None = None
+    peak_memory_bytes: int | None = None
+    content: JsonValue = None
+
+
+class Batch(WireModel):
+    """Client → server: calls to run (or to be told about again)."""
+
+    type: Literal["batch"] = "batch"
+    batch: int = 0
+    """Echoed in :class:`Accepted`; numbers batches within one stream."""
+    calls: Annotated[tuple[Call, ...], Field(max_length=MAX_BATCH_CALLS)]
+
+
+class Cancel(WireModel):
+    """Client → server: end these calls now; each still gets its (cancelled) result."""
+
+    type: Literal["cancel"] = "cancel"
+    ids: Annotated[tuple[CallId, ...], Field(max_length=MAX_BATCH_CALLS)]
+
+
+class Forget(WireModel):
+    """Client → server: these results arrived; their replies need not be remembered."""
+
+    type: Literal["forget"] = "forget"
+    ids: Annotated[tuple[CallId, ...], Field(max_length=MAX_BATCH_CALLS)]
+
+
+class Accepted(WireModel):
+    """Server → client: every call of that batch is known here and will be answered."""
+
+    type: Literal["accepted"] = "accepted"
+    batch: int
+
+
+class Result(WireModel):
+    """Server → client: one finished call."""
+
+    type: Literal["result"] = "result"
+    result: CallResult
+
+
+class Failure(WireModel):
+    """Server → client: the message itself was refused; no call in it was run."""
+
+    type: Literal["failure"] = "failure"
+    error: str
+    message: str
+
+
+ClientMessage = Annotated[Batch | Cancel | Forget, Field(discriminator="type")]
+ServerMessage = Annotated[Accepted | Result | Failure, Field(discriminator="type")]
+client_message: TypeAdapter[Batch | Cancel | Forget] = TypeAdapter(ClientMessage)
+server_message: TypeAdapter[Accepted | Result | Failure] = TypeAdapter(ServerMessage)

@@ -1,0 +1,86 @@
+"""Leases and slots as the container reports them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from agentenv.wire.base import SlotIndex, WireModel
+
+TTL_S = Annotated[float, Field(gt=0, le=24 * 3600)]
+
+
+class SlotState(StrEnum):
+    """The life of a slot, as design §4 draws it."""
+
+    free = "free"
+    leased = "leased"
+    resetting = "resetting"
+    quarantined = "quarantined"
+    gone = "gone"
+
+
+class LeaseKey(WireModel):
+    """The right to use one slot: what every call must show."""
+
+    slot: SlotIndex
+    epoch: Annotated[int, Field(ge=0)]
+    secret: Annotated[str, Field(min_length=16, max_length=128, repr=False)]
+
+
+class LeaseRequest(WireModel):
+    """``POST /v1/leases``. The same ``request_id`` again returns the same lease (lost reply)."""
+
+    slot: SlotIndex
+    trajectory: Annotated[str, Field(min_length=1, max_length=256)]
+    ttl_s: TTL_S
+    request_id: Annotated[str, Field(min_length=16, max_length=128)]
+
+
+class LeaseGrant(WireModel):
+    """The container's answer: the key, and for how long it holds without a heartbeat."""
+
+    key: LeaseKey
+    trajectory: str
+    ttl_s: float
+
+
+class RenewRequest(WireModel):
+    """``POST /v1/leases/renew``: one heartbeat for many leases of one container."""
+
+    keys: Annotated[tuple[LeaseKey, ...], Field(max_length=10_000)]
+    ttl_s: TTL_S
+
+
+class RenewReply(WireModel):
+    """Which leases live on, and which have ended."""
+
+    renewed: tuple[SlotIndex, ...]
+    stale: tuple[SlotIndex, ...]
+
+
+class ReleaseReply(WireModel):
+    """``POST /v1/leases/release`` and ``/v1/leases/seal`` (body: a :class:`LeaseKey`).
+
+    Release returns when the slot is proved clean (``free``) or could not be (``quarantined``);
+    releasing an epoch that has ended is no error. Seal kills every process of the slot, makes its
+    namespaces anew over the same workspace and keeps the lease (``leased``).
+    """
+
+    slot: SlotIndex
+    state: SlotState
+
+
+class SlotReport(WireModel):
+    """One slot in ``GET /v1/slots``. Secrets are never reported."""
+
+    slot: SlotIndex
+    state: SlotState
+    epoch: int
+    trajectory: str | None = None
+    expires_in_s: float | None = None
+    running_calls: int = 0
+    reason: str = ""
+    """Why a slot is quarantined or gone; empty otherwise."""

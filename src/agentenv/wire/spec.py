@@ -1,0 +1,122 @@
+"""What a container is asked to be: the file the supervisor reads at start.
+
+Standard library only, on purpose: the privileged supervisor imports this and nothing larger.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from agentenv.errors import ConfigError
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A host path shown read-only in every slot."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class SlotLimits:
+    """Per-slot limits (design §5). Each is enforced by the kernel, none by the server."""
+
+    processes: int = 400
+    memory_bytes: int = 2048 * MIB
+    workspace_bytes: int = 1024 * MIB
+    workspace_inodes: int = 120_000
+    tmp_bytes: int = 256 * MIB
+    shm_bytes: int = 64 * MIB
+    open_files: int = 4096
+    cpu_weight: int = 100
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """One container: how many slots, what each sees and may use, where the server listens.
+
+    ``isolation``: ``auto`` takes ``full`` when started by root and ``user`` otherwise; naming one
+    of them refuses to start as anything else. ``token_file`` holds the bearer token (mode 0600).
+    ``port`` 0 takes a free one; the supervisor prints the one it got.
+    """
+
+    container: str
+    token_file: str
+    data_dir: str
+    slots: int = 10
+    host: str = "127.0.0.1"
+    port: int = 0
+    isolation: str = "auto"
+    allow_network: bool = False
+    limits: SlotLimits = field(default_factory=SlotLimits)
+    binds: tuple[Bind, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    """Extra environment variables of every command in a slot."""
+    output_bytes: int = MIB
+    """Cap on each of stdout and stderr returned per call (head + tail kept)."""
+    spare_shells: bool = True
+    reply_memory: int = 1024
+    """Finished replies remembered per lease, for callers that ask again."""
+
+    def __post_init__(self) -> None:
+        checks = {
+            "container": (self.container.replace("-", "").replace("_", "").isalnum(), "letters, digits, - and _"),
+            "slots": (1 <= self.slots <= 1000, "1 to 1000"),
+            "port": (0 <= self.port <= 65535, "0 to 65535"),
+            "isolation": (self.isolation in ("auto", "full", "user"), "auto, full or user"),
+            "output_bytes": (1024 <= self.output_bytes <= 64 * MIB, "1 KiB to 64 MiB"),
+            "reply_memory": (1 <= self.reply_memory <= 100_000, "1 to 100000"),
+        }
+        for name, (good, allowed) in checks.items():
+            if not good:
+                raise ConfigError(name, f"got {getattr(self, name)!r}", next_step=f"allowed: {allowed}")
+        for limit in dataclasses.fields(self.limits):
+            if getattr(self.limits, limit.name) < 1:
+                raise ConfigError(f"limits.{limit.name}", "must be at least 1")
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def load(cls, path: Path) -> SandboxSpec:
+        """Read the file; ConfigError names the first field that is missing, unknown or mistyped."""
+        try:
+            raw = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError("spec", f"cannot read {path}: {error}") from error
+        spec: SandboxSpec = _build(cls, raw, "spec")
+        return spec
+
+
+def _build(kind: Any, raw: Any, where: str) -> Any:
+    """``raw`` (parsed JSON) as ``kind``, a dataclass, tuple, dict or scalar type; strict."""
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(raw, dict):
+            raise ConfigError(where, "must be an object")
+        hints = get_type_hints(kind)
+        unknown = set(raw) - set(hints)
+        if unknown:
+            raise ConfigError(where, f"unknown field {min(unknown)!r}", next_step=f"allowed: {', '.join(hints)}")
+        try:
+            return kind(**{name: _build(hints[name], value, f"{where}.{name}") for name, value in raw.items()})  # type: ignore[operator]
+        except TypeError as error:
+            raise ConfigError(where, str(error)) from error
+    if get_origin(kind) is tuple:
+        if not isinstance(raw, list):
+            raise ConfigError(where, "must be a list")
+        return tuple(_build(get_args(kind)[0], item, where) for item in raw)
+    if get_origin(kind) is dict:
+        if not isinstance(raw, dict) or not all(isinstance(v, str) for v in raw.values()):
+            raise ConfigError(where, "must be an object of strings")
+        return raw
+    if type(raw) is not kind:
+        raise ConfigError(where, f"must be {kind.__name__}, got {type(raw).__name__}")
+    return raw

@@ -1,0 +1,142 @@
+"""Arguments and replies of the tools that run inside a slot: the vocabulary models see.
+
+Field descriptions are written for a language model: they become the JSON schema it is given.
+Paths are relative to the workspace, or absolute below ``/workspace``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator
+
+from agentenv.wire.base import MAX_COMMAND_BYTES, MAX_FILE_BYTES, Base64, WireModel
+
+PathArgument = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must not contain NUL bytes")
+    return value
+
+
+class BashArguments(WireModel):
+    """Run a command in a fresh ``bash -c`` in the workspace; nothing of the shell's state is kept."""
+
+    command: str = Field(description="The bash command to run. May be several lines.")
+    cwd: str | None = Field(default=None, description="Directory to run in; the workspace by default.")
+    env: dict[str, str] | None = Field(default=None, description="Extra environment variables.")
+    stdin: str | None = Field(default=None, description="Text given to the command on standard input.")
+
+    @field_validator("command")
+    @classmethod
+    def _command(cls, value: str) -> str:
+        if len(value.encode("utf-8", "surrogatepass")) > MAX_COMMAND_BYTES:
+            raise ValueError(f"must be at most {MAX_COMMAND_BYTES} bytes")
+        return _no_nul(value)
+
+    @field_validator("cwd")
+    @classmethod
+    def _cwd(cls, value: str | None) -> str | None:
+        return value if value is None else _no_nul(value)
+
+    @field_validator("env")
+    @classmethod
+    def _env(cls, value: dict[str, str] | None) -> dict[str, str] | None:
+        for name, text in (value or {}).items():
+            if not name or "=" in name or "\0" in name or "\0" in text:
+                raise ValueError(f"{name!r} is not a valid environment variable")
+        return value
+
+
+class ReadFileArguments(WireModel):
+    """Read a file of the workspace."""
+
+    path: PathArgument = Field(description="File to read, relative to the workspace.")
+    offset: Annotated[int, Field(ge=0)] = Field(default=0, description="First byte to read.")
+    limit: Annotated[int, Field(ge=1, le=MAX_FILE_BYTES)] | None = Field(
+        default=None, description="At most this many bytes; the whole file by default."
+    )
+    binary: bool = Field(default=False, description="Return the bytes as base64 instead of text.")
+
+
+class ReadFileReply(WireModel):
+    """``text`` or, for binary reads, ``data`` (base64). ``size_bytes`` is the whole file's."""
+
+    text: str | None = None
+    data: Base64 | None = None
+    size_bytes: int
+    mode: int
+    truncated: bool = False
+    """True when the file goes on after the bytes returned."""
+    lossy: bool = False
+    """True when the text is not the file's exact content (it was not UTF-8)."""
+
+
+class WriteFileArguments(WireModel):
+    """Write a file of the workspace, whole; its parent directories are made."""
+
+    path: PathArgument = Field(description="File to write, relative to the workspace.")
+    text: str | None = Field(default=None, description="The new content, as text.")
+    data: Base64 | None = Field(default=None, description="The new content, as base64 (instead of text).")
+    mode: Annotated[int, Field(ge=0, le=0o777)] | None = Field(
+        default=None, description="Permission bits; kept from the old file, or 0644, by default."
+    )
+
+
+class WriteFileReply(WireModel):
+    """``created`` tells a new file from an overwritten one."""
+
+    size_bytes: int
+    created: bool
+
+
+class ListFilesArguments(WireModel):
+    """List a directory of the workspace."""
+
+    path: PathArgument = Field(default=".", description="Directory to list, relative to the workspace.")
+    depth: Annotated[int, Field(ge=1, le=64)] = Field(default=1, description="Levels to descend.")
+    limit: Annotated[int, Field(ge=1, le=100_000)] = Field(default=2_000, description="At most so many entries.")
+    hidden: bool = Field(default=True, description="Also list names that begin with a dot.")
+
+
+class FileEntry(WireModel):
+    """One directory entry; symbolic links are reported, never followed."""
+
+    path: str
+    kind: Literal["file", "directory", "symlink", "other"]
+    size_bytes: int
+    mode: int
+    modified_s: float
+
+
+class ListFilesReply(WireModel):
+    """Entries in order of path; ``truncated`` when ``limit`` cut the list."""
+
+    entries: tuple[FileEntry, ...]
+    truncated: bool = False
+
+
+class ArtifactsArguments(WireModel):
+    """Archive a path of the workspace as tar, or extract a tar into it."""
+
+    action: Literal["archive", "extract"] = Field(description="archive a path, or extract data into it")
+    path: PathArgument = Field(default=".", description="What to archive, or the directory to extract into.")
+    data: Base64 | None = Field(default=None, description="For extract: the tar (plain or gzip), base64.")
+
+
+class ArtifactFile(WireModel):
+    """One file in an archive."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class ArtifactsReply(WireModel):
+    """For archive: ``data`` is an uncompressed tar with names relative to ``path``."""
+
+    data: Base64 | None = None
+    files: tuple[ArtifactFile, ...]
+    total_bytes: int
