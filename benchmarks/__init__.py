@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks` measures the targets of docs/performance.md on this machine."""

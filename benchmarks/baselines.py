@@ -1,0 +1,29 @@
+"""What the targets are compared with, measured in the same run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+from benchmarks.measure import Latencies
+
+CORES = os.cpu_count() or 1
+
+
+@cache
+def _spawner() -> Path:
+    """The compiled baseline program (spawn.c), built once per run."""
+    program = Path(mkdtemp(prefix="agentenv-bench-")) / "spawn"
+    source = Path(__file__).with_name("spawn.c")
+    subprocess.run(["cc", "-O2", "-o", str(program), str(source)], check=True)
+    return program
+
+
+def bare_bash(calls: int, workers: int = CORES) -> Latencies:
+    """``bash -c true`` by vfork+exec from C, ``workers`` at a time, ``calls`` in all."""
+    argv = [str(_spawner()), str(workers), str(calls // workers), "/usr/bin/bash", "-c", "true"]
+    *lines, last = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()
+    return Latencies([float(line) / 1e6 for line in lines], float(last.split()[1]))

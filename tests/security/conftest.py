@@ -1,0 +1,50 @@
+"""A real local farm of one container, shared by this directory's tests: what is tried here must be refused by it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.executor.session import ToolSession
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.pool import SlotPool
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.spec import MIB, SlotLimits
+
+LIMITS = SlotLimits(processes=60, memory_bytes=256 * MIB, workspace_bytes=32 * MIB, workspace_inodes=2_000)
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[ToolExecutor]:
+    backend = LocalBackend(ContainerSettings(slots_per_container=3, limits=LIMITS))
+    settings = PoolSettings(min_containers=1, max_containers=1)
+    async with SlotPool(backend, settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as opened:
+        yield opened
+
+
+class Slots:
+    """Opens tool sessions and says what their commands printed."""
+
+    def __init__(self, executor: ToolExecutor, stack: AsyncExitStack) -> None:
+        self.executor = executor
+        self._stack = stack
+
+    async def open(self, name: str) -> ToolSession:
+        return await self._stack.enter_async_context(self.executor.open(name))
+
+
+@pytest.fixture
+async def slots(executor: ToolExecutor) -> AsyncIterator[Slots]:
+    async with AsyncExitStack() as stack:
+        yield Slots(executor, stack)
+
+
+async def sh(session: ToolSession, command: str, *, timeout_s: float = 20.0) -> str:
+    """stdout of a command (whatever its exit code); an infra fault raises."""
+    result = await session.call("bash", {"command": command}, timeout_s=timeout_s)
+    assert result.fault == "none", result
+    return result.stdout
