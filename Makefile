@@ -1,0 +1,74 @@
+# Everything here sets itself up: `make demo` and `make test` work on a fresh clone.
+# Stamps under .venv/ keep a warm run short; an interrupted step leaves no stamp and is done again.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+EXTRAS := sandbox,env,farm,dev
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+SLOTAGENT := src/agentenv/sandbox/slotagent
+
+.PHONY: help setup system browser slotagent demo test check format bench doctor clean
+
+help: ## Say what can be made
+	@printf 'agentenv: a farm of sandbox slots for reinforcement learning of LLM agents\n\n'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@printf '\nVariables: PYTHON (interpreter for .venv), PYTEST_ARGS, DEMO_ARGS, BENCH_ARGS\n'
+
+setup: system $(STAMPS)/python ## Install system packages (root on Debian) and the virtual environment
+
+# -- installed once -------------------------------------------------------------------------------
+
+$(STAMPS)/venv: scripts/make-venv
+	@scripts/make-venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+system:
+	@scripts/system-packages core
+
+browser:
+	@scripts/system-packages browser
+
+$(STAMPS)/python: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "installing the Python packages of constraints.txt into $(VENV) (minutes when cold)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+# -- what people run ------------------------------------------------------------------------------
+
+slotagent: setup ## Compile the two static C programs that run inside a slot
+	@$(BIN)/python -m agentenv.sandbox.slotagent.build
+
+demo: slotagent ## Repair real programs in a farm on this machine; writes out/demo/report.html
+	@exec $(BIN)/agentenv demo $(DEMO_ARGS)
+
+test: slotagent browser ## Run every test
+	@exec $(BIN)/python -m pytest --color=no $(PYTEST_ARGS)
+
+check: setup ## Format, lint, strict types and import contracts; changes nothing
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: setup ## Format the code and mend what the linter can
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: slotagent ## Measure the targets; writes out/bench/results.json
+	@exec $(BIN)/agentenv bench $(BENCH_ARGS)
+
+doctor: slotagent ## What works on this machine, what is weaker, how to cure it
+	@exec $(BIN)/agentenv doctor
+
+clean: ## Remove everything the targets made, the virtual environment included
+	@rm -rf $(VENV) out build dist src/*.egg-info $(SLOTAGENT)/bin .cache
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
