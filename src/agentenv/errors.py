@@ -18,6 +18,7 @@ Every class says whose failure it is (``fault``), what survived it and what to d
         │   └── ContainerLostError          the container died with the slot
         ├── ConnectionLostError         the container could not be reached in time
         ├── CallLostError               the call may have run, its result cannot be had
+        ├── ModelServerError            the model's server failed or could not be reached
         ├── ProtocolError               the other side broke the wire contract
         └── PoolClosedError             the pool (or session) was closed while it was in use
 
@@ -148,6 +149,12 @@ class CallLostError(InfraError):
     """The call may have run (at most once), but its result cannot be had any more."""
 
     code = "call_lost"
+
+
+class ModelServerError(InfraError):
+    """The model's server failed, refused or could not be reached. The slot survived."""
+
+    code = "model_server"
 
 
 class ProtocolError(InfraError):
