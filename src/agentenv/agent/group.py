@@ -1,0 +1,71 @@
+"""The rollouts of one item, run side by side: each has its own result, none can lose another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Literal
+
+from agentenv.agent.transcript import Transcript
+
+logger = logging.getLogger(__name__)
+
+Outcome = Literal["complete", "partial", "retry"]
+
+
+async def run_group(
+    members: Sequence[str], run: Callable[[str], Coroutine[Any, Any, Transcript]], item_id: str
+) -> list[Transcript]:
+    """Run every member (named by trajectory) and return one transcript each, in order.
+
+    A member that raises, whatever it raises, becomes an unscored transcript. When the caller is
+    cancelled, every member is cancelled and has given its slot back before the cancellation goes on.
+    """
+    tasks = [asyncio.create_task(run(member), name=member) for member in members]
+    try:
+        await asyncio.wait(tasks)
+    finally:
+        await end_all(tasks)
+    return [_transcript_of(task, item_id) for task in tasks]
+
+
+async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel what still runs and wait until all of it has ended, however often we are cancelled
+    meanwhile (the cancellation is passed on afterwards)."""
+    pending = {task for task in tasks if not task.done()}
+    for task in pending:
+        task.cancel()
+    cancelled: asyncio.CancelledError | None = None
+    while pending:
+        try:
+            _, pending = await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+            pending = {task for task in pending if not task.done()}
+    if cancelled is not None:
+        raise cancelled
+
+
+def _transcript_of(task: asyncio.Task[Transcript], item_id: str) -> Transcript:
+    error: BaseException | None = asyncio.CancelledError() if task.cancelled() else task.exception()
+    if error is None:
+        return task.result()
+    logger.error("%s ended with %r; it is not scored", task.get_name(), error, exc_info=error)
+    return Transcript(
+        trajectory=task.get_name(),
+        item_id=item_id,
+        began_unix_s=time.time(),
+        finish_reason="fault",
+        fault="infra",
+        error=f"{type(error).__name__}: {error}",
+    )
+
+
+def outcome_of(transcripts: Sequence[Transcript]) -> Outcome:
+    """What a group came to: all members scored, some, or none."""
+    scored = sum(transcript.score is not None for transcript in transcripts)
+    if scored == 0:
+        return "retry"
+    return "complete" if scored == len(transcripts) else "partial"

@@ -1,0 +1,103 @@
+"""Calling the code of an environment's author, so that none of its failures looks like anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from agentenv.agent.loop import AgentResult
+from agentenv.agent.ports import Handle
+from agentenv.agent.settings import AgentSettings
+from agentenv.errors import InfraError, TaskError
+
+T = TypeVar("T")
+
+
+class Hooks(Protocol):
+    """What a rollout asks of its environment. Every method may be plain or ``async``."""
+
+    def build_task(self, item: Any) -> str | Awaitable[str]:
+        """The text of the task."""
+
+    def build_agent_config(self, item: Any) -> AgentSettings | Awaitable[AgentSettings]:
+        """Limits and sampling for this item."""
+
+    def setup_trajectory_workspace(
+        self, item: Any, *, trajectory_id: str, exec_tool: Any
+    ) -> dict[str, Any] | Awaitable[dict[str, Any] | None] | None:
+        """Prepare the slot; what it returns is handed to the verifier."""
+
+    def verify_and_score_trajectory(
+        self,
+        item: Any,
+        final_response: str,
+        *,
+        trajectory_id: str,
+        exec_tool: Any,
+        agent_result: AgentResult,
+        workspace_meta: dict[str, Any],
+    ) -> tuple[float, dict[str, Any]] | Awaitable[tuple[float, dict[str, Any]]]:
+        """The score, and what the verifier wants kept."""
+
+
+def genuinely_cancelled() -> bool:
+    """Whether somebody asked the current task to stop (a stray CancelledError says no)."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def call_hook(name: str, function: Callable[..., T | Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+    """Call a plain or async hook.
+
+    Raises: InfraError as the hook let it through; TaskError for everything else it raised
+    (SystemExit and stray CancelledErrors included). Cancellation of the caller goes through.
+    """
+    try:
+        value = function(*args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
+    except (InfraError, TaskError, KeyboardInterrupt):
+        raise
+    except asyncio.CancelledError as error:
+        if genuinely_cancelled():
+            raise
+        raise TaskError(f"{name} raised CancelledError without being cancelled") from error
+    except BaseException as error:
+        raise TaskError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+async def call_hook_on_slot(
+    handle: Handle, name: str, function: Callable[..., T | Awaitable[T]], *args: Any, **kwargs: Any
+) -> T:
+    """:func:`call_hook` for hooks that use a slot: an infra fault the hook met decides, even when the
+    hook caught it and returned something (a lost container must not become a score of 0)."""
+    try:
+        value = await call_hook(name, function, *args, **kwargs)
+    except TaskError as error:
+        if handle.infra_error is not None:
+            raise handle.infra_error from error
+        raise
+    finally:
+        await handle.cleanup()
+    if handle.infra_error is not None:
+        raise handle.infra_error
+    return value
+
+
+def checked_score(returned: Any) -> tuple[float, dict[str, Any]]:
+    """What a verifier returned, as (score, kept). A bare number is a score with nothing kept.
+
+    Raises: TaskError when it is not a finite number (and a dict).
+    """
+    score, kept = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+    if isinstance(score, bool):
+        score = float(score)
+    if not isinstance(score, (int, float)) and hasattr(score, "__float__"):
+        score = float(score)
+    if not isinstance(score, (int, float)) or not math.isfinite(score):
+        raise TaskError(f"the verifier must return a finite number and a dict, got {returned!r:.200}")
+    if kept is not None and not isinstance(kept, dict):
+        raise TaskError(f"the verifier's second value must be a dict, got {type(kept).__name__}")
+    return float(score), kept or {}

@@ -1,0 +1,190 @@
+"""The agent loop: ask the model, run the tools it calls, show it the results, until it answers.
+
+Knows no trainer and no pool: a model, a session and settings come in, an :class:`AgentResult` comes
+out. What a command does is data; InfraError is never caught here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentenv.agent.jsonable import clean_text
+from agentenv.agent.ports import Completion, ContextOverflow, Message, Model, Session, ToolDefinition
+from agentenv.agent.settings import AgentSettings
+from agentenv.agent.shown import shown
+from agentenv.agent.timeline import Timeline
+from agentenv.agent.transcript import FinishReason, Phase, Step, ToolRecord
+from agentenv.errors import CallLostError, InfraError, by_code
+from agentenv.wire.calls import CallResult
+
+
+@dataclass
+class AgentResult:
+    """What one agent did. ``messages`` is the whole conversation; it is valid also when cut short.
+
+    ``model_faults`` counts calls the model got wrong (unknown tool, bad arguments, refused path).
+    """
+
+    messages: list[Message]
+    steps: list[Step] = field(default_factory=list)
+    final_response: str = ""
+    finish_reason: FinishReason = "stop"
+    model_faults: int = 0
+    phases: list[Phase] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class RequestedCall:
+    """One tool call as read from a message. ``arguments`` is an object where it could be read as one,
+    else what was sent, as text: the session then answers with what is wrong with it."""
+
+    call_id: str
+    tool: str
+    arguments: dict[str, Any] | str
+
+
+def requested_calls(message: Message, step: int) -> list[RequestedCall]:
+    """The calls of an assistant message, in order. Never raises, however malformed they are."""
+    raw = message.get("tool_calls") or []
+    return [_requested(call, f"call_{step}_{n}") for n, call in enumerate(raw if isinstance(raw, list) else [raw])]
+
+
+def _requested(call: Any, fallback_id: str) -> RequestedCall:
+    call = call if isinstance(call, dict) else {}
+    function = call.get("function") if isinstance(call.get("function"), dict) else {}
+    call_id, tool = str(call.get("id") or fallback_id), clean_text(str(function.get("name") or ""))
+    sent = function.get("arguments")
+    if sent is None or sent == "":
+        return RequestedCall(call_id, tool, {})
+    try:
+        # strict=False as in ToolCatalog.validate: a raw line break in a string has one meaning.
+        read = json.loads(sent, strict=False) if isinstance(sent, str) else sent
+    except (ValueError, RecursionError):
+        read = None
+    return RequestedCall(call_id, tool, read if isinstance(read, dict) else str(sent))
+
+
+def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
+    """The assistant message as it goes back to the model: ids filled in, arguments always valid JSON
+    (servers refuse a whole conversation for one unparsable call in it)."""
+    history: Message = {"role": "assistant", "content": clean_text(str(message.get("content") or ""))}
+    if calls:
+        history["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {
+                    "name": call.tool or "invalid",
+                    "arguments": json.dumps(_as_object(call.arguments)),
+                },
+            }
+            for call in calls
+        ]
+    return history
+
+
+def _as_object(arguments: dict[str, Any] | str) -> dict[str, Any]:
+    return arguments if isinstance(arguments, dict) else {"unparsable": arguments}
+
+
+class AgentLoop:
+    """Runs one agent. ``result`` is up to date at every moment, also when :meth:`run` raises."""
+
+    def __init__(
+        self,
+        model: Model,
+        session: Session,
+        tools: Sequence[ToolDefinition],
+        settings: AgentSettings,
+        timeline: Timeline | None = None,
+    ) -> None:
+        self._model = model
+        self._session = session
+        self._settings = settings
+        self._timeline = timeline or Timeline()
+        chosen = settings.tools
+        self._tools = [tool for tool in tools if chosen is None or tool["function"]["name"] in chosen]
+        self._names = [tool["function"]["name"] for tool in self._tools]
+        self._calls_made = 0
+        self.result = AgentResult(messages=[], phases=self._timeline.phases)
+
+    async def run(self, messages: Sequence[Message]) -> AgentResult:
+        """Continue ``messages`` until the model answers without a tool call or a limit is met.
+
+        Raises: InfraError when a slot or the model's server failed; what happened until then is in
+        ``result``.
+        """
+        result = self.result
+        result.messages = list(messages)
+        for index in range(self._settings.max_steps):
+            try:
+                step, reason = await self._turn(index)
+            except ContextOverflow:
+                result.finish_reason = "context_overflow"
+                return result
+            calls = requested_calls(step.message, index)
+            result.messages.append(as_history(step.message, calls))
+            result.final_response = result.messages[-1]["content"]
+            if not calls:
+                result.finish_reason = "length" if reason == "length" else "stop"
+                return result
+            for call in calls:
+                await self._run_call(step, call)
+        result.finish_reason = "max_steps"
+        return result
+
+    async def _turn(self, index: int) -> tuple[Step, str]:
+        started_s = self._timeline.now()
+        with self._timeline.phase("model", f"step {index + 1}"):
+            completion: Completion = await self._model.complete(
+                self.result.messages, self._tools, **self._settings.sampling()
+            )
+        step = Step(
+            index=index,
+            model_started_s=started_s,
+            model_ended_s=self._timeline.now(),
+            message=completion.message,
+            usage=completion.usage,
+        )
+        self.result.steps.append(step)
+        return step, completion.finish_reason
+
+    async def _run_call(self, step: Step, call: RequestedCall) -> None:
+        if self._calls_made and self._settings.tool_delay_s:
+            await asyncio.sleep(self._settings.tool_delay_s)
+        self._calls_made += 1
+        now = self._timeline.now()
+        record = ToolRecord(call_id=call.call_id, tool=call.tool, arguments=call.arguments, started_s=now, ended_s=now)
+        step.tool_calls.append(record)
+        try:
+            with self._timeline.phase("tool", call.tool or "invalid"):
+                record.result = await self._result_of(call, record)
+        finally:
+            record.ended_s = self._timeline.now()
+        self.result.model_faults += record.result.fault in ("model", "policy")
+        record.shown = shown(call.tool, record.result, self._settings.shown_bytes)
+        self.result.messages.append({"role": "tool", "tool_call_id": call.call_id, "content": record.shown})
+
+    async def _result_of(self, call: RequestedCall, record: ToolRecord) -> CallResult:
+        if call.tool not in self._names:
+            known = ", ".join(self._names)
+            message = f"no tool is named {call.tool!r}; the tools are: {known}"
+            return CallResult(id=call.call_id, fault="model", error="unknown_tool", message=message)
+        result = await self._session.call(call.tool, call.arguments, timeout_s=self._settings.tool_timeout_s)
+        record.batch_wait_s = self._session.last_batch_wait_s
+        return checked(result)
+
+
+def checked(result: CallResult) -> CallResult:
+    """``result``, unless it reports a failure of ours: that is raised, so that it can never be shown
+    or scored, whatever layer forgot to."""
+    if result.fault == "infra":
+        found = by_code().get(result.error or "infra", InfraError)
+        raise (found if issubclass(found, InfraError) else InfraError)(result.message or "the call failed")
+    if result.cancelled:
+        raise CallLostError(f"call {result.id} was cancelled by the other side")
+    return result

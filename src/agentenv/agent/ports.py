@@ -1,0 +1,78 @@
+"""What the agent needs from outside, as protocols: a model, a tool session, a way to open one.
+
+``ToolExecutor``/``ToolSession`` of :mod:`agentenv.executor` fit these by shape; tests use small stubs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentenv.errors import InfraError
+from agentenv.wire.calls import CallResult
+
+Message = dict[str, Any]
+ToolDefinition = dict[str, Any]
+"""One entry of an OpenAI ``tools`` list."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One model turn. ``message`` is the assistant message (content and/or ``tool_calls``)."""
+
+    message: Message
+    finish_reason: str = "stop"
+    usage: dict[str, Any] | None = None
+
+
+class ContextOverflow(Exception):
+    """The conversation no longer fits the model: the rollout ends here, and is verified as it is."""
+
+
+class Model(Protocol):
+    """Something that continues a conversation.
+
+    Raises: ContextOverflow when the conversation is too long; ModelServerError when the server
+    failed (HTTP 5xx, timeout, refused request): infra, never the policy's doing.
+    """
+
+    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], **params: Any) -> Completion:
+        """The next assistant message."""
+
+
+class Session(Protocol):
+    """One trajectory's way to call tools on its own slot."""
+
+    @property
+    def trajectory(self) -> str:
+        """Whose session this is."""
+
+    @property
+    def last_batch_wait_s(self) -> float:
+        """How long the last call waited for company before its batch left."""
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any] | str, *, timeout_s: float | None = None
+    ) -> CallResult:
+        """Run one tool call. Model and policy faults are results; infra faults raise InfraError."""
+
+    async def seal(self) -> None:
+        """End every process of the slot and make its namespaces anew over the same workspace."""
+
+
+class SessionOpener(Protocol):
+    """Opens sessions; entering the returned context leases a slot, leaving it gives it back."""
+
+    def open(self, trajectory: str, *, acquire_timeout_s: float | None = None) -> AbstractAsyncContextManager[Session]:
+        """A session for this trajectory, to be entered. Raises on entering: AcquireTimeoutError."""
+
+
+class Handle(Protocol):
+    """What preparation and verifiers are given (``ToolContext``): remembers the first infra fault."""
+
+    infra_error: InfraError | None
+
+    async def cleanup(self) -> None:
+        """No more calls through this handle. Repeatable."""

@@ -1,0 +1,191 @@
+"""One trajectory, from lease to score, tried again on a new slot when our side failed.
+
+:meth:`Rollout.run` never raises for a rollout's failure: it returns a transcript that says whose
+fault it was, with ``score=None``. Only being cancelled goes through, after the slot was given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, genuinely_cancelled
+from agentenv.agent.jsonable import jsonable
+from agentenv.agent.loop import AgentLoop, AgentResult
+from agentenv.agent.ports import Handle, Model, Session, SessionOpener, ToolDefinition
+from agentenv.agent.prompts import opening
+from agentenv.agent.timeline import Timeline, totals
+from agentenv.agent.transcript import PhaseName, Transcript
+from agentenv.errors import AgentEnvError, InfraError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Farm:
+    """What every rollout of an environment shares.
+
+    ``turns`` bounds how many rollouts hold or ask for a slot at once: a trajectory waits there for
+    its neighbours' rollouts without a deadline, so that ``acquire_timeout_s`` speaks of the pool's
+    health only, not of how long other rollouts take.
+    """
+
+    sessions: SessionOpener
+    tools: tuple[ToolDefinition, ...]
+    model_for: Callable[[str], Model]
+    handle_for: Callable[[Session], Handle]
+    turns: asyncio.Semaphore
+    acquire_timeout_s: float = 30.0
+    infra_retries: int = 2
+    verification: Literal["live", "sealed"] = "live"
+
+
+@dataclass
+class Attempt:
+    """What one attempt has come to so far; kept outside so that a failure leaves it readable."""
+
+    trajectory: str
+    timeline: Timeline = field(default_factory=Timeline)
+    agent: AgentResult = field(default_factory=lambda: AgentResult(messages=[]))
+    workspace_meta: dict[str, Any] = field(default_factory=dict)
+    verification: dict[str, Any] = field(default_factory=dict)
+    score: float | None = None
+
+
+class Rollout:
+    """Runs trajectories of one item."""
+
+    def __init__(self, farm: Farm, hooks: Hooks, item: Any, item_id: str) -> None:
+        self._farm = farm
+        self._hooks = hooks
+        self._item = item
+        self._item_id = item_id
+
+    async def run(self, trajectory: str) -> Transcript:
+        """One member of a group: at most ``1 + infra_retries`` attempts, each on a new slot."""
+        earlier: list[str] = []
+        while True:
+            number = len(earlier) + 1
+            attempt = Attempt(trajectory if number == 1 else f"{trajectory}-try{number}")
+            error = await self._attempt(attempt)
+            if not isinstance(error, InfraError) or len(earlier) >= self._farm.infra_retries:
+                return self._transcript(attempt, trajectory, error, earlier)
+            logger.warning("%s: attempt %d failed on our side, trying again: %s", trajectory, number, _named(error))
+            earlier.append(_named(error))
+
+    async def _attempt(self, attempt: Attempt) -> AgentEnvError | None:
+        """The attempt's failure, or None when it was scored."""
+        try:
+            await self._perform(attempt)
+        except asyncio.CancelledError as error:
+            if genuinely_cancelled():
+                raise
+            logger.exception("%s: a stray cancellation", attempt.trajectory)
+            return _as_infra(error)
+        except AgentEnvError as error:
+            if not isinstance(error, InfraError):
+                logger.exception("%s: the task's own code failed", attempt.trajectory)
+            return error
+        except Exception as error:
+            logger.exception("%s: unexpected failure", attempt.trajectory)
+            return _as_infra(error)
+        return None
+
+    async def _perform(self, attempt: Attempt) -> None:
+        hooks, item, timeline = self._hooks, self._item, attempt.timeline
+        task = await call_hook("build_task", hooks.build_task, item)
+        settings = await call_hook("build_agent_config", hooks.build_agent_config, item)
+        async with self._session(attempt) as session:
+            await self._prepare(attempt, session)
+            loop = AgentLoop(self._farm.model_for(attempt.trajectory), session, self._farm.tools, settings, timeline)
+            attempt.agent = loop.result
+            await loop.run(opening(settings.system_prompt, task))
+            await self._verify(attempt, session)
+
+    @asynccontextmanager
+    async def _session(self, attempt: Attempt) -> AsyncIterator[Session]:
+        """A leased slot; waiting for it and giving it back are phases of their own."""
+        timeline = attempt.timeline
+        kind: PhaseName = "slot_wait"
+        began_s = timeline.now()
+        try:
+            async with (
+                self._farm.turns,
+                self._farm.sessions.open(attempt.trajectory, acquire_timeout_s=self._farm.acquire_timeout_s) as session,
+            ):
+                timeline.record("slot_wait", began_s)
+                try:
+                    yield session
+                finally:
+                    kind, began_s = "release", timeline.now()
+        finally:
+            timeline.record(kind, began_s)
+
+    async def _prepare(self, attempt: Attempt, session: Session) -> None:
+        handle = self._farm.handle_for(session)
+        with attempt.timeline.phase("prepare"):
+            meta = await call_hook_on_slot(
+                handle,
+                "setup_trajectory_workspace",
+                self._hooks.setup_trajectory_workspace,
+                self._item,
+                trajectory_id=attempt.trajectory,
+                exec_tool=handle,
+            )
+        attempt.workspace_meta = dict(meta or {})
+
+    async def _verify(self, attempt: Attempt, session: Session) -> None:
+        with attempt.timeline.phase("verify"):
+            if self._farm.verification == "sealed":
+                await session.seal()
+            handle = self._farm.handle_for(session)
+            returned = await call_hook_on_slot(
+                handle,
+                "verify_and_score_trajectory",
+                self._hooks.verify_and_score_trajectory,
+                self._item,
+                attempt.agent.final_response,
+                trajectory_id=attempt.trajectory,
+                exec_tool=handle,
+                agent_result=attempt.agent,
+                workspace_meta=attempt.workspace_meta,
+            )
+        attempt.score, attempt.verification = checked_score(returned)
+
+    def _transcript(
+        self, attempt: Attempt, trajectory: str, error: AgentEnvError | None, earlier: list[str]
+    ) -> Transcript:
+        agent, timeline = attempt.agent, attempt.timeline
+        return Transcript(
+            trajectory=trajectory,
+            item_id=self._item_id,
+            attempt=len(earlier) + 1,
+            began_unix_s=timeline.began_unix_s,
+            messages=agent.messages,
+            steps=agent.steps,
+            phases=timeline.phases,
+            final_response=agent.final_response,
+            finish_reason="fault" if error else agent.finish_reason,
+            score=None if error else attempt.score,
+            fault=error.fault if error else "none",
+            error=_named(error) if error else "",
+            earlier_attempts=earlier,
+            workspace_meta=jsonable(attempt.workspace_meta),
+            verification=jsonable(attempt.verification),
+            totals=totals(timeline.phases, agent.steps, timeline.now()),
+        )
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _as_infra(error: BaseException) -> InfraError:
+    """Whatever went wrong outside the author's code is ours: never scored, tried again."""
+    wrapped = InfraError(f"unexpected {_named(error)}")
+    wrapped.__cause__ = error
+    return wrapped

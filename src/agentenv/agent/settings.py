@@ -1,0 +1,35 @@
+"""How one agent runs: limits and sampling. Frozen; ``dataclasses.replace`` makes variants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentenv.agent.prompts import SYSTEM_PROMPT
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Limits and sampling of one agent.
+
+    ``max_steps`` model turns at most; ``tool_delay_s`` is waited between two tool calls;
+    ``tool_timeout_s`` bounds each call (None: the executor's default); ``shown_bytes`` caps each of
+    stdout and stderr as the model sees them (head and tail kept, the dropped bytes counted).
+    ``temperature``, ``max_tokens`` and ``extra_body`` go to the model's server when set.
+    ``tools`` restricts the agent to these names (None: all that are enabled).
+    """
+
+    max_steps: int = 50
+    temperature: float | None = None
+    max_tokens: int | None = None
+    extra_body: dict[str, Any] = field(default_factory=dict)
+    tool_delay_s: float = 0.0
+    tool_timeout_s: float | None = None
+    shown_bytes: int = 32 * 1024
+    system_prompt: str = SYSTEM_PROMPT
+    tools: tuple[str, ...] | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The parameters for ``Model.complete``; only what was set."""
+        chosen = {"temperature": self.temperature, "max_tokens": self.max_tokens, "extra_body": self.extra_body or None}
+        return {name: value for name, value in chosen.items() if value is not None}

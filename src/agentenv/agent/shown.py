@@ -1,0 +1,91 @@
+"""What the model is shown of a tool's result: compact, stable text. Pure.
+
+Infra faults never come here: they end the attempt as exceptions before a text is made.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agentenv.wire.calls import CallResult
+
+
+def cut_middle(text: str, limit_bytes: int) -> tuple[str, int]:
+    """``text`` in at most ``limit_bytes`` of UTF-8, head and tail kept; and the bytes dropped."""
+    raw = text.encode("utf-8", "surrogatepass")
+    if len(raw) <= limit_bytes:
+        return text, 0
+    head = raw[: limit_bytes // 2].decode("utf-8", "ignore")
+    tail = raw[len(raw) - (limit_bytes - limit_bytes // 2) :].decode("utf-8", "ignore")
+    dropped = len(raw) - len(head.encode()) - len(tail.encode())
+    return f"{head}\n[... {dropped} bytes dropped ...]\n{tail}", dropped
+
+
+def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
+    """The tool message's content for one result."""
+    if result.fault in ("model", "policy"):
+        return f"error: {result.message or result.error}"
+    if result.content is not None and (result.exit_code or 0) == 0:
+        return _content(tool, result.content, limit_bytes)
+    return _command(result, limit_bytes)
+
+
+def _command(result: CallResult, limit_bytes: int) -> str:
+    parts = [_ending(result)]
+    for name, text, dropped in (
+        ("stdout", result.stdout, result.stdout_dropped_bytes),
+        ("stderr", result.stderr, result.stderr_dropped_bytes),
+    ):
+        kept, cut = cut_middle(text, limit_bytes)
+        if kept or dropped:
+            note = f" ({dropped + cut} bytes dropped from the middle)" if dropped + cut else ""
+            parts.append(f"{name}{note}:\n{kept.rstrip()}")
+    if len(parts) == 1:
+        parts.append("(no output)")
+    return "\n".join(parts)
+
+
+def _ending(result: CallResult) -> str:
+    notes = []
+    if result.timed_out:
+        notes.append(f"timed out after {result.duration_s:.0f} s, everything it ran was stopped")
+    if result.oom_killed:
+        notes.append("killed: out of memory")
+    code = "none" if result.exit_code is None else result.exit_code
+    return f"exit code: {code}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _content(tool: str, content: Any, limit_bytes: int) -> str:
+    if isinstance(content, dict):
+        if tool == "read_file" and isinstance(content.get("text"), str):
+            return _file_text(content, limit_bytes)
+        if tool == "write_file" and "size_bytes" in content:
+            return f"{'created' if content.get('created') else 'overwritten'}, {content['size_bytes']} bytes"
+        if tool == "list_files" and isinstance(content.get("entries"), list):
+            return _listing(content, limit_bytes)
+    return cut_middle(json.dumps(content, ensure_ascii=False), limit_bytes)[0]
+
+
+def _file_text(content: dict[str, Any], limit_bytes: int) -> str:
+    text, _ = cut_middle(content["text"], limit_bytes)
+    notes = [
+        note
+        for flag, note in (
+            (content.get("truncated"), f"the file goes on; it has {content.get('size_bytes')} bytes"),
+            (content.get("lossy"), "not valid UTF-8; replaced bytes are shown as \ufffd"),
+        )
+        if flag
+    ]
+    return text + "".join(f"\n[{note}]" for note in notes)
+
+
+def _listing(content: dict[str, Any], limit_bytes: int) -> str:
+    marks = {"directory": "/", "symlink": "@"}
+    lines = [
+        f"{entry['path']}{marks.get(entry['kind'], '')}"
+        + (f"  {entry['size_bytes']}" if entry["kind"] == "file" else "")
+        for entry in content["entries"]
+    ]
+    text, _ = cut_middle("\n".join(lines) or "(empty)", limit_bytes)
+    return text + ("\n[more entries were left out]" if content.get("truncated") else "")
