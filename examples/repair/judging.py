@@ -1,0 +1,135 @@
+"""The verifier's side of the judge: what it is asked, how its answer is read, and how it runs on this machine."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from examples.repair.packages import HERE, Package, slot_python
+
+RLIMITS = {"RLIMIT_CPU": 60, "RLIMIT_FSIZE": 16 * 1024 * 1024, "RLIMIT_CORE": 0, "RLIMIT_AS": 2 * 1024**3}
+"""For the child that runs the tests. Inside a slot the slot's own limits come on top."""
+
+CANARY_FILE = "test_canary_{token}.py"
+
+
+class VoidVerdictError(ValueError):
+    """The judge's answer is missing, cut short or forged: nothing may be concluded from it but failure."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of every test of a suite: ``passed``, ``failed``, ``error`` or ``skipped`` by test id."""
+
+    outcomes: dict[str, str]
+    duration_s: float
+
+    @property
+    def broken(self) -> frozenset[str]:
+        """Tests that failed or could not run."""
+        return frozenset(test for test, outcome in self.outcomes.items() if outcome in ("failed", "error"))
+
+    @property
+    def passed(self) -> frozenset[str]:
+        """Tests that passed."""
+        return frozenset(test for test, outcome in self.outcomes.items() if outcome == "passed")
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A test file of the verifier's own, whose outcomes it alone knows beforehand.
+
+    A package under test that turns failures into passes turns these too, and is found out.
+    """
+
+    file: str
+    source: str
+    expected: dict[str, str]
+
+    @classmethod
+    def draw(cls) -> Canary:
+        """A fresh one: eight tests, about half of which fail."""
+        file = CANARY_FILE.format(token=secrets.token_hex(8))
+        passing = [True, False, *(secrets.randbelow(2) == 1 for _ in range(6))]
+        secrets.SystemRandom().shuffle(passing)
+        names = [f"test_{secrets.token_hex(4)}" for _ in passing]
+        pairs = list(zip(names, passing, strict=True))
+        source = "\n\n".join(f"def {name}():\n    assert {good}" for name, good in pairs) + "\n"
+        return cls(file, source, {f"{file}::{name}": "passed" if good else "failed" for name, good in pairs})
+
+
+def request(package: Package, tree: str, runner: str, nonce: str, timeout_s: float, canary: Canary | None) -> str:
+    """The judge's standard input. ``tree`` and ``runner`` are absolute paths where the judge runs."""
+    tests = [*package.tests, *([canary.file] if canary else [])]
+    root = tree if package.root == "." else f"{tree}/{package.root}"
+    return json.dumps(
+        {
+            "nonce": nonce,
+            "tree": tree,
+            "runner": runner,
+            "paths": [root, tree],
+            "tests": tests,
+            "timeout_s": timeout_s,
+            "rlimits": RLIMITS,
+        }
+    )
+
+
+def read(stdout: str, nonce: str, canary: Canary | None = None) -> Verdict:
+    """The verdict in the judge's standard output.
+
+    Raises:
+        VoidVerdictError: no line carries the nonce, the run did not finish, or a canary is wrong.
+    """
+    lines = [line for line in stdout.splitlines() if line.startswith(f"{nonce} ")]
+    if len(lines) != 1:
+        raise VoidVerdictError("the judge gave no verdict")
+    found: dict[str, Any] = json.loads(lines[0].partition(" ")[2])
+    if found["timed_out"]:
+        raise VoidVerdictError("the tests did not end in time")
+    if not found["finished"]:
+        raise VoidVerdictError(f"the test run was cut short (exit code {found['exit_code']})")
+    outcomes: dict[str, str] = found["outcomes"]
+    _check_canary(outcomes, canary.expected if canary else {})
+    return Verdict(
+        {test: o for test, o in outcomes.items() if not canary or test not in canary.expected}, found["duration_s"]
+    )
+
+
+def _check_canary(outcomes: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    wrong = [test for test, outcome in expected.items() if outcomes.get(test) != outcome]
+    if wrong:
+        raise VoidVerdictError(f"the outcome of {len(wrong)} of {len(expected)} control tests is not the true one")
+
+
+def judge_here(package: Package, tree: Path, runner: Path, timeout_s: float) -> Verdict:
+    """Run ``package``'s tests over the files in ``tree``, on this machine, with the judge's own limits.
+
+    For making tasks only: the code is the package's own with one word changed.
+
+    Raises:
+        VoidVerdictError: the tests did not end in ``timeout_s``, or ended the run.
+    """
+    nonce = secrets.token_hex(16)
+    question = request(package, str(tree), str(runner), nonce, timeout_s, None)
+    with subprocess.Popen(
+        [slot_python(), "-I", "-S", "-B", str(HERE / "judge.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+        start_new_session=True,
+    ) as judge:
+        try:
+            answer, _ = judge.communicate(question, timeout=timeout_s + 10)
+        except subprocess.TimeoutExpired as error:
+            judge.send_signal(signal.SIGKILL)
+            raise VoidVerdictError("the judge did not end in time") from error
+    return read(answer, nonce)

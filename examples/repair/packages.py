@@ -1,0 +1,193 @@
+"""Fetches the packages the tasks are made from: once, by exact version and hash, into a cache directory."""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+HERE = Path(__file__).parent
+MAX_UNPACKED_BYTES = 64 * 1024 * 1024
+DOWNLOAD_TIMEOUT_S = 180
+PYTEST_INI = "[pytest]\npythonpath = {root}\naddopts = -p no:cacheprovider\n"
+"""Takes the place of the package's own pytest settings, which may ask for plugins that are not here."""
+
+Progress = Callable[[str], None]
+
+
+class DownloadError(RuntimeError):
+    """A package could not be had, or was not the one asked for. Nothing of it was kept."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """One file of the package index, pinned."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Package:
+    """A source distribution, in memory: what the workspace gets (``files``) and what is done with it."""
+
+    name: str
+    version: str
+    root: str
+    files: dict[str, bytes]
+    mutable: tuple[str, ...]
+    tests: tuple[str, ...]
+    sha256: str
+
+    def with_file(self, path: str, text: str) -> dict[str, bytes]:
+        """All files, one of them replaced."""
+        return {**self.files, path: text.encode()}
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What ``packages.toml`` names, fetched."""
+
+    packages: tuple[Package, ...]
+    runner: dict[str, bytes]
+    """The unpacked test runner, with its byte code (for this machine's ``python3``)."""
+
+
+def cache_dir() -> Path:
+    """``$AGENTENV_CACHE/repair``, else ``.cache/repair`` in the checkout."""
+    named = os.environ.get("AGENTENV_CACHE")
+    return (Path(named) if named else HERE.parent.parent / ".cache") / "repair"
+
+
+def slot_python() -> str:
+    """The interpreter a slot has, and tasks are therefore verified with: the system's ``python3``."""
+    found = "/usr/bin/python3"
+    return found if Path(found).exists() else sys.executable
+
+
+def fetch(cache: Path | None = None, progress: Progress = lambda _: None) -> Catalogue:
+    """Everything ``packages.toml`` names, downloading only what the cache does not hold.
+
+    ``progress`` is called with a file's name when that file is there.
+
+    Raises:
+        DownloadError: the index cannot be reached, or a file is not the pinned one.
+    """
+    cache = cache or cache_dir()
+    listing = tomllib.loads((HERE / "packages.toml").read_text())
+    downloads = cache / "downloads"
+    downloads.mkdir(parents=True, exist_ok=True)
+    wanted = [(entry, kind == "package") for kind in ("package", "wheel") for entry in listing[kind]]
+    with ThreadPoolExecutor(2) as workers:
+        for name in workers.map(lambda pair: _ensure(_artifact(pair[0]), downloads, source=pair[1]), wanted):
+            progress(name)
+    packages = tuple(_load(entry, downloads) for entry in listing["package"])
+    return Catalogue(packages, _runner([_artifact(entry) for entry in listing["wheel"]], cache))
+
+
+def artifact_count() -> int:
+    """How many files :func:`fetch` reports."""
+    listing = tomllib.loads((HERE / "packages.toml").read_text())
+    return len(listing["package"]) + len(listing["wheel"])
+
+
+def _artifact(entry: dict[str, str]) -> Artifact:
+    return Artifact(entry["name"], entry["version"], entry["file"], entry["sha256"])
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _ensure(artifact: Artifact, downloads: Path, *, source: bool) -> str:
+    target = downloads / artifact.file
+    if not (target.exists() and _sha256(target) == artifact.sha256):
+        with tempfile.TemporaryDirectory(dir=downloads) as directory:
+            found = _download(artifact, Path(directory), source=source)
+            found.replace(target)
+    return artifact.file
+
+
+def _download(artifact: Artifact, directory: Path, *, source: bool) -> Path:
+    """pip checks the hash before it looks into the file (a build backend runs only for the right one)."""
+    requirement = directory / "requirements.txt"
+    requirement.write_text(f"{artifact.name}=={artifact.version} --hash=sha256:{artifact.sha256}\n")
+    form = "--no-binary" if source else "--only-binary"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+    command += [form, artifact.name, "--dest", str(directory), "--requirement", str(requirement)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
+    found = directory / artifact.file
+    if done.returncode or not found.exists() or _sha256(found) != artifact.sha256:
+        said = (done.stderr or done.stdout).strip()[-800:]
+        raise DownloadError(f"could not download {artifact.name} {artifact.version} with pip: {said}")
+    return found
+
+
+def _load(entry: dict[str, object], downloads: Path) -> Package:
+    artifact = _artifact(entry)  # type: ignore[arg-type]
+    keep, mutable, tests = (tuple(map(str, entry[key])) for key in ("keep", "mutable", "tests"))  # type: ignore[call-overload]
+    root = str(entry["root"])
+    files = {path: data for path, data in _members(downloads / artifact.file) if _matches(path, keep)}
+    files["pytest.ini"] = PYTEST_INI.format(root=root).encode()
+    chosen = tuple(sorted(path for path in files if _matches(path, mutable)))
+    return Package(artifact.name, artifact.version, root, dict(sorted(files.items())), chosen, tests, artifact.sha256)
+
+
+def _matches(path: str, globs: tuple[str, ...]) -> bool:
+    """Glob by path segment: ``*`` does not cross a slash."""
+    parts = path.split("/")
+    return any(len(parts) == len(glob.split("/")) and all(map(fnmatchcase, parts, glob.split("/"))) for glob in globs)
+
+
+def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
+    """Regular files of a source distribution, their leading directory taken off. Nothing is written."""
+    total = 0
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            path = PurePosixPath(*PurePosixPath(member.name).parts[1:])
+            total += member.size
+            if total > MAX_UNPACKED_BYTES:
+                raise DownloadError(f"{archive.name} unpacks to more than {MAX_UNPACKED_BYTES} bytes")
+            if member.isreg() and ".." not in path.parts and not path.is_absolute():
+                content = tar.extractfile(member)
+                assert content is not None
+                yield str(path), content.read()
+
+
+def _runner(wheels: list[Artifact], cache: Path) -> dict[str, bytes]:
+    """The wheels unpacked into one directory of the cache, byte-compiled, and read back."""
+    key = hashlib.sha256("".join(wheel.sha256 for wheel in wheels).encode() + slot_python().encode()).hexdigest()[:16]
+    target = cache / f"runner-{key}"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=cache) as directory:
+            _unpack(wheels, cache / "downloads", Path(directory) / "runner")
+            shutil.move(Path(directory) / "runner", target)
+    return {str(path.relative_to(target)): path.read_bytes() for path in sorted(target.rglob("*")) if path.is_file()}
+
+
+def _unpack(wheels: list[Artifact], downloads: Path, target: Path) -> None:
+    for wheel in wheels:
+        with zipfile.ZipFile(downloads / wheel.file) as archive:
+            names = [name for name in archive.namelist() if ".." not in PurePosixPath(name).parts]
+            archive.extractall(target, [name for name in names if not name.startswith("/")])
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    if slot_python() == sys.executable:
+        compileall.compile_dir(target, quiet=2, invalidation_mode=mode, stripdir=str(target))
+        return
+    command = [slot_python(), "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(target)]
+    subprocess.run([*command, str(target)], check=False, capture_output=True, timeout=DOWNLOAD_TIMEOUT_S)
