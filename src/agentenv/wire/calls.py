@@ -107,6 +107,8 @@ class Failure(WireModel):
     type: Literal["failure"] = "failure"
     error: str
     message: str
+    batch: int | None = None
+    """Which batch was refused, when the message could be read that far."""
 
 
 ClientMessage = Annotated[Batch | Cancel | Forget, Field(discriminator="type")]

@@ -1,0 +1,386 @@
+"""Calls to one container over one stream: batched out, resolved as results come in, asked again after a cut.
+
+Three tasks per container whatever the number of calls: one keeps the connection, one writes, one
+reads. A call is a slot in a dict and a future; nothing is started, timed or awaited per call here.
+This is the only layer that retries tool calls: a call keeps its id and the boot of the server it was
+first sent to, so asking again never runs it twice (:class:`agentenv.wire.calls.Call`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+from pydantic import ValidationError
+
+from agentenv.config import ExecutorSettings
+from agentenv.errors import (
+    AgentEnvError,
+    ConnectionLostError,
+    InvalidArgumentsError,
+    PoolClosedError,
+    ProtocolError,
+)
+from agentenv.executor.batcher import Batched, Batcher
+from agentenv.executor.encoding import BOOT_BYTES, ENVELOPE_BYTES, encode_batch, encode_call, encode_ids, with_boot
+from agentenv.executor.stream import TRANSIENT, Stream, StreamCutError, infra_error, open_stream
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.wire.base import MAX_BATCH_CALLS, MAX_BODY_BYTES
+from agentenv.wire.calls import Accepted, CallResult, Failure, Result, server_message
+
+log = logging.getLogger(__name__)
+
+_MAX_CALL_BYTES: Final = MAX_BODY_BYTES - ENVELOPE_BYTES - BOOT_BYTES
+_FORGET_CALLS: Final = 64
+_FORGET_BYTES: Final = 256 * 1024
+"""Arrived results are reported to the container when there are so many, or of so many bytes."""
+_MOST_CANCELLATIONS: Final = MAX_BATCH_CALLS
+_FIRST_BACKOFF_S: Final = 0.02
+_LONGEST_BACKOFF_S: Final = 1.0
+
+
+class PendingCall:
+    """One call on its way: ``future`` resolves to its CallResult or raises the typed InfraError.
+
+    ``added_at``, ``sent_at`` and ``done_at`` are loop times in seconds; None until they happen.
+    """
+
+    __slots__ = ("added_at", "body", "boot", "done_at", "future", "id", "sent_at")
+
+    def __init__(self, call_id: str, body: bytes, future: asyncio.Future[CallResult], added_at: float) -> None:
+        self.id = call_id
+        self.body = body
+        self.future = future
+        self.boot: str | None = None
+        self.added_at = added_at
+        self.sent_at: float | None = None
+        self.done_at: float | None = None
+
+    def __repr__(self) -> str:
+        state = "done" if self.done_at is not None else "waiting" if self.sent_at is None else "sent"
+        return f"<PendingCall {self.id} {state}>"
+
+    @property
+    def batch_wait_s(self) -> float:
+        """How long it waited here before its batch left; 0 when it never did."""
+        return 0.0 if self.sent_at is None else self.sent_at - self.added_at
+
+
+@dataclass
+class ClientCounters:
+    """What one client has done since it was made."""
+
+    calls: int = 0
+    results: int = 0
+    batches: int = 0
+    streams: int = 0
+    reasked: int = 0
+    batch_wait_s: float = 0.0
+
+
+class SandboxClient:
+    """The calls of this process to one container. Connects at the first call; :meth:`aclose` ends it.
+
+    All methods belong to one event loop. :meth:`submit`, :meth:`abandon` and :meth:`fail` never wait.
+    """
+
+    def __init__(self, handle: ContainerHandle, settings: ExecutorSettings) -> None:
+        self.handle = handle
+        self.counters = ClientCounters()
+        self._deadline_s = settings.reconnect_deadline_s
+        self._loop = asyncio.get_running_loop()
+        self._batcher: Batcher[PendingCall] = Batcher(
+            window_s=settings.tool_batch_window_ms / 1000,
+            max_calls=min(settings.tool_max_batch_size, MAX_BATCH_CALLS),
+            max_bytes=MAX_BODY_BYTES - ENVELOPE_BYTES,
+        )
+        self._unfinished: dict[str, PendingCall] = {}
+        self._cancelling: dict[str, str] = {}
+        self._to_cancel: list[str] = []
+        self._to_forget: list[str] = []
+        self._forget_bytes = 0
+        self._id_prefix = secrets.token_hex(12)
+        self._wake: asyncio.Future[None] | None = None
+        self._demand = asyncio.Event()
+        self._lost_at: float | None = None
+        """Since when nothing has come from the container; None while something does."""
+        self._fruitless = 0
+        """Attempts since the last message from the container."""
+        self._stream: Stream | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open" if self._stream else "not connected"
+        return f"<SandboxClient {self.handle.id} {state}, {len(self._unfinished)} calls unfinished, {self._batcher!r}>"
+
+    @property
+    def unfinished(self) -> int:
+        """How many calls have no result yet."""
+        return len(self._unfinished)
+
+    def next_id(self) -> str:
+        """An id no other call has or will have."""
+        self.counters.calls += 1
+        return f"{self._id_prefix}-{self.counters.calls}"
+
+    def submit(self, lease: bytes, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> PendingCall:
+        """Queue one call; ``lease`` is the LeaseKey as JSON, ``arguments`` are validated JSON values.
+
+        Raises:
+            PoolClosedError: the client is closed.
+            InvalidArgumentsError: the call is larger than one message may be.
+        """
+        if self._closed:
+            raise PoolClosedError(f"the connection to container {self.handle.id} is closed")
+        call_id = self.next_id()
+        body = encode_call(call_id, lease, tool, arguments, timeout_s)
+        if len(body) > _MAX_CALL_BYTES:
+            raise InvalidArgumentsError(
+                f"the call is {len(body)} bytes, more than the {_MAX_CALL_BYTES} one call may have",
+                next_step="send it in smaller parts",
+            )
+        now = self._loop.time()
+        call = PendingCall(call_id, body, self._loop.create_future(), now)
+        self._unfinished[call_id] = call
+        self._batcher.add(call, len(body) + BOOT_BYTES, now)
+        if self._stream is None:
+            self._want_connection()
+        self._wake_writer()
+        return call
+
+    def abandon(self, call: PendingCall, error: AgentEnvError | None = None) -> None:
+        """Nobody wants this call any more: it is taken back, or ended in the container. Repeatable.
+
+        Whoever still awaits it gets (a copy of) ``error``, or is cancelled.
+        """
+        if self._unfinished.pop(call.id, None) is None:
+            return
+        if error is None:
+            call.future.cancel()
+        else:
+            self._finish(call, _copy(error))
+        self._batcher.drop(call)
+        if call.boot is not None:
+            if len(self._cancelling) >= _MOST_CANCELLATIONS:
+                self._cancelling.pop(next(iter(self._cancelling)))
+            self._cancelling[call.id] = call.boot
+            self._to_cancel.append(call.id)
+            self._wake_writer()
+
+    def fail(self, calls: Iterable[PendingCall], error: AgentEnvError) -> None:
+        """End these calls with (a copy of) ``error``; nothing more is asked about them."""
+        for call in calls:
+            if self._unfinished.pop(call.id, None) is not None:
+                self._batcher.drop(call)
+                self._finish(call, _copy(error))
+
+    async def aclose(self) -> None:
+        """End every unfinished call with PoolClosedError and close the connection. Repeatable."""
+        if not self._closed:
+            self._closed = True
+            self.fail(tuple(self._unfinished.values()), PoolClosedError(f"the client of {self.handle.id} was closed"))
+            if self._keeper is not None:
+                self._keeper.cancel()
+        if self._keeper is not None:
+            await asyncio.wait({self._keeper})
+
+    # -- the connection ----------------------------------------------------------------------------
+
+    def _want_connection(self) -> None:
+        self._demand.set()
+        if self._keeper is None:
+            self._keeper = self._loop.create_task(self._keep(), name=f"stream-{self.handle.id}")
+
+    async def _keep(self) -> None:
+        """Connected while somebody wants it; every failure ends as a typed error of the calls."""
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
+            while True:
+                await self._demand.wait()
+                self._demand.clear()
+                try:
+                    await self._serve(http)
+                except TRANSIENT as cut:
+                    await self._after_cut(cut)
+                except AgentEnvError as error:
+                    self._give_up(error)
+                except Exception as error:
+                    log.exception("the client of %s failed", self.handle.id)
+                    self._give_up(ProtocolError(f"the client of {self.handle.id} failed: {error!r}"))
+                if self._unfinished or self._cancelling:
+                    self._demand.set()
+                else:
+                    self._lost_at, self._fruitless = None, 0
+
+    async def _serve(self, http: aiohttp.ClientSession) -> None:
+        """Connect once and serve that stream until it ends; raises what ended it."""
+        now = self._loop.time()
+        if self._lost_at is None:
+            self._lost_at = now
+        self._fruitless += 1
+        attempt_ends_at = min(now + self._deadline_s / 3, self._lost_at + self._deadline_s)
+        async with asyncio.timeout_at(attempt_ends_at):
+            stream = await open_stream(http, self.handle, silence_s=self._deadline_s)
+        self._start_over(stream)
+        tasks = [self._loop.create_task(work(stream)) for work in (self._read, self._write)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:  # the reader knows best why a stream ended
+                if task.done():
+                    task.result()
+        finally:
+            self._stream = None
+            if self._lost_at is None:
+                self._lost_at = self._loop.time()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await stream.aclose(polite=self._closed)
+
+    async def _after_cut(self, cut: BaseException) -> None:
+        """Wait before the next attempt (not at all after a stream that worked), or give up."""
+        now = self._loop.time()
+        left_s = (now if self._lost_at is None else self._lost_at) + self._deadline_s - now
+        log.info("container %s: stream cut (%r), %.1f s left", self.handle.id, cut, left_s)
+        if left_s <= 0:
+            reason = str(cut) or type(cut).__name__
+            self._give_up(
+                ConnectionLostError(
+                    f"container {self.handle.id} could not be reached for {self._deadline_s:g} s: {reason}"
+                )
+            )
+        elif self._fruitless:
+            longest_s = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._fruitless)
+            await asyncio.sleep(min(left_s, random.uniform(0, longest_s)))  # noqa: S311
+
+    def _give_up(self, error: AgentEnvError) -> None:
+        self._lost_at, self._fruitless = None, 0
+        self._cancelling.clear()
+        self.fail(tuple(self._unfinished.values()), error)
+
+    def _start_over(self, stream: Stream) -> None:
+        """Everything unfinished is asked (again) on the new stream, in the order it was first asked."""
+        self.counters.streams += 1
+        self.counters.reasked += sum(call.boot is not None for call in self._unfinished.values())
+        self._batcher.restart(
+            ((call, len(call.body) + BOOT_BYTES) for call in self._unfinished.values()), self._loop.time()
+        )
+        # Another server process knows nothing of what was cancelled in the one before it.
+        self._cancelling = {call_id: boot for call_id, boot in self._cancelling.items() if boot == stream.boot}
+        self._to_cancel = list(self._cancelling)
+        self._stream = stream
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def _wake_writer(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _write(self, stream: Stream) -> None:
+        while True:
+            due = self._batcher.due(self._loop.time())
+            if due.batches:
+                for batch in due.batches:
+                    await stream.send(self._encoded(batch, stream.boot))
+            elif self._to_cancel:
+                ids, self._to_cancel = self._to_cancel[:MAX_BATCH_CALLS], self._to_cancel[MAX_BATCH_CALLS:]
+                await stream.send(encode_ids("cancel", ids))
+            elif self._forget_due():
+                ids, self._to_forget = self._to_forget[:MAX_BATCH_CALLS], self._to_forget[MAX_BATCH_CALLS:]
+                self._forget_bytes = 0
+                await stream.send(encode_ids("forget", ids))
+            else:
+                # Nothing was awaited since due() was asked, so no wake-up can have been missed.
+                await self._wait_for_work(due.wake_at)
+
+    def _forget_due(self) -> bool:
+        return len(self._to_forget) >= _FORGET_CALLS or self._forget_bytes >= _FORGET_BYTES
+
+    def _encoded(self, batch: Batched[PendingCall], boot: str) -> bytes:
+        now = self._loop.time()
+        self.counters.batches += 1
+        for call in batch.calls:
+            if call.boot is None:
+                call.boot, call.sent_at = boot, now
+                call.body = with_boot(call.body, boot)
+                self.counters.batch_wait_s += now - call.added_at
+        return encode_batch(batch.number, [call.body for call in batch.calls])
+
+    async def _wait_for_work(self, wake_at: float | None) -> None:
+        """Until something is to be sent, ``wake_at``, or an acknowledgement is overdue."""
+        overdue_at = self._overdue_at()
+        moments = [moment for moment in (wake_at, overdue_at) if moment is not None]
+        self._wake = self._loop.create_future()
+        timer = self._loop.call_at(min(moments), self._wake_writer) if moments else None
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+            if timer is not None:
+                timer.cancel()
+        if overdue_at is not None and self._overdue_at() is not None and self._loop.time() >= overdue_at:
+            raise StreamCutError(f"a batch was not acknowledged within {self._deadline_s:g} s")
+
+    def _overdue_at(self) -> float | None:
+        oldest = self._batcher.oldest_unacknowledged_at
+        return None if oldest is None else oldest + self._deadline_s
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    async def _read(self, stream: Stream) -> None:
+        while True:
+            text = await stream.receive()
+            try:
+                message = server_message.validate_json(text)
+            except ValidationError as error:
+                raise ProtocolError(f"the container sent what is no server message: {error}") from error
+            self._lost_at, self._fruitless = None, 0
+            if isinstance(message, Result):
+                self._take_result(message.result, len(text))
+            elif isinstance(message, Accepted):
+                if not self._batcher.accepted(message.batch):
+                    raise ProtocolError(f"the container acknowledged batch {message.batch}, which was not sent")
+                self._wake_writer()
+            else:
+                self._take_failure(message)
+
+    def _take_result(self, result: CallResult, size_bytes: int) -> None:
+        self._to_forget.append(result.id)
+        self._forget_bytes += size_bytes
+        if self._forget_due():
+            self._wake_writer()
+        self._cancelling.pop(result.id, None)
+        call = self._unfinished.pop(result.id, None)
+        if call is not None:
+            self._finish(call, result)
+
+    def _finish(self, call: PendingCall, outcome: CallResult | AgentEnvError) -> None:
+        call.done_at = self._loop.time()
+        if call.future.done():
+            return
+        if isinstance(outcome, AgentEnvError):
+            call.future.set_exception(outcome)
+        elif outcome.fault == "infra":
+            call.future.set_exception(infra_error(outcome.error, outcome.message))
+        else:
+            self.counters.results += 1
+            call.future.set_result(outcome)
+
+    def _take_failure(self, failure: Failure) -> None:
+        """A message of ours was refused and would be again: its calls end, the stream lives on."""
+        error = infra_error(failure.error, f"the container refused a message: {failure.message}")
+        if failure.batch is None:
+            raise error
+        self.fail(self._batcher.refused(failure.batch), error)
+        self._wake_writer()
+
+
+def _copy(error: AgentEnvError) -> AgentEnvError:
+    """A fresh exception for each call: one instance raised in many tasks mixes their tracebacks."""
+    return type(error)(error.message, next_step=error.next_step)

@@ -1,0 +1,281 @@
+"""One trajectory's way to call tools: a lease, and the calls made under it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from agentenv.config import ExecutorSettings
+from agentenv.errors import (
+    AgentEnvError,
+    ContainerLostError,
+    InvalidArgumentsError,
+    LeaseLostError,
+    PolicyRefusalError,
+    PoolClosedError,
+    ToolCallError,
+)
+from agentenv.executor.sandbox_client import PendingCall, SandboxClient
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.tools.spec import ToolSpec
+from agentenv.wire.base import MAX_TIMEOUT_S
+from agentenv.wire.calls import CallResult
+from agentenv.wire.leases import LeaseKey
+
+
+class Lease(Protocol):
+    """What a session needs of the pool's ``SlotLease``."""
+
+    @property
+    def key(self) -> LeaseKey:
+        """What every call must show."""
+
+    @property
+    def container(self) -> ContainerHandle:
+        """Where the slot is."""
+
+    @property
+    def lost(self) -> LeaseLostError | None:
+        """Why the lease has ended by itself, once it has."""
+
+    async def wait_lost(self) -> LeaseLostError:
+        """Return when the lease ends by itself."""
+
+    async def seal(self) -> None:
+        """Kill what runs in the slot, and keep its workspace."""
+
+    async def release(self) -> None:
+        """Give the slot back. Repeatable."""
+
+
+class ExternalTools(Protocol):
+    """Runs the tools of kind ``external`` (a tool server); results and faults as for slot tools."""
+
+    async def call(self, trajectory: str, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
+        """Run one validated call."""
+
+
+@dataclass
+class Tally:
+    """Calls of all sessions of an executor, by what became of them."""
+
+    calls: int = 0
+    model_faults: int = 0
+    policy_faults: int = 0
+    infra_faults: int = 0
+    cancelled: int = 0
+
+
+class SessionHost(Protocol):
+    """What a session needs of its executor."""
+
+    catalog: ToolCatalog
+    settings: ExecutorSettings
+    external: ExternalTools | None
+    tally: Tally
+
+    async def acquire(self, session: ToolSession, timeout_s: float | None) -> Lease:
+        """Lease a slot in the caller's task."""
+
+    def attach(self, container: ContainerHandle) -> SandboxClient:
+        """The client of that container, kept until detached."""
+
+    def detach(self, client: SandboxClient, *, gone: bool) -> None:
+        """No longer used by this session; ``gone``: the container is no more."""
+
+    def ended(self, session: ToolSession) -> None:
+        """The session is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallTiming:
+    """Where one call's time went, in seconds. ``total_s`` is what the caller waited."""
+
+    call_id: str
+    tool: str
+    batch_wait_s: float
+    queue_s: float
+    run_s: float
+    total_s: float
+
+
+class ToolSession:
+    """Calls tools on one leased slot; made by ``ToolExecutor.open``, used as ``async with``.
+
+    Entering leases the slot in the caller's own task; leaving cancels what still runs and releases
+    it. Calls may overlap; the slot runs them one at a time, in the order they were made.
+    """
+
+    def __init__(self, host: SessionHost, trajectory: str, acquire_timeout_s: float | None) -> None:
+        self.trajectory = trajectory
+        self.last_timing: CallTiming | None = None
+        """Of the call that returned last; read it before the next ``await``."""
+        self._host = host
+        self._acquire_timeout_s = acquire_timeout_s
+        self._lease: Lease | None = None
+        self._lease_json = b""
+        self._client: SandboxClient | None = None
+        self._outstanding: set[PendingCall] = set()
+        self._watch: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closing else "open" if self._lease else "new"
+        return f"<ToolSession {self.trajectory} {state}, {len(self._outstanding)} calls running>"
+
+    @property
+    def lease(self) -> Lease:
+        """The slot. Raises PoolClosedError before the session is entered."""
+        if self._lease is None:
+            raise PoolClosedError(f"the session of {self.trajectory} is not open", next_step="use it as 'async with'")
+        return self._lease
+
+    @property
+    def last_batch_wait_s(self) -> float:
+        """How long the call that returned last had waited for its batch to leave."""
+        return self.last_timing.batch_wait_s if self.last_timing else 0.0
+
+    async def __aenter__(self) -> Self:
+        if self._lease is not None or self._closing is not None:
+            raise PoolClosedError(f"the session of {self.trajectory} was opened before", next_step="open another one")
+        self._lease = await self._host.acquire(self, self._acquire_timeout_s)
+        # Nothing is awaited from here on: a cancellation finds either no lease or a whole session.
+        self._lease_json = self._lease.key.model_dump_json().encode()
+        self._client = self._host.attach(self._lease.container)
+        self._watch = asyncio.create_task(self._end_with(self._lease), name=f"lease-{self.trajectory}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, Any] | str, *, timeout_s: float | None = None
+    ) -> CallResult:
+        """Run one call and return what became of it; ``arguments`` may be JSON text.
+
+        ``timeout_s`` bounds the run in the slot (None: the tool's default); waiting behind the slot's
+        earlier calls does not count. A call the model got wrong, or that the rules forbid, is a
+        result with ``fault`` "model" or "policy" and a message for the model. Cancelling the
+        awaiting task ends the call in the slot.
+
+        Raises:
+            InfraError: the failure was ours; its class says which (:mod:`agentenv.errors`).
+            InvalidArgumentsError: ``timeout_s`` itself is not a positive finite number in range.
+        """
+        client = self._usable()
+        self._host.tally.calls += 1
+        started_at = asyncio.get_running_loop().time()
+        try:
+            checked = self._host.catalog.validate(tool, arguments)
+        except (ToolCallError, PolicyRefusalError) as error:
+            return self._counted(_refused(client.next_id(), error))
+        spec = self._host.catalog.spec(tool)
+        limit_s = self._limit_s(spec, timeout_s)
+        if spec.kind == "external":
+            return await self._external(spec, checked, limit_s)
+        try:
+            pending = client.submit(self._lease_json, tool, checked, limit_s)
+        except ToolCallError as error:
+            return self._counted(_refused(client.next_id(), error))
+        result = await self._result_of(client, pending)
+        total_s = asyncio.get_running_loop().time() - started_at
+        self.last_timing = CallTiming(
+            pending.id, tool, pending.batch_wait_s, result.queue_s, result.duration_s, total_s
+        )
+        return self._counted(result)
+
+    async def seal(self) -> None:
+        """Kill every process of the slot and renew its namespaces; the workspace and lease stay.
+
+        Raises:
+            InfraError: it could not be done; the workspace must not be trusted.
+        """
+        self._usable()
+        await self.lease.seal()
+
+    async def aclose(self) -> None:
+        """End what runs, release the slot. Repeatable; a cancelled caller does not stop it half way."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name=f"close-{self.trajectory}")
+        await asyncio.shield(self._closing)
+
+    def _usable(self) -> SandboxClient:
+        if self._closing is not None:
+            raise PoolClosedError(f"the session of {self.trajectory} is closed")
+        if (lost := self.lease.lost) is not None:
+            raise _again(lost)
+        assert self._client is not None  # set together with the lease
+        return self._client
+
+    def _limit_s(self, spec: ToolSpec, timeout_s: float | None) -> float:
+        if timeout_s is None:
+            return spec.default_timeout_s or self._host.settings.default_timeout_s
+        number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
+        if not number or not math.isfinite(timeout_s) or not 0 < timeout_s <= MAX_TIMEOUT_S:
+            raise InvalidArgumentsError(
+                f"timeout_s is {timeout_s!r}", next_step=f"give seconds, more than 0 and at most {MAX_TIMEOUT_S:g}"
+            )
+        return float(timeout_s)
+
+    async def _result_of(self, client: SandboxClient, pending: PendingCall) -> CallResult:
+        self._outstanding.add(pending)
+        try:
+            return await pending.future
+        except asyncio.CancelledError:
+            self._host.tally.cancelled += 1
+            client.abandon(pending)
+            raise
+        except AgentEnvError:
+            self._host.tally.infra_faults += 1
+            raise
+        finally:
+            self._outstanding.discard(pending)
+
+    async def _external(self, spec: ToolSpec, arguments: Mapping[str, Any], limit_s: float) -> CallResult:
+        external = self._host.external
+        assert external is not None  # the executor refuses a catalog it cannot run
+        return self._counted(await external.call(self.trajectory, spec.name, arguments, limit_s))
+
+    def _counted(self, result: CallResult) -> CallResult:
+        self._host.tally.model_faults += result.fault == "model"
+        self._host.tally.policy_faults += result.fault == "policy"
+        return result
+
+    async def _end_with(self, lease: Lease) -> None:
+        """When the lease is lost, so is every call under it, at once."""
+        lost = await lease.wait_lost()
+        if self._client is not None:
+            self._client.fail(tuple(self._outstanding), lost)
+
+    async def _close(self) -> None:
+        try:
+            if self._watch is not None:
+                self._watch.cancel()
+                await asyncio.gather(self._watch, return_exceptions=True)
+            if self._client is not None:
+                error = PoolClosedError(f"the session of {self.trajectory} was closed while the call ran")
+                for pending in tuple(self._outstanding):
+                    self._client.abandon(pending, error)
+            if self._lease is not None:
+                await self._lease.release()
+        finally:
+            if self._client is not None:
+                gone = self._lease is not None and isinstance(self._lease.lost, ContainerLostError)
+                self._host.detach(self._client, gone=gone)
+            self._host.ended(self)
+
+
+def _again(error: LeaseLostError) -> LeaseLostError:
+    """A fresh exception each time: one instance raised in several tasks mixes their tracebacks."""
+    return type(error)(error.message, next_step=error.next_step)
+
+
+def _refused(call_id: str, error: ToolCallError | PolicyRefusalError) -> CallResult:
+    return CallResult(id=call_id, fault=error.fault, error=error.code, message=str(error))

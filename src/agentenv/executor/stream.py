@@ -1,0 +1,147 @@
+"""One connection to a container: handshake, then texts both ways. No retries, no knowledge of calls."""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.trsock
+import contextlib
+import json
+import os
+import socket
+from typing import Final
+
+import aiohttp
+from pydantic import ValidationError
+
+from agentenv.errors import InfraError, ProtocolError, by_code
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.wire.base import MAX_BODY_BYTES, PROTOCOL_VERSION
+from agentenv.wire.server import ErrorReply, ServerInfo
+
+_POLITE_CLOSE_S: Final = 1.0
+_CONTRACT_CLOSE_CODES: Final = frozenset({1002, 1003, 1007, 1008, 1009})
+"""WebSocket close codes that say "what you sent is wrong": sending it again cannot help."""
+_LOST: Final = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
+
+
+class StreamCutError(Exception):
+    """The connection is gone or silent; what was sent may or may not have arrived."""
+
+
+TRANSIENT: Final = (StreamCutError, aiohttp.ClientError, OSError, TimeoutError)
+"""What a new connection may cure."""
+
+
+class Stream:
+    """An open stream. ``boot`` names the server process at its other end."""
+
+    def __init__(self, socket_: aiohttp.ClientWebSocketResponse, boot: str) -> None:
+        self._socket = socket_
+        self._raw = socket_.get_extra_info("socket")
+        self.boot = boot
+
+    async def send(self, text: bytes) -> None:
+        """Send one message; waits while the other side does not read. Raises a :data:`TRANSIENT` error."""
+        await self._socket.send_frame(text, aiohttp.WSMsgType.TEXT)
+
+    async def receive(self) -> str:
+        """The next message.
+
+        Raises:
+            StreamCutError: the stream ended, or was silent for too long.
+            ProtocolError: it ended because of what one side sent.
+        """
+        message = await self._socket.receive()
+        if message.type is aiohttp.WSMsgType.TEXT:
+            text: str = message.data
+            return text
+        if message.type in _LOST:
+            raise self._why()
+        raise ProtocolError(f"the container sent a {message.type.name} message where only text belongs")
+
+    def _why(self) -> Exception:
+        code = self._socket.close_code
+        if code in _CONTRACT_CLOSE_CODES:
+            return ProtocolError(
+                f"the stream was closed with code {code}: a message was refused as malformed or too large"
+            )
+        return StreamCutError(str(self._socket.exception() or f"closed with code {code}"))
+
+    async def aclose(self, *, polite: bool) -> None:
+        """Close for certain; ``polite`` says goodbye first, for a second at most. Repeatable."""
+        if not polite:
+            self._cut()
+        with contextlib.suppress(*TRANSIENT):
+            await self._socket.close()
+        self._cut()
+
+    def _cut(self) -> None:
+        """Unsent bytes would keep a closing socket open for as long as the other side does not read."""
+        raw = self._raw if isinstance(self._raw, asyncio.trsock.TransportSocket) else None
+        raw = raw or self._socket.get_extra_info("socket")  # another loop's may be a mere number once closed
+        if raw is not None:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(raw.fileno())) as twin:
+                twin.shutdown(socket.SHUT_RDWR)
+
+
+async def open_stream(http: aiohttp.ClientSession, handle: ContainerHandle, *, silence_s: float) -> Stream:
+    """Shake hands and open the stream. A stream silent for ``silence_s`` will count as cut.
+
+    Raises:
+        ProtocolError: the other side speaks another version, or is not a sandbox server.
+        InfraError: the container refused, by the code it gave.
+        StreamCutError, aiohttp.ClientError, OSError: it could not be reached (see :data:`TRANSIENT`).
+    """
+    headers = {"Authorization": f"Bearer {handle.token}"}
+    async with http.get(f"{handle.base_url}/v1/info", headers=headers) as reply:
+        body = await reply.read()
+        if reply.status != 200:
+            raise _refusal(reply.status, body)
+    boot = _checked(body).boot
+    try:
+        socket_ = await http.ws_connect(
+            f"{handle.base_url}/v1/stream",
+            headers=headers,
+            max_msg_size=MAX_BODY_BYTES,
+            compress=0,
+            # aiohttp pings after this much silence and gives up after half as much again.
+            heartbeat=silence_s / 1.5,
+            timeout=aiohttp.ClientWSTimeout(ws_close=_POLITE_CLOSE_S),
+        )
+    except aiohttp.WSServerHandshakeError as error:
+        raise _refusal(error.status, b"") from error
+    return Stream(socket_, boot)
+
+
+def _checked(body: bytes) -> ServerInfo:
+    """The handshake. The version is looked at first: another version may have other fields."""
+    try:
+        raw = json.loads(body)
+        version = raw["protocol"] if isinstance(raw, dict) else None
+        if version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the container speaks protocol {version!r}, this client {PROTOCOL_VERSION}",
+                next_step="run the same agentenv version on both sides",
+            )
+        return ServerInfo.model_validate(raw)
+    except (ValueError, KeyError, ValidationError) as error:
+        raise ProtocolError(f"the handshake is not a sandbox server's: {error}") from error
+
+
+def _refusal(status: int, body: bytes) -> Exception:
+    """5xx may pass; a container that says 4xx to a handshake will say it again."""
+    try:
+        refused = ErrorReply.model_validate_json(body)
+    except ValidationError:
+        refused = ErrorReply(error="protocol", message="the handshake was refused")
+    if status >= 500:
+        return StreamCutError(f"HTTP {status}: {refused.message}")
+    return infra_error(refused.error, f"{refused.message} (HTTP {status})", refused.next_step)
+
+
+def infra_error(code: str | None, message: str, next_step: str = "") -> InfraError:
+    """A wire error as the exception of that code; ProtocolError when it names no failure of ours."""
+    kind = by_code().get(code or "")
+    if kind is not None and issubclass(kind, InfraError):
+        return kind(message, next_step=next_step)
+    return ProtocolError(f"{code or 'no error code'}: {message}", next_step=next_step)

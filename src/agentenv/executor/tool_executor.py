@@ -1,0 +1,176 @@
+"""Opens tool sessions, and keeps one client per container in use."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from agentenv.config import ExecutorSettings
+from agentenv.errors import ConfigError, PoolClosedError
+from agentenv.executor.sandbox_client import SandboxClient
+from agentenv.executor.session import ExternalTools, Lease, Tally, ToolSession
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.tools.catalog import ToolCatalog
+
+_IDLE_CLOSE_S: Final = 30.0
+"""A connection nobody uses is kept this long for the next session."""
+
+
+class Pool(Protocol):
+    """What an executor needs of ``SlotPool``."""
+
+    async def lease(self, trajectory: str, *, timeout_s: float | None = None) -> Lease:
+        """A slot, first come first served; AcquireTimeoutError at the deadline."""
+
+
+@dataclass(frozen=True)
+class ExecutorStatistics:
+    """Counts since the executor was made; ``*_now`` are of this moment.
+
+    ``streams`` counts connections made (more than containers: some were cut), ``reasked`` the calls
+    that were asked about again, ``batch_wait_s`` the sum over calls of the wait for their batch.
+    """
+
+    sessions_now: int
+    containers_now: int
+    running_now: int
+    calls: int
+    model_faults: int
+    policy_faults: int
+    infra_faults: int
+    cancelled: int
+    batches: int
+    streams: int
+    reasked: int
+    batch_wait_s: float
+
+
+@dataclass
+class _Line:
+    """A client and how many sessions use it."""
+
+    client: SandboxClient
+    users: int = 0
+    idle_timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+
+class ToolExecutor:
+    """Turns a pool of slots into tool sessions. An async context manager; it does not own the pool.
+
+    Leaving it closes every session (releasing their slots) and every connection.
+
+    Raises:
+        ConfigError: the catalog has external tools and nothing to run them is given.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        catalog: ToolCatalog,
+        settings: ExecutorSettings = ExecutorSettings(),  # noqa: B008 - frozen
+        *,
+        external: ExternalTools | None = None,
+    ) -> None:
+        outside = [spec.name for spec in catalog.specs if spec.kind == "external"]
+        if outside and external is None:
+            raise ConfigError(
+                "catalog", f"nothing runs the external tools {outside}", next_step="configure a tool server"
+            )
+        self.catalog = catalog
+        self.settings = settings
+        self.external = external
+        self.tally = Tally()
+        self._pool = pool
+        self._lines: dict[ContainerHandle, _Line] = {}
+        self._sessions: set[ToolSession] = set()
+        self._closings: set[asyncio.Task[None]] = set()
+        self._past = {"batches": 0, "streams": 0, "reasked": 0, "batch_wait_s": 0.0}
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<ToolExecutor {len(self._sessions)} sessions on {len(self._lines)} containers>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def open(self, trajectory: str, *, acquire_timeout_s: float | None = None) -> ToolSession:
+        """A session for this trajectory; entering it leases the slot (AcquireTimeoutError after
+        ``acquire_timeout_s``, None: the pool's own)."""
+        return ToolSession(self, trajectory, acquire_timeout_s)
+
+    async def aclose(self) -> None:
+        """Close every session and connection. Repeatable."""
+        self._closed = True
+        await asyncio.gather(*(session.aclose() for session in tuple(self._sessions)), return_exceptions=True)
+        for container in tuple(self._lines):
+            self._close_line(container)
+        if self._closings:
+            await asyncio.wait(self._closings)
+
+    def statistics(self) -> ExecutorStatistics:
+        """What was done so far, and what is going on."""
+        clients = [line.client for line in self._lines.values()]
+        sums = {name: past + sum(getattr(c.counters, name) for c in clients) for name, past in self._past.items()}
+        return ExecutorStatistics(
+            sessions_now=len(self._sessions),
+            containers_now=len(clients),
+            running_now=sum(client.unfinished for client in clients),
+            **vars(self.tally),
+            **sums,
+        )
+
+    # -- what sessions use -------------------------------------------------------------------------
+
+    async def acquire(self, session: ToolSession, timeout_s: float | None) -> Lease:
+        """Lease a slot for ``session`` in the caller's task. Raises PoolClosedError once closed."""
+        if self._closed:
+            raise PoolClosedError("the executor is closed")
+        lease = await self._pool.lease(session.trajectory, timeout_s=timeout_s)
+        if self._closed:
+            await lease.release()
+            raise PoolClosedError("the executor was closed while a slot was awaited")
+        self._sessions.add(session)
+        return lease
+
+    def attach(self, container: ContainerHandle) -> SandboxClient:
+        """The client of ``container``, made at its first use."""
+        line = self._lines.get(container)
+        if line is None:
+            line = self._lines[container] = _Line(SandboxClient(container, self.settings))
+        if line.idle_timer is not None:
+            line.idle_timer.cancel()
+            line.idle_timer = None
+        line.users += 1
+        return line.client
+
+    def detach(self, client: SandboxClient, *, gone: bool) -> None:
+        """One user less; an unused client is closed at once when its container is gone, else when idle."""
+        line = self._lines.get(client.handle)
+        if line is None or line.client is not client:
+            return  # closed before its users were
+        line.users -= 1
+        if line.users == 0 and gone:
+            self._close_line(client.handle)
+        elif line.users == 0:
+            line.idle_timer = asyncio.get_running_loop().call_later(_IDLE_CLOSE_S, self._close_line, client.handle)
+
+    def ended(self, session: ToolSession) -> None:
+        """The session is closed and needs no closing any more."""
+        self._sessions.discard(session)
+
+    def _close_line(self, container: ContainerHandle) -> None:
+        line = self._lines.pop(container)
+        if line.idle_timer is not None:
+            line.idle_timer.cancel()
+        for name in self._past:
+            self._past[name] += getattr(line.client.counters, name)
+        closing = asyncio.get_running_loop().create_task(line.client.aclose(), name=f"close-{container.id}")
+        self._closings.add(closing)
+        closing.add_done_callback(self._closings.discard)

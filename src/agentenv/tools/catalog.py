@@ -1,0 +1,146 @@
+"""The tools a trajectory may call: looked up, described to a model, and their arguments checked."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+
+from agentenv.errors import ConfigError, InvalidArgumentsError, UnknownToolError
+from agentenv.tools.builtin import BUILTIN
+from agentenv.tools.schema import closest, explain_arguments, parameters_schema, shown
+from agentenv.tools.spec import ToolSpec
+
+_SNIPPET_CHARS = 20
+
+
+class ToolCatalog:
+    """An immutable set of tools, in order.
+
+    Raises:
+        ConfigError: two specs have one name, or a spec's arguments cannot be described as JSON schema.
+    """
+
+    def __init__(self, specs: Iterable[ToolSpec]) -> None:
+        self._specs: dict[str, ToolSpec] = {}
+        self._schemas: dict[str, dict[str, Any]] = {}
+        for spec in specs:
+            if spec.name in self._specs:
+                raise ConfigError("tools", f"two tools are named {spec.name!r}", next_step="rename one of them")
+            self._specs[spec.name] = spec
+            self._schemas[spec.name] = parameters_schema(spec.arguments)
+
+    @classmethod
+    def builtin(cls) -> ToolCatalog:
+        """The tools every slot has: bash, read_file, write_file, list_files, artifacts."""
+        return cls(BUILTIN)
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """Every spec, in order."""
+        return tuple(self._specs.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name, in order."""
+        return tuple(self._specs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._specs
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def __repr__(self) -> str:
+        return f"<ToolCatalog {', '.join(self._specs) or 'empty'}>"
+
+    def spec(self, name: str) -> ToolSpec:
+        """The tool of that name.
+
+        Raises:
+            UnknownToolError: there is none; the message names the closest match and the whole list.
+        """
+        found = self._specs.get(name)
+        if found is None:
+            match = closest(name, self._specs)
+            hint = f"did you mean '{match}'? " if match else ""
+            raise UnknownToolError(f"unknown tool {shown(name)}; {hint}available tools: {', '.join(self._specs)}")
+        return found
+
+    def extended(self, *specs: ToolSpec) -> ToolCatalog:
+        """A new catalog with these tools added. Raises ConfigError as the constructor does."""
+        return ToolCatalog((*self.specs, *specs))
+
+    def subset(self, names: Iterable[str]) -> ToolCatalog:
+        """A new catalog of these tools only, in this catalog's order.
+
+        Raises:
+            ConfigError: a name is not in this catalog; the closest match is named.
+        """
+        wanted = set(names)
+        for name in sorted(wanted - self._specs.keys()):
+            match = closest(name, self._specs)
+            hint = f"; did you mean {match!r}?" if match else ""
+            raise ConfigError("tools", f"no tool is named {name!r}{hint}", next_step=f"known: {', '.join(self._specs)}")
+        return ToolCatalog(spec for spec in self.specs if spec.name in wanted)
+
+    def openai_tools(self) -> list[dict[str, Any]]:
+        """The ``tools`` list of a chat completion request; the caller's own to change."""
+        return [
+            {
+                "type": "function",
+                "function": {
+                    "name": spec.name,
+                    "description": spec.description,
+                    "parameters": copy.deepcopy(self._schemas[spec.name]),
+                },
+            }
+            for spec in self.specs
+        ]
+
+    def validate(self, tool: str, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
+        """Check one call; ``arguments`` is a mapping, or JSON text as a model writes it (empty: none).
+
+        Returns the arguments as they travel: JSON values only, defaults left out.
+
+        Raises:
+            UnknownToolError: no tool of that name.
+            InvalidArgumentsError: not JSON, not an object, or not fitting the tool's schema.
+            Both messages are written for the model to correct itself by.
+        """
+        spec = self.spec(tool)
+        given = self._parsed(tool, arguments) if isinstance(arguments, str) else arguments
+        if not isinstance(given, Mapping):
+            self._refuse(tool, f"must be a JSON object, got {shown(given)}")
+        try:
+            return spec.arguments.model_validate(given).model_dump(mode="json", exclude_unset=True)
+        except ValidationError as error:
+            self._refuse(tool, explain_arguments(self._schemas[tool], error), cause=error)
+
+    def _parsed(self, tool: str, text: str) -> Any:
+        if not text.strip():
+            return {}  # what several model servers send for a call without arguments
+        try:
+            # strict=False: a raw line break inside a string has one possible meaning.
+            return json.loads(text, strict=False, parse_constant=_no_constant)
+        except json.JSONDecodeError as error:
+            near = text[max(0, error.pos - _SNIPPET_CHARS) : error.pos + _SNIPPET_CHARS]
+            problem = f"{error.msg} at line {error.lineno} column {error.colno}, near {shown(near)}"
+            self._refuse(tool, f"are not valid JSON: {problem}", cause=error)
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            self._refuse(tool, f"are not valid JSON: {reason}", cause=error)
+
+    def _refuse(self, tool: str, problem: str, *, cause: Exception | None = None) -> NoReturn:
+        schema = self._schemas[tool]
+        required = ", ".join(f'"{name}": …' for name in schema.get("required", ()))
+        example = f"send one JSON object: {{{required}}}" if problem.startswith(("are not", "must be")) else ""
+        separator = " " if example else ": "
+        raise InvalidArgumentsError(f"the arguments of {tool}{separator}{problem}", next_step=example) from cause
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value")

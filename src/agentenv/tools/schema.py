@@ -1,0 +1,110 @@
+"""Pydantic models as JSON schemas a language model reads well, and their errors as sentences it can act on."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from agentenv.errors import ConfigError
+
+_MOST_PROBLEMS = 5
+_MOST_INPUT_CHARS = 80
+
+
+def parameters_schema(arguments: type[BaseModel]) -> dict[str, Any]:
+    """The model as a self-contained JSON schema: references resolved, titles and null branches gone.
+
+    Raises:
+        ConfigError: the model refers to itself, which cannot be written without references.
+    """
+    raw = arguments.model_json_schema()
+    schema: dict[str, Any] = _clean(raw, raw.get("$defs", {}), ())
+    schema.pop("description", None)  # the tool's own description says it
+    schema.setdefault("properties", {})
+    return schema
+
+
+def _clean(node: Any, definitions: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    if isinstance(node, list):
+        return [_clean(item, definitions, path) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = _without_null_branch(node)
+    if reference := node.get("$ref"):
+        name = str(reference).rpartition("/")[2]
+        if name in path:
+            raise ConfigError("tool.arguments", f"{name} refers to itself; use a flat model")
+        rest = {key: value for key, value in node.items() if key != "$ref"}
+        return _clean(definitions[name] | rest, definitions, (*path, name))
+    return {
+        key: _clean_properties(value, definitions, path) if key == "properties" else _clean(value, definitions, path)
+        for key, value in node.items()
+        if key not in ("title", "$defs") and not (key == "default" and value is None)
+    }
+
+
+def _clean_properties(properties: dict[str, Any], definitions: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """Like :func:`_clean`, but the keys are the arguments' names: one may well be called ``title``."""
+    return {name: _clean(value, definitions, path) for name, value in properties.items()}
+
+
+def _without_null_branch(node: dict[str, Any]) -> dict[str, Any]:
+    """``anyOf: [X, null]`` as plain X: an optional argument is one that may be left out."""
+    branches = node.get("anyOf")
+    if not isinstance(branches, list):
+        return node
+    real = [branch for branch in branches if branch != {"type": "null"}]
+    rest = {key: value for key, value in node.items() if key != "anyOf"}
+    return real[0] | rest if len(real) == 1 else rest | {"anyOf": real}
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like ``name``, case ignored; None when nothing is."""
+    by_folded = {candidate.casefold(): candidate for candidate in known}
+    found = difflib.get_close_matches(name[:200].casefold(), by_folded, n=1, cutoff=0.5)
+    return by_folded[found[0]] if found else None
+
+
+def explain_arguments(schema: Mapping[str, Any], error: ValidationError) -> str:
+    """Every problem (the first five) in a sentence each, naming the argument and what is allowed."""
+    problems = error.errors(include_url=False)
+    sentences = [_sentence(schema, dict(problem)) for problem in problems[:_MOST_PROBLEMS]]
+    if len(problems) > _MOST_PROBLEMS:
+        sentences.append(f"and {len(problems) - _MOST_PROBLEMS} more problems")
+    return "; ".join(sentences)
+
+
+def _sentence(schema: Mapping[str, Any], problem: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in problem["loc"])[:200]
+    properties: dict[str, Any] = schema["properties"]
+    if problem["type"] == "missing":
+        return f"missing argument '{where}'{_purpose(properties.get(where, {}))}"
+    if problem["type"] == "extra_forbidden":
+        match = closest(where, properties)
+        hint = f"; did you mean '{match}'?" if match else ""
+        return f"unknown argument '{where}'{hint} (allowed: {', '.join(properties) or 'none'})"
+    message = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    subject = f"argument '{where}'" if where else "the arguments together:"
+    return f"{subject} {message[:1].lower()}{message[1:]} (got {shown(problem['input'])})"
+
+
+def _purpose(field: Mapping[str, Any]) -> str:
+    parts = [str(field[key]) for key in ("type", "description") if key in field]
+    return f" ({': '.join(parts)})" if parts else ""
+
+
+def shown(value: object) -> str:
+    """``value`` as JSON, cut to a length that is kind to a context window."""
+    text = _json(value[: 2 * _MOST_INPUT_CHARS] if isinstance(value, str) else value)
+    return text if len(text) <= _MOST_INPUT_CHARS else text[:_MOST_INPUT_CHARS] + "…"
+
+
+def _json(value: object) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return type(value).__name__
