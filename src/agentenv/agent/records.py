@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
+import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from agentenv.agent.jsonable import jsonable
-from agentenv.agent.transcript import GroupRecord
+from agentenv.agent.group import outcome_of
+from agentenv.agent.jsonable import item_id, item_record, jsonable
+from agentenv.agent.transcript import GroupRecord, Transcript
+
+logger = logging.getLogger(__name__)
 
 
 def append_record(path: Path, record: GroupRecord) -> None:
@@ -33,3 +40,32 @@ def _write_all(file: int, data: bytes) -> None:
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
+
+
+class RolloutLog:
+    """The ``rollouts.jsonl`` of one environment; ``path`` None writes nothing."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = Path(path) if path else None
+        self._writing = asyncio.Lock()
+
+    async def add(self, group: str, item: Any, size: int, transcripts: Sequence[Transcript]) -> bool:
+        """Write one group down. False, and an error in the log, when it could not be written: a full
+        disk must not cost the rollouts themselves."""
+        if self._path is None:
+            return True
+        record = GroupRecord(
+            group=group,
+            item_id=item_id(item),
+            item=item_record(item),
+            group_size=size,
+            outcome=outcome_of(transcripts),
+            trajectories=list(transcripts),
+        )
+        try:
+            async with self._writing:
+                await asyncio.to_thread(append_record, self._path, record)
+        except OSError:
+            logger.exception("the record of group %s could not be written", group)
+            return False
+        return True

@@ -1,1 +1,20 @@
-"""Fakes and the scripted policy, for anyone's tests."""
+"""What tests of an environment need, shipped: a scripted model server and a small tokenizer.
+
+Both say what they are: the model is called ``scripted``, the tokenizer ``agentenv-test-bytes``.
+"""
+
+from agentenv.testing.script import Call, Failure, Player, Reply, Script, Turn, load_script
+from agentenv.testing.scripted_policy import ScriptedPolicy
+from agentenv.testing.tokenizer import build_tokenizer
+
+__all__ = [
+    "Call",
+    "Failure",
+    "Player",
+    "Reply",
+    "Script",
+    "ScriptedPolicy",
+    "Turn",
+    "build_tokenizer",
+    "load_script",
+]

@@ -1,0 +1,74 @@
+"""Conversations as token sequences for a trainer.
+
+An OpenAI-style server gives no token ids, so the tokens here are made afterwards by the tokenizer's
+chat template: good to read, wrong to train on. Every mask is -100, every sequence says
+``trainable: False`` and asks for a zero advantage, and there are no logprobs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from agentenv.agent.jsonable import jsonable
+from agentenv.agent.ports import Message
+from agentenv.agent.transcript import Transcript
+
+logger = logging.getLogger(__name__)
+
+IGNORED = -100
+NOT_TRAINABLE = {"trainable": False, "set_advantage_to_zero": True}
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used."""
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """Token ids of a conversation."""
+
+
+def for_trainer(messages: Sequence[Message]) -> list[Message]:
+    """Messages as trainers and their pages read them: every one has text content, all of it JSON."""
+    return [{**jsonable(message), "content": jsonable(message.get("content") or "")} for message in messages]
+
+
+def _for_template(message: Message) -> Message:
+    """Templates want a call's arguments as an object; the wire has them as text."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        calls.append({**call, "function": {**function, "arguments": json.loads(function["arguments"])}})
+    return {**message, "tool_calls": calls}
+
+
+def placeholder_tokens(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+    """Token ids for reading; a single 0 where the tokenizer has no usable chat template."""
+    try:
+        conversation = [_for_template(message) for message in messages]
+        tokens = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=False)
+    except Exception as error:  # templates are user-made programs: anything may come out of one
+        logger.warning("the chat template failed (%s: %s); the tokens are a placeholder", type(error).__name__, error)
+        return [0]
+    return [int(token) for token in tokens] or [0]
+
+
+def scored_group(tokenizer: Tokenizer, transcripts: Sequence[Transcript]) -> dict[str, Any]:
+    """The scored members as an atropos ``ScoredDataGroup``; ``group_overrides`` states their number."""
+    members = [transcript for transcript in transcripts if transcript.score is not None]
+    messages = [for_trainer(member.messages) for member in members]
+    tokens = [placeholder_tokens(tokenizer, conversation) for conversation in messages]
+    return {
+        "tokens": tokens,
+        "masks": [[IGNORED] * len(sequence) for sequence in tokens],
+        "scores": [member.score for member in members],
+        "advantages": None,
+        "ref_logprobs": None,
+        "messages": messages,
+        "group_overrides": {"group_size": len(members), "trainable": False},
+        "overrides": [dict(NOT_TRAINABLE) for _ in members],
+        "images": None,
+    }

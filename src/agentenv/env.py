@@ -1,0 +1,400 @@
+"""AgentEnv: an atropos environment whose rollouts work with tools in sandbox slots.
+
+Subclass it and write ``build_task`` and ``score_trajectory``; docs/environments.md has the other
+hooks and the failure contract. This is the one module that imports atroposlib: what a rollout is
+lives in :mod:`agentenv.agent`, and knows no trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+import sys
+import time
+import uuid
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Awaitable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any, NoReturn, Self
+
+import wandb
+from atroposlib.envs.base import BaseEnv, BaseEnvConfig, generate_html
+from atroposlib.envs.server_handling.openai_server import OpenAIServer
+from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
+from pydantic import Field, ValidationError
+
+from agentenv.agent.group import end_all, outcome_of, run_group
+from agentenv.agent.hooks import call_hook
+from agentenv.agent.items import endless, load_items
+from agentenv.agent.jsonable import item_id
+from agentenv.agent.lifetime import closed_at_end
+from agentenv.agent.loop import AgentLoop, AgentResult
+from agentenv.agent.ports import Model
+from agentenv.agent.process_run import ProcessRun
+from agentenv.agent.prompts import opening
+from agentenv.agent.records import RolloutLog
+from agentenv.agent.rollout import Farm, Rollout
+from agentenv.agent.sequences import scored_group
+from agentenv.agent.served_model import ServedModel
+from agentenv.agent.settings import AgentSettings
+from agentenv.agent.toolsets import choose
+from agentenv.agent.transcript import Transcript
+from agentenv.config import explain
+from agentenv.env_config import AgentFields
+from agentenv.errors import AgentEnvError, ConfigError, InfraError
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.pool import SlotPool
+from agentenv.tool_context import ToolContext
+from agentenv.tools.catalog import ToolCatalog
+
+logger = logging.getLogger(__name__)
+
+
+SAMPLE_FIELDS = {"trajectory", "item_id", "score", "fault", "error", "finish_reason", "final_response"}
+"""What of a transcript goes into an evaluation's samples."""
+
+
+class AgentEnvConfig(AgentFields, BaseEnvConfig):  # type: ignore[misc]
+    """atropos' settings and ours, flat. Raises: ConfigError (see :class:`AgentFields`)."""
+
+    worker_timeout: float = Field(
+        default=7200, description="Seconds after which atropos cancels a group and forgets its item; -1: never"
+    )
+
+
+class OnceRetryingServer(OpenAIServer):  # type: ignore[misc]
+    """An OpenAI-style server asked through one layer of retries, the client's own.
+
+    atropos' wrapper retries in three nested layers, any error, a malformed request too: 27 requests
+    and minutes for one failure; its health check asks for a completion every second.
+    """
+
+    async def chat_completion(self, **kwargs: Any) -> Any:
+        """One ChatCompletion. Raises what the openai client raises."""
+        kwargs["model"] = self.config.model_name
+        semaphore = self.sem if kwargs.pop("split", "train") == "train" else self.eval_sem
+        kwargs = self._inject_reasoning_kwargs(kwargs)
+        async with semaphore:
+            started_at = time.time()
+            reply = await self._chat_completion_wrapper(**kwargs)
+            self.request_timings.append(time.time() - started_at)
+            self.attempts_list.append(1)
+        return reply
+
+
+class AgentEnv(BaseEnv):  # type: ignore[misc]
+    """Base of agent environments. Hooks may be plain or ``async``; a hook that raises is a TaskError,
+    reported and never scored. ``async with env`` sets it up and closes it outside atropos' commands."""
+
+    name = "agentenv"
+    env_config_cls = AgentEnvConfig
+    server_cls: type[APIServer] = APIServer
+    rollouts_for_wandb: list[Any]
+    _items: Iterator[Any] | None
+
+    # -- what an environment writes ---------------------------------------------------------------
+
+    @abstractmethod
+    def build_task(self, item: Any) -> str | Awaitable[str]:
+        """The task's text, as the model reads it."""
+
+    @abstractmethod
+    def score_trajectory(self, item: Any, final_response: str) -> float | Awaitable[float]:
+        """The score by the final answer alone. Not called when ``verify_and_score_trajectory`` is written."""
+
+    # -- what it may write ------------------------------------------------------------------------
+
+    def setup_agent_env(self) -> Any:
+        """Called once, when slots can be had and before the first item."""
+
+    async def get_next_item(self) -> Any:
+        """The next item, None when there are no more. By default: ``dataset_name``, again and again."""
+        if self._items is None:
+            self._items = endless(
+                await asyncio.to_thread(load_items, self.config.dataset_name, self.config.dataset_split)
+            )
+        return next(self._items)
+
+    def setup_trajectory_workspace(self, item: Any, *, trajectory_id: str, exec_tool: ToolContext) -> Any:  # noqa: ARG002
+        """Prepare the trajectory's slot; a dict returned here reaches the verifier as ``workspace_meta``."""
+        return {}
+
+    async def verify_and_score_trajectory(
+        self,
+        item: Any,
+        final_response: str,
+        *,
+        trajectory_id: str,  # noqa: ARG002
+        exec_tool: ToolContext,  # noqa: ARG002
+        agent_result: AgentResult,  # noqa: ARG002
+        workspace_meta: dict[str, Any],  # noqa: ARG002
+    ) -> tuple[float, dict[str, Any]]:
+        """The score, and what to keep in the transcript. By default: ``score_trajectory``."""
+        return await call_hook("score_trajectory", self.score_trajectory, item, final_response), {}
+
+    def build_agent_config(self, item: Any) -> AgentSettings | Awaitable[AgentSettings]:  # noqa: ARG002
+        """Limits and sampling for this item: by default what the config says."""
+        return self.config.agent_settings()  # type: ignore[no-any-return]
+
+    def build_tools(self) -> ToolCatalog:
+        """The tools of this environment: by default the built-in ones the config enables."""
+        return choose(ToolCatalog.builtin(), self.config.enabled_toolsets, self.config.disabled_toolsets)
+
+    # -- for its use ------------------------------------------------------------------------------
+
+    async def run_agent(self, task: str, *, settings: AgentSettings | None = None) -> AgentResult:
+        """Run one agent on a fresh slot, outside any group; nothing is scored. Raises: InfraError."""
+        chosen = settings or self.config.agent_settings()
+        trajectory = f"agent-{uuid.uuid4().hex[:12]}"
+        farm = self._opened()
+        async with farm.turns, farm.sessions.open(trajectory, acquire_timeout_s=farm.acquire_timeout_s) as session:
+            loop = AgentLoop(farm.model_for(trajectory), session, farm.tools, chosen)
+            return await loop.run(opening(chosen.system_prompt, task))
+
+    async def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Roll out ``eval_items`` items once each; the mean score, logged as atropos logs evaluations."""
+        began_s = time.time()
+        items = [
+            item for item in [await self.get_next_item() for _ in range(self.config.eval_items)] if item is not None
+        ]
+        transcripts = list(itertools.chain(*await asyncio.gather(*(self._roll_out(item, 1) for item in items))))
+        scores = [transcript.score for transcript in transcripts if transcript.score is not None]
+        metrics = {"items": float(len(items)), "scored": float(len(scores))}
+        if scores:
+            metrics["mean_score"] = sum(scores) / len(scores)
+        logger.info("evaluation: %s", metrics)
+        samples = [transcript.model_dump(mode="json", include=SAMPLE_FIELDS) for transcript in transcripts]
+        await self.evaluate_log(metrics, start_time=began_s, end_time=time.time(), samples=samples, verbose=False)
+        return metrics
+
+    # -- how it is made ---------------------------------------------------------------------------
+
+    def __init__(
+        self,
+        config: AgentEnvConfig,
+        server_configs: ServerBaseline | list[APIServerConfig],
+        slurm: bool = False,
+        testing: bool = False,
+    ) -> None:
+        """Opens nothing yet. Raises: ConfigError when the model's server is of a kind not in this version."""
+        configs = server_configs if isinstance(server_configs, list) else [server_configs]
+        for server in configs:
+            if server.server_type != "openai":
+                raise ConfigError(
+                    "server_type",
+                    f"{server.server_type!r} is not in this version",
+                    next_step="use server_type='openai'",
+                )
+        # atropos takes a lone APIServerConfig for four servers on localhost, whatever its base_url says.
+        lone = isinstance(server_configs, APIServerConfig)
+        if type(self).server_cls is APIServer:
+            self.server_cls = OnceRetryingServer
+        super().__init__(config, configs if lone else server_configs, slurm, testing)
+        self.counts: Counter[str] = Counter()
+        self._items = None
+        self._farm: Farm | None = None
+        self._resources = AsyncExitStack()
+        self._failures_of: Counter[str] = Counter()
+        self._log = RolloutLog(config.rollouts_path)
+
+    async def setup(self) -> None:
+        """Start the pool and the executor, prove that a slot can be had, then ``setup_agent_env``.
+
+        Raises: SandboxUnavailableError and its kin with cause and cure; TaskError when the hook raised.
+        """
+        config: AgentEnvConfig = self.config
+        catalog = self.build_tools()
+        async with AsyncExitStack() as stack:
+            pool = await stack.enter_async_context(SlotPool(self.build_backend(), config.pool_settings()))
+            executor = await stack.enter_async_context(
+                ToolExecutor(pool, ToolCatalog.builtin().extended(*_added(catalog)), config.executor_settings())
+            )
+            async with await pool.lease("setup", timeout_s=config.start_timeout_s):
+                logger.info("slots can be had: %r", pool)
+            self._farm = Farm(
+                sessions=executor,
+                tools=tuple(catalog.openai_tools()),
+                model_for=self.model_for,
+                handle_for=ToolContext,
+                turns=asyncio.Semaphore(config.max_containers * config.slots_per_container),
+                acquire_timeout_s=config.acquire_timeout_s,
+                infra_retries=config.infra_retries,
+                verification=config.verification,
+            )
+            await call_hook("setup_agent_env", self.setup_agent_env)
+            self._resources = stack.pop_all()
+
+    async def close(self) -> None:
+        """End every rollout, then everything :meth:`setup` started. Repeatable."""
+        tasks = {*self.workers, *self.eval_workers, *([self.eval_runner] if self.eval_runner else [])}
+        tasks.discard(asyncio.current_task())
+        await end_all(tasks)
+        self._farm = None
+        await self._resources.aclose()
+        await end_all([task for server in self.server.servers if (task := getattr(server, "check_task", None))])
+        for server in self.server.servers:
+            if client := getattr(server, "openai", None):
+                await client.close()
+        if self.jsonl_writer is not None:
+            self.jsonl_writer.close()
+
+    async def __aenter__(self) -> Self:
+        await self.setup()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def build_backend(self) -> ContainerBackend:
+        """Where containers come from: what ``tool_pool_mode`` names. Override it to bring your own."""
+        if self.config.tool_pool_mode == "fake":
+            from agentenv.slots.backends.fake import FakeBackend
+
+            return FakeBackend(self.config.slots_per_container)
+        from agentenv.slots.backends.local import LocalBackend
+
+        return LocalBackend(self.config.container_settings())
+
+    def model_for(self, trajectory: str) -> Model:
+        """The model one trajectory talks to."""
+        constant = {"user": trajectory} if self.config.send_trajectory_id else {}
+        return ServedModel(self.server.chat_completion, timeout_s=self.config.model_timeout_s, constant=constant)
+
+    # -- groups -----------------------------------------------------------------------------------
+
+    async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+        """One group: its scored members, or ``(None, [item])`` when none could be scored.
+
+        An item whose group failed ``1 + item_retries`` times is dropped, loudly, and counted.
+        """
+        transcripts = await self._roll_out(item, self.config.group_size)
+        outcome = outcome_of(transcripts)
+        self.counts[f"groups_{outcome}"] += 1
+        if outcome == "retry":
+            return None, self._again(item, transcripts)
+        self._failures_of.pop(item_id(item), None)
+        return await asyncio.to_thread(scored_group, self.tokenizer, transcripts), []
+
+    async def _roll_out(self, item: Any, size: int) -> list[Transcript]:
+        key = item_id(item)
+        group = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)[:80]}-{uuid.uuid4().hex[:8]}"
+        rollout = Rollout(self._opened(), self, item, key)
+        transcripts = await run_group([f"{group}-{n}" for n in range(size)], rollout.run, key)
+        for transcript in transcripts:
+            self.counts["rollouts"] += 1
+            self.counts["infra_retries"] += len(transcript.earlier_attempts)
+            self.counts[f"fault_{transcript.fault}"] += transcript.fault != "none"
+        if not await self._log.add(group, item, size, transcripts):
+            self.counts["records_lost"] += 1
+        return transcripts
+
+    def _again(self, item: Any, transcripts: list[Transcript]) -> list[Any]:
+        key = item_id(item)
+        self._failures_of[key] += 1
+        errors = sorted({transcript.error for transcript in transcripts})
+        if self._failures_of[key] <= self.config.item_retries:
+            logger.warning("item %s: no member of its group could be scored; it returns. %s", key, errors)
+            return [item]
+        del self._failures_of[key]
+        self.counts["items_dropped"] += 1
+        logger.error("item %s dropped: %d groups failed. %s", key, self.config.item_retries + 1, errors)
+        return []
+
+    def _opened(self) -> Farm:
+        if self._farm is None:
+            raise InfraError("the environment is not set up", next_step="use it as 'async with env', or call setup()")
+        return self._farm
+
+    # -- atropos' commands ------------------------------------------------------------------------
+
+    async def env_manager(self) -> None:
+        """``serve``: atropos' loop, with everything closed however it ends."""
+        async with closed_at_end(self.close):
+            await super().env_manager()
+
+    async def _run_evaluate(self) -> None:
+        """``evaluate``."""
+        if self.config.eval_items == 0 and type(self).evaluate is AgentEnv.evaluate:
+            raise ConfigError("eval_items", "is 0: nothing to evaluate", next_step="set it, or write evaluate()")
+        async with closed_at_end(self.close):
+            await self.setup()
+            await self.evaluate()
+
+    async def process_manager(self) -> None:
+        """``process``: ``total_steps`` groups into ``data_path_to_save_groups``.
+
+        atropos' own runs one group at a time, forgets items that come back and never gives up; this
+        one keeps ``max_num_workers`` groups running, and raises InfraError after
+        ``give_up_after_failed_groups`` failed groups in a row.
+        """
+        self.config.group_size = self.group_size_to_process
+        self.curr_step = 0
+        self.max_token_len = self.config.max_token_length  # only named in warnings here: nothing is skipped
+        async with closed_at_end(self.close):
+            self._start_wandb()
+            await self.setup()
+            await ProcessRun(
+                self, self.n_groups_to_process, self.max_num_workers, self.config.give_up_after_failed_groups
+            ).run()
+            logger.info("processed %d groups: %s", self.curr_step, dict(self.counts))
+        await asyncio.to_thread(generate_html, self.config.data_path_to_save_groups)
+
+    async def keep_group(self, group: dict[str, Any], item: Any) -> None:
+        """Write a group of ``process`` to its file; nothing is sent to a trainer."""
+        await self.handle_send_to_api(
+            await self.postprocess_histories(group), item, do_send_to_api=False, abort_on_any_max_length_exceeded=False
+        )
+        await self.wandb_log()
+
+    async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:  # noqa: ARG002
+        """As atropos', for groups with fewer members than ``group_size``."""
+        wanted = self.config.num_rollouts_per_group_for_logging
+        number = len(scored_data["tokens"]) if wanted == -1 else min(wanted, len(scored_data["tokens"]))
+        rows = [(self.tokenizer.decode(scored_data["tokens"][n]), scored_data["scores"][n]) for n in range(number)]
+        self.rollouts_for_wandb = [*self.rollouts_for_wandb, rows][-self.config.num_rollouts_to_keep :]
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Adds the counts of rollouts, retries and faults."""
+        counts = {f"agentenv/{name}": count for name, count in self.counts.items()}
+        await super().wandb_log({**(wandb_metrics or {}), **counts})
+
+    @classmethod
+    def cli(cls) -> NoReturn:
+        """``serve``, ``process``, ``evaluate``. Ours errors end it with one line and status 2 (config) or 1."""
+        try:
+            super().cli()
+        except ValidationError as error:
+            _say(explain(error), 2)
+        except ConfigError as error:
+            _say(error, 2)
+        except AgentEnvError as error:
+            _say(error, 1)
+        sys.exit(0)
+
+    def _start_wandb(self) -> None:
+        if not self.config.use_wandb:
+            return
+        try:
+            wandb.init(
+                project=self.wandb_project,
+                name=f"{self.name}-{time.strftime('%Y-%m-%d-%H%M%S')}",
+                group=self.wandb_group,
+                config=self.config.model_dump(),
+            )
+        except wandb.errors.UsageError as error:
+            cure = "log in with `wandb login`, or pass --env.use_wandb false"
+            raise ConfigError("use_wandb", f"wandb cannot be used: {error}", next_step=cure) from error
+
+
+def _added(catalog: ToolCatalog) -> list[Any]:
+    """The tools an environment brought itself; hooks may use the built-in ones whatever the model gets."""
+    return [spec for spec in catalog.specs if spec.name not in ToolCatalog.builtin()]
+
+
+def _say(error: AgentEnvError, status: int) -> NoReturn:
+    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    sys.exit(status)

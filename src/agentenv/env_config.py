@@ -1,0 +1,244 @@
+"""The fields an :class:`agentenv.env.AgentEnvConfig` adds to atropos' own: flat, as its CLI needs them.
+
+Kept apart from ``env.py`` so that it needs no atroposlib. What it means is in the frozen models of
+:mod:`agentenv.config`, which the methods at the end build.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from agentenv.agent.prompts import SYSTEM_PROMPT
+from agentenv.agent.settings import AgentSettings
+from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings, explain
+from agentenv.errors import ConfigError
+from agentenv.wire.spec import MIB, Bind, SlotLimits
+
+S = TypeVar("S", bound=BaseModel)
+
+TOOL_CALL_PARSERS = (
+    "hermes", "mistral", "llama3_json", "qwen", "qwen3_coder", "deepseek_v3", "deepseek_v3_1",
+    "kimi_k2", "glm45", "glm47", "longcat",
+)  # fmt: skip
+
+ALIASES = {
+    "max_agent_turns": "agent_max_steps",
+    "terminal_timeout": "tool_timeout_s",
+    "terminal_lifetime": "lease_ttl_s",
+}
+"""Names of the older sibling → the names used here."""
+
+
+def _split(value: object) -> object:
+    """atropos' CLI hands lists over as one text: commas part it."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _parse_object(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError(f"must be a JSON object: {error}") from error
+
+
+Names = Annotated[list[str], BeforeValidator(_split)]
+JsonObject = Annotated[dict[str, Any], BeforeValidator(_parse_object)]
+TextObject = Annotated[dict[str, str], BeforeValidator(_parse_object)]
+
+
+class AgentFields(BaseModel):
+    """Settings of an agent environment. ConfigError names the field of the first contradiction."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    # Where tools run
+    tool_pool_mode: Literal["local", "nomad", "fake"] = Field(
+        default="local", description="local: sandbox containers as processes here; fake: no isolation, for tests"
+    )
+    allow_network: bool = Field(default=False, description="Give slots network access")
+    require_sandbox: bool = Field(default=True, description="Refuse to run where isolation is weaker than promised")
+    require_stateful_sandbox: bool = Field(default=False, description="Need persistent shells (not in this version)")
+    isolation: Literal["auto", "full", "user"] = Field(default="auto", description="Isolation asked for by name")
+    slots_per_container: int = Field(default=10, ge=1, le=1000)
+    min_containers: int = Field(default=1, ge=0, le=10_000)
+    max_containers: int = Field(default=10, ge=1, le=10_000)
+    acquire_timeout_s: float = Field(default=30.0, gt=0, description="Longest wait for a slot of the pool")
+    lease_ttl_s: float = Field(default=60.0, gt=0, description="A lease without a heartbeat this long ends")
+    start_timeout_s: float = Field(default=60.0, gt=0, description="Longest start of a container")
+    slot_processes: int = Field(default=400, ge=1)
+    slot_memory_mib: int = Field(default=2048, ge=1)
+    slot_workspace_mib: int = Field(default=1024, ge=1)
+    sandbox_env: TextObject = Field(default_factory=dict, description="Environment variables of every command (JSON)")
+    sandbox_binds: Names = Field(default_factory=list, description="Host paths shown read-only: source:target,...")
+    # Nomad: accepted and checked now, used by a later version
+    nomad_address: str = Field(default="http://127.0.0.1:4646")
+    sandbox_job_id: str = Field(default="agentenv-sandbox", min_length=1)
+    sandbox_image: str = Field(default="agentenv-sandbox:latest", min_length=1)
+    driver: Literal["docker"] = "docker"
+    purge_job_on_start: bool = False
+    purge_job_on_shutdown: bool = True
+    # Tool calls
+    tool_batch_window_ms: float = Field(default=20.0, ge=0, description="Longest a call waits for company")
+    tool_max_batch_size: int = Field(default=200, ge=1, le=1000)
+    tool_timeout_s: float = Field(default=60.0, gt=0, description="Time limit of one tool call")
+    enabled_toolsets: Names | None = Field(default=None, description="terminal, files or tool names; all by default")
+    disabled_toolsets: Names | None = None
+    distribution: str | None = Field(default=None, description="Sampled toolsets (not in this version)")
+    tool_server_url: str | None = Field(default=None, description="External tools (not in this version)")
+    tool_server_token: str | None = Field(default=None, repr=False)
+    tool_call_parser: str | None = Field(default=None, description="Unused with an OpenAI-type server, which parses")
+    # The agent
+    agent_max_steps: int = Field(default=50, ge=1)
+    agent_temperature: float | None = Field(default=None, ge=0)
+    agent_max_tokens: int | None = Field(default=None, ge=1, description="Per model turn")
+    agent_tool_delay_s: float = Field(default=0.0, ge=0)
+    agent_shown_bytes: int = Field(default=32 * 1024, ge=256, description="Of each output, as shown to the model")
+    system_prompt: str = SYSTEM_PROMPT
+    extra_body: JsonObject | None = Field(default=None, description="Sent with each model request (JSON)")
+    model_timeout_s: float = Field(default=1200.0, gt=0, description="One model turn, the server's queue included")
+    send_trajectory_id: bool = Field(default=False, description="Send the trajectory's name as `user`")
+    # Failures
+    verification: Literal["live", "sealed"] = "live"
+    infra_retries: int = Field(default=2, ge=0, le=100, description="New slots tried per rollout")
+    item_retries: int = Field(default=2, ge=0, le=100, description="Times an item whose whole group failed returns")
+    give_up_after_failed_groups: int = Field(default=10, ge=1, description="In a row, `process` then stops")
+    # Items and records
+    dataset_name: str | None = Field(default=None, description="A .jsonl file, or a dataset for `datasets`")
+    dataset_split: str = "train"
+    prompt_field: str = "prompt"
+    eval_items: int = Field(default=0, ge=0, description="Items evaluate() runs; 0: none")
+    rollouts_path: str | None = Field(default=None, description="Append each group's transcripts to this .jsonl")
+    # Names of the older sibling
+    max_agent_turns: int | None = Field(default=None, ge=1, description="Same as agent_max_steps")
+    terminal_timeout: float | None = Field(default=None, gt=0, description="Same as tool_timeout_s")
+    terminal_lifetime: float | None = Field(default=None, gt=0, description="Same as lease_ttl_s")
+
+    def __init__(self, **values: Any) -> None:
+        """Raises: ConfigError naming the field, what it got and what is allowed."""
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise explain(error) from error
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AgentFields:
+        _take_aliases(self)
+        _refuse_later_versions(self)
+        _refuse_contradictions(self)
+        for build in (self.container_settings, self.pool_settings, self.executor_settings):
+            build()
+        return self
+
+    def container_settings(self) -> ContainerSettings:
+        """What each container is."""
+        limits = SlotLimits(
+            processes=self.slot_processes,
+            memory_bytes=self.slot_memory_mib * MIB,
+            workspace_bytes=self.slot_workspace_mib * MIB,
+        )
+        return _built(
+            ContainerSettings,
+            slots_per_container=self.slots_per_container,
+            isolation=self.isolation,
+            require_sandbox=self.require_sandbox,
+            allow_network=self.allow_network,
+            limits=limits,
+            binds=tuple(_bind(text) for text in self.sandbox_binds),
+            env=self.sandbox_env,
+        )
+
+    def pool_settings(self) -> PoolSettings:
+        """How many containers, and how slots are leased."""
+        names = ("min_containers", "max_containers", "acquire_timeout_s", "lease_ttl_s", "start_timeout_s")
+        return _built(PoolSettings, **{name: getattr(self, name) for name in names})
+
+    def executor_settings(self) -> ExecutorSettings:
+        """How calls are batched and bounded."""
+        return _built(
+            ExecutorSettings,
+            tool_batch_window_ms=self.tool_batch_window_ms,
+            tool_max_batch_size=self.tool_max_batch_size,
+            default_timeout_s=self.tool_timeout_s,
+        )
+
+    def agent_settings(self) -> AgentSettings:
+        """Limits and sampling of the agent."""
+        return AgentSettings(
+            max_steps=self.agent_max_steps,
+            temperature=self.agent_temperature,
+            max_tokens=self.agent_max_tokens,
+            extra_body=self.extra_body or {},
+            tool_delay_s=self.agent_tool_delay_s,
+            shown_bytes=self.agent_shown_bytes,
+            system_prompt=self.system_prompt,
+        )
+
+
+def _built(kind: type[S], **values: Any) -> S:
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise explain(error) from error
+
+
+def _bind(text: str) -> Bind:
+    source, colon, target = text.partition(":")
+    if not colon or not source.startswith("/") or not target.startswith("/"):
+        raise ConfigError("sandbox_binds", f"got {text!r}", next_step="allowed: /source:/target, parted by commas")
+    return Bind(source, target)
+
+
+def _take_aliases(config: AgentFields) -> None:
+    """Move older names to the names used here. A dump of a whole config (what atropos' CLI merges into)
+    names every field, so there only a value other than the default counts as said."""
+    fields = type(config).model_fields
+    said = config.model_fields_set if len(config.model_fields_set) < len(fields) else set()
+    for alias, name in ALIASES.items():
+        value, current = getattr(config, alias), getattr(config, name)
+        if value is None:
+            continue
+        if value != current and (name in said or current != fields[name].default):
+            raise ConfigError(alias, f"{alias}={value} and {name}={current} disagree", next_step=f"set only {name}")
+        setattr(config, name, value)
+        setattr(config, alias, None)
+
+
+def _refuse_later_versions(config: AgentFields) -> None:
+    later = {
+        "tool_pool_mode": (config.tool_pool_mode == "nomad", "use tool_pool_mode='local'"),
+        "tool_server_url": (config.tool_server_url is not None, "leave it unset; the tools of the slot work without"),
+        "require_stateful_sandbox": (
+            config.require_stateful_sandbox,
+            "set it to false; each bash call is a fresh shell",
+        ),
+        "distribution": (config.distribution is not None, "use enabled_toolsets"),
+    }
+    for field, (asked, instead) in later.items():
+        if asked:
+            raise ConfigError(field, f"{getattr(config, field)!r} is not in this version", next_step=instead)
+
+
+def _refuse_contradictions(config: AgentFields) -> None:
+    if config.min_containers > config.max_containers:
+        problem = f"{config.min_containers} is more than max_containers={config.max_containers}"
+        raise ConfigError("min_containers", problem, next_step="allowed: 0 to max_containers")
+    if config.tool_server_token is not None:
+        raise ConfigError("tool_server_token", "is set without tool_server_url", next_step="unset it")
+    if not config.require_sandbox and config.isolation == "full":
+        raise ConfigError(
+            "require_sandbox", "false contradicts isolation='full'", next_step="allowed: isolation auto or user"
+        )
+    if both := set(config.enabled_toolsets or ()) & set(config.disabled_toolsets or ()):
+        raise ConfigError("disabled_toolsets", f"{min(both)!r} is also in enabled_toolsets", next_step="name it once")
+    if config.tool_call_parser is not None and config.tool_call_parser not in TOOL_CALL_PARSERS:
+        allowed = ", ".join(TOOL_CALL_PARSERS)
+        raise ConfigError("tool_call_parser", f"got {config.tool_call_parser!r}", next_step=f"allowed: {allowed}")
+    address = urlsplit(config.nomad_address)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigError("nomad_address", f"got {config.nomad_address!r}", next_step="allowed: http(s)://host:port")

@@ -1,0 +1,194 @@
+"""An OpenAI-compatible server that plays scripts. Deterministic, and open about being scripted:
+the model is ``scripted``, ``system_fingerprint`` and the ``Server`` header say so too.
+
+    async with ScriptedPolicy({"task-1": [[Reply(calls=(Call("bash", {"command": "ls"}),)), Reply("done")]]}) as policy:
+        ...  # base_url=policy.base_url, model_name="scripted", api_key="unused"
+
+A conversation's task is found in its first user message (``[task:task-1]`` by default). Its member is
+the number at the end of the request's ``user`` field when one is sent (``…-3`` or ``…-3-try2``, as
+AgentEnv does with ``send_trajectory_id``); otherwise conversations count up in order of arrival, and
+are recognised afterwards by the ids of their tool calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from aiohttp import web
+
+from agentenv.testing.script import Answer, Failure, Reply, Script, Turn, answer, load_script
+
+MODEL: Final = "scripted"
+FINGERPRINT: Final = "agentenv-scripted-policy"
+TASK_MARK: Final = re.compile(r"\[task:([^\]]+)\]")
+MEMBER_MARK: Final = re.compile(r"-(\d+)(?:-try\d+)?$")
+CALL_ID: Final = re.compile(r"^scripted-(\d+)-")
+MAX_REQUEST_BYTES: Final = 256 * 1024 * 1024
+
+
+class ScriptedPolicy:
+    """The server, as an async context manager. ``latency_s`` is waited before each answer."""
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        latency_s: float = 0.0,
+        task_mark: re.Pattern[str] = TASK_MARK,
+    ) -> None:
+        self._script = script
+        self._host = host
+        self._port = port
+        self._latency_s = latency_s
+        self._task_mark = task_mark
+        self._arrivals: Counter[str] = Counter()
+        self._runner: web.AppRunner | None = None
+        self.requests = 0
+        """Completions asked for so far, failures included."""
+
+    @property
+    def base_url(self) -> str:
+        """What an OpenAI client calls ``base_url``. Valid while the server is up."""
+        return f"http://{self._host}:{self._port}/v1"
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.on_response_prepare.append(_say_who)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "scripted": True})
+
+    async def _models(self, _: web.Request) -> web.Response:
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": FINGERPRINT}
+        return web.json_response({"object": "list", "data": [model]})
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        self.requests += 1
+        try:
+            body = await request.json()
+            messages = body["messages"]
+            if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+                raise TypeError("messages must be a list of objects")
+        except (ValueError, KeyError, TypeError) as error:
+            return _refused(Failure(400, f"bad request: {type(error).__name__}: {error}"))
+        if self._latency_s:
+            await asyncio.sleep(self._latency_s)
+        turn = self._turn(messages, body.get("user"))
+        said = answer(self._script, turn)
+        return _refused(said) if isinstance(said, Failure) else web.json_response(completion(said, turn))
+
+    def _turn(self, messages: Sequence[Mapping[str, Any]], user: Any) -> Turn:
+        task = _task_of(messages, self._task_mark)
+        spoken = [message for message in messages if message.get("role") == "assistant"]
+        member = _member_of(user, spoken)
+        if member is None:
+            member = self._arrivals[task]
+            self._arrivals[task] += 1
+        return Turn(task, member, len(spoken), messages)
+
+
+def _task_of(messages: Sequence[Mapping[str, Any]], mark: re.Pattern[str]) -> str:
+    first = next((message for message in messages if message.get("role") == "user"), {})
+    found = mark.search(str(first.get("content") or ""))
+    return found.group(1) if found else ""
+
+
+def _member_of(user: Any, spoken: Sequence[Mapping[str, Any]]) -> int | None:
+    if isinstance(user, str) and (found := MEMBER_MARK.search(user)):
+        return int(found.group(1))
+    ids = [str(call.get("id")) for message in spoken for call in message.get("tool_calls") or []]
+    found = next((match for call_id in ids if (match := CALL_ID.match(call_id))), None)
+    return int(found.group(1)) if found else None
+
+
+def completion(reply: Reply, turn: Turn) -> dict[str, Any]:
+    """The reply as a ChatCompletion; usage counts four characters as a token."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
+    if reply.calls:
+        message["tool_calls"] = [
+            {
+                "id": f"scripted-{turn.member}-{turn.step}-{n}",
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments),
+                },
+            }
+            for n, call in enumerate(reply.calls)
+        ]
+    prompt, written = len(json.dumps(list(turn.messages))) // 4 + 1, len(json.dumps(message)) // 4 + 1
+    return {
+        "id": f"scripted-{turn.task}-{turn.member}-{turn.step}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": MODEL,
+        "system_fingerprint": FINGERPRINT,
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "finish_reason": reply.finish_reason or ("tool_calls" if reply.calls else "stop"),
+            }
+        ],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written},
+    }
+
+
+def _refused(failure: Failure) -> web.Response:
+    error = {"message": failure.message, "type": FINGERPRINT, "code": failure.code}
+    return web.json_response({"error": error}, status=failure.status)
+
+
+async def _say_who(_: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = FINGERPRINT
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    script = load_script(arguments.script)
+    async with ScriptedPolicy(
+        script, host=arguments.host, port=arguments.port, latency_s=arguments.latency_s
+    ) as policy:
+        print(json.dumps({"base_url": policy.base_url, "model": MODEL}), flush=True)  # noqa: T201
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    """``python -m agentenv.testing.scripted_policy SCRIPT.json``: serve a script until interrupted."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("script")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--latency-s", type=float, default=0.0)
+    try:
+        asyncio.run(_serve(parser.parse_args()))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()
