@@ -1,0 +1,117 @@
+"""Compiles the two static programs of a slot: ``python -m agentenv.sandbox.slotagent.build``.
+
+An image ships them built (``slotagent/bin/``); a source checkout builds them on first use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.errors import SandboxUnavailableError
+
+_HERE = Path(__file__).resolve().parent
+_PROGRAMS = ("slotagent", "slotfiles")
+_WARNINGS = (
+    "-std=gnu17 -Wall -Wextra -Werror -Wconversion -Wsign-conversion -Wshadow -Wstrict-prototypes "
+    "-Wmissing-prototypes -Wformat=2 -Wvla -Wpointer-arith -Wwrite-strings -Wundef"
+).split()
+_RELEASE = ("-static", "-O2", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2", "-s")
+_SANITIZED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+_COMPILE_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """Where the two programs are. Static: they run under any root file system of this machine type."""
+
+    agent: Path
+    files: Path
+
+
+def ensure_built() -> Binaries:
+    """The release binaries of exactly these sources, compiled first where they are missing.
+
+    Safe to run from several processes at once. Raises SandboxUnavailableError when they cannot be
+    had: no compiler, no static libc, or the directory is not writable.
+    """
+    return _build_all(_HERE / "bin", _RELEASE)
+
+
+def build_sanitized(directory: Path) -> Binaries:
+    """The programs with AddressSanitizer and UBSan (dynamic; for tests), compiled into ``directory``."""
+    return _build_all(directory, _SANITIZED)
+
+
+def _build_all(directory: Path, flags: Sequence[str]) -> Binaries:
+    return Binaries(*(_built(_HERE / f"{name}.c", directory, flags) for name in _PROGRAMS))
+
+
+def _built(source: Path, directory: Path, flags: Sequence[str]) -> Path:
+    """The program of ``source``, named by what went into it: file times lie (installers and git set
+    them to now), and two versions used at once must not overwrite each other."""
+    inputs = [source, *sorted(_HERE.glob("*.h"))]
+    digest = hashlib.sha256(" ".join([platform.machine(), *_WARNINGS, *flags]).encode())
+    for path in inputs:
+        digest.update(path.read_bytes())
+    binary = directory / f"{source.stem}-{digest.hexdigest()[:16]}"
+    if not binary.exists():
+        _compile(source, binary, flags)
+    return binary
+
+
+def _compile(source: Path, output: Path, flags: Sequence[str]) -> None:
+    """Compile beside ``output`` and rename over it, so that nobody ever sees half a program."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise SandboxUnavailableError(
+            f"no C compiler to build {source.name}", next_step="install one: apt-get install gcc libc6-dev"
+        )
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{output.name}-", dir=output.parent)
+    except OSError as error:
+        raise SandboxUnavailableError(
+            f"cannot write {output.parent}: {error}",
+            next_step=f"run `{sys.executable} -m agentenv.sandbox.slotagent.build` as a user who can",
+        ) from error
+    os.close(handle)
+    try:
+        _run_compiler([compiler, *_WARNINGS, *flags, "-o", temporary, str(source)], source.name)
+        Path(temporary).chmod(0o755)
+        Path(temporary).replace(output)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _run_compiler(command: Sequence[str], name: str) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_COMPILE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxUnavailableError(f"compiling {name} failed: {error}") from error
+    if done.returncode:
+        static_libc_missing = "cannot find -lc" in done.stderr
+        cure = "apt-get install libc6-dev" if static_libc_missing else "see the compiler's message above"
+        raise SandboxUnavailableError(f"compiling {name} failed: {done.stderr.strip()[:2000]}", next_step=cure)
+
+
+def _main() -> None:
+    try:
+        built = ensure_built()
+    except SandboxUnavailableError as error:
+        sys.exit(str(error))
+    sys.stdout.write(f"{built.agent}\n{built.files}\n")
+
+
+if __name__ == "__main__":
+    _main()

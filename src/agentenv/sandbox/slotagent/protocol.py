@@ -1,0 +1,170 @@
+"""The packets of ``docs/slot-agent.md``: a pure codec, and one call each to send and receive.
+
+Everything received is taken as input from an untrusted place: shapes, sizes and descriptor counts
+are checked, and whatever breaks the contract is a ProtocolError (the slot is then lost).
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+from agentenv.errors import ProtocolError
+
+VERSION = 1
+"""``arg`` of HELLO."""
+MAX_PACKET_BYTES = 64 * 1024
+MAX_PACKET_FDS = 4
+SCRIPT_DESCRIPTOR = 9
+"""The child's descriptor that SCRIPT_PIPE and SCRIPT_FD become."""
+
+_HEADER = struct.Struct("<IIiI")
+_COUNTS = struct.Struct("<HH")
+_USAGE = struct.Struct("<QQQ")
+_FD_BYTES = array.array("i").itemsize
+_ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_PACKET_FDS * _FD_BYTES)
+
+MAX_PAYLOAD_BYTES = MAX_PACKET_BYTES - _HEADER.size
+
+
+class Kind(IntEnum):
+    """What a packet says; below 100 server to agent, from 100 agent to server."""
+
+    SPAWN = 1
+    KILL = 2
+    KILL_ALL = 3
+    PING = 4
+    SIGNAL = 5
+    HELLO = 100
+    SPAWNED = 101
+    SPAWN_FAILED = 102
+    EXIT = 103
+    KILLED = 104
+    PONG = 105
+
+
+class SpawnFlag(IntFlag):
+    """``arg`` of SPAWN."""
+
+    STDIN = 1
+    SCRIPT_PIPE = 2
+    SCRIPT_FD = 4
+
+
+STDIN = SpawnFlag.STDIN
+SCRIPT_PIPE = SpawnFlag.SCRIPT_PIPE
+SCRIPT_FD = SpawnFlag.SCRIPT_FD
+
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+@dataclass(frozen=True)
+class Message:
+    """One packet. Whoever receives it owns ``fds`` and closes them."""
+
+    kind: Kind
+    run: int = 0
+    arg: int = 0
+    payload: bytes = b""
+    fds: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a run's first process (and the children it waited for) used."""
+
+    user_s: float
+    system_s: float
+    max_rss_bytes: int
+
+
+def encode(kind: Kind, run: int = 0, arg: int = 0, payload: bytes = b"") -> bytes:
+    """One packet. Raises ValueError when a number does not fit or the packet exceeds the limit."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"payload of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES} fit in a packet")
+    try:
+        return _HEADER.pack(kind, run, arg, len(payload)) + payload
+    except struct.error as error:
+        raise ValueError(f"run {run} or arg {arg} does not fit the header: {error}") from error
+
+
+def decode(packet: bytes) -> Message:
+    """The packet's message, without descriptors. Raises ProtocolError for anything malformed."""
+    if not _HEADER.size <= len(packet) <= MAX_PACKET_BYTES:
+        raise ProtocolError(f"slot agent packet of {len(packet)} bytes")
+    number, run, arg, payload_bytes = _HEADER.unpack_from(packet)
+    kind = _KINDS.get(number)
+    if kind is None:
+        raise ProtocolError(f"slot agent packet of unknown kind {number}")
+    if payload_bytes != len(packet) - _HEADER.size:
+        raise ProtocolError(f"slot agent packet says {payload_bytes} payload bytes, has {len(packet) - _HEADER.size}")
+    return Message(kind, run, arg, packet[_HEADER.size :])
+
+
+def spawn_payload(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> bytes:
+    """The payload of SPAWN. Raises ValueError when argv is empty, a string has a NUL, an env name
+    is empty or has ``=``, or all of it exceeds the packet limit."""
+    if not argv or not argv[0]:
+        raise ValueError("argv must name a program")
+    for name in env:
+        if not name or "=" in name:
+            raise ValueError(f"{name!r} is not a valid environment variable name")
+    strings = [os.fsencode(text) for text in (cwd, *argv, *(f"{name}={value}" for name, value in env.items()))]
+    if any(b"\0" in text for text in strings):
+        raise ValueError("argv, env and cwd must not contain NUL bytes")
+    size = _COUNTS.size + sum(map(len, strings)) + len(strings)
+    if size > MAX_PAYLOAD_BYTES or max(len(argv), len(env)) > 0xFFFF:
+        raise ValueError(f"argv and env take {size} bytes; at most {MAX_PAYLOAD_BYTES} fit in a packet")
+    return _COUNTS.pack(len(argv), len(env)) + b"\0".join(strings) + b"\0"
+
+
+def exit_usage(payload: bytes) -> Usage:
+    """The payload of EXIT. Raises ProtocolError when it is not exactly that."""
+    if len(payload) != _USAGE.size:
+        raise ProtocolError(f"EXIT payload of {len(payload)} bytes")
+    user_us, system_us, max_rss_kib = _USAGE.unpack(payload)
+    return Usage(user_us / 1e6, system_us / 1e6, max_rss_kib * 1024)
+
+
+def send(sock: socket.socket, packet: bytes, fds: Sequence[int] = ()) -> None:
+    """Send one packet; ``fds`` stay the caller's. Raises what ``sendmsg`` raises (BlockingIOError
+    when the socket is non-blocking and full: nothing was sent)."""
+    if fds:
+        sock.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+    else:
+        sock.send(packet)
+
+
+def receive(sock: socket.socket) -> Message | None:
+    """The next message, its descriptors close-on-exec and the caller's to close; None at EOF.
+
+    Raises ProtocolError for a malformed packet (its descriptors are closed), and what ``recvmsg``
+    raises (BlockingIOError when the socket is non-blocking and empty).
+    """
+    packet, ancillary, flags, _ = sock.recvmsg(MAX_PACKET_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+    fds = _descriptors(ancillary) if ancillary else ()
+    if not packet and not fds:
+        return None
+    try:
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ProtocolError("slot agent packet too large, or with too many descriptors")
+        message = decode(packet)
+    except ProtocolError:
+        for fd in fds:
+            os.close(fd)
+        raise
+    return Message(message.kind, message.run, message.arg, message.payload, fds) if fds else message
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, ...]:
+    found: list[int] = []
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            usable = len(content) - len(content) % _FD_BYTES
+            found.extend(array.array("i", content[:usable]))
+    return tuple(found)
