@@ -1,0 +1,349 @@
+// Everything that came from a run is put on the page as text (textContent, attributes set by name),
+// never as markup. Trajectories are drawn when they are unfolded.
+"use strict";
+
+const FOLD_LINES = 24;
+const FOLD_CHARACTERS = 4000;
+const UNFOLD_AT_ONCE = 60;
+const SVG = "http://www.w3.org/2000/svg";
+const KIND_NAMES = {
+  slot_wait: "slot wait", prepare: "prepare", model: "model", batch_wait: "batch wait", queue: "queued in slot",
+  run: "run", transport: "transport", lost: "lost", verify: "verify", release: "release",
+};
+
+const byId = (id) => document.getElementById(id);
+const parsed = (id) => JSON.parse(byId(id).textContent);
+
+function element(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children.filter((child) => child !== null && child !== undefined && child !== ""));
+  return made;
+}
+
+function drawn(name, attributes, title) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  if (title) {
+    const tip = document.createElementNS(SVG, "title");
+    tip.textContent = title;
+    made.append(tip);
+  }
+  return made;
+}
+
+function seconds(value) {
+  if (value >= 100) return `${value.toFixed(0)} s`;
+  if (value >= 1) return `${value.toFixed(2)} s`;
+  return value >= 0.1 ? `${(value * 1000).toFixed(0)} ms` : `${(value * 1000).toFixed(1)} ms`;
+}
+
+function bytes(value) {
+  if (value < 1024) return `${value} B`;
+  const units = ["KiB", "MiB", "GiB"];
+  let unit = -1;
+  do { value /= 1024; unit += 1; } while (value >= 1024 && unit < 2);
+  return `${value.toFixed(1)} ${units[unit]}`;
+}
+
+const scoreKind = (score) => (score === null ? "unscored" : score >= 1 ? "full" : score <= 0 ? "none" : "part");
+const scoreText = (score) => (score === null ? "–" : Number.isInteger(score) ? String(score) : score.toFixed(2));
+
+// Terminal colours are dropped; other control characters are shown as their pictures, so that nothing hides.
+function visible(text) {
+  return text
+    .replace(/\r\n/g, "\n")
+    .replace(/\x1b\[[0-9;:?]*[ -/]*[@-~]/g, "")
+    .replace(/[\x00-\x08\x0b-\x1f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
+    .replace(/[\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\u2421");
+}
+
+// --- text ------------------------------------------------------------------------------------
+
+function diffLines(text) {
+  return text.split("\n").map((line) => {
+    const kind = /^(\+\+\+|---)/.test(line) ? "hunk" : line.startsWith("@@") ? "hunk" : line.startsWith("+") ? "add" : line.startsWith("-") ? "del" : "";
+    return kind ? element("span", { class: kind }, `${line}\n`) : `${line}\n`;
+  });
+}
+
+function preformatted(text, kind = "") {
+  const shown = visible(text);
+  const isDiff = /^--- .*\n\+\+\+ /m.test(shown) && /^@@ /m.test(shown);
+  return element("pre", kind ? { class: kind } : {}, ...(isDiff ? diffLines(shown) : [shown]));
+}
+
+// Long text shows its end when it is output (that is where test results are), its beginning otherwise.
+function folded(text, kind = "", fromEnd = false) {
+  const lines = text.split("\n");
+  if (lines.length <= FOLD_LINES && text.length <= FOLD_CHARACTERS) return [preformatted(text, kind)];
+  const some = fromEnd ? lines.slice(-FOLD_LINES).join("\n").slice(-FOLD_CHARACTERS) : lines.slice(0, FOLD_LINES).join("\n").slice(0, FOLD_CHARACTERS);
+  const preview = preformatted(some, kind);
+  const whole = element("details", { class: "fold" });
+  whole.append(element("summary", {}, `${fromEnd ? "end" : "beginning"} shown; unfold all ${lines.length.toLocaleString("en")} lines, ${text.length.toLocaleString("en")} characters`));
+  whole.addEventListener("toggle", () => {
+    preview.hidden = whole.open;
+    if (whole.open && whole.children.length === 1) whole.append(preformatted(text, kind));
+  });
+  return fromEnd ? [whole, preview] : [preview, whole];
+}
+
+function pairs(rows) {
+  const list = element("dl", { class: "plain" });
+  for (const [key, value] of rows) {
+    const long = value.includes("\n") || value.length > 160;
+    list.append(element("dt", {}, visible(key)), element("dd", {}, ...(long ? folded(value) : [visible(value)])));
+  }
+  return list;
+}
+
+// --- one trajectory --------------------------------------------------------------------------
+
+function strip(bars, total, height) {
+  const picture = drawn("svg", { class: "strip", viewBox: `0 0 1000 ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+  for (const [kind, start, end] of bars) {
+    const width = Math.max(1, (1000 * (end - start)) / (total || 1));
+    picture.append(drawn("rect", { class: `k-${kind}`, x: (1000 * start) / (total || 1), y: 0, width, height }, `${KIND_NAMES[kind]} ${seconds(end - start)}`));
+  }
+  return picture;
+}
+
+function waterfall(bars, total) {
+  const rows = [];
+  for (const [kind, label, start, end] of bars) {
+    const isCall = ["batch_wait", "queue", "run", "transport", "lost"].includes(kind);
+    const last = rows[rows.length - 1];
+    if (isCall && last && last.isCall && Math.abs(last.end - start) < 1e-5 && last.label === label) {
+      last.parts.push([kind, start, end]);
+      last.end = end;
+    } else rows.push({ isCall, label, kind, parts: [[kind, start, end]], start, end });
+  }
+  const grid = element("div", { class: "waterfall", role: "img", "aria-label": `Timing of ${rows.length} steps over ${seconds(total)}` });
+  for (const row of rows) {
+    const tip = row.parts.map(([kind, from, to]) => `${KIND_NAMES[kind]} ${seconds(to - from)}`).join(", ") + ` (from ${seconds(row.start)} to ${seconds(row.end)})`;
+    const picture = strip(row.parts, total, 13);
+    picture.removeAttribute("class");
+    const name = row.isCall ? row.label : row.label && row.label !== KIND_NAMES[row.kind] ? `${KIND_NAMES[row.kind]} · ${row.label}` : KIND_NAMES[row.kind];
+    grid.append(element("div", { class: "row", title: tip }, element("span", { title: tip }, visible(name)), element("span", { title: tip }, picture), element("span", { class: "took", title: tip }, seconds(row.end - row.start))));
+  }
+  const ticks = element("div", { class: "scale" }, ...[0, 0.25, 0.5, 0.75, 1].map((part) => element("span", {}, seconds(part * total))));
+  grid.append(element("span"), ticks, element("span"));
+  return grid;
+}
+
+function callTop(call) {
+  const marks = [];
+  const mark = (text, kind) => marks.push(element("span", { class: `badge ${kind}` }, text));
+  if (call.lost) mark("no result", "bad");
+  if (call.fault && call.fault !== "none") mark(`${call.fault} fault${call.error ? `: ${call.error}` : ""}`, `fault-${call.fault}`);
+  for (const flag of call.flags || []) mark(flag.replace("_", " "), "bad");
+  if (call.exit !== null && call.exit !== undefined) mark(`exit ${call.exit}`, call.exit === 0 ? "" : "warn");
+  const facts = [seconds(call.took)];
+  if (call.batchWait > 0.0005) facts.push(`batch wait ${seconds(call.batchWait)}`);
+  if (call.run) facts.push(`run ${seconds(call.run)}`);
+  if (call.queue > 0.0005) facts.push(`queued ${seconds(call.queue)}`);
+  if (call.cpu) facts.push(`CPU ${seconds(call.cpu)}`);
+  if (call.memory) facts.push(`peak ${bytes(call.memory)}`);
+  return element("div", { class: "top" }, element("code", {}, visible(call.tool)), ...marks, ...facts.map((fact) => element("span", {}, fact)));
+}
+
+function callArguments(call) {
+  if (typeof call.arguments === "string") return call.arguments ? folded(call.arguments, "command") : [];
+  const shown = [];
+  for (const [key, value] of Object.entries(call.arguments)) {
+    if (!value) continue;
+    if (key !== "command") shown.push(element("div", { class: "label" }, visible(key)));
+    shown.push(...folded(value, key === "command" ? "command" : ""));
+  }
+  return shown;
+}
+
+function callOutput(label, stream, kind) {
+  if (!stream) return [];
+  const dropped = stream.dropped ? ` · ${bytes(stream.dropped)} dropped from the middle by the output cap` : "";
+  return [element("div", { class: "label" }, `${label}${dropped}`), ...folded(stream.text, kind, true)];
+}
+
+function toolCall(call) {
+  const made = element("div", { class: "call" }, callTop(call), ...callArguments(call));
+  if (call.message) made.append(element("p", { class: "said bad" }, visible(call.message)));
+  made.append(...callOutput("stdout", call.out, ""), ...callOutput("stderr", call.err, "err"));
+  if (call.content) made.append(element("div", { class: "label" }, "reply"), ...folded(call.content));
+  if (call.shown) made.append(element("div", { class: "label" }, "shown to the model"), ...folded(call.shown));
+  return made;
+}
+
+function turn(said) {
+  const who = element("div", { class: "who" }, element("b", {}, said.role + (said.index === undefined ? "" : ` · step ${said.index + 1}`)));
+  if (said.model !== undefined) who.append(element("span", {}, `model ${seconds(said.model)}`));
+  if (said.usage && said.usage.completion_tokens !== undefined) who.append(element("span", {}, `${said.usage.prompt_tokens ?? "?"} → ${said.usage.completion_tokens} tokens`));
+  const made = element("div", { class: `turn ${said.role === "assistant" ? "assistant" : ""}` }, who);
+  if (said.thought) made.append(element("details", { class: "fold" }, element("summary", {}, "reasoning"), ...folded(said.thought)));
+  if (said.text) {
+    const long = said.text.length > FOLD_CHARACTERS || said.role === "tool" || said.text.split("\n").length > FOLD_LINES;
+    made.append(...(long ? folded(said.text) : [element("p", { class: "said" }, visible(said.text))]));
+  }
+  made.append(...(said.calls || []).map(toolCall));
+  return made;
+}
+
+function section(title, ...content) {
+  return content.length ? [element("h3", {}, title), ...content] : [];
+}
+
+function trajectoryBody(number) {
+  const body = parsed(`data-${number}`);
+  const made = element("div", { class: "body" });
+  if (body.error) made.append(...section("What ended it", preformatted(body.error, "err")));
+  if (body.earlier.length) made.append(...section(`Earlier attempts (${body.earlier.length})`, ...body.earlier.map((error) => preformatted(error, "err"))));
+  if (body.bars.length) made.append(...section("Time", waterfall(body.bars, body.total)));
+  made.append(...section("Conversation", ...body.turns.map(turn)));
+  if (body.verification.length) made.append(...section("Verification", pairs(body.verification)));
+  const rest = [["began", new Date(body.began * 1000).toISOString()], ...body.workspace, ...Object.entries(body.totals).map(([key, value]) => [key, String(value)])];
+  made.append(element("details", { class: "fold" }, element("summary", {}, "More facts"), pairs(rest)));
+  return made;
+}
+
+function trajectoryRow(member, group) {
+  const summary = element("summary", {});
+  const badges = [];
+  if (member.fault !== "none") badges.push(element("span", { class: `badge fault-${member.fault}` }, `${member.fault} fault`));
+  if (member.attempt > 1) badges.push(element("span", { class: "badge warn" }, `attempt ${member.attempt}`));
+  if (member.finish !== "stop" && member.finish !== "fault") badges.push(element("span", { class: "badge" }, member.finish.replace("_", " ")));
+  if (member.timedOut) badges.push(element("span", { class: "badge warn" }, `${member.timedOut} timed out`));
+  if (member.callFaults) badges.push(element("span", { class: "badge warn" }, `${member.callFaults} call fault${member.callFaults > 1 ? "s" : ""}`));
+  const short = member.id.startsWith(group.id) ? member.id.slice(group.id.length).replace(/^[-:/._]+/, "") || member.id : member.id;
+  const link = element("a", { class: "link", href: `#${encodeURIComponent(member.id)}`, title: "Link to this trajectory", "aria-label": `Link to trajectory ${member.id}` }, "#");
+  summary.append(
+    element("span", { class: `value ${scoreKind(member.score)}`, "aria-label": member.score === null ? "not scored" : `score ${scoreText(member.score)}` }, scoreText(member.score)),
+    element("span", { class: "name mono", title: member.id }, link, " ", visible(short)),
+    badges.length ? element("span", { class: "marks" }, ...badges) : strip(member.bars, member.total, 10),
+    element("span", { class: "counts" }, `${member.steps} step${member.steps === 1 ? "" : "s"}, ${member.calls} call${member.calls === 1 ? "" : "s"}`),
+    element("span", { class: "took" }, seconds(member.total)),
+  );
+  if (badges.length) summary.querySelector(".marks").append(strip(member.bars, member.total, 10));
+  const row = element("details", { class: "trajectory", id: `t:${member.id}` }, summary);
+  row.addEventListener("toggle", () => { if (row.open) drawBody(row, member.body); });
+  return row;
+}
+
+function drawBody(row, number) {
+  if (row.children.length > 1) return;
+  row.append(trajectoryBody(number));
+}
+
+// --- groups ----------------------------------------------------------------------------------
+
+function statistics(group) {
+  const scores = group.members.map((member) => member.score).filter((score) => score !== null);
+  const mean = scores.length ? scores.reduce((sum, score) => sum + score, 0) / scores.length : null;
+  return { scores, mean, spread: scores.length ? Math.max(...scores) - Math.min(...scores) : 0, longest: Math.max(0, ...group.members.map((member) => member.total)) };
+}
+
+function dots(group, numbers) {
+  const picture = drawn("svg", { class: "dots", viewBox: "0 0 200 34", role: "img", "aria-label": `Scores: ${group.members.map((member) => (member.score === null ? "not scored" : scoreText(member.score))).join(", ")}` });
+  picture.append(drawn("line", { class: "rail", x1: 10, x2: 190, y1: 22, y2: 22 }));
+  const stacked = new Map();
+  for (const member of group.members) {
+    if (member.score === null) continue;
+    const x = 10 + 180 * Math.min(1, Math.max(0, member.score));
+    const place = Math.round(x / 9);
+    const level = stacked.get(place) || 0;
+    stacked.set(place, level + 1);
+    picture.append(drawn("circle", { class: scoreKind(member.score), cx: x, cy: 22 - Math.min(level, 4) * 6, r: 4.5 }, `${member.id}: ${scoreText(member.score)}`));
+  }
+  if (numbers.mean !== null) picture.append(drawn("rect", { x: 9.25 + 180 * Math.min(1, Math.max(0, numbers.mean)), y: 28, width: 1.5, height: 6, fill: "currentColor" }, `mean ${numbers.mean.toFixed(2)}`));
+  return picture;
+}
+
+function groupCard(group) {
+  const numbers = statistics(group);
+  const missing = group.size - numbers.scores.length;
+  const title = element("div", {}, element("h4", {}, visible(group.item)));
+  if (group.outcome !== "complete") title.append(" ", element("span", { class: `badge ${group.outcome === "retry" ? "bad" : "warn"}` }, group.outcome === "retry" ? "to be retried" : `partial: ${numbers.scores.length} of ${group.size}`));
+  const mean = element("div", { class: "mean" }, ...(numbers.mean === null ? ["not scored"] : ["mean ", element("b", {}, numbers.mean.toFixed(2))]), missing > 0 && numbers.mean !== null ? `, ${missing} missing` : "");
+  const card = element("li", { class: "group" }, element("header", {}, title, dots(group, numbers), mean));
+  if (group.details.length) {
+    const about = element("details", { class: "about" }, element("summary", {}, "the task"));
+    about.addEventListener("toggle", () => { if (about.open && about.children.length === 1) about.append(pairs(group.details)); });
+    card.append(about);
+  }
+  const rows = group.members.map((member) => trajectoryRow(member, group));
+  card.append(element("div", { class: "members" }, ...rows));
+  const text = [group.item, group.id, ...group.members.map((member) => member.id)].join("\n").toLowerCase();
+  return { group, card, rows, numbers, text };
+}
+
+// --- filters, order, links ---------------------------------------------------------------------
+
+const cards = parsed("data-groups").map(groupCard);
+const list = byId("groups");
+
+function fits(member) {
+  const wanted = byId("score").value;
+  if (wanted !== "any" && scoreKind(member.score) !== wanted) return false;
+  return !byId("faulty").checked || member.fault !== "none" || member.callFaults > 0 || member.attempt > 1;
+}
+
+function applyFilters() {
+  const words = byId("find").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+  let count = 0;
+  for (const { group, card, rows, text } of cards) {
+    const found = words.every((word) => text.includes(word));
+    let here = 0;
+    group.members.forEach((member, index) => {
+      const shown = found && fits(member);
+      rows[index].hidden = !shown;
+      here += shown ? 1 : 0;
+    });
+    const unfiltered = words.length === 0 && byId("score").value === "any" && !byId("faulty").checked;
+    card.hidden = here === 0 && !unfiltered;
+    count += here;
+  }
+  const total = cards.reduce((sum, { rows }) => sum + rows.length, 0);
+  byId("shown").textContent = count === total ? `${total} trajectories` : `${count} of ${total} trajectories`;
+  byId("nothing").hidden = cards.some(({ card }) => !card.hidden);
+}
+
+function applyOrder() {
+  const keys = { run: () => 0, mean: (card) => card.numbers.mean ?? 2, spread: (card) => -card.numbers.spread, long: (card) => -card.numbers.longest };
+  const key = keys[byId("order").value];
+  list.append(...[...cards].sort((a, b) => key(a) - key(b)).map(({ card }) => card));
+}
+
+function follow() {
+  let wanted = location.hash.slice(1);
+  try { wanted = decodeURIComponent(wanted); } catch { return; }
+  for (const marked of list.querySelectorAll(".marked")) marked.classList.remove("marked");
+  for (const { group, card, rows } of cards) {
+    const index = group.members.findIndex((member) => member.id === wanted);
+    if (index < 0) continue;
+    card.hidden = rows[index].hidden = false;
+    rows[index].open = true;
+    drawBody(rows[index], group.members[index].body);
+    rows[index].classList.add("marked");
+    rows[index].scrollIntoView({ block: "start" });
+    return;
+  }
+}
+
+function shownRows() {
+  return cards.filter(({ card }) => !card.hidden).flatMap(({ rows }) => rows.filter((row) => !row.hidden));
+}
+
+function switchTheme() {
+  const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  document.documentElement.dataset.theme = dark ? "light" : "dark";
+}
+
+for (const id of ["find", "score", "faulty"]) byId(id).addEventListener("input", applyFilters);
+byId("order").addEventListener("input", applyOrder);
+byId("unfold").addEventListener("click", () => shownRows().slice(0, UNFOLD_AT_ONCE).forEach((row) => { row.open = true; }));
+byId("fold").addEventListener("click", () => list.querySelectorAll("details.trajectory[open]").forEach((row) => { row.open = false; }));
+byId("theme").addEventListener("click", switchTheme);
+window.addEventListener("hashchange", follow);
+
+applyOrder();
+applyFilters();
+follow();
+document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,116 @@
+"""Writes the page: a template, its style and script, and the records as inert data."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+from pydantic import ValidationError
+
+from agentenv.agent.transcript import GroupRecord
+from agentenv.report.shaping import group_row, text_cap, trajectory_body
+from agentenv.report.summary import summarise
+
+HERE = Path(__file__).parent
+UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
+"""What could end or begin markup inside a data block; in JSON they only ever occur in strings."""
+
+
+class RecordError(ValueError):
+    """A line of a rollouts file is not a GroupRecord; the message names file and line."""
+
+
+def read_records(path: Path) -> Iterator[GroupRecord]:
+    """The groups in a ``rollouts.jsonl``, in order; a last line cut short by a crash is left out.
+
+    Raises:
+        RecordError: a line that is whole is not a GroupRecord.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                yield GroupRecord.model_validate(json.loads(line))
+            except (ValidationError, ValueError) as error:
+                if not line.endswith(b"\n"):
+                    return
+                raise RecordError(f"{path}:{number} is not a group record: {error}") from error
+
+
+def write_report(
+    records: Iterable[GroupRecord], path: Path, *, title: str, run: Mapping[str, object] | None = None
+) -> Path:
+    """Write the page for these groups to ``path`` (whole or not at all) and return it.
+
+    ``run`` is what the head of the page says about the run, name by name. A true ``run["scripted"]``
+    puts up a banner saying that no model was involved; a string there is the banner's second sentence.
+    The page needs nothing but itself: it works from a file, without a network. Long outputs are cut
+    in the middle on the page (and it says so); nothing of the records' text is ever markup or script.
+
+    Raises:
+        OSError: the page cannot be written; an older one is left as it was.
+    """
+    groups = list(records)
+    page = _render(groups, title, dict(run or {}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(page)
+        Path(part).chmod(0o644)
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def embed(value: Any) -> Markup:
+    """``value`` as JSON that is safe inside a ``<script type="application/json">``: plain ASCII, no ``<``."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str)
+    for character, escape in UNSAFE.items():
+        text = text.replace(character, escape)
+    return Markup(text)  # noqa: S704 - nothing that could be markup is left in it
+
+
+def _render(groups: list[GroupRecord], title: str, run: dict[str, object]) -> Iterator[str]:
+    cap = text_cap(groups)
+    bodies = (trajectory_body(t, cap) for group in groups for t in group.trajectories)
+    rows, first = [], 0
+    for group in groups:
+        rows.append(group_row(group, first, cap))
+        first += len(group.trajectories)
+    style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html.j2").generate(
+        title=title,
+        scripted=run.pop("scripted", None),
+        run=run,
+        summary=summarise(groups),
+        groups=embed(rows),
+        bodies=map(embed, bodies),
+        style=Markup(style),  # noqa: S704 - our own files
+        script=Markup(script),  # noqa: S704
+        style_hash=_csp_hash(style),
+        script_hash=_csp_hash(script),
+    )
+
+
+def _csp_hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,179 @@
+"""Records as the page's data: short keys, outputs cut to a cap, calls joined to the turns that made them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentenv.agent.transcript import GroupRecord, Phase, Step, ToolRecord, Transcript
+
+PAGE_BUDGET_BYTES = 48 * 1024 * 1024
+"""What all outputs together may take: browsers open pages of this size without trouble."""
+LONGEST_TEXT = 64 * 1024
+SHORTEST_TEXT = 1024
+
+
+def text_cap(groups: Iterable[GroupRecord]) -> int:
+    """How many characters of each text the page carries, so that all of them fit its budget."""
+    texts = sum(2 * len(step.tool_calls) + 2 for group in groups for t in group.trajectories for step in t.steps)
+    return max(SHORTEST_TEXT, min(LONGEST_TEXT, PAGE_BUDGET_BYTES // max(1, texts)))
+
+
+def group_row(group: GroupRecord, first: int, cap: int) -> dict[str, Any]:
+    """What the list shows of a group; ``first`` is the number of its first trajectory's body."""
+    return {
+        "id": group.group,
+        "item": group.item_id,
+        "size": group.group_size,
+        "outcome": group.outcome,
+        "details": [[key, _plain(value, cap)] for key, value in group.item.items()],
+        "members": [_member_row(t, first + index) for index, t in enumerate(group.trajectories)],
+    }
+
+
+def _member_row(transcript: Transcript, body: int) -> dict[str, Any]:
+    calls = [call for step in transcript.steps for call in step.tool_calls]
+    return {
+        "id": transcript.trajectory,
+        "body": body,
+        "score": transcript.score,
+        "fault": transcript.fault,
+        "callFaults": sum(call.result is not None and call.result.fault != "none" for call in calls),
+        "finish": transcript.finish_reason,
+        "attempt": transcript.attempt,
+        "steps": len(transcript.steps),
+        "calls": len(calls),
+        "total": round(duration_s(transcript), 4),
+        "bars": [[kind, round(start, 4), round(end, 4)] for kind, _, start, end in bars(transcript)],
+        "timedOut": sum(call.result is not None and call.result.timed_out for call in calls),
+    }
+
+
+def trajectory_body(transcript: Transcript, cap: int) -> dict[str, Any]:
+    """All that unfolding one trajectory shows."""
+    return {
+        "id": transcript.trajectory,
+        "began": transcript.began_unix_s,
+        "error": _plain(transcript.error, cap),
+        "earlier": [_plain(error, cap) for error in transcript.earlier_attempts],
+        "final": _plain(transcript.final_response, cap),
+        "turns": _turns(transcript, cap),
+        "bars": [[kind, label, round(start, 5), round(end, 5)] for kind, label, start, end in bars(transcript)],
+        "total": round(duration_s(transcript), 5),
+        "totals": {name: round(value, 4) for name, value in transcript.totals.items()},
+        "verification": [[key, _plain(value, cap)] for key, value in transcript.verification.items()],
+        "workspace": [[key, _plain(value, cap)] for key, value in transcript.workspace_meta.items()],
+    }
+
+
+def duration_s(transcript: Transcript) -> float:
+    """From the trajectory's first moment to the last one recorded."""
+    ends = [phase.ended_s for phase in transcript.phases] + [step.model_ended_s for step in transcript.steps]
+    return max([*ends, transcript.totals.get("total_s", 0.0), 0.0])
+
+
+def bars(transcript: Transcript) -> list[tuple[str, str, float, float]]:
+    """(kind, label, start, end) of every stretch of time, a tool call as batch wait, queue, run and transport."""
+    found = [part for phase in transcript.phases if phase.name != "tool" for part in _phase_bar(phase)]
+    for step in transcript.steps:
+        for call in step.tool_calls:
+            found.extend(_call_bars(call))
+    return sorted(found, key=lambda bar: (bar[2], bar[3]))
+
+
+def _phase_bar(phase: Phase) -> list[tuple[str, str, float, float]]:
+    return [(phase.name, phase.label, phase.started_s, max(phase.started_s, phase.ended_s))]
+
+
+def _call_bars(call: ToolRecord) -> list[tuple[str, str, float, float]]:
+    result = call.result
+    stretches = [("batch_wait", call.batch_wait_s)]
+    if result is not None:
+        stretches += [("queue", result.queue_s), ("run", result.duration_s)]
+    found, at = [], call.started_s
+    for kind, length in stretches:
+        end = min(call.ended_s, at + max(0.0, length))
+        if end > at:
+            found.append((kind, call.tool, at, end))
+        at = max(at, end)
+    if call.ended_s > at:
+        found.append(("transport" if result is not None else "lost", call.tool, at, call.ended_s))
+    return found
+
+
+def _turns(transcript: Transcript, cap: int) -> list[dict[str, Any]]:
+    """The conversation in order; a tool's message is left out where its call's record says it all."""
+    recorded = {call.call_id for step in transcript.steps for call in step.tool_calls}
+    steps = iter(transcript.steps)
+    turns = []
+    for message in transcript.messages:
+        if message.get("role") == "tool" and message.get("tool_call_id") in recorded:
+            continue
+        step = next(steps, None) if message.get("role") == "assistant" else None
+        turns.append(_turn(message, step, cap))
+    return turns + [_turn(step.message, step, cap) for step in steps]
+
+
+def _turn(message: Mapping[str, Any], step: Step | None, cap: int) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": str(message.get("role", "?")), "text": _plain(message.get("content"), cap)}
+    if thought := message.get("reasoning_content") or message.get("reasoning"):
+        turn["thought"] = _plain(thought, cap)
+    if step is not None:
+        turn |= {
+            "index": step.index,
+            "model": round(step.model_ended_s - step.model_started_s, 4),
+            "usage": step.usage,
+            "calls": [_call(call, cap) for call in step.tool_calls],
+        }
+    return turn
+
+
+def _call(call: ToolRecord, cap: int) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "tool": call.tool,
+        "arguments": _arguments(call.arguments, cap),
+        "took": round(call.ended_s - call.started_s, 5),
+        "batchWait": round(call.batch_wait_s, 5),
+    }
+    result = call.result
+    if result is None:
+        return row | {"lost": True, "shown": _plain(call.shown, cap)}
+    flags = ("timed_out", "oom_killed", "cancelled")
+    return row | {
+        "exit": result.exit_code,
+        "fault": result.fault,
+        "error": result.error,
+        "message": _plain(result.message, cap),
+        "out": _stream(result.stdout, result.stdout_dropped_bytes, cap),
+        "err": _stream(result.stderr, result.stderr_dropped_bytes, cap),
+        "content": None if result.content is None else _plain(result.content, cap),
+        "flags": [flag for flag in flags if getattr(result, flag)],
+        "queue": round(result.queue_s, 5),
+        "run": round(result.duration_s, 5),
+        "cpu": result.cpu_s,
+        "memory": result.peak_memory_bytes,
+    }
+
+
+def _arguments(arguments: Any, cap: int) -> Any:
+    if isinstance(arguments, dict):
+        return {str(key): _plain(value, cap) for key, value in arguments.items()}
+    return _plain(arguments, cap)
+
+
+def _stream(text: str, dropped_bytes: int, cap: int) -> dict[str, Any] | None:
+    if not text and not dropped_bytes:
+        return None
+    return {"text": _plain(text, cap), "dropped": dropped_bytes, "length": len(text)}
+
+
+def _plain(value: Any, cap: int) -> str:
+    """Any value as text of at most about ``cap`` characters; what is cut is said in its place."""
+    if value is None:
+        return ""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1, default=str)
+    if len(text) <= cap:
+        return text
+    note = f"[… {len(text) - cap:,} characters are left out of this page; the records have them …]"
+    return f"{text[: cap // 2]}\n{note}\n{text[-(cap // 2) :]}"

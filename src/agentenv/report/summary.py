@@ -1,0 +1,130 @@
+"""The figures at the top of the page. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agentenv.agent.transcript import GroupRecord, Transcript
+from agentenv.report.shaping import bars
+
+BINS = 10
+PERCENTILES = (50, 90, 99)
+KINDS = {
+    "slot_wait": "Waiting for a slot",
+    "prepare": "Preparing the workspace",
+    "model": "Model turns",
+    "batch_wait": "Waiting for a batch to leave",
+    "queue": "Waiting in the slot",
+    "run": "Tools running",
+    "transport": "Transport",
+    "lost": "Calls that were lost",
+    "verify": "Verifying",
+    "release": "Giving the slot back",
+}
+"""Every kind of time the page draws, in the order a trajectory meets them."""
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Nearest rank over values in any order; 0 for none."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+def summarise(groups: Sequence[GroupRecord]) -> dict[str, Any]:
+    """Counts, the distribution of scores, faults by kind, latencies, and where the time went."""
+    transcripts = [transcript for group in groups for transcript in group.trajectories]
+    calls = [call for t in transcripts for step in t.steps for call in step.tool_calls]
+    scores = [t.score for t in transcripts if t.score is not None]
+    return {
+        "groups": len(groups),
+        "outcomes": dict(Counter(group.outcome for group in groups)),
+        "spread": sum(_has_spread(group) for group in groups),
+        "trajectories": len(transcripts),
+        "scored": len(scores),
+        "unscored": len(transcripts) - len(scores),
+        "mean": sum(scores) / len(scores) if scores else None,
+        "histogram": _histogram(scores),
+        "retries": sum(max(0, t.attempt - 1) for t in transcripts),
+        "faults": _faults(transcripts),
+        "calls": len(calls),
+        "tools": dict(Counter(call.tool for call in calls).most_common()),
+        "commands_failed": sum(1 for call in calls if call.result and call.result.exit_code),
+        "timed_out": sum(1 for call in calls if call.result and call.result.timed_out),
+        "oom_killed": sum(1 for call in calls if call.result and call.result.oom_killed),
+        "truncated": sum(1 for call in calls if call.result and call.result.truncated),
+        "latencies": _latencies(transcripts),
+        "time": _time_split(transcripts),
+        "span_s": _span_s(transcripts),
+    }
+
+
+def _has_spread(group: GroupRecord) -> bool:
+    """Whether the members' scores differ: only such a group teaches a policy anything."""
+    return len({t.score for t in group.trajectories if t.score is not None}) > 1
+
+
+def _histogram(scores: Sequence[float]) -> list[dict[str, Any]]:
+    """Exactly 0, ten tenths, exactly 1; scores outside [0, 1] count at the nearer end."""
+    bins = [{"label": "0", "count": 0}]
+    bins += [{"label": f"{i / BINS:.1f}–{(i + 1) / BINS:.1f}", "count": 0} for i in range(BINS)]
+    bins.append({"label": "1", "count": 0})
+    for score in scores:
+        index = 0 if score <= 0 else BINS + 1 if score >= 1 else 1 + min(BINS - 1, int(score * BINS))
+        bins[index]["count"] += 1  # type: ignore[operator]
+    return bins
+
+
+def _faults(transcripts: Iterable[Transcript]) -> dict[str, dict[str, int]]:
+    """By kind: how many trajectories ended so, how many single calls said so."""
+    ended: Counter[str] = Counter(t.fault for t in transcripts)
+    single: Counter[str] = Counter(
+        call.result.fault for t in transcripts for step in t.steps for call in step.tool_calls if call.result
+    )
+    kinds = ("model", "policy", "task", "infra")
+    return {kind: {"trajectories": ended[kind], "calls": single[kind]} for kind in kinds if ended[kind] or single[kind]}
+
+
+def _latencies(transcripts: Sequence[Transcript]) -> list[dict[str, Any]]:
+    by_kind: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    whole_calls = [c.ended_s - c.started_s for t in transcripts for step in t.steps for c in step.tool_calls]
+    for transcript in transcripts:
+        for kind, _, start, end in bars(transcript):
+            by_kind[kind].append(end - start)
+    rows = [("call", "Tool call, whole", whole_calls), *((kind, name, by_kind[kind]) for kind, name in KINDS.items())]
+    return [
+        {
+            "kind": kind,
+            "name": name,
+            "count": len(values),
+            "percentiles": [percentile(values, percent) for percent in PERCENTILES],
+            "longest": max(values),
+        }
+        for kind, name, values in rows
+        if values
+    ]
+
+
+def _time_split(transcripts: Iterable[Transcript]) -> list[dict[str, Any]]:
+    total: Counter[str] = Counter()
+    for transcript in transcripts:
+        for kind, _, start, end in bars(transcript):
+            total[kind] += end - start  # type: ignore[assignment]
+    whole = sum(total.values())
+    return [
+        {"kind": kind, "name": name, "seconds": total[kind], "share": total[kind] / whole}
+        for kind, name in KINDS.items()
+        if whole and total[kind]
+    ]
+
+
+def _span_s(transcripts: Sequence[Transcript]) -> float:
+    """Wall time from the first trajectory's beginning to the last one's end."""
+    if not transcripts:
+        return 0.0
+    ends = [t.began_unix_s + max([0.0, *(phase.ended_s for phase in t.phases)]) for t in transcripts]
+    return max(ends) - min(t.began_unix_s for t in transcripts)
