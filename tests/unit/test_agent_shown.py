@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from agentenv.agent.shown import cut_middle, shown
+from agentenv.wire.calls import CallResult
+from tests.unit.agent_stubs import ok
+
+
+def test_streams_are_apart_with_the_exit_code_first() -> None:
+    text = shown("bash", ok("out\n", exit_code=3, stderr="err\n"), 1000)
+    assert text == "exit code: 3\nstdout:\nout\nstderr:\nerr"
+
+
+def test_silence_is_said() -> None:
+    assert shown("bash", ok(), 1000) == "exit code: 0\n(no output)"
+
+
+def test_a_timeout_and_an_oom_are_said() -> None:
+    text = shown("bash", CallResult(id="c", exit_code=137, timed_out=True, oom_killed=True, duration_s=60.2), 1000)
+    assert text.startswith(
+        "exit code: 137 (timed out after 60 s, everything it ran was stopped; killed: out of memory)"
+    )
+
+
+def test_bytes_dropped_in_the_slot_and_here_are_counted_together() -> None:
+    text = shown("bash", ok("a" * 3000, stdout_dropped_bytes=100, truncated=True), 1000)
+    assert "stdout (2100 bytes dropped from the middle):" in text
+
+
+@pytest.mark.parametrize("text", ["", "abc", "é" * 500, "x" * 10_000, "🙂" * 1000, "\ud800" * 600])
+def test_cut_middle_keeps_head_and_tail_within_the_limit(text: str) -> None:
+    kept, dropped = cut_middle(text, 400)
+    if dropped == 0:
+        assert kept == text
+    else:
+        assert len(kept.encode("utf-8", "surrogatepass")) <= 400 + 60
+        assert f"{dropped} bytes dropped" in kept
+
+
+def test_file_tools_read_as_text() -> None:
+    read = CallResult(id="c", content={"text": "hello", "size_bytes": 9, "truncated": True, "lossy": True, "mode": 420})
+    assert shown("read_file", read, 100).startswith("hello\n[the file goes on; it has 9 bytes]\n[not valid UTF-8")
+    wrote = CallResult(id="c", content={"size_bytes": 5, "created": True})
+    assert shown("write_file", wrote, 100) == "created, 5 bytes"
+    entries = [
+        {"path": "a", "kind": "directory", "size_bytes": 0, "mode": 0, "modified_s": 0},
+        {"path": "a/b", "kind": "file", "size_bytes": 7, "mode": 0, "modified_s": 0},
+    ]
+    listed = CallResult(id="c", content={"entries": entries, "truncated": True})
+    assert shown("list_files", listed, 100) == "a/\na/b  7\n[more entries were left out]"
+
+
+def test_a_failing_file_operation_reads_as_a_command_that_failed() -> None:
+    assert shown("read_file", ok(exit_code=2, stderr="no such file"), 100) == "exit code: 2\nstderr:\nno such file"
+
+
+def test_wrong_and_refused_calls_show_their_message() -> None:
+    for fault in ("model", "policy"):
+        assert shown("bash", CallResult(id="c", fault=fault, message="why"), 100) == "error: why"
