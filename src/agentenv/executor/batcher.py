@@ -51,6 +51,11 @@ class Batcher(Generic[T]):
         return f"<Batcher {len(self._waiting)} waiting, {len(self._sent)} batches unacknowledged>"
 
     @property
+    def waiting(self) -> int:
+        """How many calls have not left."""
+        return len(self._waiting)
+
+    @property
     def oldest_unacknowledged_at(self) -> float | None:
         """When the oldest unacknowledged batch left; None when there is none."""
         return next((sent_at for sent_at, _ in self._sent.values()), None)

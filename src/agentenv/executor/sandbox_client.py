@@ -324,7 +324,8 @@ class SandboxClient:
             self._wake = None
             if timer is not None:
                 timer.cancel()
-        if overdue_at is not None and self._overdue_at() is not None and self._loop.time() >= overdue_at:
+        overdue_at = self._overdue_at()
+        if overdue_at is not None and self._loop.time() >= overdue_at:
             raise StreamCutError(f"a batch was not acknowledged within {self._deadline_s:g} s")
 
     def _overdue_at(self) -> float | None:
@@ -346,7 +347,8 @@ class SandboxClient:
             elif isinstance(message, Accepted):
                 if not self._batcher.accepted(message.batch):
                     raise ProtocolError(f"the container acknowledged batch {message.batch}, which was not sent")
-                self._wake_writer()
+                if self._batcher.waiting:
+                    self._wake_writer()
             else:
                 self._take_failure(message)
 

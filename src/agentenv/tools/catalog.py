@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from agentenv.errors import ConfigError, InvalidArgumentsError, UnknownToolError
 from agentenv.tools.builtin import BUILTIN
-from agentenv.tools.schema import closest, explain_arguments, parameters_schema, shown
+from agentenv.tools.schema import closest, explain_arguments, parameters_schema, shown, unencodable
 from agentenv.tools.spec import ToolSpec
 
 _SNIPPET_CHARS = 20
@@ -116,9 +116,12 @@ class ToolCatalog:
         if not isinstance(given, Mapping):
             self._refuse(tool, f"must be a JSON object, got {shown(given)}")
         try:
-            return spec.arguments.model_validate(given).model_dump(mode="json", exclude_unset=True)
+            checked = spec.arguments.model_validate(given).model_dump(mode="json", exclude_unset=True)
         except ValidationError as error:
             self._refuse(tool, explain_arguments(self._schemas[tool], error), cause=error)
+        if (where := unencodable(checked)) is not None:
+            self._refuse(tool, f"argument '{where}' has half of a surrogate pair; write the whole character")
+        return checked
 
     def _parsed(self, tool: str, text: str) -> Any:
         if not text.strip():

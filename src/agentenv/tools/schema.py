@@ -63,10 +63,42 @@ def _without_null_branch(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like ``name``, case ignored; None when nothing is."""
+    """The known name ``name`` abbreviates (``cmd``) or is most like, case ignored; None when there is none."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
-    found = difflib.get_close_matches(name[:200].casefold(), by_folded, n=1, cutoff=0.5)
+    folded = name[:200].casefold()
+    short_for = [full for full in by_folded if _abbreviates(folded, full)]
+    found = short_for or difflib.get_close_matches(folded, by_folded, n=1, cutoff=0.5)
     return by_folded[found[0]] if found else None
+
+
+def _abbreviates(short: str, full: str) -> bool:
+    """True when the letters of ``short`` occur in ``full`` in this order, from the same first letter."""
+    rest = iter(full)
+    return len(short) > 1 and short[:1] == full[:1] and all(letter in rest for letter in short)
+
+
+def unencodable(value: object, path: str = "") -> str | None:
+    """Where ``value`` holds half a surrogate pair, which no UTF-8 text can carry; None when nowhere."""
+    if isinstance(value, str):
+        return None if value.isascii() or _is_utf8(value) else path
+    if isinstance(value, Mapping):
+        items: Iterable[tuple[object, object]] = value.items()
+        for key, item in items:
+            if unencodable(key) is not None:
+                return path or "a name"
+            if (found := unencodable(item, f"{path}.{key}" if path else str(key))) is not None:
+                return found
+    elif isinstance(value, list):
+        return next((found for item in value if (found := unencodable(item, path)) is not None), None)
+    return None
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def explain_arguments(schema: Mapping[str, Any], error: ValidationError) -> str:

@@ -1,0 +1,267 @@
+"""What a model is told of tools, and what it is told when it gets a call wrong."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentenv.errors import AgentEnvError, ConfigError, InvalidArgumentsError, UnknownToolError
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.tools.spec import ToolSpec
+from agentenv.wire.base import MAX_COMMAND_BYTES
+from agentenv.wire.tools import BashArguments
+
+CATALOG = ToolCatalog.builtin()
+
+
+class Point(BaseModel):
+    model_config = ConfigDict(extra="forbid", title="A Point")
+    title: str = Field(description="its name")
+    x: Annotated[int, Field(ge=0)]
+
+
+class SearchArguments(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    query: str = Field(description="what to look for")
+    near: Point | None = None
+    points: list[Point] = Field(default_factory=list)
+    engine: Literal["fast", "deep"] = "fast"
+
+
+SEARCH = ToolSpec(
+    name="web_search", description="Search.", arguments=SearchArguments, default_timeout_s=5, kind="external"
+)
+
+
+class Tree(BaseModel):
+    children: list[Tree] = Field(default_factory=list)
+
+
+def refusal(arguments: dict[str, Any] | str, tool: str = "bash", catalog: ToolCatalog = CATALOG) -> str:
+    with pytest.raises(InvalidArgumentsError) as caught:
+        catalog.validate(tool, arguments)
+    return str(caught.value)
+
+
+def walk(node: Any) -> list[dict[str, Any]]:
+    if isinstance(node, list):
+        return [found for item in node for found in walk(item)]
+    if not isinstance(node, dict):
+        return []
+    return [node, *(found for value in node.values() for found in walk(value))]
+
+
+def test_the_builtin_tools() -> None:
+    assert CATALOG.names == ("bash", "read_file", "write_file", "list_files", "artifacts")
+    assert repr(CATALOG) == "<ToolCatalog bash, read_file, write_file, list_files, artifacts>"
+
+
+def test_the_schema_of_bash_is_what_a_model_should_read() -> None:
+    function = CATALOG.openai_tools()[0]["function"]
+    assert function["name"] == "bash"
+    assert function["parameters"] == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["command"],
+        "properties": {
+            "command": {"type": "string", "description": "The bash command to run. May be several lines."},
+            "cwd": {"type": "string", "description": "Directory to run in; the workspace by default."},
+            "env": {
+                "type": "object",
+                "additionalProperties": {"type": "string"},
+                "description": "Extra environment variables.",
+            },
+            "stdin": {"type": "string", "description": "Text given to the command on standard input."},
+        },
+    }
+
+
+def test_no_schema_has_references_titles_or_null() -> None:
+    for tool in CATALOG.extended(SEARCH).openai_tools():
+        json.dumps(tool)
+        for node in walk(tool["function"]["parameters"]):
+            assert not {"$defs", "$ref"} & node.keys()
+            assert node.get("type") != "null"
+            assert not isinstance(node.get("title"), str)
+
+
+def test_nested_models_are_written_out_and_a_property_may_be_called_title() -> None:
+    (tool,) = ToolCatalog([SEARCH]).openai_tools()
+    properties = tool["function"]["parameters"]["properties"]
+    assert properties["near"]["properties"]["title"] == {"type": "string", "description": "its name"}
+    assert properties["points"]["items"]["properties"]["x"] == {"type": "integer", "minimum": 0}
+    assert properties["engine"] == {"type": "string", "enum": ["fast", "deep"], "default": "fast"}
+
+
+def test_openai_tools_are_the_callers_own() -> None:
+    CATALOG.openai_tools()[0]["function"]["parameters"].clear()
+    assert CATALOG.openai_tools()[0]["function"]["parameters"]["required"] == ["command"]
+
+
+def test_a_tool_whose_arguments_contain_themselves_is_refused() -> None:
+    with pytest.raises(ConfigError, match="refers to itself"):
+        ToolCatalog([ToolSpec(name="tree", description="", arguments=Tree)])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"command": "ls"},
+        '{"command": "ls"}',
+        '  {"command": "ls"}\n',
+        {"command": "ls", "cwd": None},
+        '{"command": "ls", "cwd": null}',
+    ],
+)
+def test_good_arguments(arguments: dict[str, Any] | str) -> None:
+    checked = CATALOG.validate("bash", arguments)
+    BashArguments.model_validate(checked)
+    assert checked["command"] == "ls"
+
+
+def test_no_arguments_at_all() -> None:
+    assert CATALOG.validate("list_files", "") == {}
+    assert CATALOG.validate("list_files", {}) == {}
+    assert "missing argument 'command' (string: The bash command to run" in refusal("")
+
+
+def test_a_raw_line_break_inside_a_string_is_understood() -> None:
+    assert CATALOG.validate("bash", '{"command": "a\nb"}') == {"command": "a\nb"}
+
+
+def test_bytes_travel_as_base64() -> None:
+    checked = CATALOG.validate("write_file", {"path": "x", "data": b"\x00\xff"})
+    assert checked == {"path": "x", "data": base64.b64encode(b"\x00\xff").decode()}
+    assert CATALOG.validate("write_file", checked) == checked
+
+
+@pytest.mark.parametrize(
+    ("tool", "hint"),
+    [
+        ("Bash", "did you mean 'bash'?"),
+        ("readfile", "did you mean 'read_file'?"),
+        ("list_file", "did you mean 'list_files'?"),
+        ("zzzzzz", "available tools: bash, read_file, write_file, list_files, artifacts"),
+        ("", "available tools: bash"),
+    ],
+)
+def test_unknown_tools_are_answered_with_the_closest_and_the_list(tool: str, hint: str) -> None:
+    with pytest.raises(UnknownToolError) as caught:
+        CATALOG.validate(tool, {})
+    assert hint in str(caught.value)
+    assert "artifacts" in str(caught.value)
+    assert caught.value.fault == "model"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"cmd": "ls"}, "unknown argument 'cmd'; did you mean 'command'? (allowed: command, cwd, env, stdin)"),
+        ({"cmd": "ls"}, "missing argument 'command'"),
+        ({"command": 5}, "argument 'command' should be a valid string (got 5)"),
+        ({"command": ["ls"]}, "argument 'command' should be a valid string (got [\"ls\"])"),
+        ({"command": "a\0b"}, "argument 'command' must not contain NUL bytes"),
+        ({"command": "x", "env": {"A=B": "c"}}, "'A=B' is not a valid environment variable"),
+        ({"command": "x", "env": {"A": 1}}, "argument 'env.A' should be a valid string (got 1)"),
+        ("[1]", "must be a JSON object, got [1]"),
+        ('"ls"', 'must be a JSON object, got "ls"'),
+        ("null", "must be a JSON object, got null"),
+        ('{"command": "ls"', "are not valid JSON: Expecting ',' delimiter at line 1 column 17"),
+        ('{"command":\n ls}', "at line 2 column 2, near"),
+        ("{'command': 'ls'}", "are not valid JSON"),
+        ('{"command": NaN}', "NaN is not a JSON value"),
+        ('{"command": "ls"} extra', "Extra data at line 1 column 19"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"command": ' + "9" * 5000 + "}", "are not valid JSON"),
+        ('{"command": "\\ud800"}', "argument 'command' has half of a surrogate pair"),
+    ],
+)
+def test_every_refusal_says_what_to_change(arguments: dict[str, Any] | str, said: str) -> None:
+    assert said in refusal(arguments)
+
+
+def test_json_refusals_show_the_shape_that_is_wanted() -> None:
+    assert 'send one JSON object: {"command": …}' in refusal("{")
+
+
+def test_a_literal_and_a_bound() -> None:
+    assert "should be 'archive' or 'extract'" in refusal({"action": "zip"}, "artifacts")
+    assert "greater than or equal to 1" in refusal({"depth": 0}, "list_files")
+    assert "is not base64" in refusal({"path": "x", "data": "%%%"}, "write_file")
+
+
+def test_refusals_stay_short_whatever_was_sent() -> None:
+    assert len(refusal({"command": "x" * (MAX_COMMAND_BYTES + 1)})) < 500
+    assert len(refusal({"x" * 100_000: 1, "command": ["y" * 100_000]})) < 2000
+    assert len(refusal({f"key{index}": index for index in range(1000)})) < 2000
+    assert len(refusal('{"command": ' + "z" * 100_000)) < 500
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text() | st.dictionaries(st.text(), st.none() | st.text() | st.integers() | st.lists(st.text())))
+def test_anything_a_model_sends_is_validated_or_refused(arguments: dict[str, Any] | str) -> None:
+    for name in CATALOG.names:
+        checked = validated(name, arguments)
+        if isinstance(checked, AgentEnvError):
+            assert checked.fault == "model"
+            assert len(str(checked)) < 4000
+        else:
+            assert CATALOG.validate(name, json.dumps(checked)) == checked
+
+
+def validated(tool: str, arguments: dict[str, Any] | str) -> dict[str, Any] | AgentEnvError:
+    try:
+        return CATALOG.validate(tool, arguments)
+    except AgentEnvError as error:
+        return error
+
+
+def test_subset_keeps_the_catalogs_order_and_refuses_unknown_names() -> None:
+    assert CATALOG.subset(["read_file", "bash"]).names == ("bash", "read_file")
+    assert CATALOG.subset([]).names == ()
+    with pytest.raises(ConfigError, match=r"no tool is named 'bsh'; did you mean 'bash'\?"):
+        CATALOG.subset(["bsh"])
+    with pytest.raises(UnknownToolError):
+        CATALOG.subset(["bash"]).validate("read_file", {"path": "x"})
+
+
+def test_adding_a_tool_is_one_spec() -> None:
+    catalog = CATALOG.extended(SEARCH)
+    assert "web_search" in catalog
+    assert "web_search" not in CATALOG
+    assert catalog.validate("web_search", '{"query": "cats", "near": {"title": "a", "x": "3"}}') == {
+        "query": "cats",
+        "near": {"title": "a", "x": 3},
+    }
+    assert "argument 'near.x' should be greater than or equal to 0" in refusal(
+        {"query": "q", "near": {"title": "a", "x": -1}}, "web_search", catalog
+    )
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two tools are named 'bash'"):
+        CATALOG.extended(ToolSpec(name="bash", description="", arguments=SearchArguments))
+
+
+@pytest.mark.parametrize(
+    ("name", "timeout_s"),
+    [
+        ("", None),
+        ("a b", None),
+        ("x" * 65, None),
+        ("é", None),
+        ("ok", 0),
+        ("ok", -1),
+        ("ok", float("nan")),
+        ("ok", 1e9),
+    ],
+)
+def test_specs_that_could_not_work_are_refused(name: str, timeout_s: float | None) -> None:
+    with pytest.raises(ConfigError):
+        ToolSpec(name=name, description="", arguments=SearchArguments, default_timeout_s=timeout_s)
