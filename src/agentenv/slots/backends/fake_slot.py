@@ -1,0 +1,255 @@
+"""The slots of a fake container: leases with epochs, calls run in order, replies remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentenv.errors import (
+    AgentEnvError,
+    CallLostError,
+    InvalidArgumentsError,
+    StaleLeaseError,
+    UnknownToolError,
+)
+from agentenv.slots.backends.fake_tools import FakeShell, Ran, run_file_tool
+from agentenv.wire.base import WireModel
+from agentenv.wire.calls import Call, CallResult
+from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, SlotReport, SlotState
+from agentenv.wire.tools import (
+    ArtifactsArguments,
+    BashArguments,
+    ListFilesArguments,
+    ReadFileArguments,
+    WriteFileArguments,
+)
+
+ARGUMENTS: Mapping[str, type[WireModel]] = {
+    "bash": BashArguments,
+    "read_file": ReadFileArguments,
+    "write_file": WriteFileArguments,
+    "list_files": ListFilesArguments,
+    "artifacts": ArtifactsArguments,
+}
+
+
+@dataclass
+class FakeLease:
+    """One lease and the replies remembered for it."""
+
+    key: LeaseKey
+    request: LeaseRequest
+    expires_at: float
+    calls: dict[str, FakeCall] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class FakeCall:
+    """One call: running, waiting its turn, or answered."""
+
+    task: asyncio.Task[CallResult]
+    cancelled: bool = False
+
+
+class FakeSlot:
+    """One slot. Costs nothing until its first call: then it gets a directory and processes."""
+
+    __slots__ = ("_directory", "_env", "_order", "_output_bytes", "_shell", "epoch", "index", "lease", "state")
+
+    def __init__(self, index: int, directory: Path, env: Mapping[str, str], output_bytes: int) -> None:
+        self.index = index
+        self.state = SlotState.free
+        self.epoch = 0
+        self.lease: FakeLease | None = None
+        self._directory = directory
+        self._env = env
+        self._output_bytes = output_bytes
+        self._order: asyncio.Lock | None = None
+        self._shell: FakeShell | None = None
+
+    def grant(self, request: LeaseRequest, now: float) -> LeaseGrant:
+        """Lease it. Raises StaleLeaseError when it is not free (and not leased by this very request)."""
+        if self.lease is None or self.lease.request.request_id != request.request_id:
+            if self.state is not SlotState.free:
+                raise StaleLeaseError(f"slot {self.index} is {self.state}, not free")
+            self.state = SlotState.leased
+            key = LeaseKey(slot=self.index, epoch=self.epoch, secret=secrets.token_hex(16))
+            self.lease = FakeLease(key, request, now + request.ttl_s)
+        return LeaseGrant(key=self.lease.key, trajectory=self.lease.request.trajectory, ttl_s=request.ttl_s)
+
+    def held_by(self, key: LeaseKey) -> FakeLease | None:
+        """The lease, when ``key`` is its key."""
+        return self.lease if self.lease is not None and self.lease.key == key else None
+
+    def renew(self, key: LeaseKey, ttl_s: float, now: float) -> bool:
+        """Extend the lease; False when the key is stale."""
+        lease = self.held_by(key)
+        if lease is not None:
+            lease.expires_at = now + ttl_s
+        return lease is not None
+
+    async def reset(self, quarantine: bool) -> None:
+        """End lease and processes, discard the workspace, begin a new epoch."""
+        if self.state is not SlotState.leased:
+            return
+        self.state = SlotState.resetting
+        lease, self.lease = self.lease, None
+        await self._end_calls(lease)
+        self._discard()
+        self.epoch += 1
+        self.state = SlotState.quarantined if quarantine else SlotState.free
+
+    async def seal(self) -> None:
+        """Kill all that runs; keep workspace and lease."""
+        await self._end_calls(self.lease)
+        if self._shell is not None:
+            self._shell.kill_all()
+
+    def forget_replies(self) -> None:
+        """The server crashed: what it knew of calls is lost, what ran is killed."""
+        if self.lease is not None:
+            for call in self.lease.calls.values():
+                call.task.cancel()
+            self.lease.calls.clear()
+
+    def destroy(self) -> None:
+        """The container is no more."""
+        self.forget_replies()
+        self.lease = None
+        self.state = SlotState.gone
+        self._discard()
+
+    async def _end_calls(self, lease: FakeLease | None) -> None:
+        tasks = [call.task for call in lease.calls.values()] if lease is not None else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _discard(self) -> None:
+        if self._shell is not None:
+            self._shell.kill_all()
+            self._shell = None
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def report(self, now: float) -> SlotReport:
+        """What ``GET /v1/slots`` says of it."""
+        lease = self.lease
+        return SlotReport(
+            slot=self.index,
+            state=self.state,
+            epoch=self.epoch,
+            trajectory=lease.request.trajectory if lease is not None else None,
+            expires_in_s=lease.expires_at - now if lease is not None else None,
+            running_calls=sum(not call.task.done() for call in lease.calls.values()) if lease is not None else 0,
+            reason="a reset was made to fail" if self.state is SlotState.quarantined else "",
+        )
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def submit(self, call: Call, boot: str) -> asyncio.Task[CallResult] | CallResult:
+        """Run it, or find it running or answered. Refusals are results at once."""
+        lease = self.held_by(call.lease)
+        if lease is None:
+            return refusal(call.id, StaleLeaseError(f"slot {self.index} is not under this lease any more"))
+        known = lease.calls.get(call.id)
+        if known is not None:
+            return known.task
+        if call.boot != boot:
+            return refusal(call.id, CallLostError("the server restarted; the call may have run before"))
+        record = FakeCall(asyncio.create_task(self._run(call, lease), name=f"call {call.id}"))
+        lease.calls[call.id] = record
+        return record.task
+
+    def cancel(self, call_id: str) -> None:
+        """End a call now; it still gets a result."""
+        call = self.lease.calls.get(call_id) if self.lease is not None else None
+        if call is not None and not call.task.done():
+            call.cancelled = True
+            call.task.cancel()
+
+    def forget(self, call_id: str) -> None:
+        """Its result has arrived."""
+        if self.lease is not None and (call := self.lease.calls.get(call_id)) is not None and call.task.done():
+            del self.lease.calls[call_id]
+
+    async def _run(self, call: Call, lease: FakeLease) -> CallResult:
+        asked = time.monotonic()
+        began = asked
+        order = self._order = self._order or asyncio.Lock()
+        try:
+            async with order:
+                began = time.monotonic()
+                result = await self._attempt(call)
+        except asyncio.CancelledError:
+            record = lease.calls.get(call.id)
+            if record is None or not record.cancelled:
+                result = refusal(call.id, StaleLeaseError("the lease ended while the call ran"))
+            else:
+                result = CallResult(id=call.id, cancelled=True, exit_code=137)
+        now = time.monotonic()
+        return result.model_copy(update={"queue_s": began - asked, "duration_s": now - began})
+
+    async def _attempt(self, call: Call) -> CallResult:
+        try:
+            arguments = _validated(call)
+            if isinstance(arguments, BashArguments):
+                return await self._bash(call, arguments)
+            content = await asyncio.to_thread(run_file_tool, self._workspace(), arguments)
+            return CallResult(id=call.id, content=content.model_dump(mode="json"))
+        except AgentEnvError as error:
+            return refusal(call.id, error)
+        except OSError as error:
+            return CallResult(id=call.id, exit_code=error.errno or 1, stderr=f"{call.tool}: {error.strerror or error}")
+
+    async def _bash(self, call: Call, arguments: BashArguments) -> CallResult:
+        self._workspace()
+        assert self._shell is not None
+        try:
+            async with asyncio.timeout(call.timeout_s):
+                return _finished(call.id, await self._shell.run(arguments), timed_out=False)
+        except TimeoutError:
+            return _finished(call.id, self._shell.partial(), timed_out=True)
+
+    def _workspace(self) -> Path:
+        if self._shell is None:
+            self._directory.mkdir(parents=True, mode=0o700)
+            self._shell = FakeShell(self._directory, self._env, self._output_bytes)
+        return self._directory
+
+
+def _validated(call: Call) -> WireModel:
+    model = ARGUMENTS.get(call.tool)
+    if model is None:
+        raise UnknownToolError(f"no tool is named {call.tool!r}", next_step=f"use one of {', '.join(ARGUMENTS)}")
+    try:
+        return model.model_validate(call.arguments)
+    except ValidationError as error:
+        first: Any = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "arguments"
+        raise InvalidArgumentsError(f"{where}: {first['msg']}") from error
+
+
+def refusal(call_id: str, error: AgentEnvError) -> CallResult:
+    """The result of a call that was not run, or whose run cannot be told."""
+    return CallResult(id=call_id, fault=error.fault, error=error.code, message=str(error))
+
+
+def _finished(call_id: str, ran: Ran, *, timed_out: bool) -> CallResult:
+    return CallResult(
+        id=call_id,
+        exit_code=ran.exit_code,
+        stdout=ran.stdout,
+        stderr=ran.stderr,
+        stdout_dropped_bytes=ran.stdout_dropped_bytes,
+        stderr_dropped_bytes=ran.stderr_dropped_bytes,
+        truncated=bool(ran.stdout_dropped_bytes or ran.stderr_dropped_bytes),
+        timed_out=timed_out,
+    )

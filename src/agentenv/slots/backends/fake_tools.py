@@ -1,0 +1,320 @@
+"""The tools of the fake backend: bash as an ordinary child process, file operations in plain Python.
+
+Nothing here isolates anything: a command runs as the user who runs the tests, in a temporary directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import stat
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
+from agentenv.wire.base import MAX_FILE_BYTES, WireModel
+from agentenv.wire.tools import (
+    ArtifactFile,
+    ArtifactsArguments,
+    ArtifactsReply,
+    BashArguments,
+    FileEntry,
+    ListFilesArguments,
+    ListFilesReply,
+    ReadFileArguments,
+    ReadFileReply,
+    WriteFileArguments,
+    WriteFileReply,
+)
+
+_ARGV_BYTES = 100_000
+"""Above this a command goes in by descriptor: one argument may have 128 KiB at most."""
+_FROM_DESCRIPTOR = 'IFS= read -r -d "" -u %d s; exec %d<&-; eval "$s"'
+
+
+class Capture:
+    """Reads a pipe as it fills; keeps the head and the tail of what came, counts the rest."""
+
+    def __init__(self, keep_bytes: int) -> None:
+        self._head_bytes = keep_bytes - keep_bytes // 2
+        self._tail_bytes = keep_bytes // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.dropped_bytes = 0
+        self._keeping = True
+        self._fd, self.writer = os.pipe()
+        os.set_blocking(self._fd, False)
+        asyncio.get_running_loop().add_reader(self._fd, self._read)
+
+    def _read(self) -> bool:
+        """Read once; False when there is nothing now, or nothing more."""
+        try:
+            chunk = os.read(self._fd, 65_536)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            asyncio.get_running_loop().remove_reader(self._fd)
+            return False
+        if self._keeping:
+            self._keep(chunk)
+        return True
+
+    def _keep(self, chunk: bytes) -> None:
+        room = self._head_bytes - len(self._head)
+        self._head += chunk[:room]
+        self._tail += chunk[room:]
+        excess = len(self._tail) - self._tail_bytes
+        if excess > 0:
+            del self._tail[:excess]
+            self.dropped_bytes += excess
+
+    def take(self) -> str:
+        """What came so far. What comes later (from background processes) is read and dropped."""
+        for _ in range(64):
+            if not self._read():
+                break
+        self._keeping = False
+        return (bytes(self._head) + bytes(self._tail)).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Stop reading."""
+        asyncio.get_running_loop().remove_reader(self._fd)
+        os.close(self._fd)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command did."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    stdout_dropped_bytes: int
+    stderr_dropped_bytes: int
+
+
+class FakeShell:
+    """Runs the commands of one slot and can end all it ever started."""
+
+    def __init__(self, workspace: Path, env: Mapping[str, str], output_bytes: int) -> None:
+        self._workspace = workspace
+        self._mark = f"AGENTENV_FAKE_SLOT={workspace}"
+        self._env = {
+            "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+            "HOME": str(workspace),
+            "USER": "agent",
+            "LANG": "C.UTF-8",
+            "TMPDIR": "/tmp",  # noqa: S108 - the same path slots of the real sandbox have
+            "TERM": "dumb",
+            **env,
+        }
+        self._output_bytes = output_bytes
+        self._captures: list[Capture] = []
+
+    async def run(self, arguments: BashArguments) -> Ran:
+        """Run to the end of the foreground process. Cancelling kills its process group."""
+        cwd = inside(self._workspace, arguments.cwd or ".")
+        out, err = Capture(self._output_bytes), Capture(self._output_bytes)
+        self._captures += [out, err]
+        try:
+            process = await self._spawn(arguments, cwd, out.writer, err.writer)
+        finally:
+            os.close(out.writer)
+            os.close(err.writer)
+        try:
+            code = await process.wait()
+        except asyncio.CancelledError:
+            # Not reaped yet, so the id is still this group's.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+            raise
+        return Ran(128 - code if code < 0 else code, out.take(), err.take(), out.dropped_bytes, err.dropped_bytes)
+
+    def partial(self) -> Ran:
+        """The output so far of the command that was last started: for calls that were cut short."""
+        out, err = self._captures[-2:]
+        return Ran(137, out.take(), err.take(), out.dropped_bytes, err.dropped_bytes)
+
+    async def _spawn(self, arguments: BashArguments, cwd: Path, out: int, err: int) -> asyncio.subprocess.Process:
+        mark, _, value = self._mark.partition("=")
+        script, opened = arguments.command, []
+        if len(script.encode()) > _ARGV_BYTES:
+            opened.append(_memory_file(script + "\0"))
+            script = _FROM_DESCRIPTOR % (opened[0], opened[0])
+        stdin = asyncio.subprocess.DEVNULL
+        if arguments.stdin is not None:
+            stdin = _memory_file(arguments.stdin)
+        try:
+            return await asyncio.create_subprocess_exec(
+                "bash",
+                "-c",
+                script,
+                stdin=stdin,
+                stdout=out,
+                stderr=err,
+                cwd=cwd,
+                env={**self._env, **(arguments.env or {}), mark: value},
+                pass_fds=opened,
+                start_new_session=True,
+            )
+        finally:
+            for descriptor in [*opened, *([stdin] if stdin >= 0 else [])]:
+                os.close(descriptor)
+
+    def kill_all(self) -> None:
+        """End every process ever started here, daemons included: they carry this slot's mark."""
+        if self._captures:
+            for _ in range(3):  # a process may fork while we look
+                if not sum(_kill(pid) for pid in _marked(self._mark.encode())):
+                    break
+        for capture in self._captures:
+            capture.close()
+        self._captures.clear()
+
+
+def _memory_file(text: str) -> int:
+    descriptor = os.memfd_create("fake")
+    os.write(descriptor, text.encode("utf-8", "surrogatepass"))
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def _marked(mark: bytes) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    yield int(entry.name)
+
+
+def _kill(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+        return True
+    return False
+
+
+def inside(workspace: Path, path: str) -> Path:
+    """The path in the workspace directory. Raises PolicyRefusalError when it leads out of it."""
+    if "\0" in path:
+        raise InvalidArgumentsError("path: must not contain NUL bytes")
+    relative = (
+        path.removeprefix("/workspace").lstrip("/") if path == "/workspace" or path[:11] == "/workspace/" else path
+    )
+    found = Path(os.path.realpath(workspace / relative))
+    if found != workspace and workspace not in found.parents:
+        raise PolicyRefusalError(f"{path!r} is outside the workspace", next_step="use a path inside /workspace")
+    return found
+
+
+def run_file_tool(workspace: Path, arguments: WireModel) -> WireModel:
+    """One file operation. Raises OSError (data, to the caller), PolicyRefusalError, InvalidArgumentsError."""
+    match arguments:
+        case ReadFileArguments():
+            return _read(inside(workspace, arguments.path), arguments)
+        case WriteFileArguments():
+            return _write(inside(workspace, arguments.path), arguments)
+        case ListFilesArguments():
+            return _list(inside(workspace, arguments.path), arguments)
+        case ArtifactsArguments(action="archive"):
+            return _archive(inside(workspace, arguments.path))
+        case ArtifactsArguments():
+            return _extract(inside(workspace, arguments.path), arguments.data)
+    raise InvalidArgumentsError(f"no file operation takes {type(arguments).__name__}")
+
+
+def _read(path: Path, arguments: ReadFileArguments) -> ReadFileReply:
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        file.seek(arguments.offset)
+        data = file.read(arguments.limit or MAX_FILE_BYTES)
+    more = arguments.offset + len(data) < status.st_size
+    common = {"size_bytes": status.st_size, "mode": stat.S_IMODE(status.st_mode), "truncated": more}
+    if arguments.binary:
+        return ReadFileReply(data=data, **common)
+    text = data.decode("utf-8", "replace")
+    return ReadFileReply(text=text, lossy=text.encode() != data, **common)
+
+
+def _write(path: Path, arguments: WriteFileArguments) -> WriteFileReply:
+    if (arguments.text is None) == (arguments.data is None):
+        raise InvalidArgumentsError("give either text or data", next_step="send exactly one of them")
+    data = arguments.data if arguments.data is not None else (arguments.text or "").encode("utf-8", "surrogatepass")
+    created = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    if arguments.mode is not None or created:
+        path.chmod(0o644 if arguments.mode is None else arguments.mode)
+    return WriteFileReply(size_bytes=len(data), created=created)
+
+
+def _list(root: Path, arguments: ListFilesArguments) -> ListFilesReply:
+    entries = sorted(_walk(root, root, arguments.depth, arguments.hidden), key=lambda entry: entry.path)
+    return ListFilesReply(entries=tuple(entries[: arguments.limit]), truncated=len(entries) > arguments.limit)
+
+
+def _walk(root: Path, directory: Path, depth: int, hidden: bool) -> Iterator[FileEntry]:
+    for path in directory.iterdir():
+        if path.name.startswith(".") and not hidden:
+            continue
+        status = path.lstat()
+        yield FileEntry(
+            path=str(path.relative_to(root)),
+            kind=_kind(status.st_mode),
+            size_bytes=status.st_size,
+            mode=stat.S_IMODE(status.st_mode),
+            modified_s=status.st_mtime,
+        )
+        if depth > 1 and stat.S_ISDIR(status.st_mode):
+            yield from _walk(root, path, depth - 1, hidden)
+
+
+_KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+
+
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "other")
+
+
+def _archive(root: Path) -> ArtifactsReply:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        if root.is_dir():
+            for path in sorted(root.rglob("*")):
+                archive.add(path, str(path.relative_to(root)), recursive=False)
+        else:
+            archive.add(root, root.name)
+    data = buffer.getvalue()
+    return ArtifactsReply(data=data, **_contents(data))
+
+
+def _extract(root: Path, data: bytes | None) -> ArtifactsReply:
+    if data is None:
+        raise InvalidArgumentsError("data: is needed to extract", next_step="send the tar as base64")
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            archive.extractall(root, filter="data")
+    except tarfile.FilterError as error:
+        raise PolicyRefusalError(f"the archive was refused: {error}") from error
+    except (tarfile.TarError, EOFError) as error:
+        raise InvalidArgumentsError(f"data: is not a tar archive: {error}") from error
+    return ArtifactsReply(**_contents(data))
+
+
+def _contents(data: bytes) -> dict[str, object]:
+    files = []
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for member in archive:
+            content = archive.extractfile(member) if member.isfile() else None
+            if content is not None:
+                digest = sha256(content.read()).hexdigest()
+                files.append(ArtifactFile(path=member.name, size_bytes=member.size, sha256=digest))
+    return {"files": tuple(files), "total_bytes": sum(file.size_bytes for file in files)}

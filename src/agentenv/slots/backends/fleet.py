@@ -1,0 +1,150 @@
+"""Keeps the asked-for number of containers running: what the local and the fake backend share.
+
+One keeper task per index starts its container, waits for its end, reports, and starts the next one.
+Scaling down cancels the keepers of the highest indices; a container is always stopped to the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+from agentenv.errors import AgentEnvError
+from agentenv.slots.backends.base import (
+    ContainerDraining,
+    ContainerEvent,
+    ContainerGone,
+    ContainerHandle,
+    ContainerStarted,
+    StartFailed,
+)
+from agentenv.slots.tasks import finish
+
+RETRY_MIN_S = 0.25
+RETRY_MAX_S = 10.0
+PERMANENT_RETRY_S = 30.0
+"""After a failure that trying again cannot help: somebody may have mended the machine meanwhile."""
+STABLE_AFTER_S = 5.0
+"""A container that died younger than this counts as a failed start when the next pause is chosen."""
+
+
+class StartFailedError(Exception):
+    """A container did not start; ``event`` says why, and whether trying again can help."""
+
+    def __init__(self, event: StartFailed) -> None:
+        super().__init__(event.reason)
+        self.event = event
+
+
+class Running(Protocol):
+    """One started container."""
+
+    @property
+    def handle(self) -> ContainerHandle:
+        """How to reach it."""
+
+    async def ended(self) -> str:
+        """Wait until it has ended by itself; why it did. May be cancelled and asked again."""
+
+    async def stop(self, reason: str) -> None:
+        """End it, orderly if it obeys, else by force. Returns when nothing of it is left."""
+
+
+class Fleet:
+    """``start(index)`` starts one container or raises StartFailedError; the rest is done here."""
+
+    def __init__(self, start: Callable[[int], Awaitable[Running]], *, starts_at_once: int) -> None:
+        self._start = start
+        self._starting = asyncio.Semaphore(starts_at_once)
+        self._goal = 0
+        self._keepers: dict[int, asyncio.Task[None]] = {}
+        self._replacing: dict[str, asyncio.Future[str]] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._events: asyncio.Queue[ContainerEvent | None] = asyncio.Queue()
+        self._closed = False
+
+    def scale(self, count: int) -> None:
+        """Make ``count`` the goal."""
+        if self._closed:
+            return
+        self._goal = count
+        for index in [index for index in self._keepers if index >= count]:
+            keeper = self._keepers.pop(index)
+            self._leaving.add(keeper)
+            keeper.add_done_callback(self._leaving.discard)
+            keeper.cancel()
+        for index in range(count):
+            if index not in self._keepers:
+                self._keepers[index] = asyncio.create_task(self._keep(index), name=f"keep container {index}")
+
+    def replace(self, container_id: str, reason: str) -> None:
+        """Stop this container; its keeper starts another. Unknown (already gone): nothing happens."""
+        wish = self._replacing.get(container_id)
+        if wish is not None and not wish.done():
+            wish.set_result(reason)
+
+    async def events(self) -> AsyncIterator[ContainerEvent]:
+        """Every event, for one reader, until closed."""
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    async def aclose(self) -> None:
+        """Stop everything and end events(). May be repeated; goes to the end even when cancelled."""
+        self.scale(0)
+        self._closed = True
+        await finish(asyncio.create_task(self._empty()))
+
+    async def _empty(self) -> None:
+        while self._leaving:
+            await asyncio.wait(set(self._leaving))
+        self._events.put_nowait(None)
+
+    async def _keep(self, index: int) -> None:
+        failures = 0
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                running = await self._begin(index)
+            except StartFailedError as error:
+                failures += 1
+                self._events.put_nowait(error.event)
+                await asyncio.sleep(PERMANENT_RETRY_S if error.event.permanent else _pause_s(failures))
+                continue
+            began = loop.time()
+            await self._watch(running)
+            failures = failures + 1 if loop.time() - began < STABLE_AFTER_S else 0
+            await asyncio.sleep(_pause_s(failures - 1) if failures > 1 else 0)
+
+    async def _begin(self, index: int) -> Running:
+        async with self._starting:
+            try:
+                return await self._start(index)
+            except (OSError, AgentEnvError) as error:
+                event = StartFailed(f"container {index} did not start: {error}", next_step="see the log")
+                raise StartFailedError(event) from error
+
+    async def _watch(self, running: Running) -> None:
+        """From started to gone, whatever ends it."""
+        container = running.handle.id
+        wish = self._replacing[container] = asyncio.get_running_loop().create_future()
+        ended = asyncio.create_task(running.ended(), name=f"end of {container}")
+        reason, dead = "scaled down", False
+        self._events.put_nowait(ContainerStarted(running.handle))
+        try:
+            await asyncio.wait({wish, ended}, return_when=asyncio.FIRST_COMPLETED)
+            dead = ended.done()
+            reason = await ended if dead else wish.result()
+        finally:
+            ended.cancel()
+            del self._replacing[container]
+            if not dead:
+                self._events.put_nowait(ContainerDraining(container, reason))
+            try:
+                await finish(asyncio.create_task(running.stop(reason), name=f"stop {container}"))
+            finally:
+                self._events.put_nowait(ContainerGone(container, reason))
+
+
+def _pause_s(failures: int) -> float:
+    return min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** (failures - 1))

@@ -1,0 +1,34 @@
+"""Whether a container that started may be used: what every backend that runs real ones checks."""
+
+from __future__ import annotations
+
+from agentenv.config import ContainerSettings
+from agentenv.slots.backends.base import StartFailed
+from agentenv.wire.server import ServerInfo
+
+
+def unacceptable(info: ServerInfo, settings: ContainerSettings) -> StartFailed | None:
+    """Why a server must not be used under these settings, or None. Pure."""
+    if settings.isolation in ("full", "user") and info.isolation != settings.isolation:
+        return StartFailed(
+            f"isolation {settings.isolation!r} was asked for, {info.container} offers {info.isolation!r}",
+            next_step="run as root for 'full', or name the isolation you accept",
+            permanent=True,
+        )
+    if settings.isolation == "auto" and settings.require_sandbox and info.isolation != "full":
+        weaker = f": {info.weaker[0]}" if info.weaker else ""
+        return StartFailed(
+            f"the sandbox of {info.container} is weaker than promised ({info.isolation!r}){weaker}",
+            next_step="run as root, or ask for less by name: isolation='user', or require_sandbox=False",
+            permanent=True,
+        )
+    broken = [proof for proof in info.proofs if proof.required and not proof.holds]
+    if broken:
+        return StartFailed(
+            f"{info.container} cannot prove {broken[0].name}: {broken[0].detail}",
+            next_step=broken[0].cure,
+            permanent=True,
+        )
+    if info.slots != settings.slots_per_container:
+        return StartFailed(f"{info.container} has {info.slots} slots, {settings.slots_per_container} were asked for")
+    return None

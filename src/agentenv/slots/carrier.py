@@ -1,0 +1,146 @@
+"""The pool's errands to one container: ask for a lease, have a slot reset, keep in touch. I/O, no decisions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+
+from agentenv.config import PoolSettings
+from agentenv.errors import AgentEnvError, ConnectionLostError
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.slots.control import ContainerControl
+from agentenv.slots.health import Silence, Verdict
+from agentenv.wire.leases import LeaseKey, LeaseRequest, RenewRequest, SlotState
+
+logger = logging.getLogger(__name__)
+
+_POLL_MIN_S = 0.02
+_POLL_MAX_S = 2.0
+_RELEASE_TIMEOUT_S = 30.0
+"""A reset that kills a fork bomb may take seconds; the heartbeat, not this, finds dead containers."""
+
+
+class Carrier:
+    """Errands to one container, and what must be remembered to run them again."""
+
+    def __init__(self, handle: ContainerHandle, control: ContainerControl, settings: PoolSettings) -> None:
+        self.handle = handle
+        self.control = control
+        self._settings = settings
+        self._keys: dict[int, LeaseKey] = {}
+        self._requests: dict[int, LeaseRequest] = {}
+        self._alarm = asyncio.Event()
+
+    @property
+    def beat_s(self) -> float:
+        """Between two heartbeats: often enough to renew in time, and to notice a silence in time."""
+        return min(self._settings.lease_ttl_s / 3, self._settings.suspect_after_s / 2)
+
+    async def inventory(self) -> list[SlotState]:
+        """The state of every slot, by index. Raises AgentEnvError."""
+        reply = await self.control.slots(timeout_s=self._settings.start_timeout_s)
+        return [report.state for report in sorted(reply.slots, key=lambda report: report.slot)]
+
+    async def lease(self, lease_id: int, slot: int, trajectory: str, timeout_s: float) -> None:
+        """Ask for a slot. Raises ConnectionLostError (it may have been granted) or what the container says."""
+        request = LeaseRequest(
+            slot=slot, trajectory=trajectory, ttl_s=self._settings.lease_ttl_s, request_id=secrets.token_hex(16)
+        )
+        self._requests[lease_id] = request
+        grant = await self.control.lease(request, timeout_s=min(timeout_s, self._settings.suspect_after_s))
+        self._keys[lease_id] = grant.key
+
+    def key(self, lease_id: int) -> LeaseKey:
+        """The key of a lease that was granted. Raises KeyError for any other."""
+        return self._keys[lease_id]
+
+    async def reclaim(self, slot: int, lease_id: int | None) -> SlotState:
+        """Have the slot reset; ``free`` or ``quarantined``. Does not give up: its container's end cancels it."""
+        key = self._keys.pop(lease_id, None) if lease_id is not None else None
+        request = self._requests.pop(lease_id, None) if lease_id is not None else None
+        pause_s = _POLL_MIN_S
+        while True:
+            try:
+                if key is None and request is not None:
+                    # Whether it was granted is not known: the same request again finds the lease, or makes it.
+                    key = (await self.control.lease(request)).key
+                state = await self._release(slot, key)
+                key = request = None
+            except ConnectionLostError:
+                state = SlotState.resetting
+            except AgentEnvError as error:
+                logger.debug("slot %s/%d is not ours to release: %s", self.handle.id, slot, error)
+                key, request, state = None, None, SlotState.resetting
+            if state in (SlotState.free, SlotState.quarantined):
+                return state
+            await asyncio.sleep(pause_s)
+            pause_s = min(_POLL_MAX_S, pause_s * 2)
+
+    async def _release(self, slot: int, key: LeaseKey | None) -> SlotState:
+        if key is not None:
+            return (await self.control.release(key, timeout_s=_RELEASE_TIMEOUT_S)).state
+        reports = {report.slot: report.state for report in (await self.control.slots()).slots}
+        return reports.get(slot, SlotState.quarantined)
+
+    def hurry(self) -> None:
+        """Beat now: something looks wrong."""
+        self._alarm.set()
+
+    async def keep_in_touch(
+        self,
+        clock: Callable[[], float],
+        heard: Callable[[list[int]], None],
+        silent: Callable[[Verdict], None],
+    ) -> None:
+        """Beat until the container is given up (``silent(gone)`` is the last word) or this is cancelled.
+
+        ``heard(stale)`` follows each answer, with the leases that have ended.
+        """
+        silence = Silence(self._settings.suspect_after_s, self._settings.gone_after_s, clock())
+        while True:
+            beat = asyncio.create_task(self._beat(dict(self._keys)))
+            try:
+                while not beat.done():
+                    await asyncio.wait({beat}, timeout=silence.step_s)
+                    if not beat.done() and self._judge(silence.tick(clock()), silent):
+                        return
+            finally:
+                beat.cancel()
+            stale = beat.result()
+            if stale is not None:
+                silence.heard(clock())
+                heard(stale)
+            elif self._judge(silence.tick(clock()), silent):
+                return
+            await self._pause(self.beat_s if stale is not None else min(self.beat_s, silence.step_s))
+            silence.tick(clock())
+
+    def _judge(self, verdict: Verdict, silent: Callable[[Verdict], None]) -> bool:
+        if verdict is not Verdict.well:
+            silent(verdict)
+        return verdict is Verdict.gone
+
+    async def _beat(self, held: Mapping[int, LeaseKey]) -> list[int] | None:
+        """One renewal: the ids of leases that ended, or None when no good answer came."""
+        request = RenewRequest(keys=tuple(held.values()), ttl_s=self._settings.lease_ttl_s)
+        try:
+            reply = await self.control.renew(request, timeout_s=self._settings.gone_after_s / 2)
+        except AgentEnvError as error:
+            logger.debug("no heartbeat of %s: %s", self.handle.id, error)
+            return None
+        stale = set(reply.stale)
+        return [lease_id for lease_id, key in held.items() if key.slot in stale]
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._alarm.wait()
+        except TimeoutError:
+            return
+        finally:
+            self._alarm.clear()
+
+    def __repr__(self) -> str:
+        return f"<Carrier {self.handle.id}>"

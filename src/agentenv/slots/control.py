@@ -1,0 +1,175 @@
+"""The control side of one container: leases, seals, inventory. Tool calls go another way (the executor's stream)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import aiohttp
+from pydantic import ValidationError
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, wait_random
+from tenacity.stop import stop_base
+
+from agentenv import errors
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.wire.base import PROTOCOL_VERSION, WireModel
+from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest
+from agentenv.wire.server import ErrorReply, ServerInfo, SlotsReply
+
+Reply = TypeVar("Reply", bound=WireModel)
+
+_DEFAULT_TIMEOUT_S = 10.0
+_MAX_REPLY_BYTES = 16 * 1024 * 1024
+_BY_CODE = errors.by_code()
+
+
+def open_session() -> aiohttp.ClientSession:
+    """A session fit for the control of any number of containers; whoever opens it closes it."""
+    # limit=0: a pool of 1,000 containers beats in parallel; per-request deadlines bound every wait.
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0), trust_env=False)
+
+
+class ContainerControl:
+    """Talks to one container. Every request may be sent again safely, and is, until its deadline.
+
+    Every method raises ConnectionLostError when no answer came within ``timeout_s``, ProtocolError when
+    the answer is not what the wire contract says, and otherwise the error the container named.
+    """
+
+    def __init__(self, handle: ContainerHandle, session: aiohttp.ClientSession | None = None) -> None:
+        self.handle = handle
+        self._session = session
+        self._owns_session = session is None
+        self._headers = {"Authorization": f"Bearer {handle.token}"}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the session, if it was opened here. May be repeated."""
+        if self._owns_session and self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def info(self, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ServerInfo:
+        """The handshake. Raises ProtocolError when the server speaks another version."""
+        raw = await self._insist("GET", "/v1/info", None, timeout_s)
+        # Looked at before the model is: another version may well have other fields.
+        version = self._object(raw).get("protocol")
+        if version != PROTOCOL_VERSION:
+            raise errors.ProtocolError(
+                f"container {self.handle.id} speaks protocol {version!r}, this side {PROTOCOL_VERSION}",
+                next_step="use the same agentenv release on both sides",
+            )
+        return self._parse(ServerInfo, raw)
+
+    async def slots(self, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> SlotsReply:
+        """The inventory."""
+        return self._parse(SlotsReply, await self._insist("GET", "/v1/slots", None, timeout_s))
+
+    async def lease(self, request: LeaseRequest, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> LeaseGrant:
+        """Lease a slot. The same ``request_id`` again returns the same lease."""
+        return self._parse(LeaseGrant, await self._insist("POST", "/v1/leases", request, timeout_s))
+
+    async def renew(self, request: RenewRequest, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> RenewReply:
+        """One heartbeat for many leases. Sent once only: a late one is worth more as news than as a success."""
+        return self._parse(RenewReply, await self._once("POST", "/v1/leases/renew", request, timeout_s))
+
+    async def release(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
+        """End a lease; the reply says what became of the slot. An epoch that has ended is no error."""
+        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/release", key, timeout_s))
+
+    async def seal(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
+        """Kill all that runs in the slot, keep workspace and lease. Raises StaleLeaseError."""
+        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/seal", key, timeout_s))
+
+    async def _insist(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
+        """Send until it is answered or ``timeout_s`` is over."""
+        until = time.monotonic() + timeout_s
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(errors.ConnectionLostError),
+            wait=wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.05),
+            stop=_StopAt(until),
+            reraise=True,
+        )
+        async for attempt in attempts:
+            with attempt:
+                return await self._once(method, path, body, max(0.001, until - time.monotonic()))
+        raise AssertionError("tenacity ends by returning or raising")  # pragma: no cover
+
+    async def _once(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
+        if self._session is None:
+            if not self._owns_session:
+                raise errors.PoolClosedError(f"the control of {self.handle.id} is closed")
+            self._session = open_session()
+        data = None if body is None else body.model_dump_json().encode()
+        headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.request(method, self.handle.base_url + path, data=data, headers=headers) as response,
+            ):
+                raw = await self._body(response)
+                status = response.status
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._lost(method, path, timeout_s, error) from error
+        if 200 <= status < 300:
+            return raw
+        raise self._refusal(status, raw)
+
+    async def _body(self, response: aiohttp.ClientResponse) -> bytes:
+        raw = bytearray()
+        async for chunk in response.content.iter_any():
+            raw += chunk
+            if len(raw) > _MAX_REPLY_BYTES:
+                raise errors.ProtocolError(f"container {self.handle.id} sent a reply above {_MAX_REPLY_BYTES} bytes")
+        return bytes(raw)
+
+    def _lost(self, method: str, path: str, timeout_s: float, error: Exception) -> errors.ConnectionLostError:
+        what = f"no answer within {timeout_s:.1f} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
+        return errors.ConnectionLostError(f"container {self.handle.id}: {method} {path}: {what}")
+
+    def _refusal(self, status: int, raw: bytes) -> errors.AgentEnvError:
+        """The container's ErrorReply as the exception it names."""
+        try:
+            reply = ErrorReply.model_validate_json(raw)
+        except ValidationError:
+            return errors.ProtocolError(f"container {self.handle.id} answered {status} with {raw[:200]!r}")
+        message = f"container {self.handle.id}: {reply.message}"
+        kind = _BY_CODE.get(reply.error, errors.ProtocolError)
+        if issubclass(kind, errors.ConfigError):
+            return errors.ConfigError(self.handle.id, reply.message, next_step=reply.next_step)
+        return kind(message, next_step=reply.next_step)
+
+    def _object(self, raw: bytes) -> dict[str, Any]:
+        try:
+            value = json.loads(raw)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict):
+            raise errors.ProtocolError(f"container {self.handle.id} did not answer a JSON object: {raw[:200]!r}")
+        return value
+
+    def _parse(self, model: type[Reply], raw: bytes) -> Reply:
+        try:
+            return model.model_validate_json(raw)
+        except ValidationError as error:
+            raise errors.ProtocolError(f"container {self.handle.id}: {model.__name__}: {error}") from error
+
+
+class _StopAt(stop_base):
+    """Stop retrying at a moment, not after a count."""
+
+    def __init__(self, until: float) -> None:
+        self._until = until
+
+    def __call__(self, retry_state: object) -> bool:  # noqa: ARG002 - tenacity's signature
+        return time.monotonic() >= self._until - 0.01

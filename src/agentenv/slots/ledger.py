@@ -1,0 +1,393 @@
+"""Who waits, who holds which slot, and what is to be done next. Pure: no I/O, no clock of its own.
+
+Every method takes ``now`` (monotonic seconds) where time matters and returns the commands the pool
+must perform, in order. The rules it keeps, whatever the order of events:
+
+- waiters are served first come first served; a waiter put back keeps its place;
+- slots are leased packed low: lowest container index, then lowest slot;
+- a slot has at most one lease, and is leased again only after its container said it is free;
+- no waiter is granted a slot at or after its deadline, and none is forgotten;
+- a container's health changes which *new* leases it gets, never a lease it has.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agentenv.errors import ContainerLostError, LeaseLostError, StaleLeaseError
+from agentenv.slots.slot import Container, ContainerState, Lease, LeaseState, Slot
+from agentenv.wire.leases import SlotState
+
+
+@dataclass(frozen=True)
+class Grant:
+    """Ask the container for this slot in this trajectory's name; answer with confirm or refuse."""
+
+    lease: int
+    container: str
+    slot: int
+    trajectory: str
+    deadline: float
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """The container granted the lease: give it to the waiter, or release it if the waiter has left."""
+
+    ticket: int
+    lease: int
+    container: str
+    trajectory: str
+
+
+@dataclass(frozen=True)
+class Expire:
+    """The waiter's deadline has passed. ``position`` 1 is the head of the queue, 0 was being granted."""
+
+    ticket: int
+    position: int
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class EndLease:
+    """The lease ended without its holder's doing."""
+
+    lease: int
+    error: LeaseLostError
+
+
+@dataclass(frozen=True)
+class Reclaim:
+    """Have the container reset the slot, then report freed or quarantined. ``lease``: whose it was."""
+
+    container: str
+    slot: int
+    lease: int | None
+
+
+@dataclass(frozen=True)
+class Retire:
+    """The container is empty and not worth keeping: replace it."""
+
+    container: str
+    reason: str
+
+
+Command = Grant | HandOver | Expire | EndLease | Reclaim | Retire
+
+
+@dataclass
+class Waiter:
+    """Somebody in the queue, or (``lease`` set) about to be handed a slot."""
+
+    ticket: int
+    trajectory: str
+    since: float
+    deadline: float
+    lease: int | None = None
+
+
+class Ledger:
+    """The one book of waiters, leases, slots and containers. See the module's rules."""
+
+    def __init__(self) -> None:
+        self._containers: dict[str, Container] = {}
+        self._ordered: list[Container] = []
+        self._open: list[tuple[int, str]] = []
+        self._waiters: dict[int, Waiter] = {}
+        self._queue: list[int] = []
+        self._deadlines: list[tuple[float, int]] = []
+        self._leases: dict[int, Lease] = {}
+        self._slots: Counter[SlotState] = Counter()
+        self._next = 0
+
+    # -- waiters ------------------------------------------------------------------------------
+
+    def ask(self, trajectory: str, now: float, deadline: float) -> tuple[int, list[Command]]:
+        """Queue up. Returns the waiter's ticket and what follows."""
+        ticket = self._number()
+        self._waiters[ticket] = Waiter(ticket, trajectory, now, deadline)
+        self._queue.append(ticket)
+        heapq.heappush(self._deadlines, (deadline, ticket))
+        return ticket, self._settle(now)
+
+    def withdraw(self, ticket: int, now: float) -> list[Command]:
+        """The waiter has left. A lease under way for it is given back when the container answers."""
+        self._forget(ticket)
+        return self._settle(now)
+
+    def dismiss_waiters(self) -> list[int]:
+        """Empty the queue (closing, or no container can ever serve); the tickets, in order."""
+        tickets = sorted(self._waiters)
+        for ticket in tickets:
+            self._forget(ticket)
+        return tickets
+
+    def tick(self, now: float) -> list[Command]:
+        """Expire who is due."""
+        return self._settle(now)
+
+    def next_deadline(self) -> float | None:
+        """When tick() has something to do next, None if nobody waits."""
+        while self._deadlines and self._deadlines[0][1] not in self._waiters:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # -- leases -------------------------------------------------------------------------------
+
+    def confirm(self, lease_id: int, now: float) -> list[Command]:
+        """The container granted it."""
+        commands = self._expire(now)
+        lease = self._leases.get(lease_id)
+        if lease is None:  # its container died meanwhile; the waiter is in the queue again
+            return commands
+        if lease.ticket is None:
+            return commands + self._give_back(lease, LeaseState.released, now)
+        lease.move(LeaseState.granted)
+        del self._waiters[lease.ticket]
+        return [*commands, HandOver(lease.ticket, lease_id, lease.container, lease.trajectory)]
+
+    def refuse(self, lease_id: int, now: float) -> list[Command]:
+        """The container did not grant it, or did not answer: the waiter gets its old place back."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return self._settle(now)
+        self._requeue(lease)
+        return self._give_back(lease, LeaseState.lost, now) + self._settle(now)
+
+    def release(self, lease_id: int, now: float) -> list[Command]:
+        """Its holder is done. Nothing happens to a lease that has already ended."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state is not LeaseState.granted:
+            return []
+        return self._give_back(lease, LeaseState.released, now)
+
+    def stale(self, lease_id: int, now: float) -> list[Command]:
+        """The container says this lease's epoch is over."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.state is not LeaseState.granted:
+            return []
+        error = StaleLeaseError(
+            f"slot {lease.slot} of {lease.container} is no longer leased to {lease.trajectory!r}: its epoch ended",
+            next_step="start the rollout again on a new slot",
+        )
+        return [EndLease(lease_id, error), *self._give_back(lease, LeaseState.lost, now)]
+
+    # -- slots --------------------------------------------------------------------------------
+
+    def freed(self, container_id: str, slot: int, now: float) -> list[Command]:
+        """The container says the slot is clean."""
+        return self._reset_done(container_id, slot, SlotState.free, now)
+
+    def quarantined(self, container_id: str, slot: int, now: float) -> list[Command]:
+        """The container could not prove the reset. Mostly quarantined containers are retired."""
+        return self._reset_done(container_id, slot, SlotState.quarantined, now)
+
+    def _reset_done(self, container_id: str, index: int, state: SlotState, now: float) -> list[Command]:
+        container = self._containers.get(container_id)
+        if container is None or container.slots[index].state is not SlotState.resetting:
+            return []
+        self._move(container, container.slots[index], state, now)
+        self._offer(container)
+        if container.quarantined * 2 > len(container.slots) and not container.retire_reason:
+            container.retire_reason = f"{container.quarantined} of {len(container.slots)} slots are quarantined"
+            self._stop_leasing(container)
+        return self._retire_if_empty(container) + self._settle(now)
+
+    # -- containers ---------------------------------------------------------------------------
+
+    def started(self, container_id: str, index: int) -> list[Command]:
+        """A container runs; its slots are not known yet."""
+        container = Container(container_id, index)
+        self._containers[container_id] = container
+        insort(self._ordered, container, key=lambda one: one.index)
+        return []
+
+    def inventory(self, container_id: str, states: Iterable[SlotState], now: float) -> list[Command]:
+        """The container's slots as it reports them; those that are somebody's are waited for."""
+        container = self._containers.get(container_id)
+        if container is None or container.state is not ContainerState.starting:
+            return []
+        kept = (SlotState.free, SlotState.quarantined)
+        container.fill((state if state in kept else SlotState.resetting for state in states), now)
+        self._slots.update(slot.state for slot in container.slots)
+        container.move(ContainerState.ready)
+        self._offer(container)
+        held = [slot for slot in container.slots if slot.state is SlotState.resetting]
+        return [Reclaim(container_id, slot.index, None) for slot in held] + self._settle(now)
+
+    def suspect(self, container_id: str) -> list[Command]:
+        """It is late: no new leases. What it has, it keeps."""
+        container = self._containers.get(container_id)
+        if container is not None and container.state is ContainerState.ready:
+            container.move(ContainerState.suspect)
+        return []
+
+    def recovered(self, container_id: str, now: float) -> list[Command]:
+        """It answered again."""
+        container = self._containers.get(container_id)
+        if container is None or container.state is not ContainerState.suspect:
+            return []
+        container.move(ContainerState.ready)
+        self._offer(container)
+        return self._settle(now)
+
+    def drain(self, container_id: str) -> list[Command]:
+        """It will be gone soon: no new leases, for good."""
+        container = self._containers.get(container_id)
+        if container is not None:
+            self._stop_leasing(container)
+        return []
+
+    def drain_from(self, index: int) -> list[Command]:
+        """Scaling down: no new leases on containers of this index and above."""
+        for container in self._ordered[bisect_left(self._ordered, index, key=lambda one: one.index) :]:
+            self._stop_leasing(container)
+        return []
+
+    def lose(self, container_id: str, reason: str, now: float) -> list[Command]:
+        """It is no more: its leases end, those who were about to get a slot of it wait on."""
+        container = self._containers.pop(container_id, None)
+        if container is None:
+            return []
+        self._ordered.remove(container)
+        container.move(ContainerState.gone)
+        commands: list[Command] = []
+        for slot in container.slots:
+            if slot.lease is not None:
+                commands += self._lose_lease(self._leases.pop(slot.lease), reason)
+            slot.lease = None
+            self._move(container, slot, SlotState.gone, now)
+        del self._slots[SlotState.gone]
+        return commands + self._settle(now)
+
+    # -- views --------------------------------------------------------------------------------
+
+    def containers(self) -> Sequence[Container]:
+        """Every container that is not gone, by index. To look at, not to change."""
+        return self._ordered
+
+    def slot_counts(self) -> dict[SlotState, int]:
+        """How many slots are in each state (states with none are left out)."""
+        return {state: count for state, count in self._slots.items() if count}
+
+    def container_counts(self) -> dict[ContainerState, int]:
+        """How many containers are in each state (states with none are left out)."""
+        return dict(Counter(container.state for container in self._ordered))
+
+    @property
+    def waiting(self) -> int:
+        """Waiters in the queue (those whose slot is being asked for are not)."""
+        return len(self._queue)
+
+    def leases(self) -> Iterable[Lease]:
+        """Every live lease."""
+        return self._leases.values()
+
+    def waiters(self) -> Iterable[Waiter]:
+        """Everybody who has asked and not been answered, in the queue or about to be."""
+        return self._waiters.values()
+
+    def __repr__(self) -> str:
+        slots = ", ".join(f"{count} {state}" for state, count in sorted(self.slot_counts().items()))
+        return f"<Ledger {len(self._ordered)} containers, {slots or 'no slots'}, {self.waiting} waiting>"
+
+    # -- the rules ----------------------------------------------------------------------------
+
+    def _settle(self, now: float) -> list[Command]:
+        """Expire who is due, then give what is free to those who waited longest."""
+        commands = self._expire(now)
+        while self._queue and (container := self._lowest_open()) is not None:
+            commands.append(self._grant(self._waiters[self._queue.pop(0)], container, now))
+        return commands
+
+    def _grant(self, waiter: Waiter, container: Container, now: float) -> Grant:
+        slot = container.lowest_free()
+        lease = Lease(self._number(), waiter.ticket, waiter.trajectory, slot)
+        self._move(container, slot, SlotState.leased, now)
+        slot.lease = waiter.lease = lease.id
+        self._leases[lease.id] = lease
+        return Grant(lease.id, container.id, slot.index, waiter.trajectory, waiter.deadline)
+
+    def _expire(self, now: float) -> list[Command]:
+        commands: list[Command] = []
+        while (due := self.next_deadline()) is not None and due <= now:
+            waiter = self._waiters[self._deadlines[0][1]]
+            position = 0 if waiter.lease is not None else bisect_left(self._queue, waiter.ticket) + 1
+            commands.append(Expire(waiter.ticket, position, now - waiter.since))
+            self._forget(waiter.ticket)
+        return commands
+
+    def _forget(self, ticket: int) -> None:
+        waiter = self._waiters.pop(ticket, None)
+        if waiter is None:
+            return
+        if waiter.lease is not None:
+            self._leases[waiter.lease].ticket = None
+        else:
+            del self._queue[bisect_left(self._queue, ticket)]
+
+    def _requeue(self, lease: Lease) -> None:
+        if lease.ticket is not None:
+            self._waiters[lease.ticket].lease = None
+            insort(self._queue, lease.ticket)
+
+    def _give_back(self, lease: Lease, end: LeaseState, now: float) -> list[Command]:
+        """End the lease; its slot is used again only after the container has reset it."""
+        lease.move(end)
+        del self._leases[lease.id]
+        container = self._containers[lease.container]
+        slot = container.slots[lease.slot]
+        slot.lease = None
+        self._move(container, slot, SlotState.resetting, now)
+        return [Reclaim(lease.container, lease.slot, lease.id)]
+
+    def _lose_lease(self, lease: Lease, reason: str) -> list[Command]:
+        held = lease.state is LeaseState.granted
+        lease.move(LeaseState.lost)
+        if not held:
+            self._requeue(lease)
+            return []
+        error = ContainerLostError(
+            f"container {lease.container} is gone, with slot {lease.slot} of {lease.trajectory!r}: {reason}",
+            next_step="start the rollout again on a new slot",
+        )
+        return [EndLease(lease.id, error)]
+
+    def _stop_leasing(self, container: Container) -> None:
+        if container.state is not ContainerState.draining:
+            container.move(ContainerState.draining)
+
+    def _retire_if_empty(self, container: Container) -> list[Command]:
+        return [Retire(container.id, container.retire_reason)] if container.retire_reason and not container.busy else []
+
+    def _offer(self, container: Container) -> None:
+        if container.free and not container.offered:
+            container.offered = True
+            heapq.heappush(self._open, (container.index, container.id))
+
+    def _lowest_open(self) -> Container | None:
+        """The ready container of lowest index with a free slot. Entries may be out of date, none is missing."""
+        while self._open:
+            container = self._containers.get(self._open[0][1])
+            if container is not None and container.free:
+                return container
+            heapq.heappop(self._open)
+            if container is not None:
+                container.offered = False
+        return None
+
+    def _move(self, container: Container, slot: Slot, to: SlotState, now: float) -> None:
+        before = slot.state
+        container.move_slot(slot, to, now)
+        self._slots[before] -= 1
+        self._slots[to] += 1
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next

@@ -1,0 +1,395 @@
+"""Leases slots to trajectories: performs what the ledger and the scale policy decide."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+from agentenv.config import PoolSettings
+from agentenv.errors import (
+    AgentEnvError,
+    ConnectionLostError,
+    LeaseLostError,
+    PoolClosedError,
+    SandboxUnavailableError,
+    StaleLeaseError,
+)
+from agentenv.slots.backends.base import (
+    ContainerBackend,
+    ContainerDraining,
+    ContainerEvent,
+    ContainerGone,
+    ContainerStarted,
+    StartFailed,
+)
+from agentenv.slots.carrier import Carrier
+from agentenv.slots.control import ContainerControl, open_session
+from agentenv.slots.health import Verdict
+from agentenv.slots.lease import SlotLease
+from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
+from agentenv.slots.refusals import check_arguments, timeout_error, unavailable_error
+from agentenv.slots.scaler import Scaler
+from agentenv.slots.statistics import PoolStatistics, Tally
+from agentenv.slots.tasks import finish
+from agentenv.wire.leases import SlotState
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_GRACE_S = 5.0
+"""How long closing waits for containers to answer releases; the leases expire there anyhow."""
+_SEAL_TIMEOUT_S = 30.0
+_UPKEEP_MIN_S, _UPKEEP_MAX_S = 0.01, 1.0
+"""Between two looks at deadlines and scaling: a burst of events is looked at once."""
+_HEARTBEAT = "heartbeat"
+
+
+class SlotPool:
+    """Slots of a farm of containers, leased first come first served.
+
+    An async context manager that opens, scales and closes the backend it is given. One event loop.
+    ``clock`` gives monotonic seconds; the pool's timers run on the event loop's.
+    """
+
+    def __init__(
+        self,
+        backend: ContainerBackend,
+        settings: PoolSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._backend = backend
+        self._settings = settings or PoolSettings()
+        self._clock = clock
+        self._ledger = Ledger()
+        self._scaler = Scaler(backend, self._settings, clock())
+        self._carriers: dict[str, Carrier] = {}
+        self._errands: dict[str, set[asyncio.Task[None]]] = {}
+        self._waiting: dict[int, asyncio.Future[SlotLease]] = {}
+        self._held: dict[int, SlotLease] = {}
+        self._reclaiming: dict[int, asyncio.Task[None]] = {}
+        self._start_failed: StartFailed | None = None
+        self._tally = Tally()
+        self._wake = asyncio.Event()
+        self._upkeep: list[asyncio.Task[None]] = []
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._session: aiohttp.ClientSession | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    # -- opening and closing ------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._session is not None or self._closing is not None:
+            raise PoolClosedError("a SlotPool is opened once", next_step="make a new one")
+        self._session = open_session()
+        try:
+            await self._backend.__aenter__()
+            self._upkeep = [
+                asyncio.create_task(self._read_events(), name="pool events"),
+                asyncio.create_task(self._keep_up(), name="pool upkeep"),
+            ]
+            for task in self._upkeep:
+                task.add_done_callback(_report)
+            await self._scaler.start()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End every waiter and lease, give the slots back, close the backend. May be repeated.
+
+        Goes to the end even when cancelled. Waiters get PoolClosedError, leases end as lost.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="pool close")
+        await finish(self._closing)
+
+    async def _close(self) -> None:
+        for ticket in self._ledger.dismiss_waiters():
+            self._fail(ticket, PoolClosedError("the pool was closed while waiting for a slot"))
+        for lease in list(self._held.values()):
+            self._give_back(lease)
+            lease.end(LeaseLostError(f"the pool was closed while {lease.trajectory!r} held its slot"))
+        until = self._clock() + _CLOSE_GRACE_S
+        while (errands := self._unfinished()) and (left_s := until - self._clock()) > 0:
+            await asyncio.wait(errands, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        tasks = {task for container in list(self._errands) for task in self._drop(container)} | self._replacing
+        try:
+            await self._backend.__aexit__(None, None, None)
+        finally:
+            for task in (tasks := tasks | set(self._upkeep)):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._session is not None:
+                await self._session.close()
+
+    def _unfinished(self) -> set[asyncio.Task[None]]:
+        return {task for errands in self._errands.values() for task in errands if task.get_name() != _HEARTBEAT}
+
+    def _check_open(self) -> None:
+        if self._session is None or self._closing is not None:
+            raise PoolClosedError("the pool is not open", next_step="use it inside `async with SlotPool(...)`")
+
+    # -- leasing ------------------------------------------------------------------------------
+
+    async def lease(self, trajectory: str, *, timeout_s: float | None = None) -> SlotLease:
+        """A slot of one's own, first come first served. Release it, or use it as a context manager.
+
+        ``timeout_s`` (``acquire_timeout_s`` by default) covers everything. Raises AcquireTimeoutError when
+        it passes, SandboxUnavailableError as soon as no container can ever serve, PoolClosedError,
+        ConfigError for arguments out of range. Cancelling this never leaks a slot.
+        """
+        self._check_open()
+        check_arguments(trajectory, timeout_s)
+        if (failed := self._hopeless()) is not None:
+            raise unavailable_error(failed)
+        began = self._clock()
+        deadline = began + (self._settings.acquire_timeout_s if timeout_s is None else timeout_s)
+        ticket, commands = self._ledger.ask(trajectory, began, deadline)
+        future: asyncio.Future[SlotLease] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = future
+        self._perform(commands)
+        self._wake.set()
+        try:
+            lease = await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._give_back(future.result())  # handed over in the very moment of the cancellation
+            self._perform(self._ledger.withdraw(ticket, self._clock()))
+            raise
+        finally:
+            self._waiting.pop(ticket, None)
+        self._tally.waits.add(self._clock() - began)
+        return lease
+
+    async def seal_lease(self, lease: SlotLease) -> None:
+        """For :meth:`SlotLease.seal`."""
+        carrier = self._carriers.get(lease.container.id)
+        if lease.released or carrier is None:
+            raise StaleLeaseError(f"{lease!r} cannot be sealed any more")
+        try:
+            await carrier.control.seal(lease.key, timeout_s=_SEAL_TIMEOUT_S)
+        except StaleLeaseError:
+            self._perform(self._ledger.stale(lease.id, self._clock()))
+            raise
+
+    async def release_lease(self, lease: SlotLease) -> None:
+        """For :meth:`SlotLease.release`."""
+        self._give_back(lease)
+        returning = self._reclaiming.get(lease.id)
+        if returning is not None and lease.lost is None:
+            await asyncio.wait({returning})  # cancelling wait() leaves the task alone
+
+    def _give_back(self, lease: SlotLease) -> None:
+        if self._held.pop(lease.id, None) is not None:
+            lease.released = True
+            self._tally.released += 1
+            self._perform(self._ledger.release(lease.id, self._clock()))
+
+    # -- performing ---------------------------------------------------------------------------
+
+    def _perform(self, commands: Iterable[Command]) -> None:
+        """Do what the ledger decided. Never waits: what takes time becomes a task."""
+        for command in commands:
+            match command:
+                case Grant():
+                    self._errand(command.container, self._ask_container(command), "lease")
+                case HandOver():
+                    self._hand_over(command)
+                case Expire():
+                    self._fail(command.ticket, timeout_error(command, self.statistics(), self._start_failed))
+                case EndLease():
+                    self._end(command)
+                case Reclaim():
+                    self._start_reclaim(command)
+                case Retire():
+                    self._give_up(command.container, command.reason)
+
+    async def _ask_container(self, grant: Grant) -> None:
+        carrier = self._carriers[grant.container]
+        try:
+            left_s = max(0.001, grant.deadline - self._clock())
+            await carrier.lease(grant.lease, grant.slot, grant.trajectory, left_s)
+        except AgentEnvError as error:
+            self._count(error)
+            if isinstance(error, ConnectionLostError):
+                self._ledger.suspect(grant.container)
+                carrier.hurry()
+            elif isinstance(error, SandboxUnavailableError):
+                self._ledger.drain(grant.container)
+            self._perform(self._ledger.refuse(grant.lease, self._clock()))
+        else:
+            self._perform(self._ledger.confirm(grant.lease, self._clock()))
+
+    def _hand_over(self, command: HandOver) -> None:
+        carrier = self._carriers[command.container]
+        lease = SlotLease(command.lease, command.trajectory, carrier.key(command.lease), carrier.handle, self)
+        self._held[lease.id] = lease
+        self._tally.granted += 1
+        future = self._waiting.get(command.ticket)
+        if future is None or future.done():
+            self._give_back(lease)
+        else:
+            future.set_result(lease)
+
+    def _fail(self, ticket: int, error: AgentEnvError) -> None:
+        future = self._waiting.get(ticket)
+        if future is not None and not future.done():
+            self._count(error)
+            future.set_exception(error)
+
+    def _end(self, command: EndLease) -> None:
+        lease = self._held.pop(command.lease, None)
+        if lease is not None:
+            self._tally.lost += 1
+            self._count(command.error)
+            lease.end(command.error)
+
+    def _start_reclaim(self, command: Reclaim) -> None:
+        task = self._errand(command.container, self._reclaim(command), "reclaim")
+        if (lease := command.lease) is not None:
+            self._reclaiming[lease] = task
+            task.add_done_callback(lambda _: self._reclaiming.pop(lease, None))
+
+    async def _reclaim(self, command: Reclaim) -> None:
+        began = self._clock()
+        state = await self._carriers[command.container].reclaim(command.slot, command.lease)
+        self._tally.resets.add(self._clock() - began)
+        done = self._ledger.freed if state is SlotState.free else self._ledger.quarantined
+        self._perform(done(command.container, command.slot, self._clock()))
+
+    def _errand(self, container: str, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Work for a container, cancelled when the container is gone."""
+        task = asyncio.create_task(work, name=name)
+        errands = self._errands.setdefault(container, set())
+        errands.add(task)
+        task.add_done_callback(errands.discard)
+        task.add_done_callback(_report)
+        return task
+
+    def _count(self, error: AgentEnvError) -> None:
+        self._tally.faults[error.code] += 1
+
+    # -- containers ---------------------------------------------------------------------------
+
+    async def _read_events(self) -> None:
+        async for event in self._backend.events():
+            if self._closing is None or isinstance(event, ContainerGone):
+                self._on_event(event)
+                self._wake.set()
+
+    def _on_event(self, event: ContainerEvent) -> None:
+        match event:
+            case ContainerStarted(handle):
+                self._start_failed = None
+                self._scaler.slots_per_container = handle.slots
+                carrier = Carrier(handle, ContainerControl(handle, self._session), self._settings)
+                self._carriers[handle.id] = carrier
+                self._ledger.started(handle.id, handle.index)
+                self._errand(handle.id, self._adopt(carrier), _HEARTBEAT)
+            case ContainerDraining(container):
+                self._ledger.drain(container)
+            case ContainerGone(container, reason):
+                self._lose(container, reason)
+            case StartFailed():
+                logger.warning("a container did not start: %s", event.reason)
+                self._tally.faults["start_failed"] += 1
+                self._start_failed = event
+        if (failed := self._hopeless()) is not None:
+            for ticket in self._ledger.dismiss_waiters():
+                self._fail(ticket, unavailable_error(failed))
+
+    def _hopeless(self) -> StartFailed | None:
+        failed = self._start_failed
+        return failed if failed is not None and failed.permanent and not self._carriers else None
+
+    async def _adopt(self, carrier: Carrier) -> None:
+        """Take the inventory, then keep in touch until the container's end."""
+        container = carrier.handle.id
+        try:
+            states = await carrier.inventory()
+        except AgentEnvError as error:
+            self._count(error)
+            self._give_up(container, f"its inventory could not be taken: {error}")
+            return
+        self._perform(self._ledger.inventory(container, states, self._clock()))
+        await carrier.keep_in_touch(
+            self._clock,
+            lambda stale: self._heard(container, stale),
+            lambda verdict: self._silent(container, verdict),
+        )
+
+    def _heard(self, container: str, stale: list[int]) -> None:
+        now = self._clock()
+        for lease in stale:
+            self._perform(self._ledger.stale(lease, now))
+        self._perform(self._ledger.recovered(container, now))
+
+    def _silent(self, container: str, verdict: Verdict) -> None:
+        if verdict is Verdict.gone:
+            self._give_up(container, f"it has not answered for {self._settings.gone_after_s:g} s")
+        else:
+            self._ledger.suspect(container)
+
+    def _give_up(self, container: str, reason: str) -> None:
+        """The container is not worth keeping: its leases end, the backend makes another."""
+        logger.warning("container %s is replaced: %s", container, reason)
+        self._lose(container, reason)
+        task = asyncio.create_task(self._backend.replace(container, reason), name=f"replace {container}")
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+        task.add_done_callback(_report)
+
+    def _lose(self, container: str, reason: str) -> None:
+        self._drop(container)
+        self._perform(self._ledger.lose(container, reason, self._clock()))
+
+    def _drop(self, container: str) -> set[asyncio.Task[None]]:
+        self._carriers.pop(container, None)
+        errands = self._errands.pop(container, set())
+        for task in set(errands):
+            task.cancel()
+        return errands
+
+    # -- upkeep -------------------------------------------------------------------------------
+
+    async def _keep_up(self) -> None:
+        while True:
+            self._wake.clear()
+            self._perform(self._ledger.tick(self._clock()))
+            with contextlib.suppress(AgentEnvError):  # logged there, tried again in the next round
+                await self._scaler.follow(self._ledger, self._clock())
+            await asyncio.sleep(_UPKEEP_MIN_S)
+            due = self._ledger.next_deadline()
+            left_s = _UPKEEP_MAX_S if due is None else min(_UPKEEP_MAX_S, due - self._clock())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, left_s)):
+                    await self._wake.wait()
+
+    # -- views --------------------------------------------------------------------------------
+
+    def statistics(self) -> PoolStatistics:
+        """The pool at this moment."""
+        return self._tally.statistics(self._ledger, self._scaler.goal, self._settings.max_containers)
+
+    def __repr__(self) -> str:
+        if self._closing is not None:
+            return "<SlotPool closed>"
+        return f"<SlotPool {self.statistics()}>"
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("pool task %s failed", task.get_name(), exc_info=error)

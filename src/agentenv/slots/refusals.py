@@ -1,0 +1,51 @@
+"""What somebody is told who cannot have a slot: everything needed to see why. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from agentenv.errors import AcquireTimeoutError, ConfigError, SandboxUnavailableError
+from agentenv.slots.backends.base import StartFailed
+from agentenv.slots.ledger import Expire
+from agentenv.slots.statistics import PoolStatistics
+
+
+def timeout_error(expire: Expire, now: PoolStatistics, start_failed: StartFailed | None) -> AcquireTimeoutError:
+    """The error of a waiter whose deadline has passed."""
+    ahead = expire.position + now.waiting
+    place = f"position {expire.position} of {max(ahead, expire.position)}" if expire.position else "next in turn"
+    slots = ", ".join(f"{count} {state}" for state, count in sorted(now.slots.items())) or "none"
+    containers = ", ".join(f"{count} {state}" for state, count in sorted(now.containers.items())) or "none"
+    at_maximum = now.goal_containers >= now.max_containers
+    parts = [
+        f"no slot became free within {expire.waited_s:.1f} s ({place} in the queue)",
+        f"slots: {slots}",
+        f"containers: {containers}, asked for {now.goal_containers}, "
+        + ("which is the maximum" if at_maximum else f"at most {now.max_containers}"),
+    ]
+    if start_failed is not None:
+        parts.append(f"last failed start: {start_failed.reason}")
+    return AcquireTimeoutError("; ".join(parts), next_step=_next_step(now, at_maximum, start_failed))
+
+
+def _next_step(now: PoolStatistics, at_maximum: bool, start_failed: StartFailed | None) -> str:
+    if start_failed is not None and start_failed.next_step:
+        return start_failed.next_step
+    if not now.slots_total:
+        return "raise acquire_timeout_s: no container has become ready yet"
+    if at_maximum:
+        return "raise max_containers or slots_per_container, run fewer trajectories at once, or raise acquire_timeout_s"
+    return "raise acquire_timeout_s: more containers are being started"
+
+
+def unavailable_error(failed: StartFailed) -> SandboxUnavailableError:
+    """The error of everybody, once no container can ever serve here."""
+    return SandboxUnavailableError(f"no sandbox can be started: {failed.reason}", next_step=failed.next_step)
+
+
+def check_arguments(trajectory: str, timeout_s: float | None) -> None:
+    """Raises ConfigError when a lease is asked for with arguments out of range."""
+    if not 1 <= len(trajectory) <= 256:
+        raise ConfigError("trajectory", f"has {len(trajectory)} characters", next_step="allowed: 1 to 256")
+    if timeout_s is not None and not (timeout_s > 0 and math.isfinite(timeout_s)):
+        raise ConfigError("timeout_s", f"got {timeout_s!r}", next_step="allowed: a positive number of seconds")

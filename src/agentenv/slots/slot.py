@@ -1,0 +1,180 @@
+"""Slots, containers and leases as states: the tables of design §4, and what moves along them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import ClassVar, Generic, TypeVar
+
+from agentenv.wire.leases import SlotState
+
+
+class ContainerState(StrEnum):
+    """The life of a container, as the pool sees it."""
+
+    starting = "starting"
+    ready = "ready"
+    suspect = "suspect"
+    draining = "draining"
+    gone = "gone"
+
+
+class LeaseState(StrEnum):
+    """The life of a lease: asked of the container, held by its trajectory, ended."""
+
+    requested = "requested"
+    granted = "granted"
+    released = "released"
+    lost = "lost"
+
+
+State = TypeVar("State", SlotState, ContainerState, LeaseState)
+
+SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
+    # free -> resetting: the container found the slot broken by itself, or somebody else holds it.
+    SlotState.free: frozenset({SlotState.leased, SlotState.resetting, SlotState.gone}),
+    SlotState.leased: frozenset({SlotState.resetting, SlotState.gone}),
+    SlotState.resetting: frozenset({SlotState.free, SlotState.quarantined, SlotState.gone}),
+    SlotState.quarantined: frozenset({SlotState.gone}),
+    SlotState.gone: frozenset(),
+}
+CONTAINER_MOVES: Mapping[ContainerState, frozenset[ContainerState]] = {
+    ContainerState.starting: frozenset({ContainerState.ready, ContainerState.draining, ContainerState.gone}),
+    ContainerState.ready: frozenset({ContainerState.suspect, ContainerState.draining, ContainerState.gone}),
+    ContainerState.suspect: frozenset({ContainerState.ready, ContainerState.draining, ContainerState.gone}),
+    ContainerState.draining: frozenset({ContainerState.gone}),
+    ContainerState.gone: frozenset(),
+}
+LEASE_MOVES: Mapping[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.requested: frozenset({LeaseState.granted, LeaseState.released, LeaseState.lost}),
+    LeaseState.granted: frozenset({LeaseState.released, LeaseState.lost}),
+    LeaseState.released: frozenset(),
+    LeaseState.lost: frozenset(),
+}
+
+
+class IllegalMoveError(RuntimeError):
+    """A mistake in our own code: the state machine has no such move. Nothing was changed."""
+
+
+class _Stateful(Generic[State]):
+    """Something with a state that moves only along its table."""
+
+    __slots__ = ("_state",)
+    _moves: ClassVar[Mapping[StrEnum, frozenset[StrEnum]]]
+
+    def __init__(self, state: State) -> None:
+        self._state: State = state
+
+    @property
+    def state(self) -> State:
+        """Where it is now."""
+        return self._state
+
+    def move(self, to: State) -> None:
+        """Go to ``to``. Raises IllegalMoveError, changing nothing, when the table has no such move."""
+        if to not in self._moves[self._state]:
+            raise IllegalMoveError(f"{self!r} cannot become {to}")
+        self._state = to
+
+
+class Slot(_Stateful[SlotState]):
+    """One slot of one container. ``lease`` is the id of the live lease on it, if any."""
+
+    __slots__ = ("container", "index", "lease")
+    _moves = SLOT_MOVES  # type: ignore[assignment]
+
+    def __init__(self, container: str, index: int, state: SlotState = SlotState.free) -> None:
+        super().__init__(state)
+        self.container = container
+        self.index = index
+        self.lease: int | None = None
+
+    def __repr__(self) -> str:
+        holder = "" if self.lease is None else f" lease {self.lease}"
+        return f"<Slot {self.container}/{self.index} {self._state}{holder}>"
+
+
+class Lease(_Stateful[LeaseState]):
+    """One grant of a slot. ``ticket`` is the waiter it is meant for, None once nobody waits for it."""
+
+    __slots__ = ("container", "id", "slot", "ticket", "trajectory")
+    _moves = LEASE_MOVES  # type: ignore[assignment]
+
+    def __init__(self, lease_id: int, ticket: int, trajectory: str, slot: Slot) -> None:
+        super().__init__(LeaseState.requested)
+        self.id = lease_id
+        self.ticket: int | None = ticket
+        self.trajectory = trajectory
+        self.container = slot.container
+        self.slot = slot.index
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.id} {self._state} {self.container}/{self.slot} {self.trajectory!r}>"
+
+
+class Container(_Stateful[ContainerState]):
+    """One container and its slots.
+
+    ``busy`` counts slots that are leased or being reset; ``idle_since`` is when that became 0 (None
+    while it is not, or before the inventory). ``retire_reason``: replace it once it is empty.
+    ``offered``: the ledger's heap of containers with free slots has an entry for it.
+    """
+
+    __slots__ = ("_free", "busy", "id", "idle_since", "index", "offered", "quarantined", "retire_reason", "slots")
+    _moves = CONTAINER_MOVES  # type: ignore[assignment]
+
+    def __init__(self, container_id: str, index: int) -> None:
+        super().__init__(ContainerState.starting)
+        self.id = container_id
+        self.index = index
+        self.slots: list[Slot] = []
+        self._free: list[int] = []
+        self.busy = 0
+        self.quarantined = 0
+        self.idle_since: float | None = None
+        self.retire_reason = ""
+        self.offered = False
+
+    def fill(self, states: Iterable[SlotState], now: float) -> None:
+        """Take the inventory: one state per slot, in order of index."""
+        self.slots = [Slot(self.id, index, state) for index, state in enumerate(states)]
+        self._free = [slot.index for slot in self.slots if slot.state is SlotState.free]
+        self.quarantined = sum(slot.state is SlotState.quarantined for slot in self.slots)
+        self.busy = len(self.slots) - len(self._free) - self.quarantined
+        self.idle_since = None if self.busy else now
+
+    @property
+    def serving(self) -> bool:
+        """It has its slots, whether or not it takes new leases this moment."""
+        return self._state in (ContainerState.ready, ContainerState.suspect)
+
+    @property
+    def free(self) -> int:
+        """Slots that could be leased now: 0 unless ready."""
+        return len(self._free) if self._state is ContainerState.ready else 0
+
+    def move_slot(self, slot: Slot, to: SlotState, now: float) -> None:
+        """Move a slot and keep the counts. Raises IllegalMoveError, changing nothing."""
+        before = slot.state
+        slot.move(to)
+        if before is SlotState.free:
+            self._free.remove(slot.index)
+            heapq.heapify(self._free)
+        if to is SlotState.free:
+            heapq.heappush(self._free, slot.index)
+        self.quarantined += (to is SlotState.quarantined) - (before is SlotState.quarantined)
+        busy = (SlotState.leased, SlotState.resetting)
+        self.busy += (to in busy) - (before in busy)
+        if self.busy:
+            self.idle_since = None
+        elif self.idle_since is None:
+            self.idle_since = now
+
+    def lowest_free(self) -> Slot:
+        """The free slot of lowest index. Raises IndexError when there is none."""
+        return self.slots[self._free[0]]
+
+    def __repr__(self) -> str:
+        return f"<Container {self.id} #{self.index} {self._state} {self.busy}/{len(self.slots)} busy>"

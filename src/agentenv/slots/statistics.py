@@ -1,0 +1,104 @@
+"""What a pool counts, and how it says it."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from agentenv.slots.ledger import Ledger
+from agentenv.slots.slot import ContainerState
+from agentenv.wire.leases import SlotState
+
+_KEPT = 2048
+"""Durations remembered per kind: enough for a p99, and bounded."""
+
+
+@dataclass(frozen=True)
+class PoolStatistics:
+    """A pool at one moment. Percentiles are over the last 2,048 events, None before the first.
+
+    ``resets``: from asking a container to release a slot until it said free. ``acquire_wait``: from
+    asking the pool until the lease was in the asker's hands. ``faults`` counts errors by their code.
+    """
+
+    containers: Mapping[ContainerState, int] = field(default_factory=lambda: MappingProxyType({}))
+    slots: Mapping[SlotState, int] = field(default_factory=lambda: MappingProxyType({}))
+    waiting: int = 0
+    goal_containers: int = 0
+    max_containers: int = 0
+    leases_granted: int = 0
+    leases_released: int = 0
+    leases_lost: int = 0
+    reset_p50_s: float | None = None
+    reset_p99_s: float | None = None
+    acquire_wait_p50_s: float | None = None
+    acquire_wait_p99_s: float | None = None
+    faults: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def slots_total(self) -> int:
+        """Slots of all containers that are not gone."""
+        return sum(self.slots.values())
+
+    @property
+    def leased(self) -> int:
+        """Slots under a lease (asked for or held)."""
+        return self.slots.get(SlotState.leased, 0)
+
+    def __str__(self) -> str:
+        total = sum(self.containers.values())
+        states = list(self.containers.items())
+        detail = states[0][0] if len(states) == 1 else ", ".join(f"{count} {state}" for state, count in states)
+        plural = "" if total == 1 else "s"
+        shown = f"{total} container{plural}" + (f" ({detail})" if detail else "")
+        return f"{shown}, {self.leased}/{self.slots_total} slots leased, {self.waiting} waiting"
+
+
+class Durations:
+    """The last few durations of one kind."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_KEPT)
+
+    def add(self, seconds: float) -> None:
+        """Remember one."""
+        self._seconds.append(seconds)
+
+    def quantile(self, share: float) -> float | None:
+        """The smallest remembered duration not exceeded by ``share`` of them; None if there are none."""
+        if not self._seconds:
+            return None
+        ordered = sorted(self._seconds)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class Tally:
+    """The running counts a :class:`PoolStatistics` is made from."""
+
+    def __init__(self) -> None:
+        self.granted = 0
+        self.released = 0
+        self.lost = 0
+        self.resets = Durations()
+        self.waits = Durations()
+        self.faults: Counter[str] = Counter()
+
+    def statistics(self, ledger: Ledger, goal_containers: int, max_containers: int) -> PoolStatistics:
+        """All of it at this moment."""
+        return PoolStatistics(
+            containers=MappingProxyType(ledger.container_counts()),
+            slots=MappingProxyType(ledger.slot_counts()),
+            waiting=ledger.waiting,
+            goal_containers=goal_containers,
+            max_containers=max_containers,
+            leases_granted=self.granted,
+            leases_released=self.released,
+            leases_lost=self.lost,
+            reset_p50_s=self.resets.quantile(0.5),
+            reset_p99_s=self.resets.quantile(0.99),
+            acquire_wait_p50_s=self.waits.quantile(0.5),
+            acquire_wait_p99_s=self.waits.quantile(0.99),
+            faults=MappingProxyType(dict(self.faults)),
+        )
