@@ -236,7 +236,8 @@ class SandboxClient:
                     task.result()
         finally:
             self._stream = None
-            if self._lost_at is None:
+            if self._lost_at is None or self._fruitless == 1:
+                # One stream that opened and stayed silent may be bad luck: it has its own deadline.
                 self._lost_at = self._loop.time()
             for task in tasks:
                 task.cancel()
