@@ -21,9 +21,9 @@ from agentenv.errors import SandboxUnavailableError
 _HERE = Path(__file__).resolve().parent
 _PROGRAMS = ("slotagent", "slotfiles")
 _WARNINGS = (
-    "-std=gnu17 -Wall -Wextra -Werror -Wconversion -Wsign-conversion -Wshadow -Wstrict-prototypes "
-    "-Wmissing-prototypes -Wformat=2 -Wvla -Wpointer-arith -Wwrite-strings -Wundef"
-).split()
+    *("-std=gnu17", "-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wformat=2"),
+    *("-Wstrict-prototypes", "-Wmissing-prototypes", "-Wvla", "-Wpointer-arith", "-Wwrite-strings", "-Wundef"),
+)
 _RELEASE = ("-static", "-O2", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2", "-s")
 _SANITIZED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 _COMPILE_TIMEOUT_S = 120
