@@ -1,0 +1,218 @@
+"""The server's side of one slot agent: start runs, kill them, hear what became of them.
+
+Whatever the agent says is input from an untrusted place: it is bounded, every descriptor is checked to
+be a pipe, and a run nobody started means that the slot is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from agentenv.errors import ProtocolError
+from agentenv.sandbox.poller import Poller
+from agentenv.sandbox.slotagent.protocol import (
+    SCRIPT_PIPE,
+    Kind,
+    Message,
+    Usage,
+    encode,
+    exit_usage,
+    receive,
+    send,
+)
+
+RUN_IDS = 16
+"""Run ids are reused from a small ring, so that a server that comes back after a crash can name, and
+kill, whatever its predecessor had running. Each server generation (``era``) has its own ring."""
+MAX_ERA = 2**27
+
+
+class RunEvents(Protocol):
+    """What happens to one run. After ``on_spawn_failed``, ``on_exit`` or ``on_lost`` nothing more does."""
+
+    def on_spawned(self, fds: tuple[int, ...]) -> None:
+        """The run has begun. ``fds`` (stdout, stderr and, with SCRIPT_PIPE, the script) are pipes and
+        the receiver's to close."""
+
+    def on_spawn_failed(self, error: int, step: int) -> None:
+        """The run could not be started; ``error`` is an errno, ``step`` one of the protocol's STEP_*."""
+
+    def on_exit(self, status: int, usage: Usage) -> None:
+        """The run's first process ended with this wait status."""
+
+    def on_lost(self) -> None:
+        """The agent is gone; nothing will be known of the run."""
+
+
+class _Run:
+    __slots__ = ("events", "pipes", "spawned")
+
+    def __init__(self, events: RunEvents, pipes: int) -> None:
+        self.events = events
+        self.pipes = pipes
+        self.spawned = False
+
+
+class AgentLink:
+    """One agent's socket, from the supervisor's hand-over to :meth:`close`. Owns the socket.
+
+    ``on_lost(reason, gone)`` is called once when the agent cannot be used any more: ``gone`` when its
+    end is closed (it died), False when it broke the protocol and may still live.
+    """
+
+    def __init__(self, sock: socket.socket, poller: Poller, era: int, on_lost: Callable[[str, bool], None]) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._poller = poller
+        self._first_run = era % MAX_ERA * RUN_IDS
+        self._last_run = 0
+        self._adopted = era > 0
+        self._runs: dict[int, _Run] = {}
+        self._on_lost = on_lost
+        self.closed = False
+        poller.add(sock.fileno(), self._readable)
+
+    def kill_former_runs(self) -> None:
+        """Kill what the previous server (the era before) had running here: nobody can have its results."""
+        for number in range(1, RUN_IDS):
+            self._send(encode(Kind.KILL, self._first_run - RUN_IDS + number))
+
+    def spawn(self, payload: bytes, flags: int, fds: Sequence[int], events: RunEvents) -> int:
+        """Ask for a run and return its id. ``fds`` stay the caller's. Raises ValueError when the packet
+        would be too large; a lost agent is reported through ``events.on_lost``."""
+        run = self._free_run()
+        packet = encode(Kind.SPAWN, run, flags, payload)
+        self._runs[run] = _Run(events, 3 if flags & SCRIPT_PIPE else 2)
+        self._send(packet, fds)
+        return run
+
+    def kill(self, run: int) -> None:
+        """Kill the whole tree of a run. Its ``on_exit`` follows. Nothing happens when it has ended."""
+        if run in self._runs:
+            self._send(encode(Kind.KILL, run))
+
+    def close(self) -> None:
+        """Let go of the agent (its slot ends when every holder has). Runs hear ``on_lost``. Repeatable."""
+        if self.closed:
+            return
+        self.closed = True
+        self._poller.remove(self._sock.fileno())
+        self._sock.close()
+        runs, self._runs = self._runs, {}
+        for run in runs.values():
+            run.events.on_lost()
+
+    def _free_run(self) -> int:
+        for _ in range(RUN_IDS):
+            self._last_run = self._last_run % (RUN_IDS - 1) + 1
+            run = self._first_run + self._last_run
+            if run not in self._runs:
+                return run
+        raise ValueError(f"a slot cannot have more than {RUN_IDS - 1} runs at once")
+
+    def _send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
+        if self.closed:
+            # Deferred, as an answer would be: the caller is still setting the run up.
+            self._poller.defer(self._fail_closed)
+            return
+        try:
+            send(self._sock, packet, fds)
+        except BlockingIOError:
+            # Calls of a slot run one at a time: the socket's buffer cannot fill while the agent reads.
+            self._defer_loss("the slot agent does not read", False)
+        except OSError as error:
+            self._defer_loss(f"the slot agent is gone ({error})", True)
+
+    def _fail_closed(self) -> None:
+        runs, self._runs = self._runs, {}
+        for run in runs.values():
+            run.events.on_lost()
+
+    def _defer_loss(self, reason: str, gone: bool) -> None:
+        self._poller.defer(lambda: self._lose(reason, gone))
+
+    def _lose(self, reason: str, gone: bool) -> None:
+        if not self.closed:
+            self.close()
+            self._on_lost(reason, gone)
+
+    def _readable(self) -> None:
+        try:
+            message = receive(self._sock)
+        except BlockingIOError:
+            return
+        except ProtocolError as error:
+            self._lose(str(error), False)
+            return
+        except OSError as error:
+            self._lose(f"the slot agent is gone ({error})", True)
+            return
+        if message is None:
+            self._lose("the slot agent ended", True)
+            return
+        try:
+            self._take(message)
+        except ProtocolError as error:
+            self._lose(str(error), False)
+
+    def _take(self, message: Message) -> None:
+        kind = message.kind
+        if kind is Kind.SPAWNED:
+            self._take_spawned(message)
+            return
+        if message.fds:
+            _close_all(message.fds)
+            raise ProtocolError(f"the slot agent sent descriptors with {kind.name}")
+        if kind is Kind.EXIT:
+            usage = exit_usage(message.payload)
+            run = self._known(message, spawned=True)
+            if run is not None:
+                del self._runs[message.run]
+                run.events.on_exit(message.arg, usage)
+        elif kind is Kind.SPAWN_FAILED:
+            run = self._known(message, spawned=False)
+            if run is not None:
+                del self._runs[message.run]
+                run.events.on_spawn_failed(message.arg, int.from_bytes(message.payload, "little"))
+        elif kind not in (Kind.KILLED, Kind.PONG):
+            raise ProtocolError(f"the slot agent sent an unexpected {kind.name}")
+
+    def _take_spawned(self, message: Message) -> None:
+        try:
+            run = self._known(message, spawned=False)
+            if run is not None:
+                _check_pipes(message.fds, run.pipes)
+        except ProtocolError:
+            _close_all(message.fds)
+            raise
+        if run is None:
+            _close_all(message.fds)
+            return
+        run.spawned = True
+        run.events.on_spawned(message.fds)
+
+    def _known(self, message: Message, *, spawned: bool) -> _Run | None:
+        """The run a message is about; None when it is a former server's (ignored)."""
+        run = self._runs.get(message.run)
+        if run is not None and run.spawned is spawned:
+            return run
+        if self._adopted and not 0 < message.run - self._first_run < RUN_IDS:
+            return None
+        raise ProtocolError(f"the slot agent sent {message.kind.name} for run {message.run}, which cannot be")
+
+
+def _check_pipes(fds: tuple[int, ...], expected: int) -> None:
+    if len(fds) != expected:
+        raise ProtocolError(f"the slot agent sent {len(fds)} descriptors with SPAWNED, not {expected}")
+    for fd in fds:
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            raise ProtocolError("the slot agent sent a descriptor that is no pipe")
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,139 @@
+"""A call that was asked for, and its answer as it goes over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter
+
+from agentenv.errors import AgentEnvError
+from agentenv.sandbox.metrics import Statistics
+from agentenv.sandbox.process import Process
+from agentenv.sandbox.replies import Reply, ReplyMemory
+from agentenv.wire.base import MAX_BODY_BYTES, WireModel
+from agentenv.wire.calls import Call, CallResult
+
+_results: TypeAdapter[CallResult] = TypeAdapter(CallResult)
+_CANCELLED = "the call was cancelled"
+_HEAD = b'{"type":"result","result":'
+
+
+class Stop(StrEnum):
+    """Why a running call was told to end."""
+
+    no = ""
+    deadline = "deadline"
+    cancelled = "cancelled"
+    lost = "lost"
+
+
+class Outlet(Protocol):
+    """A connection that answers go to."""
+
+    closed: bool
+    waits: bool
+    """Whether it waits for exactly the calls it asked for, whoever else asks for them later."""
+
+    def deliver(self, asked: Asked) -> None:
+        """Send ``asked.message`` when there is room, then tell its reply memory."""
+
+    def refuse(self, call_id: str, message: bytes) -> None:
+        """Send the answer to a call that is not remembered."""
+
+
+class Asked(Reply):
+    """One call in its slot. ``outlets`` are the connection that asked last, and those that wait for it."""
+
+    __slots__ = (
+        "arguments",
+        "asked_at",
+        "kills_before",
+        "outlets",
+        "process",
+        "secret",
+        "slot",
+        "started_at",
+        "stop",
+        "task",
+        "timeout_s",
+        "timer",
+        "tool",
+    )
+
+    def __init__(self, call: Call, arguments: WireModel, memory: ReplyMemory, outlet: Outlet, now: float) -> None:
+        super().__init__(call.id, memory)
+        self.slot = call.lease.slot
+        self.secret = call.lease.secret
+        self.tool = call.tool
+        self.arguments = arguments
+        self.timeout_s = call.timeout_s
+        self.outlets = [outlet]
+        self.asked_at = now
+        self.started_at = 0.0
+        self.stop = Stop.no
+        self.process: Process | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.kills_before = 0
+
+    def asked_again(self, outlet: Outlet) -> None:
+        """Somebody else wants the answer (too), or the same one over a new connection."""
+        self.outlets = [known for known in self.outlets if known.waits and not known.closed]
+        self.outlets.append(outlet)
+        if self.message is not None:
+            outlet.deliver(self)
+
+
+def answer(asked: Asked, result: CallResult, statistics: Statistics) -> None:
+    """The call ended with ``result``: remember it, count it, and give it to whoever asked last."""
+    message = encode_result(result)
+    if len(message) > MAX_BODY_BYTES:
+        message = encode_result(_shortened(result))
+    asked.memory.finish(asked, message)
+    statistics.calls += 1
+    statistics.results_bytes += len(message)
+    statistics.calls_faulted += result.fault != "none"
+    statistics.calls_timed_out += result.timed_out
+    statistics.calls_cancelled += result.cancelled
+    statistics.calls_oom_killed += result.oom_killed
+    if asked.timer is not None:
+        asked.timer.cancel()
+        asked.timer = None
+    asked.process = asked.task = None
+    for outlet in asked.outlets:
+        if not outlet.closed:
+            outlet.deliver(asked)
+
+
+def cancelled(asked: Asked, now: float, **left: Any) -> CallResult:
+    """The answer to a call that was ended because somebody asked for that; ``left`` is what it printed."""
+    timing = {"queue_s": max(0.0, (asked.started_at or now) - asked.asked_at)}
+    if asked.started_at:
+        timing["duration_s"] = now - asked.started_at
+    return CallResult(id=asked.call_id, cancelled=True, error="cancelled", message=_CANCELLED, **{**timing, **left})
+
+
+def encode_result(result: CallResult) -> bytes:
+    """The :class:`agentenv.wire.calls.Result` message; fields at their default are left out."""
+    return _HEAD + _results.dump_json(result, exclude_defaults=True) + b"}"
+
+
+def refusal(call_id: str, error: AgentEnvError) -> CallResult:
+    """The answer to a call that did not run, or whose slot was lost."""
+    return CallResult(id=call_id, fault=error.fault, error=error.code, message=str(error))
+
+
+def _shortened(result: CallResult) -> CallResult:
+    """So that it fits in one message even when every character takes six bytes of JSON (control
+    characters do): the caps allow more than a message may have only where they were set very high."""
+    keep = MAX_BODY_BYTES // 30
+    changed: dict[str, Any] = {"truncated": True}
+    for name in ("stdout", "stderr"):
+        text: str = getattr(result, name)
+        if len(text) > 2 * keep:
+            cut = len(text[keep:-keep].encode())
+            changed[name] = text[:keep] + text[-keep:]
+            changed[f"{name}_dropped_bytes"] = getattr(result, f"{name}_dropped_bytes") + cut
+    return result.model_copy(update=changed)

@@ -1,0 +1,164 @@
+"""All slots of one server: calls and leases find their slot here."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+from collections.abc import Iterable
+
+from agentenv.errors import (
+    AgentEnvError,
+    CallLostError,
+    ProtocolError,
+    SandboxUnavailableError,
+    StaleLeaseError,
+)
+from agentenv.sandbox.calls import Asked, Outlet, encode_result, refusal
+from agentenv.sandbox.shared import Shared
+from agentenv.sandbox.slots import Slot
+from agentenv.sandbox.supervisor_link import Hello, Packet, SlotFailed, SlotLost, SlotReady
+from agentenv.sandbox.tools.registry import parse_arguments
+from agentenv.wire.calls import Call
+from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest, SlotState
+from agentenv.wire.server import SlotsReply
+
+log = logging.getLogger(__name__)
+
+
+class Container:
+    """The server without its HTTP. ``boot`` is this process's own name, new at every start."""
+
+    def __init__(self, slots: int, shared: Shared) -> None:
+        self.boot = secrets.token_hex(8)
+        self.draining = False
+        self.counted = shared.statistics
+        self._shared = shared
+        self._slots = [Slot(index, shared) for index in range(slots)]
+
+    def __repr__(self) -> str:
+        return f"Container({self.boot}, {self._slots!r})"
+
+    @property
+    def settled(self) -> bool:
+        """Whether the supervisor has said of every slot what it is."""
+        return all(slot.state is not SlotState.resetting for slot in self._slots)
+
+    def close(self) -> None:
+        """Let go of every slot; they live on in the supervisor's hands. Repeatable."""
+        self.draining = True
+        for slot in self._slots:
+            slot.close()
+
+    # -- the supervisor ----------------------------------------------------------------------------
+
+    def take(self, packet: Packet) -> None:
+        """What the supervisor says of a slot. Raises ProtocolError when it cannot be (nothing leaks)."""
+        if isinstance(packet, Hello) or not 0 <= packet.slot < len(self._slots):
+            if isinstance(packet, SlotReady):
+                packet.agent.close()
+            raise ProtocolError(f"the supervisor sent an unexpected {type(packet).__name__}")
+        slot = self._slots[packet.slot]
+        if isinstance(packet, SlotReady):
+            slot.ready(packet)
+        elif isinstance(packet, SlotFailed):
+            slot.failed(packet.epoch, packet.reason)
+        elif isinstance(packet, SlotLost):
+            slot.lost(packet.reason)
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def ask(self, calls: Iterable[Call], outlet: Outlet) -> None:
+        """Run these calls, or tell what became of them. Each gets its one answer through ``outlet``,
+        unless the same is asked again over another."""
+        for call in calls:
+            try:
+                self._ask(call, outlet)
+            except AgentEnvError as error:
+                self.counted.calls_faulted += 1
+                outlet.refuse(call.id, encode_result(refusal(call.id, error)))
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        """End these calls; each still gets its (cancelled) answer. Unknown ids are no error."""
+        for call_id in ids:
+            asked = self._shared.index.get(call_id)
+            if isinstance(asked, Asked):
+                self._slots[asked.slot].cancel(asked)
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """These answers arrived. Unknown ids are no error."""
+        for call_id in ids:
+            asked = self._shared.index.get(call_id)
+            if isinstance(asked, Asked):
+                asked.memory.forget(asked)
+                self._slots[asked.slot].made_room()
+
+    def sent(self, asked: Asked) -> None:
+        """This answer was handed to a connection."""
+        asked.memory.sent(asked)
+        self._slots[asked.slot].made_room()
+
+    def _ask(self, call: Call, outlet: Outlet) -> None:
+        known = self._shared.index.get(call.id)
+        if known is not None:
+            assert isinstance(known, Asked)
+            if known.slot != call.lease.slot or not hmac.compare_digest(known.secret, call.lease.secret):
+                raise ProtocolError(f"call id {call.id!r} is in use under another lease")
+            self.counted.calls_asked_again += 1
+            known.asked_again(outlet)
+            return
+        slot = self._slot(call.lease.slot)
+        memory = slot.admit(call.lease)
+        if memory.has_ended(call.id):
+            raise CallLostError("the call ran, and its answer is not remembered any more")
+        if call.boot != self.boot:
+            raise CallLostError("the sandbox server was restarted after the call was sent: it may have run")
+        if self.draining:
+            raise SandboxUnavailableError("the sandbox server is shutting down")
+        slot.ask(call, parse_arguments(call.tool, call.arguments), memory, outlet)
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def lease(self, request: LeaseRequest) -> LeaseGrant:
+        """Raises InfraError when the slot is not free, SandboxUnavailableError when draining."""
+        if self.draining:
+            raise SandboxUnavailableError("the sandbox server is shutting down", next_step="lease elsewhere")
+        return self._slot(request.slot).grant(request).as_grant()
+
+    def renew(self, request: RenewRequest) -> RenewReply:
+        """One heartbeat for many leases."""
+        renewed: list[int] = []
+        stale: list[int] = []
+        for key in request.keys:
+            alive = key.slot < len(self._slots) and self._slots[key.slot].renew(key, request.ttl_s)
+            (renewed if alive else stale).append(key.slot)
+        return RenewReply(renewed=tuple(renewed), stale=tuple(stale))
+
+    async def release(self, key: LeaseKey) -> ReleaseReply:
+        """See :meth:`Slot.release`."""
+        return ReleaseReply(slot=key.slot, state=await self._slot(key.slot).release(key))
+
+    async def seal(self, key: LeaseKey) -> ReleaseReply:
+        """See :meth:`Slot.seal`."""
+        return ReleaseReply(slot=key.slot, state=await self._slot(key.slot).seal(key))
+
+    # -- reports -----------------------------------------------------------------------------------
+
+    def inventory(self) -> SlotsReply:
+        """For ``GET /v1/slots``."""
+        return SlotsReply(boot=self.boot, slots=tuple(slot.report() for slot in self._slots))
+
+    def statistics(self) -> dict[str, int]:
+        """For ``GET /v1/statistics``."""
+        counted = self.counted
+        states = [slot.state for slot in self._slots]
+        counted.slots_free = states.count(SlotState.free)
+        counted.slots_leased = states.count(SlotState.leased)
+        counted.calls_queued = sum(slot.queued for slot in self._slots)
+        counted.calls_running = sum(slot.busy for slot in self._slots)
+        return counted.as_dict()
+
+    def _slot(self, index: int) -> Slot:
+        if index >= len(self._slots):
+            raise StaleLeaseError(f"this container has no slot {index}: it has {len(self._slots)}")
+        return self._slots[index]

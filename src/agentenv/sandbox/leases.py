@@ -1,0 +1,82 @@
+"""A lease as its slot keeps it, and as the supervisor remembers it for a server that comes back. Pure."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv.errors import ProtocolError
+from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, SlotState
+
+MOVES: dict[SlotState, frozenset[SlotState]] = {
+    SlotState.free: frozenset({SlotState.leased, SlotState.resetting, SlotState.quarantined, SlotState.gone}),
+    SlotState.leased: frozenset({SlotState.resetting, SlotState.quarantined, SlotState.gone}),
+    SlotState.resetting: frozenset({SlotState.free, SlotState.leased, SlotState.quarantined, SlotState.gone}),
+    SlotState.quarantined: frozenset({SlotState.resetting, SlotState.gone}),
+    SlotState.gone: frozenset(),
+}
+"""Which state may follow which (design §4). ``resetting → leased`` is a server that came back after a
+crash and is handed its living leases."""
+
+
+class IllegalMoveError(RuntimeError):
+    """A slot was asked to go where the table does not let it. Nothing changed."""
+
+
+def move(state: SlotState, to: SlotState) -> SlotState:
+    """``to``, when ``state`` may be followed by it; else raises IllegalMoveError."""
+    if to not in MOVES[state]:
+        raise IllegalMoveError(f"a slot cannot go from {state} to {to}")
+    return to
+
+
+@dataclass
+class Lease:
+    """One trajectory's right to a slot, until ``expires_at_s`` (the loop's clock)."""
+
+    key: LeaseKey
+    trajectory: str
+    ttl_s: float
+    request_id: str
+    expires_at_s: float
+    era: int = 0
+    """How many times a server came back to this lease."""
+
+    @classmethod
+    def grant(cls, request: LeaseRequest, epoch: int, now_s: float) -> Lease:
+        """A new lease with a fresh secret."""
+        key = LeaseKey(slot=request.slot, epoch=epoch, secret=secrets.token_urlsafe(24))
+        return cls(key, request.trajectory, request.ttl_s, request.request_id, now_s + request.ttl_s)
+
+    def admits(self, key: LeaseKey) -> bool:
+        """Whether ``key`` is this lease's, told in a time that says nothing of the secret."""
+        same = hmac.compare_digest(self.key.secret.encode(), key.secret.encode())
+        return same and key.epoch == self.key.epoch and key.slot == self.key.slot
+
+    def as_grant(self) -> LeaseGrant:
+        """What the client is told."""
+        return LeaseGrant(key=self.key, trajectory=self.trajectory, ttl_s=self.ttl_s)
+
+    def to_memory(self) -> dict[str, Any]:
+        """What the supervisor keeps."""
+        return {
+            "epoch": self.key.epoch,
+            "secret": self.key.secret,
+            "trajectory": self.trajectory,
+            "ttl_s": self.ttl_s,
+            "request_id": self.request_id,
+            "era": self.era,
+        }
+
+    @classmethod
+    def from_memory(cls, slot: int, kept: dict[str, Any], now_s: float) -> Lease:
+        """The lease as a server that came back takes it up, in its next era, for one more ttl. Raises
+        ProtocolError for anything that :meth:`to_memory` did not write."""
+        try:
+            key = LeaseKey(slot=slot, epoch=kept["epoch"], secret=kept["secret"])
+            ttl_s, era = float(kept["ttl_s"]), int(kept["era"])
+            return cls(key, str(kept["trajectory"]), ttl_s, str(kept["request_id"]), now_s + ttl_s, era + 1)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"the lease remembered for slot {slot} is malformed: {error!r}") from error

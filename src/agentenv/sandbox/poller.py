@@ -1,0 +1,86 @@
+"""Readiness of the many short-lived descriptors of slots, cheaper than the event loop's own.
+
+One epoll set, itself watched by the event loop: adding and removing a descriptor is one system call
+(the loop's ``add_reader`` costs several times that), and all that became ready in one turn of the loop
+is handled together, so that what it leads to (results to send) can go out together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+from collections.abc import Callable
+
+_MAX_ROUNDS = 4
+"""Rounds handled in one turn of the loop before the loop's other work has its turn."""
+_MAX_EVENTS = 64
+
+log = logging.getLogger(__name__)
+
+
+class Poller:
+    """Calls back when a descriptor can be read (or has hung up). Callbacks must not block."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self._deferred: list[Callable[[], None]] = []
+        self._in_turn = False
+        loop.add_reader(self._epoll.fileno(), self._turn)
+
+    def add(self, fd: int, callback: Callable[[], None]) -> None:
+        """Watch ``fd``, which the caller owns and must remove before closing it."""
+        self._epoll.register(fd, select.EPOLLIN)
+        self._callbacks[fd] = callback
+
+    def watches(self, fd: int) -> bool:
+        """Whether ``fd`` is watched now."""
+        return fd in self._callbacks
+
+    def remove(self, fd: int) -> None:
+        """Stop watching ``fd``; no error when it is not watched."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        """Call back once everything that is ready now has been handled, in the order asked."""
+        self._deferred.append(callback)
+        if not self._in_turn and len(self._deferred) == 1:
+            self.loop.call_soon(self._run_deferred)
+
+    def close(self) -> None:
+        """Watch nothing any more. Repeatable. The descriptors stay their owners'."""
+        if not self._epoll.closed:
+            self.loop.remove_reader(self._epoll.fileno())
+            self._epoll.close()
+        self._callbacks.clear()
+
+    def _turn(self) -> None:
+        self._in_turn = True
+        for _ in range(_MAX_ROUNDS):
+            events = [] if self._epoll.closed else self._epoll.poll(0, _MAX_EVENTS)
+            for fd, _mask in events:
+                # A descriptor closed earlier in this round has no callback any more; one that was reused
+                # gets a call too many, which is why every reader must be ready to find nothing.
+                if (callback := self._callbacks.get(fd)) is not None:
+                    _guarded(callback)
+            self._run_deferred()
+            if len(events) == 0:
+                break
+        self._in_turn = False
+
+    def _run_deferred(self) -> None:
+        while self._deferred:
+            deferred, self._deferred = self._deferred, []
+            for callback in deferred:
+                _guarded(callback)
+
+
+def _guarded(callback: Callable[[], None]) -> None:
+    """One slot's trouble must not reach another's callback in the same round."""
+    try:
+        callback()
+    except Exception:
+        log.exception("a callback failed")

@@ -1,0 +1,205 @@
+"""One run in a slot, with its captured output."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agentenv.sandbox.agent_link import AgentLink
+from agentenv.sandbox.capture import Orphans, PipeReader
+from agentenv.sandbox.poller import Poller
+from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, SCRIPT_PIPE, STDIN, Usage, spawn_payload
+
+
+class Outcome(StrEnum):
+    """What became of a run."""
+
+    running = "running"
+    exited = "exited"
+    failed = "failed"
+    """It could not be started: see ``error``."""
+    lost = "lost"
+    """The slot's agent went away."""
+
+
+@dataclass(frozen=True)
+class SlotIo:
+    """What runs of one slot share."""
+
+    link: AgentLink
+    poller: Poller
+    orphans: Orphans
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start, and where."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+
+
+class Process:
+    """One run: started, given its script, ended; then ``on_end`` is called, once, never from within
+    the method that started it. A run that nobody waits for (``on_end`` None) just ends."""
+
+    __slots__ = (
+        "_cap_bytes",
+        "_io",
+        "_memory_files",
+        "_run",
+        "_script",
+        "_script_fd",
+        "error",
+        "on_end",
+        "outcome",
+        "status",
+        "stderr",
+        "stdout",
+        "step",
+        "usage",
+    )
+
+    def __init__(self, io: SlotIo, cap_bytes: int, on_end: Callable[[Process], None] | None = None) -> None:
+        self._io = io
+        self._cap_bytes = cap_bytes
+        self._run = 0
+        self._script: bytes | None = None
+        self._script_fd = -1
+        self._memory_files: list[int] = []
+        self.on_end = on_end
+        self.outcome = Outcome.running
+        self.error = 0
+        self.step = 0
+        self.status = 0
+        self.usage = Usage(0.0, 0.0, 0)
+        self.stdout: PipeReader | None = None
+        self.stderr: PipeReader | None = None
+
+    def start(self, command: Command, *, stdin: bytes | None = None, script: bytes | None = None) -> None:
+        """Run ``command`` with this standard input and script (descriptor 9). Raises ValueError when
+        argv and env do not fit in a packet."""
+        payload = spawn_payload(command.argv, command.env, command.cwd)
+        flags = 0
+        try:
+            if stdin is not None:
+                flags |= STDIN
+                self._memory_files.append(_memory_file("stdin", stdin))
+            if script is not None:
+                flags |= SCRIPT_FD
+                self._memory_files.append(_memory_file("script", script))
+            self._run = self._io.link.spawn(payload, flags, self._memory_files, self)
+        except BaseException:
+            self._free_memory_files()
+            raise
+
+    def start_waiting(self, payload: bytes) -> None:
+        """Run the prepared SPAWN payload; it will read its script once :meth:`feed` was called."""
+        self._run = self._io.link.spawn(payload, SCRIPT_PIPE, (), self)
+
+    def feed(self, script: bytes) -> bool:
+        """Hand a waiting run its script (small enough for an empty pipe) and watch its output. False
+        when it is certain that the script did not and will not run."""
+        if self.outcome is not Outcome.running:
+            return False
+        if self.stdout is None:
+            self._script = script
+            return True
+        return self._write_script(script)
+
+    def dismiss(self) -> None:
+        """Let a waiting run end by itself, without a script. Repeatable."""
+        self._close_script()
+        self.on_end = None
+        self._script = b""
+
+    def kill(self) -> None:
+        """Kill the run's whole tree; ``on_end`` follows."""
+        self._io.link.kill(self._run)
+
+    def on_spawned(self, fds: tuple[int, ...]) -> None:
+        """RunEvents: the pipes are here."""
+        self.stdout = PipeReader(self._io.poller, fds[0], self._cap_bytes)
+        self.stderr = PipeReader(self._io.poller, fds[1], self._cap_bytes)
+        if len(fds) == 3:
+            self._script_fd = fds[2]
+            os.set_blocking(self._script_fd, False)
+            if self._script is None:
+                return
+            script, self._script = self._script, None
+            self._write_script(script)
+        else:
+            self._watch()
+
+    def on_spawn_failed(self, error: int, step: int) -> None:
+        """RunEvents: there is no run."""
+        self.error = error
+        self.step = step
+        self._end(Outcome.failed)
+
+    def on_exit(self, status: int, usage: Usage) -> None:
+        """RunEvents: what is in the pipes at this moment is the output."""
+        self.status = status
+        self.usage = usage
+        for pipe in (self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.finish(self._io.orphans)
+        self._end(Outcome.exited)
+
+    def on_lost(self) -> None:
+        """RunEvents: nothing will be known."""
+        for pipe in (self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
+        self._end(Outcome.lost)
+
+    def _end(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._close_script()
+        self._free_memory_files()
+        if self.on_end is not None:
+            on_end, self.on_end = self.on_end, None
+            on_end(self)
+
+    def _write_script(self, script: bytes) -> bool:
+        self._watch()
+        try:
+            # An empty pipe takes all of it or none (the agent made it; PIPE_BUF covers a spare's scripts).
+            written = os.write(self._script_fd, script) if script else 0
+        except OSError:
+            written = -1
+        self._close_script()
+        return written == len(script)
+
+    def _watch(self) -> None:
+        if self.stdout is not None and self.stderr is not None:
+            self.stdout.watch()
+            self.stderr.watch()
+
+    def _close_script(self) -> None:
+        if self._script_fd >= 0:
+            os.close(self._script_fd)
+            self._script_fd = -1
+
+    def _free_memory_files(self) -> None:
+        for fd in self._memory_files:
+            # Whatever the slot kept of it, the memory is the server's: give it back.
+            os.ftruncate(fd, 0)
+            os.close(fd)
+        self._memory_files.clear()
+
+
+def _memory_file(name: str, content: bytes) -> int:
+    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        os.lseek(fd, 0, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,24 @@
+"""What all slots of one server share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agentenv.sandbox.metrics import Statistics
+from agentenv.sandbox.poller import Poller
+from agentenv.sandbox.replies import Reply
+from agentenv.sandbox.supervisor_link import SupervisorLink
+
+
+@dataclass(frozen=True)
+class Shared:
+    """``index`` finds any remembered call of any lease by its id; ``env`` is every command's."""
+
+    poller: Poller
+    supervisor: SupervisorLink
+    env: dict[str, str]
+    output_bytes: int
+    reply_memory: int
+    spare_shells: bool
+    statistics: Statistics = field(default_factory=Statistics)
+    index: dict[str, Reply] = field(default_factory=dict)

@@ -1,0 +1,350 @@
+"""One slot: its state, its lease, its queue of calls."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+
+from agentenv.errors import (
+    AgentEnvError,
+    LeaseLostError,
+    ProtocolError,
+    SandboxUnavailableError,
+    StaleLeaseError,
+)
+from agentenv.sandbox.agent_link import AgentLink
+from agentenv.sandbox.calls import Asked, Outlet, Stop, answer, cancelled, refusal
+from agentenv.sandbox.capture import Orphans
+from agentenv.sandbox.leases import Lease, move
+from agentenv.sandbox.memory_watch import MemoryWatch
+from agentenv.sandbox.process import SlotIo
+from agentenv.sandbox.replies import ReplyMemory
+from agentenv.sandbox.shared import Shared
+from agentenv.sandbox.supervisor_link import SlotReady
+from agentenv.sandbox.workbench import Workbench
+from agentenv.wire.base import WireModel
+from agentenv.wire.calls import Call
+from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport, SlotState
+
+MAX_QUEUED_CALLS = 2_000
+"""Calls that may wait in one slot; more are refused."""
+MAX_REPLY_BYTES = 8 * 1024 * 1024
+"""Finished replies kept per lease: as many bytes unsent before the slot pauses, as many sent ones."""
+
+log = logging.getLogger(__name__)
+
+
+class Slot:
+    """One slot. Its calls run one at a time, in the order they came; slots never wait for each other."""
+
+    def __init__(self, index: int, shared: Shared) -> None:
+        self.index = index
+        self.state = SlotState.resetting
+        self.epoch = 0
+        self.lease: Lease | None = None
+        self.reason = ""
+        self._shared = shared
+        self._loop = shared.poller.loop
+        self._memory: ReplyMemory | None = None
+        self._queue: deque[Asked] = deque()
+        self._bench: Workbench | None = None
+        self._sealing = False
+        self._settled: list[asyncio.Future[None]] = []
+        self._expiry: asyncio.TimerHandle | None = None
+        self._current: Asked | None = None
+
+    def __repr__(self) -> str:
+        busy = "running" if self._current else "idle"
+        return f"Slot({self.index}, {self.state}, epoch={self.epoch}, {busy}, queued={len(self._queue)})"
+
+    @property
+    def queued(self) -> int:
+        """Calls that wait for the one running."""
+        return len(self._queue)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call runs."""
+        return self._current is not None
+
+    def report(self) -> SlotReport:
+        """For ``GET /v1/slots``."""
+        lease = self.lease
+        return SlotReport(
+            slot=self.index,
+            state=self.state,
+            epoch=self.epoch,
+            trajectory=lease.trajectory if lease else None,
+            expires_in_s=max(0.0, lease.expires_at_s - self._loop.time()) if lease else None,
+            running_calls=(self._current is not None) + len(self._queue),
+            reason=self.reason,
+        )
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def grant(self, request: LeaseRequest) -> Lease:
+        """Lease this slot; the same ``request_id`` again gets the same lease. Raises StaleLeaseError when
+        the slot is not free: whoever asked knows less of it than it does."""
+        if self.lease is not None and self.lease.request_id == request.request_id:
+            return self.lease
+        if self.state is not SlotState.free:
+            raise StaleLeaseError(f"slot {self.index} is {self.state}, not free", next_step="lease another slot")
+        self.state = move(self.state, SlotState.leased)
+        self._take_up(Lease.grant(request, self.epoch, self._loop.time()))
+        self._shared.statistics.leases_granted += 1
+        return self._held()
+
+    def renew(self, key: LeaseKey, ttl_s: float) -> bool:
+        """One heartbeat; False when the lease has ended."""
+        if self.lease is None or not self.lease.admits(key):
+            return False
+        self.lease.ttl_s = ttl_s
+        self.lease.expires_at_s = self._loop.time() + ttl_s
+        self._watch_expiry()
+        return True
+
+    async def release(self, key: LeaseKey) -> SlotState:
+        """End the lease and return when the slot is proved clean (or not). An epoch that has ended is no
+        error. Raises StaleLeaseError when the epoch is this one but the key is not its lease's."""
+        if self.lease is not None and self.lease.admits(key):
+            self._end_lease("the lease was released")
+            self._reset()
+        elif key.epoch > self.epoch or (self.lease is not None and key.epoch == self.epoch):
+            raise self._stale()
+        if self.state is SlotState.resetting and key.epoch >= self.epoch:
+            await self._settle()
+        return SlotState.quarantined if self.state is SlotState.quarantined else SlotState.free
+
+    async def seal(self, key: LeaseKey) -> SlotState:
+        """Kill everything in the slot, make it anew over the same workspace, keep the lease. Queued calls
+        wait for it; a running one is cancelled. Raises StaleLeaseError, LeaseLostError."""
+        if self.lease is None or not self.lease.admits(key):
+            raise self._stale()
+        if not self._sealing:
+            self._sealing = True
+            self._stop_current(Stop.cancelled)
+            self._close_bench()
+            self._shared.supervisor.seal(self.index, self.epoch)
+        await self._settle()
+        if self.lease is None or not self.lease.admits(key):
+            raise LeaseLostError(f"slot {self.index} was lost while it was sealed: {self.reason or self.state}")
+        return self.state
+
+    # -- what the supervisor says ------------------------------------------------------------------
+
+    def ready(self, packet: SlotReady) -> None:
+        """The slot can be used (again)."""
+        if self.state is SlotState.quarantined or self.state is SlotState.gone:
+            packet.agent.close()
+            raise ProtocolError(f"the supervisor made slot {self.index} ready, which is {self.state}")
+        if self.lease is not None and self._sealing and packet.kept and packet.epoch == self.epoch:
+            self._sealing = False
+            self._open_bench(packet, era=0)
+        elif self._sealing and packet.kept:
+            # Released while it was being sealed: only now can it be reset.
+            self._sealing = False
+            packet.agent.close()
+            self._shared.supervisor.reset(self.index, self.epoch)
+            return
+        else:
+            self._renewed(packet)
+        self._wake_settled()
+        self._pump()
+
+    def failed(self, epoch: int, reason: str) -> None:
+        """The slot could not be proved clean."""
+        self._end_lease(f"the slot is quarantined: {reason}")
+        self._sealing = False
+        self.epoch = epoch
+        self.reason = reason
+        self._close_bench()
+        if self.state is not SlotState.quarantined:
+            self.state = move(self.state, SlotState.quarantined)
+        self._wake_settled()
+
+    def lost(self, reason: str, *, ask_reset: bool = False) -> None:
+        """The slot's agent is of no use any more. Repeatable until the slot is ready again."""
+        if self.state not in (SlotState.free, SlotState.leased):
+            return
+        log.warning("slot %d lost: %s", self.index, reason)
+        self._shared.statistics.slots_lost += 1
+        self._end_lease(f"the slot was lost: {reason}")
+        self._sealing = False
+        self._close_bench()
+        self.state = move(self.state, SlotState.resetting)
+        if ask_reset:
+            self._shared.supervisor.reset(self.index, self.epoch)
+
+    def close(self) -> None:
+        """The server ends; the slot lives on in the supervisor's hands."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._close_bench()
+        self._wake_settled()
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def admit(self, key: LeaseKey) -> ReplyMemory:
+        """The reply memory of the lease ``key`` is for. Raises StaleLeaseError."""
+        if self.lease is None or self._memory is None or not self.lease.admits(key):
+            raise self._stale()
+        return self._memory
+
+    def ask(self, call: Call, arguments: WireModel, memory: ReplyMemory, outlet: Outlet) -> None:
+        """Queue a new call. Raises SandboxUnavailableError when too many wait."""
+        if len(self._queue) >= MAX_QUEUED_CALLS:
+            raise SandboxUnavailableError(f"{MAX_QUEUED_CALLS} calls wait in slot {self.index} already")
+        asked = Asked(call, arguments, memory, outlet, self._loop.time())
+        memory.begin(asked)
+        self._queue.append(asked)
+        self._pump()
+
+    def cancel(self, asked: Asked) -> None:
+        """End this call now, whether it waits or runs. Nothing happens when it has ended."""
+        if asked is self._current and self._bench is not None:
+            self._bench.stop(asked, Stop.cancelled)
+        elif asked.message is None and asked in self._queue:
+            self._queue.remove(asked)
+            answer(asked, cancelled(asked, self._loop.time()), self._shared.statistics)
+
+    def made_room(self) -> None:
+        """A reply was sent or forgotten: a slot that paused for room may go on."""
+        if self._queue and self._current is None:
+            self._pump()
+
+    def _pump(self) -> None:
+        """Start the next call, if one can be started."""
+        while self._queue and self._current is None and self._bench is not None:
+            if self._memory is None or self._memory.full:
+                return
+            asked = self._queue.popleft()
+            self._current = asked
+            self._bench.begin(asked)
+
+    def _call_ended(self) -> None:
+        self._current = None
+        self._pump()
+        if self._current is None and self._bench is not None:
+            # After the answer has left: the next shell is nobody's wait.
+            self._shared.poller.defer(self._bench.prepare)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _held(self) -> Lease:
+        if self.lease is None:
+            raise self._stale()
+        return self.lease
+
+    def _stale(self) -> StaleLeaseError:
+        return StaleLeaseError(f"the lease of slot {self.index} has ended (the slot is in epoch {self.epoch})")
+
+    def _take_up(self, lease: Lease) -> None:
+        self.lease = lease
+        self._memory = ReplyMemory(self._shared.index, max_count=self._shared.reply_memory, max_bytes=MAX_REPLY_BYTES)
+        self._shared.supervisor.remember(self.index, self.epoch, lease.to_memory())
+        self._watch_expiry()
+        if self._bench is not None:
+            self._shared.poller.defer(self._bench.prepare)
+
+    def _renewed(self, packet: SlotReady) -> None:
+        """A new epoch, or a slot this (new) server process takes over."""
+        self._end_lease("the slot was reset")
+        self._sealing = False
+        self._close_bench()
+        if self.state is not SlotState.resetting:
+            self.state = move(self.state, SlotState.resetting)
+        self.epoch = packet.epoch
+        self.reason = ""
+        lease = None
+        if packet.lease is not None:
+            try:
+                lease = Lease.from_memory(self.index, packet.lease, self._loop.time())
+            except ProtocolError:
+                packet.agent.close()
+                raise
+        self._open_bench(packet, era=lease.era if lease else 0)
+        self.state = move(self.state, SlotState.leased if lease else SlotState.free)
+        if lease is not None:
+            self._take_up(lease)
+
+    def _open_bench(self, packet: SlotReady, era: int) -> None:
+        shared = self._shared
+        link = AgentLink(packet.agent, shared.poller, era, self._agent_lost)
+        if era > 0:
+            link.kill_former_runs()
+        io = SlotIo(link, shared.poller, Orphans(shared.poller))
+        watch = MemoryWatch.open(packet.oom_path, packet.peak_path)
+        self._bench = Workbench(shared, io, watch, self._call_ended, self._agent_lost)
+        if self.lease is not None:
+            shared.poller.defer(self._bench.prepare)
+
+    def _close_bench(self) -> None:
+        bench, self._bench = self._bench, None
+        if bench is not None:
+            bench.close()
+
+    def _agent_lost(self, reason: str, gone: bool) -> None:
+        self.lost(reason, ask_reset=not gone)
+
+    def _reset(self) -> None:
+        self.state = move(self.state, SlotState.resetting)
+        self._close_bench()
+        if not self._sealing:
+            self._shared.supervisor.reset(self.index, self.epoch)
+
+    def _end_lease(self, reason: str) -> None:
+        """Every call of the lease is answered; nothing of it is remembered."""
+        if self.lease is None:
+            return
+        self.lease = None
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        error = LeaseLostError(f"slot {self.index}: {reason}")
+        self._stop_current(Stop.lost, error)
+        queued, self._queue = self._queue, deque()
+        for asked in queued:
+            answer(asked, refusal(asked.call_id, error), self._shared.statistics)
+        if self._memory is not None:
+            self._memory.clear()
+            self._memory = None
+
+    def _stop_current(self, stop: Stop, error: AgentEnvError | None = None) -> None:
+        """Answer the running call at once, without waiting for its process (the slot is about to go)."""
+        asked, self._current = self._current, None
+        if asked is None or self._bench is None:
+            return
+        self._bench.abandon(asked)
+        asked.stop = stop
+        result = cancelled(asked, self._loop.time()) if error is None else refusal(asked.call_id, error)
+        answer(asked, result, self._shared.statistics)
+
+    def _watch_expiry(self) -> None:
+        lease = self.lease
+        if lease is None:
+            return
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = self._loop.call_at(lease.expires_at_s, self._expired)
+
+    def _expired(self) -> None:
+        lease = self.lease
+        if lease is None or self.state is not SlotState.leased:
+            return
+        log.warning("lease of slot %d (%s) expired", self.index, lease.trajectory)
+        self._shared.statistics.leases_expired += 1
+        self._end_lease(f"the lease had no heartbeat for {lease.ttl_s:g} s")
+        self._reset()
+
+    async def _settle(self) -> None:
+        """Until the supervisor has answered."""
+        waiter = self._loop.create_future()
+        self._settled.append(waiter)
+        await waiter
+
+    def _wake_settled(self) -> None:
+        waiters, self._settled = self._settled, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

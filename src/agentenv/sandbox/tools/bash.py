@@ -1,0 +1,140 @@
+"""The bash tool: what is started for a call, and the spare shell that makes most calls start at once.
+
+Every shell is ``bash -c BOOTSTRAP``, which reads the script from descriptor 9 and evaluates it, so that
+scripts of any size fit and no script shows in a command line. What a script can see is what it would
+see under ``bash -c script``; ``tests/integration/test_server_bash.py`` compares the two. Known
+differences: a syntax error is reported as ``bash: eval: line N`` instead of ``bash: -c: line N``; the
+last command of a script is not exec'd in the shell's place; ``set -x`` would print one ``+`` more, which
+is why a script that speaks of tracing gets a plain ``bash -c`` whenever it fits in an argument.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from agentenv.errors import InvalidArgumentsError
+from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
+from agentenv.sandbox.slotagent.protocol import spawn_payload
+from agentenv.wire.tools import BashArguments
+
+WORKSPACE = "/workspace"
+BOOTSTRAP = 'IFS= read -r -d "" -u 9 BASH_EXECUTION_STRING; exec 9<&-; SECONDS=0; eval "$BASH_EXECUTION_STRING"'
+MAX_SPARE_SCRIPT_BYTES = 2048
+"""bash reads a pipe byte by byte; and a script this small always fits in an empty pipe at once."""
+MAX_ARGV_SCRIPT_BYTES = 32 * 1024
+CANNOT_START = 126
+"""Exit code of a call whose shell could not be started (as shells say of a command they cannot run)."""
+
+_TRACES = re.compile(r"xtrace|PS4|\bset\s[^;&|\n]*-[A-Za-z]*x")
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_STEP_CWD = 2
+"""``step`` of a SPAWN that failed because the directory could not be entered."""
+
+
+def command_env(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment every command starts with; ``extra`` wins."""
+    fixed = {"PATH": _PATH, "HOME": WORKSPACE, "USER": "agent", "LOGNAME": "agent", "SHELL": "/bin/bash"}
+    return {**fixed, "LANG": "C.UTF-8", "TMPDIR": "/tmp", "TERM": "dumb", **extra}  # noqa: S108
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a bash call left: the fields of its CallResult that the tool decides."""
+
+    exit_code: int | None
+    stdout: str = ""
+    stderr: str = ""
+    stdout_dropped_bytes: int = 0
+    stderr_dropped_bytes: int = 0
+
+
+@dataclass
+class Shells:
+    """Starts the shells of one slot; keeps at most one spare."""
+
+    io: SlotIo
+    env: Mapping[str, str]
+    cap_bytes: int
+    keep_spare: bool
+    _spare: Process | None = None
+    _spare_payload: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._spare_payload = spawn_payload(["bash", "-c", BOOTSTRAP], self.env, WORKSPACE)
+
+    def run(self, arguments: BashArguments, on_end: Callable[[Process], None]) -> tuple[Process, bool]:
+        """Start the call; the second value says whether a spare shell took it. Raises
+        InvalidArgumentsError when ``env`` does not fit in a packet."""
+        script = arguments.command.encode()
+        traced = len(script) <= MAX_ARGV_SCRIPT_BYTES and _TRACES.search(arguments.command) is not None
+        plain = arguments.cwd is None and arguments.stdin is None and not arguments.env and not traced
+        if plain and len(script) < MAX_SPARE_SCRIPT_BYTES and (spare := self._take_spare()) is not None:
+            spare.on_end = on_end
+            if spare.feed(script + b"\0"):
+                return spare, True
+            spare.on_end = None
+        # A spare older than this call would pass for the parent of what the call leaves behind.
+        self.dismiss_spare()
+        return self._run_cold(arguments, script, traced, on_end), False
+
+    def ask_spare(self) -> None:
+        """Have a shell ready for the next call. Nothing happens when there is one."""
+        if self.keep_spare and self._spare is None:
+            spare = Process(self.io, self.cap_bytes)
+            spare.on_end = self._spare_ended
+            spare.start_waiting(self._spare_payload)
+            self._spare = spare
+
+    def dismiss_spare(self) -> None:
+        """Let the spare end. Repeatable."""
+        if (spare := self._take_spare()) is not None:
+            spare.dismiss()
+
+    def _take_spare(self) -> Process | None:
+        spare, self._spare = self._spare, None
+        return spare
+
+    def _spare_ended(self, process: Process) -> None:
+        # Killed by something in the slot, or it could not be started: the next call starts its own.
+        if self._spare is process:
+            self._spare = None
+
+    def _run_cold(
+        self, arguments: BashArguments, script: bytes, traced: bool, on_end: Callable[[Process], None]
+    ) -> Process:
+        argv = ["bash", "-c", arguments.command if traced else BOOTSTRAP]
+        env = {**self.env, **arguments.env} if arguments.env else self.env
+        cwd = os.path.join(WORKSPACE, arguments.cwd or "")  # noqa: PTH118 (pure text: the path is the slot's)
+        stdin = None if arguments.stdin is None else arguments.stdin.encode()
+        process = Process(self.io, self.cap_bytes, on_end)
+        try:
+            process.start(Command(argv, env, cwd), stdin=stdin, script=None if traced else script + b"\0")
+        except ValueError as error:
+            raise InvalidArgumentsError(f"bash: env is too large: {error}") from error
+        return process
+
+
+def output(process: Process, arguments: BashArguments) -> Output:
+    """What the ended process (``exited`` or ``failed``) left."""
+    if process.outcome is Outcome.failed:
+        return _not_started(process.error, process.step, arguments)
+    code = os.waitstatus_to_exitcode(process.status)
+    exit_code = code if code >= 0 else 128 - code
+    if process.stdout is None or process.stderr is None:
+        return Output(exit_code)
+    stdout, stdout_dropped = process.stdout.kept.text()
+    stderr, stderr_dropped = process.stderr.kept.text()
+    return Output(exit_code, stdout, stderr, stdout_dropped, stderr_dropped)
+
+
+def _not_started(error: int, step: int, arguments: BashArguments) -> Output:
+    """The slot could not start the shell: the command's own doing, hence data, as a shell would put it."""
+    if arguments.cwd is not None and step == _STEP_CWD:
+        return Output(1, stderr=f"bash: cd: {arguments.cwd}: {os.strerror(error)}\n")
+    if error == errno.EAGAIN:
+        return Output(CANNOT_START, stderr="bash: cannot start: the slot has as many processes as it may have\n")
+    return Output(CANNOT_START, stderr=f"bash: cannot start: {os.strerror(error)}\n")

@@ -1,0 +1,53 @@
+"""Which tools a slot has, and what their arguments must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentenv.errors import InvalidArgumentsError, UnknownToolError
+from agentenv.wire.base import WireModel
+from agentenv.wire.tools import (
+    ArtifactsArguments,
+    BashArguments,
+    ListFilesArguments,
+    ReadFileArguments,
+    WriteFileArguments,
+)
+
+ARGUMENTS: dict[str, type[WireModel]] = {
+    "bash": BashArguments,
+    "read_file": ReadFileArguments,
+    "write_file": WriteFileArguments,
+    "list_files": ListFilesArguments,
+    "artifacts": ArtifactsArguments,
+}
+_MAX_PROBLEMS = 3
+_MAX_SHOWN = 80
+
+
+def parse_arguments(tool: str, arguments: dict[str, Any]) -> WireModel:
+    """The arguments of a call of ``tool``, checked.
+
+    Raises:
+        UnknownToolError: a slot has no such tool.
+        InvalidArgumentsError: they do not fit; the message tells a model what to change.
+    """
+    model = ARGUMENTS.get(tool)
+    if model is None:
+        raise UnknownToolError(f"there is no tool {tool!r}", next_step=f"use one of: {', '.join(ARGUMENTS)}")
+    try:
+        return model.model_validate(arguments)
+    except ValidationError as error:
+        raise InvalidArgumentsError(f"{tool}: {_problems(error)}") from error
+
+
+def _problems(error: ValidationError) -> str:
+    described = []
+    for problem in error.errors(include_url=False, include_context=False)[:_MAX_PROBLEMS]:
+        where = ".".join(str(part) for part in problem["loc"]) or "arguments"
+        shown = repr(problem["input"])
+        got = "" if problem["type"] == "missing" or len(shown) > _MAX_SHOWN else f" (got {shown})"
+        described.append(f"{where}: {problem['msg']}{got}")
+    return "; ".join(described)

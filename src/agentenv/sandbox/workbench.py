@@ -1,0 +1,204 @@
+"""Runs the calls of one slot, one at a time: starts them, ends them in time, makes their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
+from agentenv.sandbox.calls import Asked, Stop, answer, cancelled, refusal
+from agentenv.sandbox.memory_watch import MemoryWatch
+from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
+from agentenv.sandbox.shared import Shared
+from agentenv.sandbox.tools.bash import WORKSPACE, Shells, output
+from agentenv.sandbox.tools.runner import Finished
+from agentenv.wire.calls import CallResult
+from agentenv.wire.tools import BashArguments
+
+KILL_GRACE_S = 15.0
+"""How long the agent may take to end a killed call (a fork bomb, on a busy machine) before the slot counts
+as lost."""
+
+log = logging.getLogger(__name__)
+
+
+class _StoppedError(Exception):
+    """The call was told to end while its file operation ran."""
+
+
+class Workbench:
+    """From a slot's hand-over to :meth:`close`. ``ended`` is called after each call's answer; ``lost``
+    when the agent does not do as told."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        io: SlotIo,
+        watch: MemoryWatch,
+        ended: Callable[[], None],
+        lost: Callable[[str, bool], None],
+    ) -> None:
+        self._shared = shared
+        self._io = io
+        self._watch = watch
+        self._ended = ended
+        self._lost = lost
+        self._loop = shared.poller.loop
+        self._shells = Shells(io, shared.env, shared.output_bytes, shared.spare_shells)
+        self._current: Asked | None = None
+
+    def prepare(self) -> None:
+        """Have a shell ready for the next call, while there is nothing else to do."""
+        if self._current is None and not self._io.link.closed:
+            self._shells.ask_spare()
+
+    def begin(self, asked: Asked) -> None:
+        """Start the call. Its answer comes later, never from within."""
+        self._current = asked
+        asked.started_at = self._loop.time()
+        asked.timer = self._loop.call_at(asked.started_at + asked.timeout_s, self.stop, asked, Stop.deadline)
+        if not isinstance(asked.arguments, BashArguments):
+            asked.task = self._loop.create_task(self._run_file(asked))
+            return
+        asked.kills_before = self._watch.kills()
+        try:
+            asked.process, warm = self._shells.run(asked.arguments, self._bash_ended)
+            self._shared.statistics.calls_cold += not warm
+        except AgentEnvError as error:
+            refused = refusal(asked.call_id, error)
+            self._shared.poller.defer(lambda: self._end(asked, refused))
+
+    def stop(self, asked: Asked, why: Stop) -> None:
+        """Kill the running call; its answer follows with what it printed so far. Repeatable."""
+        if asked is not self._current or asked.stop:
+            return
+        asked.stop = why
+        if asked.timer is not None:
+            asked.timer.cancel()
+        asked.timer = self._loop.call_later(KILL_GRACE_S, self._lost, "a killed call did not end", False)
+        if asked.process is not None:
+            asked.process.kill()
+
+    def abandon(self, asked: Asked) -> None:
+        """The call is answered by somebody else; its process does not matter any more."""
+        if asked is self._current:
+            self._current = None
+        if asked.process is not None:
+            asked.process.on_end = None
+        if asked.task is not None:
+            asked.task.cancel()
+
+    def close(self) -> None:
+        """Let go of the agent and of everything held for it. Repeatable."""
+        if self._current is not None:
+            self.abandon(self._current)
+        self._io.link.close()
+        self._io.orphans.close()
+        self._watch.close()
+
+    def _end(self, asked: Asked, result: CallResult) -> None:
+        if asked is self._current:
+            self._current = None
+            answer(asked, result, self._shared.statistics)
+            self._ended()
+
+    # -- bash --------------------------------------------------------------------------------------
+
+    def _bash_ended(self, process: Process) -> None:
+        asked = self._current
+        # A lost agent is reported to the slot, which answers for every call of its lease.
+        if asked is None or process.outcome is Outcome.lost:
+            return
+        assert isinstance(asked.arguments, BashArguments)
+        now = self._loop.time()
+        left = output(process, asked.arguments)
+        usage = process.usage
+        fields: dict[str, Any] = {
+            "exit_code": left.exit_code,
+            "stdout": left.stdout,
+            "stderr": left.stderr,
+            "stdout_dropped_bytes": left.stdout_dropped_bytes,
+            "stderr_dropped_bytes": left.stderr_dropped_bytes,
+            "truncated": left.stdout_dropped_bytes + left.stderr_dropped_bytes > 0,
+            "cpu_s": usage.user_s + usage.system_s,
+            "peak_memory_bytes": usage.max_rss_bytes,
+        }
+        if left.exit_code != 0 and self._watch.kills() > asked.kills_before:
+            fields["oom_killed"] = True
+            fields["peak_memory_bytes"] = self._watch.peak_bytes() or usage.max_rss_bytes
+        self._end(asked, self._result(asked, now, fields))
+
+    def _result(self, asked: Asked, now: float, fields: dict[str, Any]) -> CallResult:
+        if asked.stop is Stop.cancelled:
+            return cancelled(asked, now, **fields)
+        return CallResult(
+            id=asked.call_id,
+            timed_out=asked.stop is Stop.deadline,
+            duration_s=now - asked.started_at,
+            queue_s=asked.started_at - asked.asked_at,
+            **fields,
+        )
+
+    # -- file operations ---------------------------------------------------------------------------
+
+    async def _run_file(self, asked: Asked) -> None:
+        from agentenv.sandbox.tools.files import run_file_tool
+
+        try:
+            outcome = await run_file_tool(asked.tool, asked.arguments, _Runner(self._io, self._shared.env, asked))
+            content = None if outcome.content is None else outcome.content.model_dump(mode="json")
+            fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr, "content": content}
+            result = self._result(asked, self._loop.time(), fields)
+        except _StoppedError:
+            result = self._result(asked, self._loop.time(), {})
+        except LeaseLostError:
+            return  # the slot answers for every call of its lease
+        except AgentEnvError as error:
+            result = refusal(asked.call_id, error)
+        except Exception as error:
+            log.exception("file tool %s failed", asked.tool)
+            result = refusal(asked.call_id, InfraError(f"{asked.tool} failed: {error!r}"))
+        self._end(asked, result)
+
+
+class _Runner:
+    """Runs the processes of one file call (:class:`agentenv.sandbox.tools.runner.SlotRunner`)."""
+
+    def __init__(self, io: SlotIo, env: dict[str, str], asked: Asked) -> None:
+        self._io = io
+        self._env = env
+        self._asked = asked
+
+    async def run(self, argv: Sequence[str], *, stdin: bytes | None = None, output_bytes: int) -> Finished:
+        """Run to its end. Raises _StoppedError when the call was told to end, LeaseLostError when the
+        slot was lost, InvalidArgumentsError when argv is too large."""
+        if self._asked.stop:
+            raise _StoppedError
+        ended: asyncio.Future[None] = self._io.poller.loop.create_future()
+        process = Process(self._io, output_bytes, lambda _: None if ended.done() else ended.set_result(None))
+        try:
+            process.start(Command(argv, self._env, WORKSPACE), stdin=stdin)
+        except ValueError as error:
+            raise InvalidArgumentsError(str(error)) from error
+        self._asked.process = process
+        await ended
+        if process.outcome is Outcome.lost:
+            raise LeaseLostError("the slot was lost")
+        if self._asked.stop:
+            raise _StoppedError
+        return _finished(process)
+
+
+def _finished(process: Process) -> Finished:
+    if process.outcome is Outcome.failed:
+        return Finished(process.error, b"", f"cannot start: {os.strerror(process.error)}\n".encode(), 0)
+    code = os.waitstatus_to_exitcode(process.status)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    head, tail = process.stdout.kept.parts()
+    dropped = process.stdout.kept.total_bytes - len(head) - len(tail)
+    stderr = b"".join(process.stderr.kept.parts())
+    return Finished(code if code >= 0 else 128 - code, head + tail, stderr, dropped)
