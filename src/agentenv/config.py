@@ -86,8 +86,19 @@ def state_dir() -> Path:
     return Path(runtime) / "agentenv" if runtime else Path(f"/tmp/agentenv-{os.geteuid()}")  # noqa: S108
 
 
+def launch_environment() -> dict[str, str]:
+    """What a container process inherits of ours: where programs are found, nothing that could be a secret."""
+    kept = ("PATH", "TMPDIR", "XDG_RUNTIME_DIR", "PYTHONPATH", "PYTHONDEVMODE", "LD_LIBRARY_PATH")
+    return {"LANG": "C.UTF-8", **{name: os.environ[name] for name in kept if name in os.environ}}
+
+
 def explain(error: ValidationError) -> ConfigError:
     """The first problem pydantic found, as a ConfigError naming the field and what is allowed."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "settings"
     return ConfigError(where, f"{first['msg']} (got {first['input']!r})")
+
+
+def debug() -> bool:
+    """Whether the command line shows tracebacks instead of messages: ``$AGENTENV_DEBUG`` is set and not 0."""
+    return os.environ.get("AGENTENV_DEBUG", "0") not in ("", "0")
