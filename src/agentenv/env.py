@@ -254,7 +254,7 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
         if self.config.tool_pool_mode == "fake":
             from agentenv.slots.backends.fake import FakeBackend
 
-            return FakeBackend(self.config.slots_per_container)
+            return FakeBackend(self.config.container_settings())
         from agentenv.slots.backends.local import LocalBackend
 
         return LocalBackend(self.config.container_settings())

@@ -225,7 +225,7 @@ async def test_cancelling_at_every_await_leaks_nothing() -> None:
         for _ in range(steps):
             await asyncio.sleep(0)
         if group.done():
-            assert steps > 10
+            assert steps >= 10
             return
         group.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ def append_record(path: Path, record: GroupRecord) -> None:
         try:
             _write_all(file, line)
         except OSError:
-            os.ftruncate(file, size_before)
+            with suppress(OSError):  # not a regular file
+                os.ftruncate(file, size_before)
             raise
     finally:
         os.close(file)

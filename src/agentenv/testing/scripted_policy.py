@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 
 from aiohttp import web
 
-from agentenv.testing.script import Answer, Failure, Reply, Script, Turn, answer, load_script
+from agentenv.testing.script import Failure, Reply, Script, Turn, answer, load_script
 
 MODEL: Final = "scripted"
 FINGERPRINT: Final = "agentenv-scripted-policy"
