@@ -1,0 +1,254 @@
+"""One life of one slot: fork, bwrap, the agent's HELLO; and the kill that ends all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.errors import ProtocolError, SandboxUnavailableError
+from agentenv.sandbox import cgroups, mounts, syscalls
+from agentenv.sandbox.isolation import AGENT_FD, USER, Identity, bwrap_argv
+from agentenv.sandbox.limits import OWN_PROCESSES, CgroupLayout, CgroupPlan, slot_plan
+from agentenv.sandbox.reaper import Reaper, end_of, readable
+from agentenv.sandbox.slotagent import protocol
+from agentenv.sandbox.template import Tree
+from agentenv.wire.spec import SandboxSpec, SlotLimits
+
+HELLO_DEADLINE_S = 10.0
+KILL_DEADLINE_S = 10.0
+_INFO_FD = 4
+_FIRST_SPARE_FD = 16
+_EXEC_FAILED = 127
+_INHERITED_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What all slots of a container stand on."""
+
+    spec: SandboxSpec
+    identity: Identity
+    tree: Tree
+    layout: CgroupLayout | None
+    bwrap: str
+
+    def plan(self, slot: int) -> CgroupPlan | None:
+        """The slot's cgroup; None where no cgroups can be had."""
+        return slot_plan(self.layout, self.spec.container, slot, self.spec.limits) if self.layout else None
+
+    def has(self, controller: str) -> bool:
+        """Whether this cgroup controller holds the slots."""
+        return self.layout is not None and controller in self.layout.controllers
+
+
+class SlotStartError(SandboxUnavailableError):
+    """A slot did not start; what was begun has been killed."""
+
+
+def mount_workspace(ground: Ground, slot: int) -> None:
+    """A fresh workspace. Raises OSError when it cannot be mounted or is not empty."""
+    limits, place = ground.spec.limits, ground.tree.workspace(slot)
+    under = place.stat().st_dev
+    mounts.mount_tmpfs(
+        place,
+        size_bytes=limits.workspace_bytes,
+        mode=0o700,
+        uid=ground.identity.slot_uid(slot),
+        inodes=limits.workspace_inodes,
+    )
+    fresh = os.statvfs(place)
+    if place.stat().st_dev == under or fresh.f_bfree != fresh.f_blocks:
+        raise OSError(f"the workspace of slot {slot} is not a fresh, empty mount")
+
+
+def unmount_workspace(ground: Ground, slot: int) -> None:
+    """Discard the workspace. Raises OSError (EBUSY) while anything in our namespace uses it."""
+    syscalls.umount(str(ground.tree.workspace(slot)))
+
+
+@dataclass
+class SlotProcess:
+    """The running slot. ``agent`` is the supervisor's copy of the agent's socket."""
+
+    slot: int
+    bwrap_pid: int
+    exited: asyncio.Future[int]
+    agent: socket.socket
+    plan: CgroupPlan | None
+    agent_pid: int = 0
+    agent_pidfd: int = -1
+
+    async def kill(self) -> None:
+        """Kill every process of the slot and wait until the kernel has reaped them all.
+
+        The agent is PID 1 of the slot's pid namespace: when it is gone, so is everything in it, by
+        the kernel's own promise; bwrap ends after it. Raises TimeoutError when that takes too long.
+        """
+        self.agent.close()
+        if self.plan is not None and self.plan.kill_file is not None:
+            cgroups.kill(self.plan)
+        if self.agent_pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.agent_pidfd, signal.SIGKILL)
+        elif not self.exited.done():
+            _kill_family(self.bwrap_pid)
+        try:
+            async with asyncio.timeout(KILL_DEADLINE_S):
+                await asyncio.shield(self.exited)
+                if self.agent_pidfd >= 0:
+                    await readable(self.agent_pidfd, KILL_DEADLINE_S)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Give up the descriptors; kills nothing."""
+        self.agent.close()
+        if self.agent_pidfd >= 0:
+            os.close(self.agent_pidfd)
+            self.agent_pidfd = -1
+
+
+def _kill_family(pid: int) -> None:
+    """Kill a bwrap that has not told its child's pid yet: children first, or they would be orphans."""
+    with contextlib.suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+async def start(ground: Ground, slot: int, reaper: Reaper) -> SlotProcess:
+    """Start the slot over its mounted workspace and made cgroup; returns after the agent's HELLO.
+
+    Raises SlotStartError, with bwrap's own words, after killing what had been started.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    info_read, info_write = os.pipe()
+    error_read, error_write = os.pipe()
+    plan = ground.plan(slot)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become_slot(ground, slot, plan, theirs.fileno(), info_write, error_write)
+        running = SlotProcess(slot, pid, reaper.watch(pid), ours, plan)
+        theirs.close()
+        os.close(info_write)
+        os.close(error_write)
+        info_write = error_write = -1
+        ours.setblocking(False)
+        try:
+            await _hello(running, info_read, ground)
+        except BaseException as error:
+            await running.kill()
+            if not isinstance(error, (OSError, TimeoutError, ProtocolError, ValueError)):
+                raise
+            raise SlotStartError(_why(error, running, error_read)) from error
+        return running
+    finally:
+        theirs.close()
+        for fd in (info_read, info_write, error_read, error_write):
+            if fd >= 0:
+                os.close(fd)
+
+
+async def _hello(running: SlotProcess, info_read: int, ground: Ground) -> None:
+    await readable(running.agent.fileno(), HELLO_DEADLINE_S)
+    message = protocol.receive(running.agent)
+    if message is None:
+        raise ProtocolError("the slot ended before its agent said HELLO")
+    if message.kind is not protocol.Kind.HELLO or message.arg != protocol.VERSION:
+        raise ProtocolError(f"the agent's first word was {message.kind.name} {message.arg}")
+    # Written by bwrap before it let the agent run, so it is all there.
+    running.agent_pid = int(json.loads(os.read(info_read, 4096))["child-pid"])
+    running.agent_pidfd = os.pidfd_open(running.agent_pid)
+    if ground.identity.mode == USER:
+        # Only now, inside the slot's own user namespace, does it count the slot's processes alone.
+        processes = ground.spec.limits.processes + OWN_PROCESSES
+        resource.prlimit(running.agent_pid, resource.RLIMIT_NPROC, (processes, processes))
+
+
+def _why(error: BaseException, running: SlotProcess, error_read: int) -> str:
+    os.set_blocking(error_read, False)
+    with contextlib.suppress(BlockingIOError):
+        if said := os.read(error_read, 4096).decode(errors="replace").strip():
+            return said
+    if isinstance(error, TimeoutError):
+        return f"the agent said nothing for {HELLO_DEADLINE_S:.0f} s"
+    return f"{error}" + (f" ({end_of(running.exited.result())})" if running.exited.done() else "")
+
+
+def _become_slot(
+    ground: Ground, slot: int, plan: CgroupPlan | None, agent_fd: int, info_fd: int, error_fd: int
+) -> None:
+    """In the forked child: put on the slot's limits and identity, then become bwrap. Never returns."""
+    try:
+        if plan is not None:
+            cgroups.join(plan)
+        for limit, value in _rlimits(ground.spec.limits, ground).items():
+            _lower_limit(limit, value)
+        take_descriptors({0: None, 1: None, 2: error_fd, AGENT_FD: agent_fd, _INFO_FD: info_fd})
+        reset_signals()
+        become(ground.identity, ground.identity.slot_uid(slot), ground.identity.slot_gid(slot))
+        workspace = ground.tree.workspace(slot)
+        argv = bwrap_argv(ground.bwrap, ground.tree.root, workspace, ground.spec.limits, _INFO_FD)
+        os.execve(ground.bwrap, argv, {})  # noqa: S606
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.write(error_fd, f"preparing the slot: {error}".encode())
+    finally:
+        os._exit(_EXEC_FAILED)
+
+
+def _rlimits(limits: SlotLimits, ground: Ground) -> dict[int, int]:
+    wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: limits.open_files}
+    if ground.identity.mode != USER:
+        wanted[resource.RLIMIT_NPROC] = limits.processes + OWN_PROCESSES
+    if not ground.has("memory"):
+        wanted[resource.RLIMIT_DATA] = limits.memory_bytes
+    return wanted
+
+
+def _lower_limit(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (allowed, allowed))
+
+
+def take_descriptors(wanted: dict[int, int | None]) -> None:
+    """Make each key a copy of its value (None: /dev/null), whatever numbers the values have."""
+    null = os.open(os.devnull, os.O_RDWR)
+    parked = {}
+    for number, fd in wanted.items():
+        parked[number] = _dup_above(null if fd is None else fd)
+    for number, fd in parked.items():
+        os.dup2(fd, number, inheritable=True)
+
+
+def _dup_above(fd: int) -> int:
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_FD)
+
+
+def reset_signals() -> None:
+    """Back to the defaults that Python or our blocking changed and an exec would hand on."""
+    for number in (*_INHERITED_IGNORES, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def become(identity: Identity, uid: int, gid: int) -> None:
+    """Give up everything: groups, uid, capabilities, and the way back to any of them."""
+    if identity.mode != USER:
+        syscalls.drop_bounding_capabilities()
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    syscalls.clear_capabilities()
+    syscalls.set_no_new_privileges()

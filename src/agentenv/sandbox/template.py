@@ -1,0 +1,99 @@
+"""Builds the tree every slot of a container starts from: read-only system, minimal /etc, agent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.errors import ConfigError
+from agentenv.sandbox import mounts
+from agentenv.sandbox.isolation import ETC_COPIES, ROOT_DIRECTORIES, ROOT_LINKS
+from agentenv.wire.spec import Bind
+
+_COPY_LIMIT_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The container's private directory: the template ``root`` and a mount point per slot."""
+
+    root: Path
+    workspaces: Path
+
+    def workspace(self, slot: int) -> Path:
+        """The mount point of one slot's workspace."""
+        return self.workspaces / str(slot)
+
+
+def build(private: Path, *, etc: dict[str, str], agent: Path, files: Path, binds: Sequence[Bind], slots: int) -> Tree:
+    """Fill ``private`` (a tmpfs of ours). Raises ConfigError for a bind that cannot be made,
+    OSError when the machine has no ``/usr`` or memory for it."""
+    tree = Tree(private / "root", private / "ws")
+    for name in ROOT_DIRECTORIES:
+        (tree.root / name).mkdir(parents=True, exist_ok=True)
+    (tree.root / "var/tmp").symlink_to("/tmp")  # noqa: S108  (one sized place for temporary files)
+    for source, name in ((agent, "slotagent"), (files, "slotfiles")):
+        target = tree.root / "run/agentenv" / name
+        shutil.copyfile(source, target)
+        target.chmod(0o755)
+    mounts.bind_read_only("/usr", str(tree.root / "usr"))
+    for name in ROOT_LINKS:
+        _root_entry(Path("/") / name, tree.root / name)
+    _fill_etc(tree.root / "etc", etc)
+    for index, bind in enumerate(binds):
+        _bind(tree.root, bind, f"binds[{index}]")
+    tree.workspaces.mkdir()
+    for slot in range(slots):
+        tree.workspace(slot).mkdir()
+    return tree
+
+
+def _root_entry(source: Path, target: Path) -> None:
+    """``/bin`` and the like: a symlink into /usr where the machine has that, else the directory."""
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+    elif source.is_dir():
+        target.mkdir()
+        mounts.bind_read_only(str(source), str(target))
+
+
+def _fill_etc(etc: Path, written: dict[str, str]) -> None:
+    for pattern in ETC_COPIES:
+        for source in sorted(Path("/etc").glob(pattern)):
+            _copy(source, etc / source.relative_to("/etc"))
+    for name, text in written.items():
+        (etc / name).unlink(missing_ok=True)
+        (etc / name).write_text(text)
+    (etc / "mtab").symlink_to("/proc/self/mounts")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy what everybody may read; symlinks stay symlinks, unless they leave /etc and /usr."""
+    kind = source.lstat()
+    if stat.S_ISLNK(kind.st_mode):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(source.readlink())
+    elif stat.S_ISDIR(kind.st_mode) and kind.st_mode & stat.S_IXOTH and os.access(source, os.R_OK):
+        target.mkdir(parents=True, exist_ok=True)
+        for entry in source.iterdir():
+            _copy(entry, target / entry.name)
+    elif stat.S_ISREG(kind.st_mode) and kind.st_mode & stat.S_IROTH and kind.st_size <= _COPY_LIMIT_BYTES:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def _bind(root: Path, bind: Bind, where: str) -> None:
+    source, target = Path(bind.source), root / bind.target.lstrip("/")
+    try:
+        if source.is_dir():
+            target.mkdir(parents=True, exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch(exist_ok=True)
+        mounts.bind_read_only(str(source), str(target))
+    except OSError as error:
+        raise ConfigError(where, f"cannot show {source} at {bind.target}: {error.strerror}") from error
