@@ -1,0 +1,52 @@
+"""The typer application: what verbs there are, and the options that belong to none of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import agentenv
+from agentenv.cli.bench import bench
+from agentenv.cli.demo import demo
+from agentenv.cli.doctor import doctor
+from agentenv.cli.execute import execute
+from agentenv.cli.gc import gc
+from agentenv.cli.present import WAYS_TO_END
+from agentenv.cli.shell import shell
+
+app = typer.Typer(
+    name="agentenv",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,  # our own errors are presented; the rest deserves a plain traceback
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=WAYS_TO_END,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"agentenv {agentenv.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """A farm of sandbox slots for reinforcement learning of LLM agents.
+
+    Start with [bold]agentenv doctor[/bold]: what works on this machine, what is weaker, how to cure it.
+    Then [bold]agentenv exec -- uname -a[/bold]: one command in a fresh slot.
+    """
+
+
+app.command()(doctor)
+app.command(name="exec")(execute)
+app.command()(shell)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(demo)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
+app.command()(gc)

@@ -1,0 +1,38 @@
+"""``agentenv bench``: measure the targets on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentenv.cli.checkout import run_module
+from agentenv.cli.options import JsonOption
+from agentenv.cli.present import print_json, verb
+
+
+@verb
+def bench(
+    context: typer.Context,
+    quick: Annotated[bool, typer.Option("--quick", help="Short rounds: minutes less, figures rougher.")] = False,
+    out: Annotated[Path, typer.Option("--out", help="Directory of results.json.")] = Path("out/bench"),
+    as_json: JsonOption = False,
+) -> None:
+    """Measure throughput, latency and isolation beside their baselines, in one run.
+
+    Takes minutes; further arguments are the benchmarks' own (agentenv bench -- --help).
+
+    [bold]Examples[/bold]
+
+      agentenv bench --quick
+
+      agentenv bench --out /tmp/figures -- --only T1,T2 --rounds 5
+    """
+    directory = out.resolve()
+    arguments = [*(["--quick"] if quick else []), "--out", str(directory), *context.args]
+    code = run_module("benchmarks", arguments, quiet_stdout=as_json)
+    if as_json and code == 0:
+        print_json(json.loads((directory / "results.json").read_text()))
+    raise typer.Exit(code)

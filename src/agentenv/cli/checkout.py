@@ -1,0 +1,56 @@
+"""Running what ships beside the package in a source checkout (examples/, benchmarks/)."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentenv.cli.present import ENDING_SIGNALS, InterruptedBySignalError
+from agentenv.errors import ConfigError
+
+
+def checkout_root(needed: str) -> Path:
+    """The checkout this package is installed from. Raises ConfigError when ``needed`` is not in it."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / needed).is_dir():
+        raise ConfigError(
+            needed,
+            "is part of the source checkout, and agentenv is not installed from one",
+            next_step="clone the repository and run `make setup` there",
+        )
+    return root
+
+
+def run_module(module: str, arguments: Sequence[str], *, quiet_stdout: bool = False) -> int:
+    """Run ``python -m module`` in the checkout's root; its exit code.
+
+    ``quiet_stdout`` sends what it prints to stderr, so that stdout stays one JSON document.
+    Signals reach it first: we wait until it has unwound, then raise InterruptedBySignalError.
+    """
+    root = checkout_root(module.partition(".")[0])
+    received: list[int] = []
+    process: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, _frame: object) -> None:
+        received.append(number)
+        # a terminal has already sent SIGINT to the whole foreground group
+        if process and not (number == signal.SIGINT and sys.stdin.isatty()):
+            process[0].send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in ENDING_SIGNALS}
+    try:
+        stdout = sys.stderr if quiet_stdout else None
+        with subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=root, stdout=stdout) as child:
+            process.append(child)
+            if received:  # it came while the child was being made
+                child.send_signal(received[0])
+            code = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if received:
+        raise InterruptedBySignalError(received[0])
+    return code if code >= 0 else 128 - code

@@ -1,0 +1,127 @@
+"""``agentenv doctor``: what works on this machine, what is weaker, how to cure it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from agentenv.cli import farm
+from agentenv.cli.doctor_facts import Facts, gather
+from agentenv.cli.doctor_rules import Finding, Level, judge, worst
+from agentenv.cli.options import JsonOption
+from agentenv.cli.present import out, print_json, run_to_end, verb
+from agentenv.errors import AgentEnvError
+from agentenv.wire.server import Proof
+
+_WORDS = {Level.ok: "[green]ok[/]", Level.weaker: "[yellow]weaker[/]", Level.broken: "[red]broken[/]"}
+_VERDICTS = {
+    Level.ok: "[green]Everything agentenv promises holds on this machine.[/]",
+    Level.weaker: "[yellow]It works here; what is marked weaker holds less than agentenv promises.[/]",
+    Level.broken: "[red]Slots cannot be had here until what is marked broken is cured.[/]",
+}
+
+
+@verb
+def doctor(
+    start: Annotated[
+        bool, typer.Option("--start/--no-start", help="Really start a container with one slot and see its proofs.")
+    ] = True,
+    cure: Annotated[bool, typer.Option("--cure", help="Print only the commands that cure what was found.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what works on this machine, what is weaker, and how to cure it. Changes nothing.
+
+    Ends by starting a container with one slot, which proves on itself what it promises.
+    Exit code 0: all holds · 1: it works, something is weaker · 2: slots cannot be had.
+
+    [bold]Examples[/bold]
+
+      agentenv doctor
+
+      agentenv doctor --cure | sudo sh
+
+      agentenv doctor --json | jq '.findings[] | select(.level != "ok")'
+    """
+    facts = gather()
+    findings = judge(facts)
+    proofs: tuple[Proof, ...] = ()
+    if start:
+        finding, proofs = try_container(facts)
+        findings.append(finding)
+    level = worst(findings)
+    if cure:
+        _show_cures(findings)
+    elif as_json:
+        print_json(report(facts, findings, proofs))
+    else:
+        _show(findings, proofs)
+    raise typer.Exit(int(level))
+
+
+def try_container(facts: Facts) -> tuple[Finding, tuple[Proof, ...]]:
+    """Start one container with one slot, run a command in it, and take its proofs home."""
+    isolation = "full" if facts.root and facts.sys_admin else "user"
+    try:
+        return run_to_end(_probe(isolation))
+    except AgentEnvError as error:
+        return Finding("a real slot", Level.broken, error.message, error.next_step), ()
+
+
+async def _probe(isolation: str) -> tuple[Finding, tuple[Proof, ...]]:
+    settings = farm.container_settings(slots_per_container=1, isolation=isolation)
+    async with farm.open_executor(settings) as executor, executor.open("agentenv-doctor") as session:
+        result = await session.call("bash", {"command": "echo $((6 * 7))"}, timeout_s=20)
+        described = await farm.describe(session)
+    if result.stdout != "42\n" or result.exit_code != 0:
+        detail = f"started, but `echo` gave {result.exit_code}: {result.stdout!r} {result.stderr!r} {result.message}"
+        return Finding("a real slot", Level.broken, detail), described.proofs
+    if described.weaker:
+        return Finding("a real slot", Level.weaker, f"runs; {'; '.join(described.weaker)}"), described.proofs
+    return Finding("a real slot", Level.ok, f"runs; a command took {result.duration_s * 1e3:.1f} ms"), described.proofs
+
+
+def report(facts: Facts, findings: list[Finding], proofs: tuple[Proof, ...]) -> dict[str, Any]:
+    """The ``--json`` document."""
+    told = dataclasses.asdict(facts)
+    told["cgroups"] = {name: sorted(v) if isinstance(v, frozenset) else v for name, v in told["cgroups"].items()}
+    return {
+        "verdict": worst(findings).name,
+        "findings": [{**dataclasses.asdict(finding), "level": finding.level.name} for finding in findings],
+        "proofs": [proof.model_dump(mode="json") for proof in proofs],
+        "facts": told,
+    }
+
+
+def _show_cures(findings: list[Finding]) -> None:
+    commands = dict.fromkeys(command for finding in findings for command in finding.commands)  # once each, in order
+    for command in commands:
+        typer.echo(command)
+
+
+def _show(findings: list[Finding], proofs: tuple[Proof, ...]) -> None:
+    table = Table("what", "", "found", box=None, pad_edge=False)
+    for finding in findings:
+        table.add_row(finding.name, _WORDS[finding.level], escape(finding.detail))
+        cures = [finding.cure, *finding.commands] if finding.level is not Level.ok else []
+        for cure in filter(None, cures):
+            table.add_row("", "", f"[bold]→[/] {escape(cure)}")
+    console = out()
+    console.print(table)
+    if proofs:
+        console.print(f"\n[bold]What the container proved on itself[/] ({len(proofs)})")
+        console.print(_proof_table(proofs))
+    console.print(f"\n{_VERDICTS[worst(findings)]}")
+
+
+def _proof_table(proofs: tuple[Proof, ...]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for proof in proofs:
+        failed = "[red]no[/]" if proof.required else "[yellow]no[/]"
+        table.add_row(proof.name, "[green]yes[/]" if proof.holds else failed, escape(proof.detail))
+        if not proof.holds and proof.cure:
+            table.add_row("", "", f"[bold]→[/] {escape(proof.cure)}")
+    return table

@@ -1,0 +1,198 @@
+"""What this machine has: read, never judged (that is :mod:`agentenv.cli.doctor_rules`)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentenv.config import state_dir
+from agentenv.sandbox.limits import layout_v1, own_directory_v2
+
+_CAP_SYS_ADMIN = 21
+_PROGRAM_TIMEOUT_S = 10
+
+
+@dataclass(frozen=True)
+class Cgroups:
+    """``writable``: the controllers in which this process may make groups below its own."""
+
+    version: str = "none"
+    writable: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One machine as this process sees it. None means "could not be read"."""
+
+    system: str = "Linux"
+    kernel: str = ""
+    python: tuple[int, int] = (0, 0)
+    root: bool = False
+    sys_admin: bool = False
+    userns_max: int | None = None
+    userns_clone: bool | None = None
+    userns_apparmor: bool | None = None
+    bwrap_version: tuple[int, ...] | None = None
+    bwrap_refusal: str | None = None
+    """What bwrap said when it could not make namespaces; empty when it could; None when not tried."""
+    compiler: str | None = None
+    static_libc: bool = False
+    programs_built: bool = False
+    cgroups: Cgroups = field(default_factory=Cgroups)
+    network_helpers: tuple[str, ...] = ()
+    tmux: bool = False
+    shm_bytes: int | None = None
+    open_files_hard: int | None = None
+    """None: unlimited."""
+    processes_hard: int | None = None
+    state_dir: str = ""
+    state_dir_writable: bool = False
+    state_free_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    stale_containers: tuple[str, ...] = ()
+
+
+def gather() -> Facts:
+    """Read everything; starts ``bwrap`` once with a harmless command. Takes well under a second."""
+    state = state_dir()
+    existing = _nearest_existing(state)
+    compiler = shutil.which("cc")
+    bwrap = shutil.which("bwrap")
+    return Facts(
+        system=platform.system(),
+        kernel=platform.release(),
+        python=sys.version_info[:2],
+        root=os.geteuid() == 0,
+        sys_admin=bool(_effective_capabilities() >> _CAP_SYS_ADMIN & 1),
+        userns_max=_number("/proc/sys/user/max_user_namespaces"),
+        userns_clone=_switch("/proc/sys/kernel/unprivileged_userns_clone"),
+        userns_apparmor=_switch("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
+        bwrap_version=_version(bwrap) if bwrap else None,
+        bwrap_refusal=_try_bwrap(bwrap) if bwrap else None,
+        compiler=compiler,
+        static_libc=compiler is not None and Path(_said([compiler, "-print-file-name=libc.a"])).is_absolute(),
+        programs_built=_programs_built(),
+        cgroups=read_cgroups(_text("/proc/self/mountinfo"), _text("/proc/self/cgroup")),
+        network_helpers=tuple(name for name in ("slirp4netns", "pasta") if shutil.which(name)),
+        tmux=shutil.which("tmux") is not None,
+        shm_bytes=_free_bytes(Path("/dev/shm")),  # noqa: S108 - looked at, not written to
+        open_files_hard=_hard_limit(resource.RLIMIT_NOFILE),
+        processes_hard=_hard_limit(resource.RLIMIT_NPROC),
+        state_dir=str(state),
+        state_dir_writable=os.access(existing, os.W_OK),
+        state_free_bytes=_free_bytes(existing),
+        memory_available_bytes=_available_memory(_text("/proc/meminfo")),
+        stale_containers=current_stale_containers(state),
+    )
+
+
+def read_cgroups(mountinfo: str, own: str) -> Cgroups:
+    """``mountinfo`` and ``own`` are the texts of /proc/self/mountinfo and /proc/self/cgroup. Makes nothing."""
+    first = layout_v1(mountinfo, own)
+    second = own_directory_v2(mountinfo, own)
+    if second is not None:
+        found = {"memory", "pids", "cpu"} & set(_text(str(second[1] / "cgroup.controllers")).split())
+        if found:
+            return Cgroups("v2", frozenset(found) if os.access(second[1], os.W_OK) else frozenset())
+    if first is not None:
+        return Cgroups("v1", frozenset(name for name, parent in first.parents.items() if os.access(parent, os.W_OK)))
+    return Cgroups()
+
+
+def stale_containers(state: Path, locks: str) -> tuple[str, ...]:
+    """Container directories whose ``lock`` nobody holds. ``locks`` is the text of /proc/locks."""
+    held = {line.split(":")[-1].split()[0] for line in locks.splitlines() if "FLOCK" in line}
+    try:
+        directories = sorted(entry for entry in state.iterdir() if (entry / "lock").exists())
+    except OSError:
+        return ()
+    return tuple(entry.name for entry in directories if str((entry / "lock").stat().st_ino) not in held)
+
+
+def current_stale_containers(state: Path) -> tuple[str, ...]:
+    """The same, from what the kernel says now."""
+    return stale_containers(state, _text("/proc/locks"))
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _number(path: str) -> int | None:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _switch(path: str) -> bool | None:
+    number = _number(path)
+    return None if number is None else bool(number)
+
+
+def _effective_capabilities() -> int:
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)", _text("/proc/self/status"), re.MULTILINE)
+    return int(match[1], 16) if match else 0
+
+
+def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, check=False, capture_output=True, text=True, errors="replace", timeout=_PROGRAM_TIMEOUT_S
+    )
+
+
+def _said(argv: list[str]) -> str:
+    try:
+        return _run(argv).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _version(bwrap: str) -> tuple[int, ...] | None:
+    match = re.search(r"(\d+(?:\.\d+)+)", _said([bwrap, "--version"]))
+    return tuple(int(part) for part in match[1].split(".")) if match else None
+
+
+def _try_bwrap(bwrap: str) -> str:
+    """Namespaces and a fresh /proc: what stock Docker and hardened kernels forbid."""
+    argv = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"]
+    try:
+        done = _run(argv)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+
+
+def _programs_built() -> bool:
+    directory = Path(__file__).resolve().parents[1] / "sandbox" / "slotagent" / "bin"
+    return directory.is_dir() and any(directory.glob("slotagent*")) and any(directory.glob("slotfiles*"))
+
+
+def _hard_limit(which: int) -> int | None:
+    hard = resource.getrlimit(which)[1]
+    return None if hard == resource.RLIM_INFINITY else hard
+
+
+def _nearest_existing(path: Path) -> Path:
+    return next(candidate for candidate in (path, *path.parents) if candidate.exists())
+
+
+def _free_bytes(path: Path) -> int | None:
+    try:
+        stat = os.statvfs(path)
+    except OSError:
+        return None
+    return stat.f_bavail * stat.f_frsize
+
+
+def _available_memory(meminfo: str) -> int | None:
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None

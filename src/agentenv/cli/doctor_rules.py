@@ -1,0 +1,255 @@
+"""What the facts mean: one rule per line of the doctor's table. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from agentenv.cli.doctor_facts import Facts
+
+MIB = 1024 * 1024
+
+
+class Level(IntEnum):
+    """How much it matters; the doctor's exit code is the greatest."""
+
+    ok = 0
+    weaker = 1
+    broken = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the table. ``cure`` is empty when nothing need be done; ``commands`` when no shell line cures it."""
+
+    name: str
+    level: Level
+    detail: str
+    cure: str = ""
+    commands: tuple[str, ...] = ()
+
+
+def judge(facts: Facts) -> list[Finding]:
+    """Every rule applied, in the order the table shows."""
+    return [rule(facts) for rule in RULES]
+
+
+def worst(findings: list[Finding]) -> Level:
+    """The greatest level found, ok when there is none."""
+    return max((finding.level for finding in findings), default=Level.ok)
+
+
+def _install(*packages: str) -> tuple[str, ...]:
+    return ("apt-get update", f"apt-get install -y {' '.join(packages)}")
+
+
+def _system(facts: Facts) -> Finding:
+    number = tuple(int(part) for part in re.findall(r"\d+", facts.kernel)[:2])
+    if facts.system != "Linux":
+        return Finding("kernel", Level.broken, f"{facts.system}: slots need Linux", "run agentenv in a Linux machine")
+    if number < (5, 6):
+        return Finding("kernel", Level.broken, f"{facts.kernel}: openat2 needs 5.6", "install a newer kernel")
+    if number < (5, 19):
+        return Finding("kernel", Level.ok, f"{facts.kernel} (5.19 or newer for image-backed slots, later)")
+    return Finding("kernel", Level.ok, facts.kernel)
+
+
+def _python(facts: Facts) -> Finding:
+    version = ".".join(map(str, facts.python))
+    if facts.python < (3, 11):
+        return Finding("python", Level.broken, f"{version}, needs 3.11", "make setup PYTHON=/path/to/python3.11")
+    return Finding("python", Level.ok, version)
+
+
+def _privilege(facts: Facts) -> Finding:
+    if facts.root and facts.sys_admin:
+        return Finding("isolation", Level.ok, "full: root with CAP_SYS_ADMIN, a uid and cgroup per slot")
+    why = "root without CAP_SYS_ADMIN" if facts.root else "not root"
+    return Finding(
+        "isolation",
+        Level.weaker,
+        f"user: {why}, so all slots share one uid behind user namespaces",
+        "start as root for one uid per slot; or ask for isolation=user by name",
+    )
+
+
+def _user_namespaces(facts: Facts) -> Finding:
+    level = Level.ok if facts.root and facts.sys_admin else Level.broken
+    closed = (
+        (facts.userns_max == 0, "user.max_user_namespaces is 0", "sysctl -w user.max_user_namespaces=15000"),
+        (
+            facts.userns_clone is False,
+            "kernel.unprivileged_userns_clone is 0",
+            "sysctl -w kernel.unprivileged_userns_clone=1",
+        ),
+        (
+            facts.userns_apparmor is True,
+            "AppArmor restricts user namespaces",
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+    )
+    for holds, detail, command in closed:
+        if holds and level is Level.broken:
+            return Finding("user namespaces", level, detail, "allow them", (command,))
+        if holds:
+            return Finding("user namespaces", Level.ok, f"{detail} (not needed as root)")
+    return Finding("user namespaces", Level.ok, "allowed")
+
+
+def _bwrap(facts: Facts) -> Finding:
+    if facts.bwrap_version is None:
+        return Finding(
+            "bubblewrap", Level.broken, "bwrap is not installed", "install bubblewrap", _install("bubblewrap")
+        )
+    version = ".".join(map(str, facts.bwrap_version))
+    if facts.bwrap_version < (0, 8):
+        return Finding(
+            "bubblewrap", Level.broken, f"{version}: --disable-userns needs 0.8", "install bubblewrap >= 0.8"
+        )
+    if facts.bwrap_refusal:
+        return Finding(
+            "bubblewrap",
+            Level.broken,
+            f"{version} cannot make namespaces here: {facts.bwrap_refusal}",
+            "in a container: SYS_ADMIN, SETUID, SETGID, SETPCAP and KILL, and a seccomp profile that lets it mount",
+        )
+    return Finding("bubblewrap", Level.ok, version)
+
+
+def _compiler(facts: Facts) -> Finding:
+    if facts.programs_built:
+        return Finding("slot agent", Level.ok, "compiled")
+    if facts.compiler is None or not facts.static_libc:
+        lacking = "no C compiler" if facts.compiler is None else "no static C library"
+        return Finding(
+            "slot agent",
+            Level.broken,
+            f"{lacking} to compile it",
+            "install a compiler once",
+            _install("gcc", "libc6-dev"),
+        )
+    return Finding("slot agent", Level.ok, f"will be compiled with {facts.compiler}")
+
+
+def _cgroups(facts: Facts) -> Finding:
+    groups = facts.cgroups
+    lacking = {"memory", "pids", "cpu"} - groups.writable
+    if not lacking:
+        return Finding("cgroups", Level.ok, f"{groups.version}: memory, pids and cpu per slot")
+    return Finding(
+        "cgroups",
+        Level.weaker,
+        f"{groups.version}: no writable {', '.join(sorted(lacking))}; rlimits bound each process, not the slot",
+        "start as root, or in a delegated cgroup (systemd-run --user --scope -p Delegate=yes …)",
+    )
+
+
+def _network(facts: Facts) -> Finding:
+    if facts.network_helpers:
+        return Finding("network in a slot", Level.ok, f"off by default; {facts.network_helpers[0]} when asked for")
+    return Finding(
+        "network in a slot",
+        Level.weaker,
+        "off; allow_network cannot be had",
+        "install slirp4netns",
+        _install("slirp4netns"),
+    )
+
+
+def _tmux(facts: Facts) -> Finding:
+    if facts.tmux:
+        return Finding("tmux", Level.ok, "installed")
+    return Finding(
+        "tmux", Level.weaker, "not installed: models cannot use it in a slot", "install tmux", _install("tmux")
+    )
+
+
+def _limits(facts: Facts) -> Finding:
+    files = facts.open_files_hard
+    if files is not None and files < 4096:
+        return Finding(
+            "ulimits", Level.weaker, f"{files} open files at most", "raise the hard limit", ("ulimit -Hn 65536",)
+        )
+    processes = facts.processes_hard
+    if processes is not None and not facts.root and processes < 1000:
+        return Finding(
+            "ulimits", Level.weaker, f"{processes} processes at most", "raise the hard limit", ("ulimit -Hu 16384",)
+        )
+    return Finding("ulimits", Level.ok, f"open files {_count(files)}, processes {_count(processes)}")
+
+
+def _memory(facts: Facts) -> Finding:
+    free = facts.memory_available_bytes
+    detail = f"{_size(free)} available; workspaces live in memory, each up to its limit"
+    if free is not None and free < 512 * MIB:
+        return Finding("memory", Level.weaker, detail, "fewer slots, or a smaller limits.workspace_bytes")
+    return Finding("memory", Level.ok, detail)
+
+
+def _shm(facts: Facts) -> Finding:
+    if facts.shm_bytes is None:
+        return Finding("shared memory", Level.ok, "missing here; slots bring their own")
+    return Finding("shared memory", Level.ok, f"{_size(facts.shm_bytes)} free; slots bring their own")
+
+
+def _state(facts: Facts) -> Finding:
+    if not facts.state_dir_writable:
+        return Finding(
+            "state directory",
+            Level.broken,
+            f"{facts.state_dir} cannot be written",
+            "name another place",
+            ("export AGENTENV_STATE_DIR=/some/writable/directory",),
+        )
+    if facts.state_free_bytes is not None and facts.state_free_bytes < 16 * MIB:
+        return Finding(
+            "state directory",
+            Level.broken,
+            f"{facts.state_dir}: {_size(facts.state_free_bytes)} free",
+            "free some space, or set AGENTENV_STATE_DIR",
+        )
+    return Finding("state directory", Level.ok, f"{facts.state_dir}, {_size(facts.state_free_bytes)} free")
+
+
+def _stale(facts: Facts) -> Finding:
+    stale = facts.stale_containers
+    if not stale:
+        return Finding("dead containers", Level.ok, "none left behind")
+    return Finding(
+        "dead containers",
+        Level.weaker,
+        f"{len(stale)} left behind: {', '.join(stale[:3])}{' …' if len(stale) > 3 else ''}",
+        "the next start sweeps them; or now",
+        ("agentenv gc",),
+    )
+
+
+RULES: tuple[Callable[[Facts], Finding], ...] = (
+    _system,
+    _python,
+    _privilege,
+    _user_namespaces,
+    _bwrap,
+    _compiler,
+    _cgroups,
+    _network,
+    _tmux,
+    _limits,
+    _memory,
+    _shm,
+    _state,
+    _stale,
+)
+
+
+def _size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return "unknown"
+    gib = size_bytes / 1024**3
+    return f"{gib:.1f} GiB" if gib >= 1 else f"{size_bytes / MIB:.0f} MiB"
+
+
+def _count(limit: int | None) -> str:
+    return "unlimited" if limit is None else str(limit)

@@ -1,0 +1,112 @@
+"""``agentenv exec``: one command in a fresh slot."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from agentenv.cli import farm
+from agentenv.cli.options import Isolation, IsolationOption, JsonOption, NetworkOption, TimeoutOption, UploadOption
+from agentenv.cli.present import EXIT_INFRA, EXIT_TIMED_OUT, EXIT_USAGE, err, print_json, run_to_end, verb
+from agentenv.cli.upload import tar_of
+from agentenv.config import ContainerSettings
+from agentenv.errors import ConfigError
+from agentenv.wire.calls import CallResult
+
+
+@verb
+def execute(
+    command: Annotated[list[str], typer.Argument(help="The command, or one argument of bash text.", metavar="COMMAND")],
+    timeout_s: TimeoutOption = 60.0,
+    network: NetworkOption = False,
+    isolation: IsolationOption = Isolation.auto,
+    upload: UploadOption = None,
+    with_stdin: Annotated[
+        bool, typer.Option("--stdin", help="Give the command this command's standard input.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run one command in a fresh slot; its output and exit code become this command's.
+
+    Output is shown when the command ends, at most 1 MiB of each stream (head and tail; what was cut is said).
+
+    [bold]Examples[/bold]
+
+      agentenv exec -- ls -la
+
+      agentenv exec 'for i in 1 2 3; do echo $i; done | wc -l'
+
+      agentenv exec --upload src --upload setup.cfg -- python3 -m compileall src
+
+      agentenv exec --network --timeout 300 -- git ls-remote https://example.org/repo.git
+
+      echo hello | agentenv exec --stdin -- tr a-z A-Z
+    """
+    settings = farm.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
+    arguments: dict[str, object] = {"command": command[0] if len(command) == 1 else shlex.join(command)}
+    if with_stdin:
+        arguments["stdin"] = _standard_input()
+    result = run_to_end(_run(settings, arguments, timeout_s, upload or []))
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        _show(result)
+    raise typer.Exit(shell_exit_code(result))
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError("--stdin", f"is not UTF-8: {error}", next_step="use --upload for binary input") from None
+
+
+async def _run(
+    settings: ContainerSettings, arguments: dict[str, object], timeout_s: float, upload: list[Path]
+) -> CallResult:
+    archive = tar_of(upload) if upload else None
+    async with farm.open_executor(settings) as executor, executor.open("agentenv-exec") as session:
+        if archive is not None:
+            refused = await farm.put(session, archive)
+            if refused is not None:
+                return refused
+        return await session.call("bash", arguments, timeout_s=timeout_s)
+
+
+def _show(result: CallResult) -> None:
+    """Both streams as they were, then on stderr whatever the exit code alone would hide."""
+    sys.stdout.buffer.write(result.stdout.encode())
+    sys.stdout.buffer.flush()
+    sys.stderr.buffer.write(result.stderr.encode())
+    sys.stderr.buffer.flush()
+    for note in notes(result):
+        err().print(f"[yellow]agentenv:[/] {escape(note)}", soft_wrap=True)
+
+
+def notes(result: CallResult) -> list[str]:
+    """What a reader of the output should know besides: deadline, memory, cut output, refusals."""
+    said = []
+    if result.fault != "none":
+        said.append(f"{result.error}: {result.message}")
+    if result.timed_out:
+        said.append(f"ended by its deadline after {result.duration_s:.1f} s")
+    if result.oom_killed:
+        said.append("the slot ran out of memory and the kernel killed a process in it")
+    for stream, dropped in (("stdout", result.stdout_dropped_bytes), ("stderr", result.stderr_dropped_bytes)):
+        if dropped:
+            said.append(f"{dropped} bytes were cut from the middle of {stream}")
+    return said
+
+
+def shell_exit_code(result: CallResult) -> int:
+    """The command's own code; 124 when its deadline ended it; 2 or 125 when it never ran (refused, or we failed)."""
+    if result.fault != "none":
+        return EXIT_INFRA if result.fault == "infra" else EXIT_USAGE
+    if result.timed_out:
+        return EXIT_TIMED_OUT
+    return result.exit_code or 0

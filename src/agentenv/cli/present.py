@@ -1,0 +1,136 @@
+"""What every verb does the same way: printing, errors, exit codes, and unwinding on signals."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from agentenv.config import debug
+from agentenv.errors import AgentEnvError, ConfigError, InfraError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+EXIT_USAGE = 2
+EXIT_INFRA = 125
+"""Our own failure, as `docker run` says it, so that it is never mistaken for a command's exit code."""
+EXIT_TIMED_OUT = 124
+"""A command ended by its deadline, as coreutils' `timeout` says it."""
+
+WAYS_TO_END = (
+    "Exit codes: 0 done · 1 not all is well · 2 wrong usage or setting · 124 the command's time was up · "
+    "125 agentenv itself failed · 128+n ended by signal n. AGENTENV_DEBUG=1 shows tracebacks."
+)
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class InterruptedBySignalError(Exception):
+    """A signal ended the verb, and everything it had opened has been closed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def out() -> Console:
+    """Where results go. Made per use, so that it follows a redirected ``sys.stdout``."""
+    return Console(highlight=False)
+
+
+def err() -> Console:
+    """Where everything goes that is not the result."""
+    return Console(stderr=True, highlight=False)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on stdout, never coloured nor wrapped."""
+    sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
+
+
+def print_error(error: AgentEnvError, *, as_json: bool) -> None:
+    """The message in red on stderr with the next step below it; or one JSON document on stdout."""
+    if as_json:
+        print_json({"error": error.code, "message": error.message, "next_step": error.next_step, "fault": error.fault})
+        return
+    console = err()
+    console.print(f"[bold red]error[/] {escape(error.message)}", soft_wrap=True)
+    if error.next_step:
+        console.print(f"[bold]next[/]  {escape(error.next_step)}", soft_wrap=True)
+
+
+def exit_code_of(error: AgentEnvError) -> int:
+    """2 when the caller can mend it (a setting, an argument), 125 when the failure is ours."""
+    return EXIT_USAGE if isinstance(error, ConfigError) or not isinstance(error, InfraError) else EXIT_INFRA
+
+
+def verb(function: Callable[P, None]) -> Callable[P, None]:
+    """Wraps a verb: typed errors become a message and an exit code, signals become 128 + n.
+
+    A verb's ``as_json`` argument, when it has one, decides how errors are written.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+            sys.stdout.flush()
+        except AgentEnvError as error:
+            if debug():
+                raise
+            print_error(error, as_json=bool(kwargs.get("as_json")))
+            raise typer.Exit(exit_code_of(error)) from None
+        except InterruptedBySignalError as ended:
+            err().print(f"[yellow]ended by {ended}[/]; nothing was left running")
+            raise typer.Exit(128 + ended.number) from None
+        except BrokenPipeError:  # `agentenv exec … | head`: the reader has what it wanted
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(128 + signal.SIGPIPE) from None
+
+    return wrapped
+
+
+def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run`` where the first SIGINT, SIGTERM or SIGHUP unwinds every context manager.
+
+    A second signal acts as it would without us (containers still end: their lifeline is cut).
+    Raises InterruptedBySignalError after unwinding.
+    """
+    return asyncio.run(_until_signal(work))
+
+
+async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        received.append(number)
+        _default_signals(loop)
+        task.cancel()
+
+    for number in ENDING_SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if received:
+            raise InterruptedBySignalError(received[0]) from None
+        raise
+    finally:
+        _default_signals(loop)
+
+
+def _default_signals(loop: asyncio.AbstractEventLoop) -> None:
+    for number in ENDING_SIGNALS:
+        loop.remove_signal_handler(number)

@@ -1,0 +1,161 @@
+"""``agentenv shell``: commands typed one line at a time into one slot.
+
+Not a terminal: each line is one ``bash`` call. Directory and exported variables are carried from line to
+line by a file in the slot's own /tmp, so nothing here has to trust what the slot prints.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from rich.markup import escape
+
+from agentenv.cli import farm
+from agentenv.cli.execute import notes
+from agentenv.cli.options import Isolation, IsolationOption, NetworkOption, TimeoutOption, UploadOption
+from agentenv.cli.present import InterruptedBySignalError, err, verb
+from agentenv.cli.upload import tar_of
+from agentenv.errors import SandboxUnavailableError
+from agentenv.executor.session import ToolSession
+from agentenv.wire.calls import CallResult
+
+STATE = "/tmp/.agentenv-shell"  # noqa: S108 - inside the slot, whose /tmp is its own
+_RESTORE = f"[ ! -r {STATE} ] || . {STATE}\n"
+_SAVE = f"""trap '__code=$?; {{ printf "cd -- %q\\n" "$PWD"; export -p; }} >{STATE}; exit "$__code"' EXIT\n"""
+_LEAVE = re.compile(r"\s*(?:exit|logout)\s*(\d*)\s*;?\s*")
+_BANNER = """[bold]A fresh slot[/] ({isolation}, network {network}). Each line is one bash call in it.
+Kept from line to line: files, background processes, the directory, exported variables.
+Not kept: functions, aliases, unexported variables, shell options. No terminal: no vim, no prompts; \
+output appears when a command ends.
+Ctrl-C ends the running command, Ctrl-D leaves and wipes the slot."""
+
+
+@verb
+def shell(
+    timeout_s: TimeoutOption = 600.0,
+    network: NetworkOption = False,
+    isolation: IsolationOption = Isolation.auto,
+    upload: UploadOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No banner.")] = False,
+) -> None:
+    """Type commands into a fresh slot, line by line; leaving wipes it.
+
+    Its exit code is that of the last command. Lines are read from a pipe just as well.
+
+    [bold]Examples[/bold]
+
+      agentenv shell
+
+      agentenv shell --network --upload .
+
+      printf 'cd /tmp\\npwd\\n' | agentenv shell --quiet
+    """
+    settings = farm.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
+    archive = tar_of(upload) if upload else None
+    with (
+        _ending_signals_raise(),
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(farm.open_executor(settings)) as executor,
+        portal.wrap_async_context_manager(executor.open("agentenv-shell")) as session,
+    ):
+        if archive is not None and (refused := portal.call(farm.put, session, archive)) is not None:
+            raise SandboxUnavailableError(f"the upload failed: {refused.message or refused.stderr}")
+        if not quiet:
+            described = portal.call(farm.describe, session)
+            err().print(_BANNER.format(isolation=described.isolation, network="on" if network else "off"))
+        code = converse(Conversation(portal, session, timeout_s))
+    raise typer.Exit(code)
+
+
+class Conversation:
+    """Runs lines in one session from a thread without an event loop, and remembers where they left us."""
+
+    def __init__(self, portal: BlockingPortal, session: ToolSession, timeout_s: float) -> None:
+        self.directory = "/workspace"
+        self._portal = portal
+        self._session = session
+        self._timeout_s = timeout_s
+
+    def run(self, line: str) -> CallResult | None:
+        """One line; None when Ctrl-C ended it."""
+        result = self._call(f"{_RESTORE}{_SAVE}eval {shlex.quote(line)}")
+        if result is not None:
+            where = self._call(f'{_RESTORE}printf %s "$PWD"')
+            self.directory = where.stdout if where is not None and where.exit_code == 0 else self.directory
+        return result
+
+    def _call(self, script: str) -> CallResult | None:
+        async def call() -> CallResult:
+            return await self._session.call("bash", {"command": script}, timeout_s=self._timeout_s)
+
+        future: concurrent.futures.Future[CallResult] = self._portal.start_task_soon(call)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()  # cancels the task, which ends the call in the slot
+            return None
+
+
+def converse(conversation: Conversation) -> int:
+    """Read lines until the end; the exit code of the last one."""
+    code = 0
+    while True:
+        try:
+            line = _read_line(conversation.directory)
+        except KeyboardInterrupt:
+            sys.stderr.write("\n")
+            continue
+        if line is None:
+            return code
+        if not line.strip():
+            continue
+        if leaving := _LEAVE.fullmatch(line):
+            return int(leaving[1] or code) & 0xFF
+        result = conversation.run(line)
+        code = 128 + signal.SIGINT if result is None else _show(result)
+
+
+def _read_line(directory: str) -> str | None:
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - importing it gives input() editing and history
+    try:
+        return input(f"slot:{directory}$ ")
+    except EOFError:
+        sys.stderr.write("\n")
+        return None
+
+
+def _show(result: CallResult) -> int:
+    sys.stdout.write(result.stdout)
+    sys.stdout.flush()
+    sys.stderr.write(result.stderr)
+    for note in notes(result):
+        err().print(f"[yellow]agentenv:[/] {escape(note)}", soft_wrap=True)
+    return result.exit_code or 0
+
+
+@contextlib.contextmanager
+def _ending_signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind like an exception, so that the slot is wiped and the container stopped."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise InterruptedBySignalError(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,74 @@
+"""Running what ships beside the package: exit codes, stdout, signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from agentenv.cli import checkout
+from agentenv.cli.present import InterruptedBySignalError
+from agentenv.errors import ConfigError
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(checkout, "checkout_root", lambda _needed: tmp_path)
+    return tmp_path
+
+
+def write(root: Path, text: str) -> None:
+    (root / "child.py").write_text(textwrap.dedent(text))
+
+
+def test_its_exit_code_is_ours(root: Path) -> None:
+    write(root, "import sys; sys.exit(int(sys.argv[1]))")
+    assert checkout.run_module("child", ["3"]) == 3
+
+
+def test_death_by_signal_is_128_plus_its_number(root: Path) -> None:
+    write(root, "import os; os.kill(os.getpid(), 9)")
+    assert checkout.run_module("child", []) == 137
+
+
+def test_a_signal_reaches_it_and_we_wait_until_it_has_unwound(root: Path) -> None:
+    write(
+        root,
+        """
+        import os, pathlib, signal, sys
+        def stop(number, frame):
+            pathlib.Path("unwound").write_text(str(number))
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, stop)
+        os.kill(os.getppid(), signal.SIGTERM)
+        while True:
+            signal.pause()
+        """,
+    )
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(InterruptedBySignalError):
+        checkout.run_module("child", [])
+    assert (root / "unwound").read_text() == str(int(signal.SIGTERM))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_what_it_prints_can_be_kept_off_stdout(root: Path) -> None:
+    write(root, "print('chatter')")
+    caller = (
+        "import pathlib; from agentenv.cli import checkout; "
+        f"checkout.checkout_root = lambda _needed: pathlib.Path({str(root)!r}); "
+        "checkout.run_module('child', [], quiet_stdout=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", caller], capture_output=True, text=True, check=True, env=os.environ)
+    assert (done.stdout, done.stderr) == ("", "chatter\n")
+
+
+def test_without_a_checkout_the_way_out_is_named() -> None:
+    with pytest.raises(ConfigError, match="source checkout") as refused:
+        checkout.checkout_root("no-such-directory")
+    assert "make setup" in refused.value.next_step

@@ -1,0 +1,105 @@
+"""What all verbs share: errors as messages, exit codes, and unwinding on signals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+import typer
+
+from agentenv.cli.present import InterruptedBySignalError, exit_code_of, run_to_end, verb
+from agentenv.errors import AgentEnvError, ConfigError, InvalidArgumentsError, SandboxUnavailableError
+
+
+@verb
+def failing(error: Exception, as_json: bool = False) -> None:
+    raise error
+
+
+def exit_code(error: Exception, *, as_json: bool = False) -> int:
+    with pytest.raises(typer.Exit) as ended:
+        failing(error=error, as_json=as_json)
+    return ended.value.exit_code
+
+
+NO_BWRAP = SandboxUnavailableError("bwrap [is] missing", next_step="apt-get install bubblewrap")
+
+
+def test_an_error_is_a_message_and_a_next_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(NO_BWRAP) == 125
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "error bwrap [is] missing\nnext  apt-get install bubblewrap\n"
+
+
+def test_as_json_it_is_one_document_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(NO_BWRAP, as_json=True) == 125
+    told = json.loads(capsys.readouterr().out)
+    assert told == {
+        "error": "sandbox_unavailable",
+        "message": "bwrap [is] missing",
+        "next_step": "apt-get install bubblewrap",
+        "fault": "infra",
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ConfigError("slots", "too many"), 2), (InvalidArgumentsError("no"), 2), (NO_BWRAP, 125)],
+)
+def test_whose_failure_decides_the_exit_code(error: AgentEnvError, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTENV_DEBUG", "1")
+    with pytest.raises(SandboxUnavailableError):
+        failing(error=NO_BWRAP)
+
+
+def test_an_unknown_exception_is_not_hidden() -> None:
+    with pytest.raises(ZeroDivisionError):
+        failing(error=ZeroDivisionError())
+
+
+def test_a_signal_is_128_plus_its_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(InterruptedBySignalError(signal.SIGTERM)) == 143
+    assert "SIGTERM" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_unwinds_before_it_ends(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    steps: list[str] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), number)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # closing may wait
+            steps.append("closed")
+
+    with pytest.raises(InterruptedBySignalError) as ended:
+        run_to_end(work())
+    assert ended.value.number == number
+    assert steps == ["closed"]
+    assert signal.getsignal(number) is before
+
+
+def test_work_that_ends_by_itself_gives_its_value() -> None:
+    async def work() -> int:
+        return 7
+
+    assert run_to_end(work()) == 7
+
+
+def test_cancellation_that_no_signal_caused_is_passed_on() -> None:
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        run_to_end(work())
