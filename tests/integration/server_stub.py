@@ -128,8 +128,32 @@ class StubSupervisor:
         workspace = self.workspace(slot)
         workspace.mkdir(exist_ok=True)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        argv = "bwrap --unshare-all --as-pid-1 --die-with-parent --ro-bind /usr /usr --symlink usr/bin /bin".split()
-        argv += "--symlink usr/lib /lib --symlink usr/lib64 /lib64 --proc /proc --dev /dev --tmpfs /tmp".split()
+        argv = [
+            "bwrap",
+            "--unshare-all",
+            "--as-pid-1",
+            "--die-with-parent",
+            "--ro-bind",
+            "/usr",
+            "/usr",
+            "--symlink",
+            "usr/bin",
+            "/bin",
+        ]
+        argv += [
+            "--symlink",
+            "usr/lib",
+            "/lib",
+            "--symlink",
+            "usr/lib64",
+            "/lib64",
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+            "--tmpfs",
+            "/tmp",
+        ]
         argv += ["--ro-bind", str(self._binaries.agent), "/run/agentenv/slotagent"]
         argv += ["--ro-bind", str(self._binaries.files), "/run/agentenv/slotfiles"]
         argv += ["--bind", str(workspace), "/workspace", "/run/agentenv/slotagent", str(theirs.fileno())]

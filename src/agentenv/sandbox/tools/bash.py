@@ -1,35 +1,31 @@
 """The bash tool: what is started for a call, and the spare shell that makes most calls start at once.
 
-Every shell is ``bash -c BOOTSTRAP``, which reads the script from descriptor 9 and evaluates it, so that
-scripts of any size fit and no script shows in a command line. What a script can see is what it would
-see under ``bash -c script``; ``tests/integration/test_server_bash.py`` compares the two. Known
-differences: a syntax error is reported as ``bash: eval: line N`` instead of ``bash: -c: line N``; the
-last command of a script is not exec'd in the shell's place; ``set -x`` would print one ``+`` more, which
-is why a script that speaks of tracing gets a plain ``bash -c`` whenever it fits in an argument.
+Every shell is ``bash -c BOOTSTRAP`` (:mod:`agentenv.sandbox.slotagent.bootstrap`), which reads the
+script from descriptor 9 and evaluates it: scripts of any size fit, and none shows in a command line. A
+script that could tell the difference gets a plain ``bash -c`` when it fits in an argument; this is
+decided by its text alone, so that the same script always behaves the same.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
+from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
 from agentenv.sandbox.slotagent.protocol import spawn_payload
 from agentenv.wire.tools import BashArguments
 
 WORKSPACE = "/workspace"
-BOOTSTRAP = 'IFS= read -r -d "" -u 9 BASH_EXECUTION_STRING; exec 9<&-; SECONDS=0; eval "$BASH_EXECUTION_STRING"'
 MAX_SPARE_SCRIPT_BYTES = 2048
 """bash reads a pipe byte by byte; and a script this small always fits in an empty pipe at once."""
 MAX_ARGV_SCRIPT_BYTES = 32 * 1024
 CANNOT_START = 126
 """Exit code of a call whose shell could not be started (as shells say of a command they cannot run)."""
 
-_TRACES = re.compile(r"xtrace|PS4|\bset\s[^;&|\n]*-[A-Za-z]*x")
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _STEP_CWD = 2
 """``step`` of a SPAWN that failed because the directory could not be entered."""
@@ -69,17 +65,17 @@ class Shells:
     def run(self, arguments: BashArguments, on_end: Callable[[Process], None]) -> tuple[Process, bool]:
         """Start the call; the second value says whether a spare shell took it. Raises
         InvalidArgumentsError when ``env`` does not fit in a packet."""
-        script = arguments.command.encode()
-        traced = len(script) <= MAX_ARGV_SCRIPT_BYTES and _TRACES.search(arguments.command) is not None
-        plain = arguments.cwd is None and arguments.stdin is None and not arguments.env and not traced
-        if plain and len(script) < MAX_SPARE_SCRIPT_BYTES and (spare := self._take_spare()) is not None:
+        script = encode_script(arguments.command)
+        literal = len(script) <= MAX_ARGV_SCRIPT_BYTES and needs_cold_shell(arguments.command)
+        plain = arguments.cwd is None and arguments.stdin is None and not arguments.env and not literal
+        if plain and len(script) <= MAX_SPARE_SCRIPT_BYTES and (spare := self._take_spare()) is not None:
             spare.on_end = on_end
-            if spare.feed(script + b"\0"):
+            if spare.feed(script):
                 return spare, True
             spare.on_end = None
         # A spare older than this call would pass for the parent of what the call leaves behind.
         self.dismiss_spare()
-        return self._run_cold(arguments, script, traced, on_end), False
+        return self._run_cold(arguments, script, literal, on_end), False
 
     def ask_spare(self) -> None:
         """Have a shell ready for the next call. Nothing happens when there is one."""
@@ -104,15 +100,15 @@ class Shells:
             self._spare = None
 
     def _run_cold(
-        self, arguments: BashArguments, script: bytes, traced: bool, on_end: Callable[[Process], None]
+        self, arguments: BashArguments, script: bytes, literal: bool, on_end: Callable[[Process], None]
     ) -> Process:
-        argv = ["bash", "-c", arguments.command if traced else BOOTSTRAP]
+        argv = ["bash", "-c", arguments.command if literal else BOOTSTRAP]
         env = {**self.env, **arguments.env} if arguments.env else self.env
         cwd = os.path.join(WORKSPACE, arguments.cwd or "")  # noqa: PTH118 (pure text: the path is the slot's)
         stdin = None if arguments.stdin is None else arguments.stdin.encode()
         process = Process(self.io, self.cap_bytes, on_end)
         try:
-            process.start(Command(argv, env, cwd), stdin=stdin, script=None if traced else script + b"\0")
+            process.start(Command(argv, env, cwd), stdin=stdin, script=None if literal else script)
         except ValueError as error:
             raise InvalidArgumentsError(f"bash: env is too large: {error}") from error
         return process
