@@ -194,10 +194,7 @@ class Ledger:
             return []
         self._move(container, container.slots[index], state, now)
         self._offer(container)
-        if container.quarantined * 2 > len(container.slots) and not container.retire_reason:
-            container.retire_reason = f"{container.quarantined} of {len(container.slots)} slots are quarantined"
-            self._stop_leasing(container)
-        return self._retire_if_empty(container) + self._settle(now)
+        return self._retire_if_spoiled(container) + self._settle(now)
 
     # -- containers ---------------------------------------------------------------------------
 
@@ -219,7 +216,8 @@ class Ledger:
         container.move(ContainerState.ready)
         self._offer(container)
         held = [slot for slot in container.slots if slot.state is SlotState.resetting]
-        return [Reclaim(container_id, slot.index, None) for slot in held] + self._settle(now)
+        reclaims = [Reclaim(container_id, slot.index, None) for slot in held]
+        return reclaims + self._retire_if_spoiled(container) + self._settle(now)
 
     def suspect(self, container_id: str) -> list[Command]:
         """It is late: no new leases. What it has, it keeps."""
@@ -363,8 +361,13 @@ class Ledger:
         if container.state is not ContainerState.draining:
             container.move(ContainerState.draining)
 
-    def _retire_if_empty(self, container: Container) -> list[Command]:
-        return [Retire(container.id, container.retire_reason)] if container.retire_reason and not container.busy else []
+    def _retire_if_spoiled(self, container: Container) -> list[Command]:
+        """Mostly quarantined: no new leases; replaced once its last lease has ended."""
+        if container.quarantined * 2 <= len(container.slots):
+            return []
+        self._stop_leasing(container)
+        reason = f"{container.quarantined} of {len(container.slots)} slots are quarantined"
+        return [] if container.busy else [Retire(container.id, reason)]
 
     def _offer(self, container: Container) -> None:
         if container.free and not container.offered:

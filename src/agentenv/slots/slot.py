@@ -118,11 +118,11 @@ class Container(_Stateful[ContainerState]):
     """One container and its slots.
 
     ``busy`` counts slots that are leased or being reset; ``idle_since`` is when that became 0 (None
-    while it is not, or before the inventory). ``retire_reason``: replace it once it is empty.
+    while it is not, or before the inventory).
     ``offered``: the ledger's heap of containers with free slots has an entry for it.
     """
 
-    __slots__ = ("_free", "busy", "id", "idle_since", "index", "offered", "quarantined", "retire_reason", "slots")
+    __slots__ = ("_free", "busy", "id", "idle_since", "index", "offered", "quarantined", "slots")
     _moves = CONTAINER_MOVES  # type: ignore[assignment]
 
     def __init__(self, container_id: str, index: int) -> None:
@@ -134,7 +134,6 @@ class Container(_Stateful[ContainerState]):
         self.busy = 0
         self.quarantined = 0
         self.idle_since: float | None = None
-        self.retire_reason = ""
         self.offered = False
 
     def fill(self, states: Iterable[SlotState], now: float) -> None:

@@ -1,0 +1,233 @@
+"""The ledger, move by move."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentenv.errors import ContainerLostError, StaleLeaseError
+from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
+from agentenv.slots.slot import (
+    CONTAINER_MOVES,
+    LEASE_MOVES,
+    SLOT_MOVES,
+    Container,
+    ContainerState,
+    IllegalMoveError,
+    Lease,
+    LeaseState,
+    Slot,
+)
+from agentenv.wire.leases import SlotState
+
+
+def _with(*containers: tuple[str, int, int]) -> Ledger:
+    ledger = Ledger()
+    for name, index, slots in containers:
+        ledger.started(name, index)
+        ledger.inventory(name, [SlotState.free] * slots, 0.0)
+    return ledger
+
+
+def _grants(commands: list[Command]) -> list[tuple[str, str, int]]:
+    return [(one.trajectory, one.container, one.slot) for one in commands if isinstance(one, Grant)]
+
+
+def _take(ledger: Ledger, trajectory: str, now: float = 0.0) -> int:
+    """Ask and be handed a slot; the lease."""
+    _, commands = ledger.ask(trajectory, now, now + 100)
+    (grant,) = [one for one in commands if isinstance(one, Grant)]
+    (handed,) = ledger.confirm(grant.lease, now)
+    assert isinstance(handed, HandOver)
+    return grant.lease
+
+
+def test_leases_are_packed_low() -> None:
+    ledger = _with(("b", 1, 2), ("a", 0, 2))
+    taken = [_grants(ledger.ask(f"t{n}", 0, 10)[1])[0][1:] for n in range(4)]
+    assert taken == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+    assert repr(ledger) == "<Ledger 2 containers, 4 leased, 0 waiting>"
+
+
+def test_a_freed_low_slot_is_taken_before_a_free_high_one() -> None:
+    ledger = _with(("a", 0, 2), ("b", 1, 2))
+    first = _take(ledger, "x")
+    _take(ledger, "y")
+    _take(ledger, "z")
+    ledger.release(first, 1.0)
+    ledger.freed("a", 0, 1.0)
+    assert _grants(ledger.ask("w", 2.0, 10)[1]) == [("w", "a", 0)]
+
+
+def test_waiters_are_served_in_order_and_only_by_clean_slots() -> None:
+    ledger = _with(("a", 0, 1))
+    lease = _take(ledger, "holder")
+    ledger.ask("first", 1, 100)
+    ledger.ask("second", 2, 100)
+    assert ledger.release(lease, 3) == [Reclaim("a", 0, lease)]
+    assert ledger.tick(4) == []
+    assert _grants(ledger.freed("a", 0, 5)) == [("first", "a", 0)]
+    assert ledger.waiting == 1
+
+
+def test_a_refused_waiter_keeps_its_place() -> None:
+    ledger = _with(("a", 0, 1))
+    _, commands = ledger.ask("first", 0, 100)
+    ledger.ask("second", 0, 100)
+    grant = commands[0]
+    assert isinstance(grant, Grant)
+    assert ledger.refuse(grant.lease, 1) == [Reclaim("a", 0, grant.lease)]
+    assert _grants(ledger.freed("a", 0, 2)) == [("first", "a", 0)]
+
+
+def test_who_leaves_while_its_slot_is_asked_for_leaves_nothing_behind() -> None:
+    ledger = _with(("a", 0, 1))
+    ticket, commands = ledger.ask("gone", 0, 100)
+    ledger.ask("next", 0, 100)
+    grant = commands[0]
+    assert isinstance(grant, Grant)
+    assert ledger.withdraw(ticket, 1) == []
+    assert ledger.confirm(grant.lease, 2) == [Reclaim("a", 0, grant.lease)]
+    assert _grants(ledger.freed("a", 0, 3)) == [("next", "a", 0)]
+    assert ledger.withdraw(ticket, 4) == []
+
+
+def test_a_waiter_expires_with_its_position_and_is_never_granted_afterwards() -> None:
+    ledger = _with(("a", 0, 1))
+    lease = _take(ledger, "holder")
+    ledger.ask("long", 0, 100)
+    ticket, _ = ledger.ask("short", 1, 5)
+    assert ledger.next_deadline() == 5
+    assert ledger.tick(4.99) == []
+    assert ledger.tick(5.0) == [Expire(ticket, 2, 4.0)]
+    ledger.release(lease, 6)
+    assert _grants(ledger.freed("a", 0, 6)) == [("long", "a", 0)]
+
+
+def test_a_confirmation_at_the_deadline_comes_too_late() -> None:
+    ledger = _with(("a", 0, 1))
+    ticket, commands = ledger.ask("late", 0, 5)
+    grant = commands[0]
+    assert isinstance(grant, Grant)
+    assert ledger.confirm(grant.lease, 5.0) == [Expire(ticket, 0, 5.0), Reclaim("a", 0, grant.lease)]
+
+
+def test_a_lost_container_ends_leases_and_puts_waiters_back() -> None:
+    ledger = _with(("a", 0, 2))
+    held = _take(ledger, "holder")
+    _, commands = ledger.ask("asking", 0, 100)
+    grant = commands[0]
+    assert isinstance(grant, Grant)
+    (ended,) = ledger.lose("a", "killed", 1)
+    assert isinstance(ended, EndLease)
+    assert ended.lease == held
+    assert isinstance(ended.error, ContainerLostError)
+    assert "killed" in str(ended.error)
+    assert ledger.waiting == 1
+    assert ledger.confirm(grant.lease, 2) == []  # the late answer of a dead container
+    assert ledger.lose("a", "again", 2) == []
+    ledger.started("b", 0)
+    assert _grants(ledger.inventory("b", [SlotState.free], 3)) == [("asking", "b", 0)]
+    assert ledger.slot_counts() == {SlotState.leased: 1}
+
+
+def test_suspect_takes_no_new_leases_and_keeps_its_old() -> None:
+    ledger = _with(("a", 0, 2))
+    held = _take(ledger, "holder")
+    ledger.suspect("a")
+    assert _grants(ledger.ask("new", 0, 100)[1]) == []
+    assert [lease.id for lease in ledger.leases()] == [held]
+    assert _grants(ledger.recovered("a", 1)) == [("new", "a", 1)]
+
+
+def test_late_health_changes_no_lease() -> None:
+    ledger = _with(("a", 0, 1))
+    held = _take(ledger, "holder")
+    before = [repr(lease) for lease in ledger.leases()]
+    for late in (ledger.recovered("a", 1), ledger.inventory("a", [SlotState.free], 1), ledger.freed("a", 0, 1)):
+        assert late == []
+    assert [repr(lease) for lease in ledger.leases()] == before == [f"<Lease {held} granted a/0 'holder'>"]
+    assert ledger.recovered("never-seen", 1) == ledger.freed("never-seen", 0, 1) == []
+
+
+def test_a_draining_container_takes_no_new_leases_and_never_returns() -> None:
+    ledger = _with(("a", 0, 1))
+    ledger.drain("a")
+    ledger.drain("a")
+    assert ledger.recovered("a", 1) == []
+    assert _grants(ledger.ask("new", 0, 100)[1]) == []
+    assert ledger.container_counts() == {ContainerState.draining: 1}
+
+
+def test_a_stale_lease_ends_typed_and_its_slot_is_reclaimed() -> None:
+    ledger = _with(("a", 0, 1))
+    held = _take(ledger, "holder")
+    ended, reclaim = ledger.stale(held, 1)
+    assert isinstance(ended, EndLease)
+    assert isinstance(ended.error, StaleLeaseError)
+    assert reclaim == Reclaim("a", 0, held)
+    assert ledger.stale(held, 2) == ledger.release(held, 2) == []
+
+
+def test_mostly_quarantined_containers_are_retired_once_empty() -> None:
+    ledger = _with(("a", 0, 3))
+    leases = [_take(ledger, f"t{n}") for n in range(3)]
+    for slot, lease in enumerate(leases[:2]):
+        ledger.release(lease, 1)
+        assert not any(isinstance(one, Retire) for one in ledger.quarantined("a", slot, 1))
+    assert _grants(ledger.ask("new", 1, 100)[1]) == []
+    ledger.release(leases[2], 2)
+    assert ledger.freed("a", 2, 2) == [Retire("a", "2 of 3 slots are quarantined")]
+
+
+def test_slots_of_somebody_else_are_waited_for() -> None:
+    ledger = Ledger()
+    ledger.started("a", 0)
+    found = [SlotState.leased, SlotState.quarantined, SlotState.free, SlotState.resetting]
+    assert ledger.inventory("a", found, 0) == [Reclaim("a", 0, None), Reclaim("a", 3, None)]
+    assert ledger.slot_counts() == {SlotState.resetting: 2, SlotState.quarantined: 1, SlotState.free: 1}
+
+
+def test_draining_from_an_index_spares_the_lower_ones() -> None:
+    ledger = _with(("a", 0, 1), ("b", 1, 1), ("c", 2, 1))
+    ledger.drain_from(1)
+    states = [(one.id, one.state) for one in ledger.containers()]
+    assert states == [("a", ContainerState.ready), ("b", ContainerState.draining), ("c", ContainerState.draining)]
+
+
+def test_many_cycles_keep_the_books_small() -> None:
+    ledger = _with(("a", 0, 2))
+    for now in range(500):
+        lease = _take(ledger, "t", now)
+        ledger.release(lease, now)
+        ledger.freed("a", 0, now)
+    assert len(ledger._open) <= 1
+
+
+@pytest.mark.parametrize("moves", [SLOT_MOVES, CONTAINER_MOVES, LEASE_MOVES])
+def test_every_state_has_its_row_and_can_end(moves: dict[str, frozenset[str]]) -> None:
+    ends = {state for state, to in moves.items() if not to}
+    assert ends
+    assert {state for to in moves.values() for state in to} <= set(moves)
+
+
+def test_illegal_moves_raise_and_change_nothing() -> None:
+    slot = Slot("a", 3)
+    with pytest.raises(IllegalMoveError, match="<Slot a/3 free> cannot become quarantined"):
+        slot.move(SlotState.quarantined)
+    assert slot.state is SlotState.free
+    lease = Lease(1, 2, "t", slot)
+    lease.move(LeaseState.lost)
+    with pytest.raises(IllegalMoveError):
+        lease.move(LeaseState.granted)
+    assert lease.state is LeaseState.lost
+
+
+def test_a_container_moves_slots_only_legally() -> None:
+    container = Container("a", 0)
+    container.fill([SlotState.free, SlotState.leased], 0)
+    container.move(ContainerState.ready)
+    before = repr(container), container.free, container.busy
+    with pytest.raises(IllegalMoveError):
+        container.move_slot(container.slots[1], SlotState.free, 1)
+    assert (repr(container), container.free, container.busy) == before
+    assert repr(container) == "<Container a #0 ready 1/2 busy>"

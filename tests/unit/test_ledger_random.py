@@ -1,0 +1,222 @@
+"""The ledger under random sequences of events, against its rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
+
+from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
+from agentenv.slots.slot import ContainerState, LeaseState
+from agentenv.wire.leases import SlotState
+
+BUSY = (SlotState.leased, SlotState.resetting)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Plays pool and containers; keeps its own simple account of what must be true."""
+
+    containers = Bundle("containers")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger()
+        self.now = 0.0
+        self.started = 0
+        self.asked: dict[int, float] = {}
+        """Unanswered tickets and their deadlines."""
+        self.asking: dict[int, Grant] = {}
+        """Leases under way at a container."""
+        self.held: dict[int, tuple[str, int]] = {}
+        """Leases in somebody's hands: where."""
+        self.dirty: set[tuple[str, int]] = set()
+        """Slots whose reset was ordered and not answered."""
+        self.alive: set[str] = set()
+        self.accepting = True
+
+    # -- performing, as the pool would ---------------------------------------------------------
+
+    def perform(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            match command:
+                case Grant():
+                    self.check_grant(command)
+                    self.asking[command.lease] = command
+                case HandOver(ticket, lease, container, _):
+                    assert self.asked.pop(ticket) > self.now, "handed over at or after the deadline"
+                    grant = self.asking.pop(lease)
+                    assert grant.container == container
+                    self.held[lease] = (container, grant.slot)
+                    if not self.accepting:
+                        self.let_go(lease)
+                case Expire(ticket):
+                    assert self.asked.pop(ticket) <= self.now, "expired before its deadline"
+                case EndLease(lease):
+                    del self.held[lease]
+                case Reclaim(container, slot, lease):
+                    assert lease not in self.held
+                    assert (container, slot) not in self.dirty
+                    self.dirty.add((container, slot))
+                    self.asking.pop(lease or -1, None)
+                case Retire(container, _):
+                    self.lose(container)
+
+    def check_grant(self, grant: Grant) -> None:
+        where = (grant.container, grant.slot)
+        assert where not in self.held.values(), "a slot has two leases"
+        assert where not in {(one.container, one.slot) for one in self.asking.values()}
+        assert where not in self.dirty, "leased before its container said it was clean"
+        assert grant.deadline > self.now
+        served = next(waiter.ticket for waiter in self.ledger.waiters() if waiter.lease == grant.lease)
+        waiting = [waiter.ticket for waiter in self.ledger.waiters() if waiter.lease is None]
+        assert all(served < ticket for ticket in waiting), "somebody who asked later was served first"
+        container = next(one for one in self.ledger.containers() if one.id == grant.container)
+        assert container.state is ContainerState.ready, "a new lease on a container that is not ready"
+
+    def lose(self, container: str) -> None:
+        self.alive.discard(container)
+        self.dirty = {where for where in self.dirty if where[0] != container}
+        commands = self.ledger.lose(container, "lost", self.now)
+        ended = {one.lease for one in commands if isinstance(one, EndLease)}
+        assert ended == {lease for lease, where in self.held.items() if where[0] == container}
+        self.asking = {lease: one for lease, one in self.asking.items() if one.container != container}
+        self.perform(commands)
+
+    def let_go(self, lease: int) -> None:
+        del self.held[lease]
+        self.perform(self.ledger.release(lease, self.now))
+
+    # -- events --------------------------------------------------------------------------------
+
+    @rule(target=containers, index=st.integers(0, 3), slots=st.lists(st.sampled_from(SlotState), min_size=1, max_size=4))
+    def start(self, index: int, slots: list[SlotState]) -> str:
+        self.started += 1
+        name = f"c{self.started}"
+        self.alive.add(name)
+        self.perform(self.ledger.started(name, index))
+        self.perform(self.ledger.inventory(name, slots, self.now))
+        return name
+
+    @rule(patience=st.floats(0.1, 20))
+    def ask(self, patience: float) -> None:
+        ticket, commands = self.ledger.ask("t", self.now, self.now + patience)
+        self.asked[ticket] = self.now + patience
+        self.perform(commands)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.asked)))
+        del self.asked[ticket]
+        self.perform(self.ledger.withdraw(ticket, self.now))
+
+    @precondition(lambda self: self.asking)
+    @rule(data=st.data(), yes=st.booleans(), accepting=st.booleans())
+    def answer(self, data: st.DataObject, yes: bool, accepting: bool) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.asking)))
+        self.accepting = accepting
+        self.perform(self.ledger.confirm(lease, self.now) if yes else self.ledger.refuse(lease, self.now))
+        self.accepting = True
+
+    @rule(lease=st.integers(0, 60))
+    def late_answer(self, lease: int) -> None:
+        """An answer to a lease that is no longer asked for changes nothing."""
+        if lease not in self.asking:
+            before = self.snapshot()
+            if lease not in self.held:
+                self.perform(self.ledger.refuse(lease, self.now))
+            self.perform(self.ledger.confirm(lease, self.now) if lease not in self.held else [])
+            assert self.snapshot() == before
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), stale=st.booleans())
+    def end(self, data: st.DataObject, stale: bool) -> None:
+        lease = data.draw(st.sampled_from(sorted(self.held)))
+        if stale:
+            self.perform(self.ledger.stale(lease, self.now))
+            assert lease not in self.held
+        else:
+            self.let_go(lease)
+
+    @precondition(lambda self: self.dirty)
+    @rule(data=st.data(), proved=st.booleans())
+    def reset(self, data: st.DataObject, proved: bool) -> None:
+        where = data.draw(st.sampled_from(sorted(self.dirty)))
+        self.dirty.discard(where)
+        done = self.ledger.freed if proved else self.ledger.quarantined
+        self.perform(done(*where, self.now))
+
+    @rule(container=containers, event=st.sampled_from(["suspect", "recovered", "drain", "inventory"]))
+    def health(self, container: str, event: str) -> None:
+        """Early, late or repeated: it may bring new leases, it never changes one."""
+        held, asking = dict(self.held), set(self.asking)
+        match event:
+            case "suspect":
+                self.perform(self.ledger.suspect(container))
+            case "recovered":
+                self.perform(self.ledger.recovered(container, self.now))
+            case "drain":
+                self.perform(self.ledger.drain(container))
+            case "inventory":
+                self.perform(self.ledger.inventory(container, [SlotState.free] * 4, self.now))
+        assert self.held == held
+        assert asking <= set(self.asking)
+
+    @rule(index=st.integers(0, 4))
+    def scale_down(self, index: int) -> None:
+        self.perform(self.ledger.drain_from(index))
+
+    @rule(container=consumes(containers))
+    def die(self, container: str) -> None:
+        self.lose(container)
+
+    @rule(seconds=st.floats(0, 5))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.perform(self.ledger.tick(self.now))
+
+    # -- what must be true at every moment -----------------------------------------------------
+
+    def snapshot(self) -> tuple[object, ...]:
+        return (repr(self.ledger), dict(self.held), set(self.asking), dict(self.asked))
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        assert {waiter.ticket for waiter in self.ledger.waiters()} == set(self.asked)
+
+    @invariant()
+    def leases_agree(self) -> None:
+        leases = {lease.id: lease for lease in self.ledger.leases()}
+        assert set(leases) == set(self.held) | set(self.asking)
+        for lease_id, where in self.held.items():
+            assert (leases[lease_id].container, leases[lease_id].slot) == where
+            assert leases[lease_id].state is LeaseState.granted
+        places = [(lease.container, lease.slot) for lease in leases.values()]
+        assert len(places) == len(set(places))
+
+    @invariant()
+    def counts_are_consistent(self) -> None:
+        found: Counter[SlotState] = Counter()
+        for container in self.ledger.containers():
+            states = Counter(slot.state for slot in container.slots)
+            found += states
+            assert container.busy == sum(states[state] for state in BUSY)
+            assert container.quarantined == states[SlotState.quarantined]
+            assert container.free == (states[SlotState.free] if container.state is ContainerState.ready else 0)
+            assert (container.idle_since is None) == (container.busy > 0 or not container.slots)
+        assert self.ledger.slot_counts() == dict(found)
+        assert found[SlotState.leased] == len(self.held) + len(self.asking)
+        assert found[SlotState.resetting] == len(self.dirty)
+        assert {one.id for one in self.ledger.containers()} == self.alive
+
+    @invariant()
+    def nobody_waits_beside_a_free_slot(self) -> None:
+        if self.ledger.waiting:
+            assert not any(container.free for container in self.ledger.containers())
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestLedgerRandom = LedgerMachine.TestCase
