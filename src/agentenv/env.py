@@ -96,6 +96,12 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
     rollouts_for_wandb: list[Any]
     _items: Iterator[Any] | None
 
+    @classmethod
+    def config_init(cls) -> tuple[AgentEnvConfig, list[APIServerConfig]]:
+        """Defaults, for the command line and YAML to change. A list of one server, on purpose: with
+        anything else atropos ignores ``--openai.base_url`` in ``process`` and ``evaluate``."""
+        return cls.env_config_cls(), [APIServerConfig(base_url="http://127.0.0.1:9004/v1", api_key="unused")]
+
     # -- what an environment writes ---------------------------------------------------------------
 
     @abstractmethod
@@ -189,6 +195,7 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
                     f"{server.server_type!r} is not in this version",
                     next_step="use server_type='openai'",
                 )
+        config.wandb_name = config.wandb_name or self.name  # the trainer's API refuses to register without one
         # atropos takes a lone APIServerConfig for four servers on localhost, whatever its base_url says.
         lone = isinstance(server_configs, APIServerConfig)
         if type(self).server_cls is APIServer:

@@ -1,0 +1,210 @@
+"""atropos' own commands on an AgentEnv, as processes: what they write, and what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from agentenv.agent.transcript import GroupRecord
+from agentenv.testing import Call, Reply, ScriptedPolicy, build_tokenizer
+from tests.unit.env_stubs import IDLE, SOLVE
+
+ENVIRONMENT = Path(__file__).parent / "answer_env.py"
+FOREVER = [Reply("", (Call("bash", {"command": "touch started; exec sleep 300"}),))]
+
+
+def flags(directory: Path, policy: ScriptedPolicy, **changed: Any) -> list[str]:
+    chosen = {
+        "env.tokenizer_name": build_tokenizer(directory / "tokenizer"),
+        "env.tool_pool_mode": "fake",
+        "env.group_size": 2,
+        "env.use_wandb": False,
+        "env.rollouts_path": directory / "rollouts.jsonl",
+        "env.send_trajectory_id": True,
+        "env.enabled_toolsets": "terminal,files",
+        "openai.base_url": policy.base_url,
+        "openai.model_name": "scripted",
+        "openai.api_key": "x",
+        **{name.replace("__", "."): value for name, value in changed.items()},
+    }
+    return [text for name, value in chosen.items() for text in (f"--{name}", str(value))]
+
+
+@asynccontextmanager
+async def running(directory: Path, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The environment's command as a process, killed at the end if it still lives."""
+    log = (directory / "log.txt").open("ab")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ENVIRONMENT),
+        *arguments,
+        cwd=directory,
+        stdout=log,
+        stderr=log,
+        env={**os.environ, "TMPDIR": str(directory), "AGENTENV_STATE_DIR": str(directory / "state")},
+    )
+    try:
+        yield process
+    finally:
+        log.close()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def run(directory: Path, *arguments: str, timeout_s: float = 60.0) -> tuple[int, str]:
+    async with running(directory, *arguments) as process, asyncio.timeout(timeout_s):
+        status = await process.wait()
+    return status, (directory / "log.txt").read_text()
+
+
+async def until(condition: Any, timeout_s: float = 40.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_process_writes_the_groups_it_was_asked_for(tmp_path: Path) -> None:
+    async with ScriptedPolicy({"*": [SOLVE, IDLE]}) as policy:
+        status, log = await run(
+            tmp_path,
+            "process",
+            *flags(tmp_path, policy, env__total_steps=3, env__data_path_to_save_groups=tmp_path / "groups.jsonl"),
+        )
+    assert status == 0, log
+    groups = [json.loads(line) for line in (tmp_path / "groups.jsonl").read_text().splitlines()]
+    assert [group["scores"] for group in groups] == [[1.0, 0.0]] * 3
+    assert all(set(mask) == {-100} for group in groups for mask in group["masks"])
+    records = (tmp_path / "rollouts.jsonl").read_text().splitlines()
+    assert {GroupRecord.model_validate_json(line).outcome for line in records} == {"complete"}
+    assert (tmp_path / "groups.html").exists()
+    assert not list(tmp_path.glob("agentenv-fake-*"))
+
+
+async def test_evaluate_writes_its_metrics(tmp_path: Path) -> None:
+    async with ScriptedPolicy({"item-1": [SOLVE], "item-2": [IDLE]}) as policy:
+        arguments = flags(tmp_path, policy, env__eval_items=2, env__data_dir_to_save_evals=tmp_path / "evals")
+        status, log = await run(tmp_path, "evaluate", *arguments)
+    assert status == 0, log
+    metrics = json.loads((tmp_path / "evals" / "metrics.json").read_text())
+    assert metrics["results"]["all"]["mean_score"] == 0.5
+
+
+async def test_process_gives_up_when_nothing_works(tmp_path: Path) -> None:
+    async with ScriptedPolicy({}) as policy:
+        arguments = flags(
+            tmp_path, policy, env__give_up_after_failed_groups=2, env__infra_retries=0, openai__model_name="scripted"
+        )
+        arguments[arguments.index("--openai.base_url") + 1] = policy.base_url + "/nowhere"
+        status, log = await run(tmp_path, "process", *arguments)
+    assert status == 1
+    assert "2 groups in a row had no scored member" in log
+    assert "check base_url" in log
+    assert not list(tmp_path.glob("agentenv-fake-*"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"env__tool_pool_mode": "nomad"}, "tool_pool_mode: 'nomad' is not in this version"),
+        ({"env__max_agent_turns": 3, "env__agent_max_steps": 4}, "max_agent_turns=3 and agent_max_steps=4 disagree"),
+        ({"env__agent_max_steps": "many"}, "agent_max_steps"),
+        ({"openai__server_type": "vllm"}, "server_type: 'vllm' is not in this version"),
+    ],
+)
+async def test_a_wrong_setting_is_one_clear_line_and_status_2(tmp_path: Path, changed: Any, said: str) -> None:
+    async with ScriptedPolicy({}) as policy:
+        status, log = await run(tmp_path, "process", *flags(tmp_path, policy, **changed))
+    assert status == 2, log
+    assert said in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+async def test_a_signal_in_mid_rollout_leaves_nothing_behind(tmp_path: Path, number: int, status: int) -> None:
+    async with (
+        ScriptedPolicy({"*": [FOREVER]}) as policy,
+        running(tmp_path, "process", *flags(tmp_path, policy)) as process,
+    ):
+        await until(lambda: list(tmp_path.glob("agentenv-fake-*/**/started")))
+        process.send_signal(number)
+        async with asyncio.timeout(20):
+            assert await process.wait() == status
+    assert not list(tmp_path.glob("agentenv-fake-*"))
+    assert not _running_below(tmp_path)
+
+
+def _running_below(directory: Path) -> list[str]:
+    """Processes whose working directory is below ``directory``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and str((entry / "cwd").readlink()).startswith(str(directory)):
+                found.append(f"{entry.name} {(entry / 'cmdline').read_text()}")
+        except OSError:
+            continue
+    return found
+
+
+async def test_serve_feeds_a_real_trainer_api_and_ends_on_sigterm(tmp_path: Path, unused_tcp_port: int) -> None:
+    api = f"http://127.0.0.1:{unused_tcp_port}"
+    log = (tmp_path / "api.txt").open("wb")
+    trainer_api = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(unused_tcp_port),
+        stdout=log, stderr=log,
+    )  # fmt: skip
+    try:
+        async with aiohttp.ClientSession(api) as trainer, ScriptedPolicy({"*": [SOLVE, IDLE]}) as policy:
+            await _register(trainer)
+            arguments = flags(tmp_path, policy, env__rollout_server_url=api, env__total_steps=100)
+            async with running(tmp_path, "serve", *arguments) as process:
+                batch = await _first_batch(trainer, process)
+                process.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(20):
+                    assert await process.wait() == 143
+    finally:
+        trainer_api.kill()
+        await trainer_api.wait()
+        log.close()
+    assert batch[0]["scores"] == [1.0, 0.0]
+    assert batch[0]["group_overrides"]["trainable"] is False
+    assert set(batch[0]["masks"][0]) == {-100}
+    assert not list(tmp_path.glob("agentenv-fake-*"))
+    assert not _running_below(tmp_path)
+
+
+async def _register(trainer: aiohttp.ClientSession) -> None:
+    registration = {
+        "wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 100_000,
+        "checkpoint_dir": "", "save_checkpoint_interval": -1, "starting_step": 0, "num_steps": 100,
+    }  # fmt: skip
+    async with asyncio.timeout(40):
+        while True:
+            try:
+                async with trainer.post("/register", json=registration) as reply:
+                    reply.raise_for_status()
+                async with trainer.get("/batch") as reply:  # starts the API: environments may register now
+                    reply.raise_for_status()
+                return
+            except aiohttp.ClientConnectionError:
+                await asyncio.sleep(0.1)
+
+
+async def _first_batch(trainer: aiohttp.ClientSession, process: asyncio.subprocess.Process) -> list[dict[str, Any]]:
+    async with asyncio.timeout(60):
+        while True:
+            assert process.returncode is None
+            async with trainer.get("/batch") as reply:
+                if batch := (await reply.json())["batch"]:
+                    return list(batch)
+            await asyncio.sleep(0.1)
