@@ -1,0 +1,130 @@
+"""What the executor's contract tests share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from agentenv.errors import LeaseLostError
+from agentenv.executor.session import ToolSession
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.slots.backends.fake import FakeBackend
+from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.lease import SlotLease
+from agentenv.slots.pool import SlotPool
+from agentenv.wire.leases import LeaseKey
+from tests.faults.proxy import Proxy
+
+
+async def until_bash(session: ToolSession, condition: str, *, deadline_s: float = 10.0) -> None:
+    """Wait until a shell condition holds in the slot."""
+    async with asyncio.timeout(deadline_s):
+        while (await session.call("bash", {"command": condition})).exit_code != 0:
+            await asyncio.sleep(0.02)
+
+
+class Breaker(Protocol):
+    """Breaks a container of the backend under test."""
+
+    async def crash_server(self) -> None:
+        """The server process of the only container dies; its supervisor starts another."""
+
+    async def kill_container(self, container: ContainerHandle) -> None:
+        """The whole container dies at once."""
+
+
+class ProxiedLease:
+    """A lease whose container is reached through the proxy (the pool itself goes straight)."""
+
+    def __init__(self, lease: SlotLease, port: int) -> None:
+        self._lease = lease
+        path = urlsplit(lease.container.base_url).path
+        self.container = replace(lease.container, base_url=f"http://127.0.0.1:{port}{path}")
+
+    @property
+    def key(self) -> LeaseKey:
+        return self._lease.key
+
+    @property
+    def lost(self) -> LeaseLostError | None:
+        return self._lease.lost
+
+    async def wait_lost(self) -> LeaseLostError:
+        return await self._lease.wait_lost()
+
+    async def seal(self) -> None:
+        await self._lease.seal()
+
+    async def release(self) -> None:
+        await self._lease.release()
+
+
+class ProxiedPool:
+    """A pool of one container at a time, whose calls go through the proxy."""
+
+    def __init__(self, pool: SlotPool, proxy: Proxy) -> None:
+        self._pool = pool
+        self._proxy = proxy
+
+    async def lease(self, trajectory: str, *, timeout_s: float | None = None) -> ProxiedLease:
+        lease = await self._pool.lease(trajectory, timeout_s=timeout_s)
+        port = urlsplit(lease.container.base_url).port
+        assert port is not None
+        self._proxy.upstream_port = port
+        return ProxiedLease(lease, self._proxy.port)
+
+
+class FakeBreaker:
+    """Switches of the fake."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self._backend = backend
+
+    async def crash_server(self) -> None:
+        (container,) = self._backend.containers
+        self._backend.crash_and_restart(container.id)
+
+    async def kill_container(self, container: ContainerHandle) -> None:
+        self._backend.kill(container.id)
+
+
+class LocalBreaker:
+    """Real processes of the local backend, killed by their ids."""
+
+    def __init__(self, backend: LocalBackend) -> None:
+        self._backend = backend
+
+    async def crash_server(self) -> None:
+        (supervisor,) = self._backend.pids.values()
+        (server,) = [pid for pid in descendants(supervisor) if b"agentenv.sandbox.serve" in command_line(pid)]
+        os.kill(server, signal.SIGKILL)
+
+    async def kill_container(self, container: ContainerHandle) -> None:
+        os.killpg(self._backend.pids[container.id], signal.SIGKILL)
+
+
+def descendants(root: int) -> set[int]:
+    """Every process below ``root``."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(entry.name)
+            parents[pid] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found = {root}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {root}
+
+
+def command_line(pid: int) -> bytes:
+    """Its arguments; empty when it has just ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

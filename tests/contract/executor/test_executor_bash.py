@@ -1,0 +1,239 @@
+"""The bash tool, over the whole path, on every backend."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import pytest
+
+from agentenv.executor.session import ToolSession
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.wire.calls import CallResult
+from tests.contract.executor.farm import until_bash
+
+OUTPUT_BYTES = 1024 * 1024
+
+
+async def bash(session: ToolSession, command: str, *, timeout_s: float = 30.0, **arguments: object) -> CallResult:
+    return await session.call("bash", {"command": command, **arguments}, timeout_s=timeout_s)
+
+
+async def test_output_and_exit_code(session: ToolSession) -> None:
+    result = await bash(session, "echo out; echo err >&2; exit 3")
+    assert (result.fault, result.exit_code, result.stdout, result.stderr) == ("none", 3, "out\n", "err\n")
+    assert not any((result.timed_out, result.truncated, result.cancelled, result.oom_killed))
+    assert result.duration_s > 0
+    assert result.error is None
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code"),
+    [
+        ("true", 0),
+        ("false", 1),
+        ("exit 255", 255),
+        ("kill -TERM $$", 143),
+        ("kill -KILL $$", 137),
+        ("no_such_cmd", 127),
+    ],
+)
+async def test_exit_codes_are_what_a_shell_would_say(session: ToolSession, command: str, exit_code: int) -> None:
+    assert (await bash(session, command)).exit_code == exit_code
+
+
+async def test_a_syntax_error_is_the_commands_own_failure(session: ToolSession) -> None:
+    result = await bash(session, "if then")
+    assert result.fault == "none"
+    assert result.exit_code not in (0, None)
+    assert "syntax error" in result.stderr
+
+
+async def test_files_stay_and_the_shells_state_does_not(session: ToolSession) -> None:
+    await bash(session, "mkdir sub && cd sub && export LEFT=over && left=over && f() { :; } && echo kept > file")
+    result = await bash(session, 'echo "[$LEFT$left]"; type f; basename "$PWD"; cat sub/file')
+    assert result.stdout.startswith("[]\n")
+    assert result.stdout.endswith("kept\n")
+    assert "sub\nkept" not in result.stdout
+
+
+async def test_cwd_env_and_stdin(session: ToolSession) -> None:
+    await bash(session, "mkdir -p deep/er")
+    result = await bash(
+        session, 'basename "$PWD"; echo "$GREETING"; cat', cwd="deep/er", env={"GREETING": "hé llo"}, stdin="a\nb"
+    )
+    assert result.stdout == "er\nhé llo\na\nb"
+
+
+async def test_stdin_is_empty_by_default(session: ToolSession) -> None:
+    assert (await bash(session, "cat; echo end")).stdout == "end\n"
+
+
+async def test_large_stdin(session: ToolSession) -> None:
+    assert (await bash(session, "wc -c", stdin="x" * 3_000_000)).stdout.strip() == "3000000"
+
+
+async def test_a_command_of_300_kilobytes(session: ToolSession) -> None:
+    word = "x" * 300_000
+    result = await bash(session, f"word={word}\necho ${{#word}}")
+    assert result.stdout == "300000\n"
+
+
+@pytest.mark.parametrize("command", ["printf '%s' \"a'b\\\"c\"", "printf %s 'é\N{SNOWMAN}'", "cat <<'X'\n$HOME `x`\nX"])
+async def test_quoting_arrives_as_written(session: ToolSession, command: str) -> None:
+    wanted = {"p": None, "c": "$HOME `x`\n"}[command[0]] or ("a'b\"c" if "a'b" in command else "é\N{SNOWMAN}")
+    assert (await bash(session, command)).stdout == wanted
+
+
+async def test_binary_output_becomes_text_with_replacements(session: ToolSession) -> None:
+    result = await bash(session, r"printf 'a\xff\xfe\x00b\xc3\xa9\xc3'")
+    assert result.stdout == "a\ufffd\ufffd\0bé\ufffd"
+
+
+async def test_all_byte_values_survive_the_way(session: ToolSession) -> None:
+    result = await bash(session, r"for i in {0..127}; do printf \\x$(printf %x $i); done")
+    assert result.stdout == "".join(map(chr, range(128)))
+
+
+async def test_output_is_cut_in_the_middle_and_the_cut_is_counted(session: ToolSession) -> None:
+    total = 3 * OUTPUT_BYTES
+    result = await bash(session, f"printf HEAD; head -c {total} /dev/zero | tr '\\0' x; printf TAIL; echo fine >&2")
+    assert result.truncated
+    assert result.stdout.startswith("HEADxxx")
+    assert result.stdout.endswith("xxxTAIL")
+    assert result.stderr == "fine\n"
+    assert result.stderr_dropped_bytes == 0
+    kept = len(result.stdout.replace("x", "")) + result.stdout.count("x")
+    assert kept <= OUTPUT_BYTES + 200
+    assert result.stdout_dropped_bytes >= total + 8 - OUTPUT_BYTES - 200
+
+
+async def test_output_of_exactly_the_cap_is_whole(session: ToolSession) -> None:
+    result = await bash(session, f"head -c {OUTPUT_BYTES} /dev/zero | tr '\\0' y")
+    assert not result.truncated
+    assert result.stdout == "y" * OUTPUT_BYTES
+
+
+async def test_a_timeout_ends_the_command_and_keeps_what_it_said(session: ToolSession) -> None:
+    result = await bash(session, "echo before; sleep 30; echo after", timeout_s=0.4)
+    assert (result.fault, result.timed_out, result.stdout) == ("none", True, "before\n")
+    assert 0.3 < result.duration_s < 10
+    assert (await bash(session, "echo alive")).stdout == "alive\n"
+
+
+async def test_a_timeout_ends_children_too(session: ToolSession) -> None:
+    result = await bash(session, "(sleep 0.8; echo late > late) & (sleep 0.8; echo late > late); wait", timeout_s=0.2)
+    assert result.timed_out
+    assert (await bash(session, "sleep 1.2; cat late")).exit_code != 0
+
+
+async def test_a_flood_ends_at_its_deadline(session: ToolSession) -> None:
+    result = await bash(session, "yes", timeout_s=0.5)
+    assert result.timed_out
+    assert result.truncated
+    assert result.duration_s < 10
+
+
+async def test_a_background_process_does_not_hold_the_call(session: ToolSession) -> None:
+    result = await bash(session, "sleep 60 & echo done", timeout_s=20)
+    assert (result.stdout, result.timed_out) == ("done\n", False)
+
+
+async def test_cancelling_ends_the_remote_process(session: ToolSession) -> None:
+    """The command would leave a file; waiting past its moment in the same slot shows that it never does."""
+    call = asyncio.create_task(bash(session, "touch started; sleep 1; touch finished"))
+    # Calls of one slot wait for each other, so its beginning is seen from outside the session only by time.
+    await asyncio.sleep(0.4)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    result = await bash(session, "sleep 1.5; ls")
+    assert "finished" not in result.stdout.split()
+
+
+async def test_a_queued_call_that_is_cancelled_never_runs(session: ToolSession) -> None:
+    first = asyncio.create_task(bash(session, "sleep 0.5"))
+    await asyncio.sleep(0.1)
+    second = asyncio.create_task(bash(session, "touch never"))
+    await asyncio.sleep(0.1)
+    second.cancel()
+    await asyncio.gather(first, second, return_exceptions=True)
+    assert (await bash(session, "ls")).stdout == ""
+
+
+@pytest.mark.parametrize("command", ["echo a\0b", "\0"])
+async def test_nul_bytes_are_refused(session: ToolSession, command: str) -> None:
+    result = await bash(session, command)
+    assert (result.fault, result.error) == ("model", "invalid_arguments")
+    assert "NUL" in result.message
+
+
+async def test_a_working_directory_outside_is_refused(session: ToolSession) -> None:
+    for outside in ("/etc", "..", "../.."):
+        result = await bash(session, "pwd", cwd=outside)
+        assert (result.fault, result.error) == ("policy", "refused"), outside
+
+
+async def test_a_working_directory_that_is_not_there_is_data(session: ToolSession) -> None:
+    result = await bash(session, "pwd", cwd="nowhere")
+    assert result.fault == "none"
+    assert result.exit_code not in (0, None)
+    assert "No such file or directory" in result.stderr
+
+
+async def test_calls_of_a_session_run_in_order_and_one_at_a_time(session: ToolSession) -> None:
+    calls = [bash(session, f"echo in {n} >> log; echo out {n} >> log") for n in range(20)]
+    results = await asyncio.gather(*calls)
+    assert all(result.exit_code == 0 for result in results)
+    wanted = "".join(f"in {n}\nout {n}\n" for n in range(20))
+    assert (await bash(session, "cat log")).stdout == wanted
+
+
+async def test_sessions_do_not_share_a_workspace(executor: ToolExecutor) -> None:
+    async with executor.open("a") as one, executor.open("b") as other:
+        await bash(one, "echo secret > file")
+        assert (await bash(other, "cat file")).exit_code != 0
+
+
+async def test_a_released_slot_is_empty_for_the_next(executor: ToolExecutor) -> None:
+    mark = secrets.token_hex(8)
+    for _ in range(6):  # more than there are slots
+        async with executor.open("t") as session:
+            assert (await bash(session, "ls -A")).stdout == ""
+            await bash(session, f"touch {mark} .{mark}")
+
+
+async def test_slow_calls_do_not_delay_other_sessions(executor: ToolExecutor) -> None:
+    async with executor.open("slow") as slow, executor.open("fast") as fast:
+        waiting = asyncio.create_task(bash(slow, "until test -e go; do sleep 0.05; done; echo went"))
+        for index in range(20):
+            assert (await bash(fast, f"echo {index}")).stdout == f"{index}\n"
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_many_sessions_more_than_slots(executor: ToolExecutor) -> None:
+    async def trajectory(index: int) -> None:
+        async with executor.open(f"t{index}", acquire_timeout_s=60) as session:
+            for turn in range(3):
+                result = await bash(session, f"echo {index} >> f; wc -l < f")
+                assert result.stdout.strip() == str(turn + 1)
+
+    await asyncio.gather(*(trajectory(index) for index in range(20)))
+    assert executor.statistics().sessions_now == 0
+
+
+async def test_seal_ends_processes_and_keeps_files(session: ToolSession) -> None:
+    await bash(session, "echo kept > file; (while :; do date +%N > beat; sleep 0.05; done) >/dev/null 2>&1 &")
+    await until_bash(session, "test -s beat")
+    await session.seal()
+    result = await bash(session, 'cat file; a=$(cat beat); sleep 0.4; test "$a" = "$(cat beat)" && echo still')
+    assert result.stdout == "kept\nstill\n"
+
+
+async def test_wrong_calls_are_answered_for_the_model(session: ToolSession) -> None:
+    unknown = await session.call("terminal", {"command": "ls"})
+    wrong = await session.call("bash", {"cmd": "ls"})
+    assert (unknown.fault, unknown.error) == ("model", "unknown_tool")
+    assert (wrong.fault, wrong.error) == ("model", "invalid_arguments")

@@ -1,0 +1,249 @@
+"""The file tools, over the whole path, on every backend."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import tarfile
+from typing import Any
+
+import pytest
+
+from agentenv.executor.session import ToolSession
+from agentenv.wire.calls import CallResult
+from agentenv.wire.tools import ArtifactsReply, ListFilesReply, ReadFileReply, WriteFileReply
+
+OUTSIDE = ["/etc/passwd", "../x", "a/../../x", "/workspace/../etc/passwd"]
+
+
+async def good(session: ToolSession, tool: str, **arguments: Any) -> Any:
+    result = await session.call(tool, arguments, timeout_s=30)
+    assert result.fault == "none", result
+    assert result.content is not None, result
+    return result.content
+
+
+async def read(session: ToolSession, **arguments: Any) -> ReadFileReply:
+    return ReadFileReply.model_validate(await good(session, "read_file", **arguments))
+
+
+async def write(session: ToolSession, **arguments: Any) -> WriteFileReply:
+    return WriteFileReply.model_validate(await good(session, "write_file", **arguments))
+
+
+async def listing(session: ToolSession, **arguments: Any) -> ListFilesReply:
+    return ListFilesReply.model_validate(await good(session, "list_files", **arguments))
+
+
+async def artifacts(session: ToolSession, **arguments: Any) -> ArtifactsReply:
+    return ArtifactsReply.model_validate(await good(session, "artifacts", **arguments))
+
+
+async def bash(session: ToolSession, command: str) -> CallResult:
+    return await session.call("bash", {"command": command}, timeout_s=30)
+
+
+async def test_text_there_and_back(session: ToolSession) -> None:
+    text = "first\nzwölf \N{SNOWMAN}\r\n\ttab\0nul\n"
+    wrote = await write(session, path="a/b/c.txt", text=text)
+    assert (wrote.size_bytes, wrote.created) == (len(text.encode()), True)
+    reply = await read(session, path="a/b/c.txt")
+    assert (reply.text, reply.size_bytes, reply.truncated, reply.lossy) == (text, len(text.encode()), False, False)
+    assert not (await write(session, path="a/b/c.txt", text="")).created
+    assert (await read(session, path="a/b/c.txt")).text == ""
+
+
+async def test_bytes_there_and_back(session: ToolSession) -> None:
+    data = bytes(range(256)) * 5000
+    await write(session, path="blob", data=data)
+    reply = await read(session, path="blob", binary=True)
+    assert reply.data == data
+    assert reply.text is None
+    assert (await bash(session, "sha256sum < blob")).stdout.split()[0] == hashlib.sha256(data).hexdigest()
+
+
+async def test_what_is_not_utf8_is_read_as_text_with_a_warning(session: ToolSession) -> None:
+    await write(session, path="x", data=b"a\xffb")
+    reply = await read(session, path="x")
+    assert (reply.text, reply.lossy) == ("a\ufffdb", True)
+
+
+async def test_offset_and_limit(session: ToolSession) -> None:
+    await write(session, path="x", text="0123456789")
+    part = await read(session, path="x", offset=3, limit=4)
+    assert (part.text, part.size_bytes, part.truncated) == ("3456", 10, True)
+    rest = await read(session, path="x", offset=7, limit=100)
+    assert (rest.text, rest.truncated) == ("789", False)
+    assert (await read(session, path="x", offset=50)).text == ""
+
+
+async def test_modes(session: ToolSession) -> None:
+    await write(session, path="run.sh", text="#!/bin/sh\necho ran\n", mode=0o755)
+    assert (await bash(session, "./run.sh")).stdout == "ran\n"
+    await write(session, path="run.sh", text="#!/bin/sh\necho again\n")
+    assert (await read(session, path="run.sh")).mode & 0o777 == 0o755, "kept from the old file"
+    await write(session, path="plain", text="")
+    assert (await read(session, path="plain")).mode & 0o777 == 0o644
+
+
+async def test_tools_and_commands_see_the_same_files(session: ToolSession) -> None:
+    await bash(session, "mkdir d && echo made > d/by_bash")
+    assert (await read(session, path="d/by_bash")).text == "made\n"
+    assert (await read(session, path="./d/../d/by_bash")).text == "made\n"
+    await write(session, path="d/by_tool", text="x")
+    assert (await bash(session, "cat d/by_tool; stat -c %a d/by_tool")).stdout == "x644\n"
+
+
+async def test_names_that_are_hard(session: ToolSession) -> None:
+    for name in ["with space", "-rf", "né\N{SNOWMAN}", "new\nline", "q'\"$x", "a" * 255, "*"]:
+        await write(session, path=name, text=name)
+        assert (await read(session, path=name)).text == name
+
+
+async def test_listing(session: ToolSession) -> None:
+    await bash(session, "mkdir -p b/c; echo 12345 > a; echo x > b/c/deep; echo h > .hidden; ln -s a link")
+    flat = await listing(session)
+    assert [(entry.path, entry.kind) for entry in flat.entries] == [
+        (".hidden", "file"),
+        ("a", "file"),
+        ("b", "directory"),
+        ("link", "symlink"),
+    ]
+    assert flat.entries[1].size_bytes == 6
+    shown = await listing(session, hidden=False, depth=5)
+    assert [entry.path for entry in shown.entries] == ["a", "b", "b/c", "b/c/deep", "link"]
+    cut = await listing(session, limit=2)
+    assert (len(cut.entries), cut.truncated) == (2, True)
+
+
+async def test_a_symlink_to_the_outside_is_not_followed(session: ToolSession) -> None:
+    await bash(session, "ln -s /etc out; ln -s /etc/passwd pw; mkdir in")
+    for path in ("out/passwd", "pw"):
+        result = await session.call("read_file", {"path": path})
+        assert result.fault == "policy" or result.exit_code not in (0, None), result
+        assert result.content is None
+    result = await session.call("write_file", {"path": "out/agentenv-test", "text": "x"})
+    assert result.fault == "policy" or result.exit_code not in (0, None)
+
+
+@pytest.mark.parametrize("path", OUTSIDE)
+@pytest.mark.parametrize(
+    ("tool", "more"),
+    [
+        ("read_file", {}),
+        ("write_file", {"text": "x"}),
+        ("list_files", {}),
+        ("artifacts", {"action": "archive"}),
+        ("artifacts", {"action": "extract", "data": ""}),
+    ],
+)
+async def test_paths_outside_the_workspace_are_refused(
+    session: ToolSession, tool: str, more: dict[str, Any], path: str
+) -> None:
+    result = await session.call(tool, {"path": path, **more})
+    assert (result.fault, result.error) == ("policy", "refused"), result
+    assert "workspace" in result.message
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("read_file", {"path": "nothing"}),
+        ("read_file", {"path": "directory"}),
+        ("write_file", {"path": "directory", "text": "x"}),
+        ("write_file", {"path": "file/below", "text": "x"}),
+        ("list_files", {"path": "nothing"}),
+        ("artifacts", {"action": "archive", "path": "nothing"}),
+    ],
+)
+async def test_a_failing_operation_is_data(session: ToolSession, tool: str, arguments: dict[str, Any]) -> None:
+    await bash(session, "mkdir directory; touch file")
+    result = await session.call(tool, arguments)
+    assert result.fault == "none", result
+    assert result.exit_code not in (0, None)
+    assert result.stderr
+    assert result.content is None
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("read_file", {"path": "a\0b"}),
+        ("write_file", {"path": "x"}),
+        ("write_file", {"path": "x", "text": "a", "data": "YQ=="}),
+        ("write_file", {"path": "x", "data": "not base64!"}),
+        ("write_file", {"path": "x", "text": "a", "mode": 0o7777}),
+        ("artifacts", {"action": "extract"}),
+        ("read_file", {"path": "x", "limit": 0}),
+        ("read_file", {"path": ""}),
+    ],
+)
+async def test_arguments_that_make_no_sense_are_the_models_fault(
+    session: ToolSession, tool: str, arguments: dict[str, Any]
+) -> None:
+    result = await session.call(tool, arguments)
+    assert (result.fault, result.error) == ("model", "invalid_arguments"), result
+
+
+async def test_a_large_file_there_and_back(session: ToolSession) -> None:
+    data = hashlib.sha256(b"seed").digest() * (20 * 1024 * 1024 // 32)
+    await write(session, path="large", data=base64.b64encode(data).decode())
+    reply = await read(session, path="large", binary=True)
+    assert reply.data == data
+
+
+async def test_a_file_larger_than_one_operation_may_carry_is_not_silently_cut(session: ToolSession) -> None:
+    await bash(session, "truncate -s 65M sparse")
+    result = await session.call("read_file", {"path": "sparse", "binary": True}, timeout_s=60)
+    if result.content is None:
+        assert result.fault == "policy" or result.exit_code not in (0, None)
+    else:
+        assert ReadFileReply.model_validate(result.content).truncated
+
+
+def tar_of(**files: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name.replace("__", "/"))
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+async def test_artifacts_archive(session: ToolSession) -> None:
+    await bash(session, "mkdir -p out/sub; printf one > out/a; printf two > out/sub/b")
+    reply = await artifacts(session, action="archive", path="out")
+    assert reply.data is not None
+    with tarfile.open(fileobj=io.BytesIO(reply.data)) as archive:
+        found = {m.name: archive.extractfile(m).read() for m in archive if m.isfile()}  # type: ignore[union-attr]
+    assert found == {"a": b"one", "sub/b": b"two"}
+    assert {(f.path, f.size_bytes, f.sha256) for f in reply.files} == {
+        ("a", 3, hashlib.sha256(b"one").hexdigest()),
+        ("sub/b", 3, hashlib.sha256(b"two").hexdigest()),
+    }
+    assert reply.total_bytes == 6
+
+
+async def test_artifacts_extract(session: ToolSession) -> None:
+    reply = await artifacts(session, action="extract", path="into", data=tar_of(a=b"one", sub__b=b"two"))
+    assert {file.path for file in reply.files} == {"a", "sub/b"}
+    assert (await bash(session, "cat into/a into/sub/b")).stdout == "onetwo"
+
+
+async def test_artifacts_that_would_leave_the_workspace_are_not_extracted(session: ToolSession) -> None:
+    await bash(session, "mkdir into")
+    for name in ("../evil", "/tmp/agentenv-evil", "a/../../evil"):
+        result = await session.call("artifacts", {"action": "extract", "path": "into", "data": tar_of(**{name: b"x"})})
+        refused = result.fault in ("policy", "model") or result.exit_code not in (0, None)
+        listed = (await bash(session, "ls -A . /tmp; ls -A into")).stdout
+        assert refused or "into" in listed, result
+        assert "evil" not in (await bash(session, "ls -A")).stdout.split()
+        assert (await bash(session, "test -e /tmp/agentenv-evil")).exit_code == 1
+
+
+async def test_rubbish_is_not_extracted(session: ToolSession) -> None:
+    result = await session.call("artifacts", {"action": "extract", "data": b"this is no archive"})
+    assert result.fault in ("model", "policy") or result.exit_code not in (0, None), result
+    assert result.content is None
