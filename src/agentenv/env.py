@@ -264,7 +264,7 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
             return FakeBackend(self.config.container_settings())
         from agentenv.slots.backends.local import LocalBackend
 
-        return LocalBackend(self.config.container_settings())
+        return LocalBackend(self.config.container_settings(), start_timeout_s=self.config.start_timeout_s)
 
     def model_for(self, trajectory: str) -> Model:
         """The model one trajectory talks to."""

@@ -32,7 +32,6 @@ async def until(condition: Any, timeout_s: float = 20.0) -> None:
 async def test_a_container_killed_in_mid_rollout_costs_a_retry_and_no_score(tmp_path: Path) -> None:
     async with environment(AnswerEnv, tmp_path, {"*": [[WAIT, *WRITE]]}, group_size=3) as env:
         group = asyncio.create_task(env.collect_trajectories({"id": "x"}))
-        assert env.backend is not None
         executor: Any = env._opened().sessions
         await until(lambda: executor.statistics().running_now == 3)
         env.backend.kill(env.backend.containers[0].id)
@@ -55,7 +54,6 @@ async def test_a_container_killed_while_verifying_is_no_zero(tmp_path: Path) -> 
         ) -> tuple[float, dict[str, Any]]:
             if not self.killed:
                 self.killed = True
-                assert self.backend is not None
                 self.backend.kill(self.backend.containers[0].id)
             try:
                 return await super().verify_and_score_trajectory(item, final_response, exec_tool=exec_tool, **more)
@@ -219,7 +217,6 @@ async def test_setup_that_fails_leaves_nothing_and_says_why(tmp_path: Path) -> N
             try:
                 with pytest.raises(error):
                     await env.setup()
-                assert env.backend is not None
                 assert env.backend.containers == []
             finally:
                 await env.close()

@@ -11,7 +11,6 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from agentenv.env import AgentEnv, AgentEnvConfig
 from agentenv.slots.backends.base import ContainerBackend
-from agentenv.slots.backends.fake import FakeBackend
 from agentenv.testing import Call, Player, Reply, ScriptedPolicy, build_tokenizer
 
 WRITE = [Reply("writing", (Call("bash", {"command": "echo 42 > answer"}),)), Reply("done")]
@@ -24,7 +23,7 @@ class AnswerEnv(AgentEnv):
 
     name = "answer"
     items: list[Any]
-    backend: FakeBackend | None = None
+    backend: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,10 +45,8 @@ class AnswerEnv(AgentEnv):
         return float(result.stdout.strip() == "42"), {"exit_code": result.exit_code}
 
     def build_backend(self) -> ContainerBackend:
-        backend = super().build_backend()
-        if isinstance(backend, FakeBackend):
-            self.backend = backend
-        return backend
+        self.backend = super().build_backend()
+        return self.backend  # type: ignore[no-any-return]
 
 
 E = TypeVar("E", bound=AgentEnv)
