@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import array
+import contextlib
 import json
 import os
 import select
 import socket
+from pathlib import Path
 from typing import Any
 
 from agentenv.sandbox.slotagent import protocol
@@ -70,10 +72,8 @@ class FakeServer:
         output = b""
         for fd in fds:
             os.set_blocking(fd, False)
-            try:
+            with contextlib.suppress(BlockingIOError):
                 output += os.read(fd, 65536)
-            except BlockingIOError:
-                pass
             os.close(fd)
         self.tell(ran=slot, status=os.waitstatus_to_exitcode(message.arg), output=output.decode(errors="replace"))
 
@@ -89,8 +89,8 @@ class FakeServer:
             elif "bash" in order:
                 self.bash(order["bash"], order["script"])
             elif "status" in order:
-                with open("/proc/self/status") as status:
-                    self.tell(status=status.read(), environ=dict(os.environ), cwd=os.getcwd(), pid=os.getpid())
+                status = Path("/proc/self/status").read_text()
+                self.tell(status=status, environ=dict(os.environ), cwd=str(Path.cwd()), pid=os.getpid())
             elif "exit" in order:
                 os._exit(order["exit"])
         return True

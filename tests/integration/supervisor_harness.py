@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import select
@@ -91,8 +90,9 @@ class Container:
         if not token.exists():
             token.write_text("a-token-for-tests-only")
             token.chmod(0o600)
-        given = {"container": f"t{os.getpid()}-{directory.name[-20:]}", "slots": 2} | fields
-        self.spec = SandboxSpec(**({"token_file": str(token), "data_dir": str(directory / "state")} | given))
+        given: dict[str, Any] = {"container": f"t{os.getpid()}-{directory.name[-20:]}", "slots": 2} | fields
+        given = {"token_file": str(token), "data_dir": str(directory / "state")} | given
+        self.spec = SandboxSpec(**given)
         self.spec_file = directory / "spec.json"
         self.spec_file.write_text(self.spec.to_json())
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -202,7 +202,3 @@ class Container:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
-
-
-def spec_fields(spec: SandboxSpec) -> dict[str, Any]:
-    return dataclasses.asdict(spec)

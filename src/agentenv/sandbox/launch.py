@@ -168,6 +168,7 @@ def _prepare(
         bwrap=bwrap,
         agent=built.agent,
         files=built.files,
+        launcher=built.launch,
         network_tool=network_tool,
         server_argv=server_argv,
         lifeline=lifeline,

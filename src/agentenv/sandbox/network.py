@@ -23,9 +23,10 @@ from pathlib import Path
 
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox import syscalls
+from agentenv.sandbox.forked import EXEC_FAILED, reset_signals, take_descriptors
 from agentenv.sandbox.isolation import USER
 from agentenv.sandbox.reaper import Reaper, end_of, readable
-from agentenv.sandbox.slot_process import Ground, SlotProcess, reset_signals, take_descriptors
+from agentenv.sandbox.slot_process import Ground, SlotProcess
 
 READY_DEADLINE_S = 10.0
 _TOOL = "slirp4netns"
@@ -184,4 +185,4 @@ def _become_tool(ground: Ground, slot: SlotProcess, tool: str, ready_fd: int, er
     except BaseException as error:
         os.write(error_fd, f"{error}".encode())
     finally:
-        os._exit(127)
+        os._exit(EXEC_FAILED)

@@ -17,17 +17,16 @@ from pathlib import Path
 from agentenv.errors import ProtocolError
 from agentenv.sandbox import cgroups, mounts, syscalls
 from agentenv.sandbox.control_packets import MAX_PACKET_BYTES, Request, parse
+from agentenv.sandbox.forked import EXEC_FAILED, become, reset_signals, take_descriptors
 from agentenv.sandbox.isolation import USER, Identity
 from agentenv.sandbox.limits import CgroupPlan
 from agentenv.sandbox.reaper import Reaper
-from agentenv.sandbox.slot_process import become, reset_signals, take_descriptors
 from agentenv.sandbox.slotagent import protocol
 
 log = logging.getLogger(__name__)
 
 CONTROL_FD = 3
 LISTEN_FD = 4
-_EXEC_FAILED = 127
 
 _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/"}
 
@@ -182,7 +181,7 @@ def _become_server(ground: ServerGround, control: socket.socket) -> None:
     except BaseException as error:
         os.write(2, f"starting the server: {error}\n".encode())
     finally:
-        os._exit(_EXEC_FAILED)
+        os._exit(EXEC_FAILED)
 
 
 def _take_own_view(ground: ServerGround) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import resource
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import ProtocolError, SandboxUnavailableError
-from agentenv.sandbox import cgroups, mounts, syscalls
+from agentenv.sandbox import cgroups, forked, mounts, syscalls
 from agentenv.sandbox.isolation import AGENT_FD, USER, Identity, bwrap_argv
 from agentenv.sandbox.limits import OWN_PROCESSES, CgroupLayout, CgroupPlan, slot_plan
 from agentenv.sandbox.reaper import Reaper, end_of, readable
@@ -25,9 +24,6 @@ from agentenv.wire.spec import SandboxSpec, SlotLimits
 HELLO_DEADLINE_S = 10.0
 KILL_DEADLINE_S = 10.0
 _INFO_FD = 4
-_FIRST_SPARE_FD = 16
-_EXEC_FAILED = 127
-_INHERITED_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 @dataclass(frozen=True)
@@ -39,6 +35,7 @@ class Ground:
     tree: Tree
     layout: CgroupLayout | None
     bwrap: str
+    launcher: Path
 
     def plan(self, slot: int) -> CgroupPlan | None:
         """The slot's cgroup; None where no cgroups can be had."""
@@ -135,9 +132,7 @@ async def start(ground: Ground, slot: int, reaper: Reaper) -> SlotProcess:
     error_read, error_write = os.pipe()
     plan = ground.plan(slot)
     try:
-        pid = os.fork()
-        if pid == 0:
-            _become_slot(ground, slot, plan, theirs.fileno(), info_write, error_write)
+        pid = _spawn(ground, slot, plan, theirs.fileno(), info_write, error_write)
         running = SlotProcess(slot, pid, reaper.watch(pid), ours, plan)
         theirs.close()
         os.close(info_write)
@@ -185,26 +180,31 @@ def _why(error: BaseException, running: SlotProcess, error_read: int) -> str:
     return f"{error}" + (f" ({end_of(running.exited.result())})" if running.exited.done() else "")
 
 
-def _become_slot(
-    ground: Ground, slot: int, plan: CgroupPlan | None, agent_fd: int, info_fd: int, error_fd: int
-) -> None:
-    """In the forked child: put on the slot's limits and identity, then become bwrap. Never returns."""
-    try:
-        if plan is not None:
-            cgroups.join(plan)
-        for limit, value in _rlimits(ground.spec.limits, ground).items():
-            _lower_limit(limit, value)
-        take_descriptors({0: None, 1: None, 2: error_fd, AGENT_FD: agent_fd, _INFO_FD: info_fd})
-        reset_signals()
-        become(ground.identity, ground.identity.slot_uid(slot), ground.identity.slot_gid(slot))
-        workspace = ground.tree.workspace(slot)
-        argv = bwrap_argv(ground.bwrap, ground.tree.root, workspace, ground.spec.limits, _INFO_FD)
-        os.execve(ground.bwrap, argv, {})  # noqa: S606
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.write(error_fd, f"preparing the slot: {error}".encode())
-    finally:
-        os._exit(_EXEC_FAILED)
+def _spawn(ground: Ground, slot: int, plan: CgroupPlan | None, agent_fd: int, info_fd: int, error_fd: int) -> int:
+    """Start slotlaunch, which puts on the slot's limits and identity and becomes bwrap; its pid."""
+    identity, workspace = ground.identity, ground.tree.workspace(slot)
+    launch = [str(ground.launcher)]
+    for file in plan.join_files if plan is not None else ():
+        launch += ["-j", str(file)]
+    for limit, value in _rlimits(ground.spec.limits, ground).items():
+        launch += ["-l", str(limit), str(value)]
+    if identity.mode != USER:
+        launch += ["-u", str(identity.slot_uid(slot)), str(identity.slot_gid(slot))]
+    command = bwrap_argv(ground.bwrap, ground.tree.root, workspace, ground.spec.limits, _INFO_FD)
+    return os.posix_spawn(
+        ground.launcher,
+        [*launch, "--", *command],
+        {},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, error_fd, 1),
+            (os.POSIX_SPAWN_DUP2, error_fd, 2),
+            (os.POSIX_SPAWN_DUP2, agent_fd, AGENT_FD),
+            (os.POSIX_SPAWN_DUP2, info_fd, _INFO_FD),
+        ],
+        setsigmask=(),
+        setsigdef=forked.IGNORED_BY_PYTHON,
+    )
 
 
 def _rlimits(limits: SlotLimits, ground: Ground) -> dict[int, int]:
@@ -214,41 +214,3 @@ def _rlimits(limits: SlotLimits, ground: Ground) -> dict[int, int]:
     if not ground.has("memory"):
         wanted[resource.RLIMIT_DATA] = limits.memory_bytes
     return wanted
-
-
-def _lower_limit(limit: int, value: int) -> None:
-    _, hard = resource.getrlimit(limit)
-    allowed = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(limit, (allowed, allowed))
-
-
-def take_descriptors(wanted: dict[int, int | None]) -> None:
-    """Make each key a copy of its value (None: /dev/null), whatever numbers the values have."""
-    null = os.open(os.devnull, os.O_RDWR)
-    parked = {}
-    for number, fd in wanted.items():
-        parked[number] = _dup_above(null if fd is None else fd)
-    for number, fd in parked.items():
-        os.dup2(fd, number, inheritable=True)
-
-
-def _dup_above(fd: int) -> int:
-    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_SPARE_FD)
-
-
-def reset_signals() -> None:
-    """Back to the defaults that Python or our blocking changed and an exec would hand on."""
-    for number in (*_INHERITED_IGNORES, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-
-def become(identity: Identity, uid: int, gid: int) -> None:
-    """Give up everything: groups, uid, capabilities, and the way back to any of them."""
-    if identity.mode != USER:
-        syscalls.drop_bounding_capabilities()
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-    syscalls.clear_capabilities()
-    syscalls.set_no_new_privileges()

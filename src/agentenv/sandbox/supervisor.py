@@ -20,7 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import AgentEnvError, SandboxUnavailableError
-from agentenv.sandbox import cgroups, control_packets, events, isolation, mounts, selftest, server_process, template
+from agentenv.sandbox import (
+    cgroups,
+    control_packets,
+    events,
+    forked,
+    isolation,
+    mounts,
+    selftest,
+    server_process,
+    template,
+)
 from agentenv.sandbox.control_packets import Request
 from agentenv.sandbox.isolation import Identity
 from agentenv.sandbox.limits import CgroupLayout, server_plan
@@ -56,6 +66,7 @@ class Launch:
     bwrap: str
     agent: Path
     files: Path
+    launcher: Path
     network_tool: str | None
     server_argv: Sequence[str]
     lifeline: bool
@@ -263,7 +274,7 @@ def _prepare_ground(launch: Launch) -> tuple[Ground, Path]:
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
     tree = template.build(place, etc=etc, agent=launch.agent, files=launch.files, binds=spec.binds, slots=spec.slots)
-    return Ground(spec, identity, tree, launch.layout, launch.bwrap), place
+    return Ground(spec, identity, tree, launch.layout, launch.bwrap, launch.launcher), place
 
 
 def _watch_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
@@ -341,6 +352,7 @@ def _reap_all() -> bool:
 def run(launch: Launch) -> int:
     """Be the supervisor, as PID 1 of the new pid namespace. Returns the exit code."""
     os.umask(0o022)
+    forked.reserve_low_descriptors()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

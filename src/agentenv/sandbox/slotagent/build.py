@@ -1,4 +1,4 @@
-"""Compiles the two static programs of a slot: ``python -m agentenv.sandbox.slotagent.build``.
+"""Compiles the static programs of a slot: ``python -m agentenv.sandbox.slotagent.build``.
 
 An image ships them built (``slotagent/bin/``); a source checkout builds them on first use.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from agentenv.errors import SandboxUnavailableError
 
 _HERE = Path(__file__).resolve().parent
-_PROGRAMS = ("slotagent", "slotfiles")
+_PROGRAMS = ("slotagent", "slotfiles", "slotlaunch")
 _WARNINGS = (
     *("-std=gnu17", "-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wformat=2"),
     *("-Wstrict-prototypes", "-Wmissing-prototypes", "-Wvla", "-Wpointer-arith", "-Wwrite-strings", "-Wundef"),
@@ -31,10 +31,11 @@ _COMPILE_TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Binaries:
-    """Where the two programs are. Static: they run under any root file system of this machine type."""
+    """Where the programs are. Static: they run under any root file system of this machine type."""
 
     agent: Path
     files: Path
+    launch: Path
 
 
 def ensure_built() -> Binaries:
@@ -110,7 +111,7 @@ def _main() -> None:
         built = ensure_built()
     except SandboxUnavailableError as error:
         sys.exit(str(error))
-    sys.stdout.write(f"{built.agent}\n{built.files}\n")
+    sys.stdout.write(f"{built.agent}\n{built.files}\n{built.launch}\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,115 @@
+/* slotlaunch: what a slot's first process does between fork and exec, without a fork of Python.
+ *
+ *   slotlaunch [-j FILE]... [-l RESOURCE VALUE]... [-u UID GID] -- PROGRAM ARG...
+ *
+ * -j FILE   join a cgroup: write "0" to its tasks or cgroup.procs file
+ * -l        lower this rlimit (RESOURCE is its number), soft and hard, to at most VALUE
+ * -u        give up groups, then become UID and GID
+ *
+ * In the order given; then every capability and the way back to any goes, and PROGRAM is executed
+ * with an empty environment. The supervisor starts it with posix_spawn (vfork), which costs the
+ * same whatever the supervisor's size; forking the supervisor itself costs 2-4 ms more per slot.
+ * Static, so that it starts fast. It trusts its arguments: they come from the supervisor alone.
+ * Whatever fails is said on stderr, exit code 127.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static void fail(const char *what, const char *which)
+{
+    dprintf(2, "slotlaunch: %s %s: %s\n", what, which, strerror(errno));
+    _exit(127);
+}
+
+static unsigned long number(const char *text)
+{
+    char *end = NULL;
+    errno = 0;
+    unsigned long value = strtoul(text, &end, 10);
+    if (errno != 0 || end == text || *end != '\0') {
+        errno = EINVAL;
+        fail("number", text);
+    }
+    return value;
+}
+
+static void join_cgroup(const char *file)
+{
+    int fd = open(file, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, "0", 1) != 1)
+        fail("join", file);
+    close(fd);
+}
+
+static void lower_limit(const char *resource, const char *value)
+{
+    int which = (int)number(resource);
+    rlim_t wanted = number(value);
+    struct rlimit limit;
+    if (getrlimit((__rlimit_resource_t)which, &limit) < 0)
+        fail("getrlimit", resource);
+    if (limit.rlim_max == RLIM_INFINITY || limit.rlim_max > wanted)
+        limit.rlim_max = wanted;
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit((__rlimit_resource_t)which, &limit) < 0)
+        fail("setrlimit", resource);
+}
+
+static void become(const char *uid, const char *gid)
+{
+    uid_t user = (uid_t)number(uid);
+    gid_t group = (gid_t)number(gid);
+    if (setgroups(0, NULL) < 0 || setresgid(group, group, group) < 0 || setresuid(user, user, user) < 0)
+        fail("become", uid);
+}
+
+static void drop_privileges(void)
+{
+    struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+    struct __user_cap_data_struct none[2];
+    memset(none, 0, sizeof none);
+    if (syscall(SYS_capset, &header, none) < 0)
+        fail("drop", "capabilities");
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1L, 0L, 0L, 0L) < 0)
+        fail("set", "no_new_privs");
+}
+
+int main(int argc, char **argv)
+{
+    int at = 1;
+    while (at < argc && strcmp(argv[at], "--") != 0) {
+        const char *option = argv[at];
+        int left = argc - at;
+        if (strcmp(option, "-j") == 0 && left > 1) {
+            join_cgroup(argv[at + 1]);
+            at += 2;
+        } else if (strcmp(option, "-l") == 0 && left > 2) {
+            lower_limit(argv[at + 1], argv[at + 2]);
+            at += 3;
+        } else if (strcmp(option, "-u") == 0 && left > 2) {
+            become(argv[at + 1], argv[at + 2]);
+            at += 3;
+        } else {
+            errno = EINVAL;
+            fail("option", option);
+        }
+    }
+    if (at + 1 >= argc) {
+        errno = EINVAL;
+        fail("nothing to", "start");
+    }
+    drop_privileges();
+    char *nothing[] = {NULL};
+    execve(argv[at + 1], argv + at + 1, nothing);
+    fail("start", argv[at + 1]);
+}
