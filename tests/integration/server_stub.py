@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -224,4 +223,4 @@ class StubSupervisor:
 
 def descriptors(pid: int) -> int:
     """How many descriptors a process has open."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -86,9 +86,10 @@ class Asked(Reply):
             outlet.deliver(self)
 
 
-def answer(asked: Asked, result: CallResult, statistics: Statistics) -> None:
-    """The call ended with ``result``: remember it, count it, and give it to whoever asked last."""
-    message = encode_result(result)
+def answer(asked: Asked, result: CallResult, statistics: Statistics, content: bytes = b"") -> None:
+    """The call ended with ``result`` (and ``content``, as JSON): remember it, count it, and give it to
+    whoever asked last."""
+    message = encode_result(result, content)
     if len(message) > MAX_BODY_BYTES:
         message = encode_result(_shortened(result))
     asked.memory.finish(asked, message)
@@ -115,9 +116,13 @@ def cancelled(asked: Asked, now: float, **left: Any) -> CallResult:
     return CallResult(id=asked.call_id, cancelled=True, error="cancelled", message=_CANCELLED, **{**timing, **left})
 
 
-def encode_result(result: CallResult) -> bytes:
-    """The :class:`agentenv.wire.calls.Result` message; fields at their default are left out."""
-    return _HEAD + _results.dump_json(result, exclude_defaults=True) + b"}"
+def encode_result(result: CallResult, content: bytes = b"") -> bytes:
+    """The :class:`agentenv.wire.calls.Result` message; fields at their default are left out. ``content``
+    is the tool's reply as JSON already: a file of 64 MiB is not made a Python object once more."""
+    fields = _results.dump_json(result, exclude_defaults=True)
+    if content:
+        return b'%b%b,"content":%b}}' % (_HEAD, fields[:-1], content)
+    return b"%b%b}" % (_HEAD, fields)
 
 
 def refusal(call_id: str, error: AgentEnvError) -> CallResult:

@@ -14,6 +14,7 @@ from agentenv.sandbox.memory_watch import MemoryWatch
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.shared import Shared
 from agentenv.sandbox.tools.bash import WORKSPACE, Shells, output
+from agentenv.sandbox.tools.files import run_file_tool
 from agentenv.sandbox.tools.runner import Finished
 from agentenv.wire.calls import CallResult
 from agentenv.wire.tools import BashArguments
@@ -99,10 +100,10 @@ class Workbench:
         self._io.orphans.close()
         self._watch.close()
 
-    def _end(self, asked: Asked, result: CallResult) -> None:
+    def _end(self, asked: Asked, result: CallResult, content: bytes = b"") -> None:
         if asked is self._current:
             self._current = None
-            answer(asked, result, self._shared.statistics)
+            answer(asked, result, self._shared.statistics, content)
             self._ended()
 
     # -- bash --------------------------------------------------------------------------------------
@@ -145,12 +146,11 @@ class Workbench:
     # -- file operations ---------------------------------------------------------------------------
 
     async def _run_file(self, asked: Asked) -> None:
-        from agentenv.sandbox.tools.files import run_file_tool
-
+        content = b""
         try:
             outcome = await run_file_tool(asked.tool, asked.arguments, _Runner(self._io, self._shared.env, asked))
-            content = None if outcome.content is None else outcome.content.model_dump(mode="json")
-            fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr, "content": content}
+            content = b"" if outcome.content is None else outcome.content.model_dump_json().encode()
+            fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr}
             result = self._result(asked, self._loop.time(), fields)
         except _StoppedError:
             result = self._result(asked, self._loop.time(), {})
@@ -161,7 +161,7 @@ class Workbench:
         except Exception as error:
             log.exception("file tool %s failed", asked.tool)
             result = refusal(asked.call_id, InfraError(f"{asked.tool} failed: {error!r}"))
-        self._end(asked, result)
+        self._end(asked, result, content)
 
 
 class _Runner:
