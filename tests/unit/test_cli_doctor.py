@@ -56,7 +56,7 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"kernel": "5.4.0-150-generic"}, "kernel", Level.broken, "5.6"),
         ({"python": (3, 10)}, "python", Level.broken, "3.11"),
         ({"root": False, "sys_admin": False}, "isolation", Level.weaker, "one uid"),
-        ({"sys_admin": False}, "isolation", Level.weaker, "CAP_SYS_ADMIN"),
+        ({"sys_admin": False}, "isolation", Level.broken, "CAP_SYS_ADMIN"),
         ({"bwrap_version": None}, "bubblewrap", Level.broken, "not installed"),
         ({"bwrap_version": (0, 4, 1)}, "bubblewrap", Level.broken, "0.8"),
         ({"bwrap_refusal": "No permissions"}, "bubblewrap", Level.broken, "No permissions"),
@@ -106,14 +106,27 @@ def test_this_machine_can_be_read() -> None:
 
 
 def test_a_container_is_stale_when_nobody_holds_its_lock(tmp_path: Path) -> None:
-    for name in ("living", "dead"):
-        (tmp_path / name).mkdir()
+    for name in ("containers/living", "containers/dead", "launch-dead"):
+        (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "lock").touch()
-    (tmp_path / "not-a-container").mkdir()
-    with (tmp_path / "living" / "lock").open() as held:
+    (tmp_path / "containers" / "not-a-container").mkdir()
+    with (tmp_path / "containers" / "living" / "lock").open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert current_stale_containers(tmp_path) == ("dead",)
-    assert current_stale_containers(tmp_path) == ("dead", "living")
+        assert current_stale_containers(tmp_path) == ("dead", "launch-dead")
+    assert current_stale_containers(tmp_path) == ("dead", "launch-dead", "living")
+
+
+def test_gc_removes_the_dead_and_leaves_the_living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTENV_STATE_DIR", str(tmp_path))
+    for name in ("living", "dead"):
+        (tmp_path / "containers" / name).mkdir(parents=True)
+        (tmp_path / "containers" / name / "lock").touch()
+    with (tmp_path / "containers" / "living" / "lock").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        result = CliRunner().invoke(app, ["gc", "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["removed"] == ["dead"]
+    assert [path.name for path in (tmp_path / "containers").iterdir()] == ["living"]
 
 
 def test_no_state_directory_means_nothing_stale(tmp_path: Path) -> None:

@@ -107,13 +107,18 @@ def read_cgroups(mountinfo: str, own: str) -> Cgroups:
 
 
 def stale_containers(state: Path, locks: str) -> tuple[str, ...]:
-    """Container directories whose ``lock`` nobody holds. ``locks`` is the text of /proc/locks."""
+    """Names of directories whose ``lock`` nobody holds: of containers, and of backends that launched them.
+
+    ``locks`` is the text of /proc/locks: looking there disturbs nobody, as trying the lock would.
+    """
     held = {line.split(":")[-1].split()[0] for line in locks.splitlines() if "FLOCK" in line}
-    try:
-        directories = sorted(entry for entry in state.iterdir() if (entry / "lock").exists())
-    except OSError:
-        return ()
-    return tuple(entry.name for entry in directories if str((entry / "lock").stat().st_ino) not in held)
+    found = [lock for place in swept_directories(state) for lock in place.glob("*/lock")]
+    return tuple(sorted(lock.parent.name for lock in found if str(lock.stat().st_ino) not in held))
+
+
+def swept_directories(state: Path) -> tuple[Path, Path]:
+    """Where the dead leave something: the containers' own data, and the launch files beside them."""
+    return state / "containers", state
 
 
 def current_stale_containers(state: Path) -> tuple[str, ...]:

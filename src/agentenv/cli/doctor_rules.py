@@ -66,17 +66,23 @@ def _python(facts: Facts) -> Finding:
 def _privilege(facts: Facts) -> Finding:
     if facts.root and facts.sys_admin:
         return Finding("isolation", Level.ok, "full: root with CAP_SYS_ADMIN, a uid and cgroup per slot")
-    why = "root without CAP_SYS_ADMIN" if facts.root else "not root"
+    if facts.root:
+        return Finding(
+            "isolation",
+            Level.broken,
+            "root without CAP_SYS_ADMIN: neither full nor user isolation can be had",
+            "grant the container SYS_ADMIN, or start as an ordinary user",
+        )
     return Finding(
         "isolation",
         Level.weaker,
-        f"user: {why}, so all slots share one uid behind user namespaces",
+        "user: not root, so all slots share one uid behind user namespaces",
         "start as root for one uid per slot; or ask for isolation=user by name",
     )
 
 
 def _user_namespaces(facts: Facts) -> Finding:
-    level = Level.ok if facts.root and facts.sys_admin else Level.broken
+    level = Level.ok if facts.root else Level.broken
     closed = (
         (facts.userns_max == 0, "user.max_user_namespaces is 0", "sysctl -w user.max_user_namespaces=15000"),
         (

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import typer
+from rich.markup import escape
 
-from agentenv.cli.doctor_facts import current_stale_containers
+from agentenv.cli.doctor_facts import swept_directories
 from agentenv.cli.options import JsonOption
-from agentenv.cli.present import EXIT_INFRA, out, print_json, verb
+from agentenv.cli.present import EXIT_NOT_ALL_WELL, err, out, print_json, verb
 from agentenv.config import state_dir
-from agentenv.errors import SandboxUnavailableError
-
-_SWEEP_TIMEOUT_S = 120
+from agentenv.sandbox.sweep import sweep
 
 
 @verb
@@ -29,24 +25,13 @@ def gc(as_json: JsonOption = False) -> None:
       agentenv gc --json
     """
     state = state_dir()
-    before = current_stale_containers(state)
-    done = subprocess.run(
-        [sys.executable, "-m", "agentenv.sandbox.sweep", str(state)],
-        check=False,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_SWEEP_TIMEOUT_S,
-    )
-    if done.returncode != 0:
-        raise SandboxUnavailableError(
-            f"the sweep of {state} failed: {done.stderr.strip() or done.returncode}",
-            next_step="run it as the user who started those containers",
-        )
-    after = current_stale_containers(state)
-    removed = [name for name in before if name not in after]
+    found = [swept for directory in swept_directories(state) for swept in sweep(directory)]
+    removed = [swept.container for swept in found if not swept.left]
+    left = [path for swept in found for path in swept.left]
     if as_json:
-        print_json({"state_dir": str(state), "removed": removed, "left": list(after)})
+        print_json({"state_dir": str(state), "removed": removed, "left": left})
     else:
-        out().print(f"{len(removed)} dead containers removed from {state}, {len(after)} left", soft_wrap=True)
-    raise typer.Exit(EXIT_INFRA if after else 0)
+        out().print(f"{escape(str(state))}: removed what {len(removed)} dead containers left", soft_wrap=True)
+        for path in left:
+            err().print(f"[yellow]could not be removed:[/] {escape(path)}", soft_wrap=True)
+    raise typer.Exit(EXIT_NOT_ALL_WELL if left else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from agentenv.errors import AgentEnvError, ConfigError, InfraError
 P = ParamSpec("P")
 T = TypeVar("T")
 
+EXIT_NOT_ALL_WELL = 1
 EXIT_USAGE = 2
 EXIT_INFRA = 125
 """Our own failure, as `docker run` says it, so that it is never mistaken for a command's exit code."""
@@ -82,6 +84,8 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        if not debug():  # what a log would say ends in the error's message anyhow
+            logging.getLogger("agentenv").addHandler(logging.NullHandler())
         try:
             function(*args, **kwargs)
             sys.stdout.flush()
