@@ -231,7 +231,9 @@ async def _process_limit(ground: Ground, slot: SlotProcess, runner: AgentRunner,
     if ground.identity.mode != USER:
         have = resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC)
         return Proof(name, have[1] == ground.spec.limits.processes + OWN_PROCESSES, detail=f"RLIMIT_NPROC {have}")
-    before_limits = resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (1, 1))
+    before_limits = resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC)
+    # Only the soft limit: nobody here may raise a hard one again.
+    resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (1, before_limits[1]))
     try:
         refused = await runner.run(["true"], env)
     finally:
