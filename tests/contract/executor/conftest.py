@@ -1,4 +1,8 @@
-"""Sessions on every backend that can be had here: one container of four slots, made anew for each test."""
+"""Sessions on every backend that can be had here: one container of four slots.
+
+A module's tests share the container, each on a slot of its own; tests that break containers take ``pool``,
+which is theirs alone.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.executor.session import ToolSession
@@ -16,12 +21,33 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from tests.contract.executor.farm import Breaker, FakeBreaker, LocalBreaker
 
-SETTINGS = ContainerSettings(slots_per_container=4)
+BACKENDS = ["fake", "local"]
 
 
-@pytest.fixture(params=["fake", "local"])
+def make(kind: str, state_dir: Path) -> FakeBackend | LocalBackend:
+    settings = ContainerSettings(slots_per_container=4)
+    return FakeBackend(settings) if kind == "fake" else LocalBackend(settings, state_dir=state_dir)
+
+
+@pytest_asyncio.fixture(params=BACKENDS, scope="module", loop_scope="module")
+async def executor(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ToolExecutor]:
+    settings = PoolSettings(min_containers=1, max_containers=1)
+    shared = SlotPool(make(request.param, tmp_path_factory.mktemp("state")), settings)
+    async with shared, ToolExecutor(shared, ToolCatalog.builtin()) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def session(executor: ToolExecutor) -> AsyncIterator[ToolSession]:
+    async with executor.open("t", acquire_timeout_s=30) as opened:
+        yield opened
+
+
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> FakeBackend | LocalBackend:
-    return FakeBackend(SETTINGS) if request.param == "fake" else LocalBackend(SETTINGS, state_dir=tmp_path)
+    return make(request.param, tmp_path)
 
 
 @pytest.fixture
@@ -33,15 +59,3 @@ async def pool(backend: FakeBackend | LocalBackend) -> AsyncIterator[SlotPool]:
 @pytest.fixture
 def breaker(backend: FakeBackend | LocalBackend) -> Breaker:
     return FakeBreaker(backend) if isinstance(backend, FakeBackend) else LocalBreaker(backend)
-
-
-@pytest.fixture
-async def executor(pool: SlotPool) -> AsyncIterator[ToolExecutor]:
-    async with ToolExecutor(pool, ToolCatalog.builtin()) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def session(executor: ToolExecutor) -> AsyncIterator[ToolSession]:
-    async with executor.open("t", acquire_timeout_s=30) as opened:
-        yield opened

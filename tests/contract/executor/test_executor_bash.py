@@ -12,6 +12,8 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.wire.calls import CallResult
 from tests.contract.executor.farm import until_bash
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 OUTPUT_BYTES = 1024 * 1024
 
 
@@ -166,12 +168,6 @@ async def test_nul_bytes_are_refused(session: ToolSession, command: str) -> None
     result = await bash(session, command)
     assert (result.fault, result.error) == ("model", "invalid_arguments")
     assert "NUL" in result.message
-
-
-async def test_a_working_directory_outside_is_refused(session: ToolSession) -> None:
-    for outside in ("/etc", "..", "../.."):
-        result = await bash(session, "pwd", cwd=outside)
-        assert (result.fault, result.error) == ("policy", "refused"), outside
 
 
 async def test_a_working_directory_that_is_not_there_is_data(session: ToolSession) -> None:

@@ -14,7 +14,10 @@ from agentenv.executor.session import ToolSession
 from agentenv.wire.calls import CallResult
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, ReadFileReply, WriteFileReply
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 OUTSIDE = ["/etc/passwd", "../x", "a/../../x", "/workspace/../etc/passwd"]
+EMPTY_TAR = base64.b64encode(bytes(10240)).decode()
 
 
 async def good(session: ToolSession, tool: str, **arguments: Any) -> Any:
@@ -135,7 +138,7 @@ async def test_a_symlink_to_the_outside_is_not_followed(session: ToolSession) ->
         ("write_file", {"text": "x"}),
         ("list_files", {}),
         ("artifacts", {"action": "archive"}),
-        ("artifacts", {"action": "extract", "data": ""}),
+        ("artifacts", {"action": "extract", "data": EMPTY_TAR}),
     ],
 )
 async def test_paths_outside_the_workspace_are_refused(
