@@ -26,6 +26,7 @@ SCRIPT_DESCRIPTOR = 9
 _HEADER = struct.Struct("<IIiI")
 _COUNTS = struct.Struct("<HH")
 _USAGE = struct.Struct("<QQQ")
+_STEP = struct.Struct("<I")
 _FD_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_PACKET_FDS * _FD_BYTES)
 
@@ -54,6 +55,15 @@ class SpawnFlag(IntFlag):
     STDIN = 1
     SCRIPT_PIPE = 2
     SCRIPT_FD = 4
+
+
+class SpawnStep(IntEnum):
+    """Payload of SPAWN_FAILED: what was being done when the errno came."""
+
+    RESOURCES = 1
+    """Making pipes or the process (or the run id is taken, or there are too many runs)."""
+    CWD = 2
+    EXEC = 3
 
 
 STDIN = SpawnFlag.STDIN
@@ -129,6 +139,15 @@ def exit_usage(payload: bytes) -> Usage:
         raise ProtocolError(f"EXIT payload of {len(payload)} bytes")
     user_us, system_us, max_rss_kib = _USAGE.unpack(payload)
     return Usage(user_us / 1e6, system_us / 1e6, max_rss_kib * 1024)
+
+
+def failed_step(payload: bytes) -> SpawnStep:
+    """The payload of SPAWN_FAILED. Raises ProtocolError when it is not exactly that."""
+    try:
+        (number,) = _STEP.unpack(payload)
+        return SpawnStep(number)
+    except (struct.error, ValueError) as error:
+        raise ProtocolError(f"SPAWN_FAILED payload {payload[:16]!r}") from error
 
 
 def send(sock: socket.socket, packet: bytes, fds: Sequence[int] = ()) -> None:

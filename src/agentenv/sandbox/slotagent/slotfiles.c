@@ -113,6 +113,21 @@ static void take(void *into, size_t count) {
 
 /* ---- paths ---- */
 
+/* Whether the text alone leads above where it starts. Asked where something on the way is missing, and
+ * the kernel stopped before it came to the `..` that would have left. */
+static bool climbs_out(const char *path) {
+    long depth = 0;
+    while (*path && depth >= 0) {
+        size_t bytes = strcspn(path, "/");
+        if (bytes == 2 && !memcmp(path, "..", 2))
+            depth--;
+        else if (bytes && !(bytes == 1 && *path == '.'))
+            depth++;
+        path += bytes + (path[bytes] == '/');
+    }
+    return depth < 0;
+}
+
 /* -1 with errno on failure; does not return when the path leaves `base`. */
 static int open_beneath(int base, const char *path, uint64_t flags) {
     struct open_how how = {.flags = flags | O_CLOEXEC, .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
@@ -121,7 +136,7 @@ static int open_beneath(int base, const char *path, uint64_t flags) {
     do /* EAGAIN: a rename raced with `..`, and the kernel could not be sure */
         fd = syscall(SYS_openat2, base, path, &how, sizeof how);
     while (fd < 0 && (errno == EAGAIN || errno == EINTR) && ++tries < 1000);
-    if (fd < 0 && errno == EXDEV)
+    if (fd < 0 && (errno == EXDEV || ((errno == ENOENT || errno == ENOTDIR) && climbs_out(path))))
         fail(OUTSIDE);
     if (fd < 0 && errno == ENOSYS)
         fail(UNSUPPORTED_KERNEL);
@@ -179,7 +194,7 @@ static void find_place(int base, const char *path, struct place *place) {
     char directory[PATH_BYTES];
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
-        fail(EISDIR);
+        fail(climbs_out(path) ? OUTSIDE : EISDIR);
     if (strlen(name) >= sizeof place->name || strlen(path) >= sizeof directory)
         fail(ENAMETOOLONG);
     strcpy(place->name, name);
@@ -301,16 +316,14 @@ static void run_read(const char *path, uint64_t offset, uint64_t limit) {
         fail(S_ISDIR(found.st_mode) ? EISDIR : NOT_REGULAR);
     struct record record = {.kind = 'f', .mode = found.st_mode & 07777, .size = (uint64_t)found.st_size};
     put(&record, sizeof record);
-    if (offset > INT64_MAX)
-        offset = INT64_MAX;
-    while (limit) {
+    while (limit && offset < INT64_MAX - CHUNK) { /* pread takes no larger ones, and no file has them */
         char chunk[CHUNK];
         ssize_t got = pread(fd, chunk, limit < sizeof chunk ? (size_t)limit : sizeof chunk, (off_t)offset);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
             fail(errno);
-        if (!got || offset > (uint64_t)INT64_MAX - CHUNK)
+        if (!got)
             break;
         put(chunk, (size_t)got);
         offset += (uint64_t)got, limit -= (uint64_t)got;

@@ -1,0 +1,103 @@
+"""The records slotfiles speaks: pure codec. What comes from a slot is untrusted: bounded and checked."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agentenv.errors import ProtocolError
+
+_HEADER = struct.Struct("<BBHIIIQq")
+_CHUNK = struct.Struct("<I")
+_MAX_NAME_BYTES = 8192
+_MAX_CHUNK_BYTES = 65536
+_KINDS = b"fndloe"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One entry. ``kind`` is f(ile), n(ew file), d(irectory), l(ink), o(ther) or e(nd)."""
+
+    kind: str
+    path: bytes = b""
+    link: bytes = b""
+    mode: int = 0
+    size_bytes: int = 0
+    modified_ns: int = 0
+    truncated: bool = False
+    content: bytes = b""
+
+
+class Reader:
+    """Takes records from the bytes a slot printed. Each method raises ProtocolError when they are not
+    what they must be."""
+
+    def __init__(self, printed: bytes) -> None:
+        self._rest = memoryview(printed)
+
+    def record(self) -> Record:
+        """The next record, without content."""
+        kind, truncated, mode, path_bytes, link_bytes, _, size, modified_ns = _HEADER.unpack(self._take(_HEADER.size))
+        if kind not in _KINDS or max(path_bytes, link_bytes) > _MAX_NAME_BYTES or mode > 0o7777 or size >= 2**63:
+            raise ProtocolError("slotfiles printed a malformed record")
+        path, link = self._take(path_bytes), self._take(link_bytes)
+        return Record(chr(kind), path, link, mode, size, modified_ns, bool(truncated))
+
+    def rest(self) -> bytes:
+        """Everything left."""
+        return self._take(len(self._rest))
+
+    def entries(self, *, with_content: bool) -> Iterator[Record]:
+        """Records up to the end record; the last one yielded is the end record, and nothing follows it."""
+        while True:
+            record = self.record()
+            if record.kind == "e":
+                if self._rest:
+                    raise ProtocolError("slotfiles printed something after its end record")
+                yield record
+                return
+            if not _is_plain_name(record.path):
+                raise ProtocolError("slotfiles printed a path that is none")
+            yield (
+                Record(**{**vars(record), "content": self._content()})
+                if with_content and record.kind == "f"
+                else record
+            )
+
+    def _content(self) -> bytes:
+        parts: list[bytes] = []
+        while True:
+            (count,) = _CHUNK.unpack(self._take(_CHUNK.size))
+            if count > _MAX_CHUNK_BYTES:
+                raise ProtocolError("slotfiles printed a malformed chunk")
+            if not count:
+                return b"".join(parts)
+            parts.append(self._take(count))
+
+    def _take(self, count: int) -> bytes:
+        if count > len(self._rest):
+            raise ProtocolError("slotfiles printed less than it announced")
+        taken = bytes(self._rest[:count])
+        self._rest = self._rest[count:]
+        return taken
+
+
+def _is_plain_name(path: bytes) -> bool:
+    """Relative, and without empty, ``.`` or ``..`` parts: names in a directory tree."""
+    return b"\0" not in path and not any(part in (b"", b".", b"..") for part in path.split(b"/"))
+
+
+def encode(record: Record) -> bytes:
+    """The record for slotfiles' stdin, its content behind it."""
+    header = _HEADER.pack(
+        ord(record.kind),
+        record.truncated,
+        record.mode,
+        len(record.path),
+        len(record.link),
+        0,
+        len(record.content),
+        record.modified_ns,
+    )
+    return b"".join((header, record.path, record.link, record.content))

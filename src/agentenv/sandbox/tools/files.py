@@ -1,0 +1,232 @@
+"""The file tools: each call is one run of slotfiles inside the slot, under the slot's uid.
+
+A failing file operation (no such file, disk full) is data: an errno as exit code, and a sentence on
+stderr. Verdicts come from slotfiles' exit code, never from text a command could print.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from agentenv.errors import InvalidArgumentsError, PolicyRefusalError, ProtocolError, SandboxUnavailableError
+from agentenv.sandbox.tools.artifacts import MAX_ENTRIES, TooLargeError, pack, readable_name, unpack
+from agentenv.sandbox.tools.file_records import Reader, Record
+from agentenv.sandbox.tools.registry import parse_arguments
+from agentenv.sandbox.tools.runner import SlotRunner
+from agentenv.wire.base import MAX_FILE_BYTES, WireModel
+from agentenv.wire.tools import (
+    ArtifactsArguments,
+    FileEntry,
+    ListFilesArguments,
+    ListFilesReply,
+    ReadFileArguments,
+    ReadFileReply,
+    WriteFileArguments,
+    WriteFileReply,
+)
+
+PROGRAM: Final = ("/run/agentenv/slotfiles", "/workspace")
+"""slotfiles as a slot sees it, and the directory it keeps to."""
+
+_OUTSIDE, _UNSUPPORTED_KERNEL, _NOT_REGULAR, _CUT_SHORT, _TOO_LARGE = range(200, 205)
+_ERRNO_OF = {_NOT_REGULAR: errno.EINVAL, _TOO_LARGE: errno.EFBIG}
+_TEXT_OF = {
+    _NOT_REGULAR: "is not a regular file",
+    _TOO_LARGE: f"exceeds the {MAX_FILE_BYTES} bytes or {MAX_ENTRIES} entries one file operation may carry",
+}
+_KINDS: Final = {"f": "file", "d": "directory", "l": "symlink", "o": "other"}
+_RECORD_BYTES = 64
+_OVERHEAD_BYTES = 32 * 1024 * 1024
+"""Room for names and records beside the content of an archive, and for a listing."""
+_INLINE_BYTES = 256 * 1024
+"""More than this is worked on in a thread: the server's loop has other slots to serve."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileOutcome:
+    """``content`` is the tool's reply, None when the operation failed: then ``exit_code`` is an errno
+    (or 128 + n: killed by signal n) and ``stderr`` says in words what is wrong."""
+
+    content: WireModel | None
+    exit_code: int = 0
+    stderr: str = ""
+
+
+class _FailedError(Exception):
+    """The operation failed, as data."""
+
+    def __init__(self, exit_code: int, text: str) -> None:
+        super().__init__(text)
+        self.outcome = FileOutcome(None, exit_code, text)
+
+
+async def run_file_tool(
+    tool: str, arguments: WireModel | Mapping[str, Any], run: SlotRunner, *, program: tuple[str, str] = PROGRAM
+) -> FileOutcome:
+    """Run one file tool. ``arguments`` are the tool's model, or what it can be made of.
+
+    Raises:
+        InvalidArgumentsError, UnknownToolError: the call is wrong; nothing ran.
+        PolicyRefusalError: a path (or an archive's entry) leads outside the workspace.
+        ProtocolError: what came back is not what slotfiles prints.
+        SandboxUnavailableError: the kernel lacks openat2.
+    """
+    model = arguments if isinstance(arguments, WireModel) else parse_arguments(tool, dict(arguments))
+    files = _Files(run, program)
+    try:
+        match model:
+            case ReadFileArguments():
+                content: WireModel = await files.read(model)
+            case WriteFileArguments():
+                content = await files.write(model)
+            case ListFilesArguments():
+                content = await files.list(model)
+            case ArtifactsArguments():
+                content = await (files.archive(model) if model.action == "archive" else files.extract(model))
+            case _:
+                raise InvalidArgumentsError(f"{tool} is not a file tool")
+    except _FailedError as failed:
+        return failed.outcome
+    return FileOutcome(content)
+
+
+class _Files:
+    """The operations, over one slot. Each raises _FailedError for a failure that is data."""
+
+    def __init__(self, run: SlotRunner, program: tuple[str, str]) -> None:
+        self._run = run
+        self._program = program
+
+    async def read(self, asked: ReadFileArguments) -> ReadFileReply:
+        limit = MAX_FILE_BYTES if asked.limit is None else asked.limit
+        offset = min(asked.offset, 2**63 - 1)
+        printed = await self._call("read", asked.path, str(offset), str(limit), output_bytes=limit + _RECORD_BYTES)
+        reader = Reader(printed)
+        record = reader.record()
+        data = reader.rest()
+        if record.kind != "f" or len(data) > limit:
+            raise ProtocolError("slotfiles printed more than it was asked for")
+        size = max(record.size_bytes, offset + len(data) if data else 0)
+        truncated = offset + len(data) < size
+        common: dict[str, Any] = {"size_bytes": size, "mode": record.mode, "truncated": truncated}
+        if asked.binary:
+            return ReadFileReply(data=data, **common)
+        try:
+            return ReadFileReply(text=data.decode(), **common)
+        except UnicodeDecodeError:
+            return ReadFileReply(text=data.decode(errors="replace"), lossy=True, **common)
+
+    async def write(self, asked: WriteFileArguments) -> WriteFileReply:
+        data = _content_to_write(asked)
+        mode = "-" if asked.mode is None else str(asked.mode)
+        printed = await self._call("write", asked.path, mode, str(len(data)), stdin=data)
+        record = Reader(printed).record()
+        return WriteFileReply(size_bytes=len(data), created=record.kind == "n")
+
+    async def list(self, asked: ListFilesArguments) -> ListFilesReply:
+        bounds = (str(asked.depth), str(asked.limit), str(int(asked.hidden)))
+        printed = await self._call("list", asked.path, *bounds, output_bytes=_OVERHEAD_BYTES)
+        return await _worked(len(printed), lambda: _listing(printed, asked.limit))
+
+    async def archive(self, asked: ArtifactsArguments) -> WireModel:
+        if asked.data is not None:
+            raise InvalidArgumentsError("artifacts: data is for extract only")
+        output_bytes = MAX_FILE_BYTES + _OVERHEAD_BYTES
+        bounds = (str(MAX_FILE_BYTES), str(MAX_ENTRIES))
+        printed = await self._call("archive", asked.path, *bounds, output_bytes=output_bytes)
+        try:
+            return await _worked(len(printed), lambda: pack(_without_end(printed)))
+        except TooLargeError as error:
+            raise _failure(_TOO_LARGE, asked.path) from error
+
+    async def extract(self, asked: ArtifactsArguments) -> WireModel:
+        archive = asked.data
+        if archive is None:
+            raise InvalidArgumentsError("artifacts: extract needs data, the tar to extract")
+        _check_size(archive)
+        instructions, reply = await _worked(len(archive), lambda: unpack(archive))
+        printed = await self._call("extract", asked.path, stdin=instructions)
+        for _ in Reader(printed).entries(with_content=False):
+            pass
+        return reply
+
+    async def _call(
+        self, operation: str, path: str, *rest: str, stdin: bytes | None = None, output_bytes: int = 4096
+    ) -> bytes:
+        """What slotfiles printed."""
+        if "\0" in path:
+            raise InvalidArgumentsError("path: must not contain NUL bytes")
+        program, root = self._program
+        argv = [program, root, operation, path, *rest]
+        done = await self._run.run(argv, stdin=stdin, output_bytes=output_bytes)
+        if done.exit_code:
+            raise _failure(done.exit_code, path)
+        if done.stdout_dropped_bytes:
+            raise _failure(_TOO_LARGE, path)
+        return done.stdout
+
+
+def _failure(exit_code: int, path: str) -> Exception:
+    """What an exit code of slotfiles means."""
+    if exit_code == _OUTSIDE:
+        return PolicyRefusalError(
+            f"{path!r} is outside the workspace (or behind a link with an absolute target)",
+            next_step="use a path inside /workspace",
+        )
+    if exit_code == _UNSUPPORTED_KERNEL:
+        return SandboxUnavailableError("the kernel has no openat2", next_step="use Linux 5.6 or newer")
+    if exit_code in _TEXT_OF:
+        return _FailedError(_ERRNO_OF[exit_code], f"{path}: {_TEXT_OF[exit_code]}\n")
+    if 128 < exit_code < _OUTSIDE:
+        return _FailedError(exit_code, f"{path}: the operation was killed by signal {exit_code - 128}\n")
+    if 0 < exit_code <= 128:
+        return _FailedError(exit_code, f"{path}: {os.strerror(exit_code)}\n")
+    return ProtocolError(f"slotfiles ended with {exit_code}")
+
+
+def _content_to_write(asked: WriteFileArguments) -> bytes:
+    if (asked.text is None) == (asked.data is None):
+        raise InvalidArgumentsError("write_file: give either text or data")
+    data = asked.text.encode() if asked.text is not None else asked.data or b""
+    _check_size(data)
+    return data
+
+
+def _check_size(data: bytes) -> None:
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidArgumentsError(f"{len(data)} bytes are too many; at most {MAX_FILE_BYTES} fit in one call")
+
+
+def _without_end(printed: bytes) -> Iterator[Record]:
+    return (record for record in Reader(printed).entries(with_content=True) if record.kind != "e")
+
+
+def _listing(printed: bytes, limit: int) -> ListFilesReply:
+    *records, end = Reader(printed).entries(with_content=False)
+    if len(records) > limit:
+        raise ProtocolError("slotfiles listed more than it was asked for")
+    return ListFilesReply(entries=tuple(_entry(record) for record in records), truncated=end.truncated)
+
+
+def _entry(record: Record) -> FileEntry:
+    kind: Any = _KINDS.get(record.kind)
+    if kind is None:
+        raise ProtocolError(f"slotfiles listed something of kind {record.kind!r}")
+    return FileEntry(
+        path=readable_name(record.path),
+        kind=kind,
+        size_bytes=record.size_bytes,
+        mode=record.mode,
+        modified_s=record.modified_ns / 1e9,
+    )
+
+
+async def _worked(size_bytes: int, work: Callable[[], T]) -> T:
+    return work() if size_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)
