@@ -69,3 +69,13 @@ async def test_it_runs_as_the_readme_says(mode: str, tmp_path: Path) -> None:
     assert len(groups) == 2
     for group in groups:
         assert sorted(member["score"] for member in group["trajectories"]) == [0.0, 0.0, 1.0, 1.0]
+
+
+async def test_the_farm_runs_without_a_trainer_as_the_readme_says(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"```python\n(import asyncio.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-c", shown, stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "AGENTENV_STATE_DIR": str(tmp_path / "state")},
+    )  # fmt: skip
+    stdout, _ = await asyncio.wait_for(child.communicate(), timeout=60)
+    assert (child.returncode, stdout) == (0, b"0 42\n\n")

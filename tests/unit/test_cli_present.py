@@ -32,7 +32,14 @@ def test_an_error_is_a_message_and_a_next_step(capsys: pytest.CaptureFixture[str
     assert exit_code(NO_BWRAP) == 125
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "error bwrap [is] missing\nnext  apt-get install bubblewrap\n"
+    lines = captured.err.splitlines()
+    assert lines[:2] == ["error bwrap [is] missing", "next  apt-get install bubblewrap"]
+    assert "AGENTENV_DEBUG=1" in lines[2]
+
+
+def test_a_mistake_of_the_caller_needs_no_logs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(ConfigError("slots", "too many")) == 2
+    assert capsys.readouterr().err == "error slots: too many\n"
 
 
 def test_as_json_it_is_one_document_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

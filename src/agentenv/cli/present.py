@@ -31,7 +31,7 @@ EXIT_TIMED_OUT = 124
 
 WAYS_TO_END = (
     "Exit codes: 0 done · 1 not all is well · 2 wrong usage or setting · 124 the command's time was up · "
-    "125 agentenv itself failed · 128+n ended by signal n. AGENTENV_DEBUG=1 shows tracebacks."
+    "125 agentenv itself failed · 128+n ended by signal n. AGENTENV_DEBUG=1 shows logs and tracebacks."
 )
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -69,6 +69,8 @@ def print_error(error: AgentEnvError, *, as_json: bool) -> None:
     console.print(f"[bold red]error[/] {escape(error.message)}", soft_wrap=True)
     if error.next_step:
         console.print(f"[bold]next[/]  {escape(error.next_step)}", soft_wrap=True)
+    if isinstance(error, InfraError):
+        console.print("[dim]more  AGENTENV_DEBUG=1 shows the logs, the container's included[/]", soft_wrap=True)
 
 
 def exit_code_of(error: AgentEnvError) -> int:
@@ -84,8 +86,7 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        if not debug():  # what a log would say ends in the error's message anyhow
-            logging.getLogger("agentenv").addHandler(logging.NullHandler())
+        _set_up_logging()
         try:
             function(*args, **kwargs)
             sys.stdout.flush()
@@ -102,6 +103,16 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(128 + signal.SIGPIPE) from None
 
     return wrapped
+
+
+def _set_up_logging() -> None:
+    """Silence unless debugging (what matters ends in an error's message); then all, containers' logs included."""
+    ours = logging.getLogger("agentenv")
+    if not debug():
+        ours.addHandler(logging.NullHandler())
+        return
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    ours.setLevel(logging.DEBUG)
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
