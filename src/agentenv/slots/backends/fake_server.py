@@ -201,6 +201,8 @@ class FakeServer:
         slot = container.slot(key.slot)
         if slot.held_by(key) is not None:
             await container.reset(slot)
+        elif slot.lease is not None and slot.epoch == key.epoch:
+            raise StaleLeaseError(f"slot {key.slot} is leased under another key")
         return _reply(ReleaseReply(slot=key.slot, state=slot.state))
 
     async def _seal(self, request: web.Request) -> web.Response:

@@ -1,0 +1,171 @@
+"""One suite for every backend. ``KNOWN_FAILURES`` says, test by test and with reasons, what one cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from uuid import uuid4
+
+import aiohttp
+import pytest
+
+from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.slots.backends.base import ContainerBackend, ContainerHandle
+from agentenv.slots.backends.fake import FakeBackend
+from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.control import ContainerControl
+from agentenv.slots.pool import SlotPool
+from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Result, server_message
+from agentenv.wire.leases import LeaseKey, LeaseRequest
+
+KNOWN_FAILURES: dict[str, dict[str, str]] = {"fake": {}, "local": {}}
+
+
+class Breakable(ContainerBackend, Protocol):
+    """A backend of which a test may kill containers."""
+
+    def kill_container(self, container_id: str) -> None:
+        """Kill it the hard way."""
+
+
+class KillableFake(FakeBackend):
+    def kill_container(self, container_id: str) -> None:
+        self.kill(container_id)
+
+
+class KillableLocal(LocalBackend):
+    def kill_container(self, container_id: str) -> None:
+        os.kill(self.pids[container_id], signal.SIGKILL)
+
+
+@pytest.fixture(params=["fake", "local"])
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    reason = KNOWN_FAILURES[name].get(request.function.__name__)
+    if reason is not None:
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+    return name
+
+
+@dataclass(frozen=True)
+class Maker:
+    """Makes backends and pools of the kind under test, and closes them."""
+
+    kind: str
+    state_dir: Path
+    stack: AsyncExitStack
+
+    def backend(self, slots: int = 2) -> Breakable:
+        # require_sandbox=False: an ordinary user's machine tests the isolation it has.
+        settings = ContainerSettings(slots_per_container=slots, require_sandbox=False)
+        if self.kind == "fake":
+            return KillableFake(settings)
+        return KillableLocal(settings, state_dir=self.state_dir)
+
+    async def pool(self, slots: int = 2, **settings: float) -> tuple[SlotPool, Breakable]:
+        """An open pool over a new backend."""
+        backend = self.backend(slots)
+        pool = SlotPool(backend, PoolSettings.model_validate({"max_containers": 1, **settings}))
+        return await self.stack.enter_async_context(pool), backend
+
+
+@pytest.fixture
+async def make(kind: str, tmp_path: Path) -> AsyncIterator[Maker]:
+    async with AsyncExitStack() as stack:
+        yield Maker(kind, tmp_path, stack)
+
+
+@pytest.fixture
+async def container(make: Maker) -> AsyncIterator[Client]:
+    """One running container of three slots, without a pool."""
+    async with make.backend(slots=3) as backend:
+        await backend.scale(1)
+        async for event in backend.events():
+            if handle := getattr(event, "handle", None):
+                async with Client.open(handle) as client:
+                    yield client
+                return
+
+
+class Client:
+    """A plain client of one container: what curl could do."""
+
+    def __init__(self, handle: ContainerHandle, session: aiohttp.ClientSession) -> None:
+        self.handle = handle
+        self.session = session
+        self.control = ContainerControl(handle, session)
+        self.boot = ""
+
+    @classmethod
+    def open(cls, handle: ContainerHandle) -> _Opening:
+        return _Opening(handle)
+
+    async def lease(self, slot: int = 0, ttl_s: float = 60.0, trajectory: str = "t") -> LeaseKey:
+        request = LeaseRequest(slot=slot, trajectory=trajectory, ttl_s=ttl_s, request_id=uuid4().hex)
+        return (await self.control.lease(request)).key
+
+    def call(self, key: LeaseKey, command: str, timeout_s: float = 20.0, **changes: str) -> Call:
+        return Call(
+            id=changes.get("id", uuid4().hex),
+            lease=key,
+            tool=changes.get("tool", "bash"),
+            arguments={"command": command},
+            timeout_s=timeout_s,
+            boot=changes.get("boot", self.boot),
+        )
+
+    async def results(self, *calls: Call) -> AsyncIterator[CallResult]:
+        """The results of one batch, each as it arrives."""
+        body = Batch(calls=calls).model_dump_json()
+        async with self.session.post(self.handle.base_url + "/v1/batch", data=body) as response:
+            assert response.status == 200, await response.text()
+            async for line in response.content:
+                message = server_message.validate_json(line)
+                if isinstance(message, Result):
+                    yield message.result
+                else:
+                    assert isinstance(message, Accepted)
+
+    async def run(self, key: LeaseKey, command: str, timeout_s: float = 20.0, **changes: str) -> CallResult:
+        """One call; its result."""
+        async for result in self.results(self.call(key, command, timeout_s, **changes)):
+            return result
+        raise AssertionError("the batch ended without a result")
+
+
+class _Opening:
+    def __init__(self, handle: ContainerHandle) -> None:
+        self._handle = handle
+        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {handle.token}"}, read_bufsize=2**22)
+
+    async def __aenter__(self) -> Client:
+        client = Client(self._handle, self._session)
+        client.boot = (await client.control.info()).boot
+        return client
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> float:
+    """Wait for a condition; how long it took. Fails when the time is over."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, "the condition did not come true in time"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - began
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 15.0) -> None:
+    """Like until(), for a condition that must be asked for."""
+    deadline = time.monotonic() + timeout_s
+    while not await condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.02)

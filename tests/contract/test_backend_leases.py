@@ -1,0 +1,161 @@
+"""Leases as a container keeps them, and what it answers to those who have none."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import uuid4
+
+import aiohttp
+import pytest
+
+from agentenv.errors import AgentEnvError, StaleLeaseError
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.slots.control import ContainerControl
+from agentenv.wire.base import PROTOCOL_VERSION
+from agentenv.wire.leases import LeaseKey, LeaseRequest, RenewRequest, SlotState
+from agentenv.wire.server import ErrorReply, Health
+from tests.contract.conftest import Client, eventually
+
+
+async def _states(container: Client) -> list[SlotState]:
+    return [report.state for report in (await container.control.slots()).slots]
+
+
+async def test_the_handshake_says_what_it_is(container: Client) -> None:
+    info = await container.control.info()
+    assert (info.container, info.protocol, info.slots) == (container.handle.id, PROTOCOL_VERSION, 3)
+    assert info.isolation == "full" or info.weaker, "less than full isolation without a word"
+
+
+async def test_health_needs_no_token_and_nothing_else_goes_without(container: Client) -> None:
+    async with aiohttp.ClientSession() as stranger:
+        async with stranger.get(container.handle.base_url + "/health") as reply:
+            assert Health.model_validate_json(await reply.text()).status == "ok"
+        paths = ("GET /v1/info", "GET /v1/slots", "POST /v1/leases", "POST /v1/leases/renew", "POST /v1/leases/release",
+                 "POST /v1/leases/seal", "POST /v1/batch", "GET /v1/stream")  # fmt: skip
+        for method, path in (one.split() for one in paths):
+            for headers in ({}, {"Authorization": "Bearer wrong"}):
+                url = container.handle.base_url + path
+                async with stranger.request(method, url, headers=headers, data=b"{}") as reply:
+                    assert reply.status == 401, path
+                    ErrorReply.model_validate_json(await reply.text())
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"slot": -1}', b'{"slot": 0, "unknown": 1}', b"\xff\xfe"])
+async def test_malformed_bodies_are_refused_and_harm_nothing(container: Client, body: bytes) -> None:
+    for path in ("/v1/leases", "/v1/leases/renew", "/v1/leases/release", "/v1/leases/seal", "/v1/batch"):
+        async with container.session.post(container.handle.base_url + path, data=body) as reply:
+            assert reply.status == 400, path
+            ErrorReply.model_validate_json(await reply.text())
+    assert await _states(container) == [SlotState.free] * 3
+
+
+async def test_the_same_request_again_finds_the_same_lease(container: Client) -> None:
+    request = LeaseRequest(slot=1, trajectory="t", ttl_s=60, request_id=uuid4().hex)
+    grants = await asyncio.gather(*(container.control.lease(request) for _ in range(5)))
+    assert {grant.key.secret for grant in grants} == {grants[0].key.secret}
+    reports = (await container.control.slots()).slots
+    assert [report.state for report in reports] == [SlotState.free, SlotState.leased, SlotState.free]
+    assert reports[1].trajectory == "t"
+    assert grants[0].key.secret not in repr(reports)
+
+
+async def test_a_slot_has_one_lease(container: Client) -> None:
+    key = await container.lease(slot=0)
+    with pytest.raises(AgentEnvError):
+        await container.lease(slot=0)
+    assert (await container.run(key, "echo mine")).stdout == "mine\n"
+
+
+async def test_a_slot_that_does_not_exist_is_refused(container: Client) -> None:
+    with pytest.raises(AgentEnvError):
+        await container.lease(slot=99)
+    assert await _states(container) == [SlotState.free] * 3
+
+
+async def test_a_wrong_secret_opens_nothing(container: Client) -> None:
+    key = await container.lease()
+    forged = LeaseKey(slot=0, epoch=key.epoch, secret="x" * 32)
+    result = await container.run(forged, "echo stolen")
+    assert (result.fault, result.error, result.stdout) == ("infra", "stale_lease", "")
+    with pytest.raises(StaleLeaseError):
+        await container.control.seal(forged)
+    reply = await container.control.renew(RenewRequest(keys=(forged,), ttl_s=60))
+    assert (reply.renewed, reply.stale) == ((), (0,))
+    with pytest.raises(StaleLeaseError):
+        await container.control.release(forged)
+    assert (await container.run(key, "echo mine")).stdout == "mine\n"
+
+
+async def test_release_gives_a_clean_slot_of_a_new_epoch(container: Client) -> None:
+    key = await container.lease()
+    await container.run(key, "echo secret > left; mkdir -p a/b; (sleep 300 &)")
+    assert (await container.control.release(key)).state is SlotState.free
+    again = await container.lease()
+    assert again.epoch > key.epoch
+    assert (await container.run(again, "ls -A")).stdout == ""
+    assert (await container.run(key, "echo old")).error == "stale_lease"
+
+
+async def test_releasing_twice_is_no_error_and_ends_no_other_lease(container: Client) -> None:
+    key = await container.lease()
+    await container.control.release(key)
+    again = await container.lease()
+    assert (await container.control.release(key)).slot == 0
+    assert (await container.run(again, "echo mine")).stdout == "mine\n"
+
+
+async def test_renewal_keeps_a_lease_and_silence_ends_it(container: Client) -> None:
+    kept, silent = await container.lease(0, ttl_s=0.8), await container.lease(1, ttl_s=0.8)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 2.0
+    while loop.time() < until:
+        reply = await container.control.renew(RenewRequest(keys=(kept,), ttl_s=0.8))
+        assert reply.renewed == (0,)
+        await asyncio.sleep(0.1)
+    assert (await container.run(silent, "echo")).error == "stale_lease"
+    assert (await container.run(kept, "echo alive")).stdout == "alive\n"
+    reply = await container.control.renew(RenewRequest(keys=(kept, silent), ttl_s=60))
+    assert (reply.renewed, reply.stale) == ((0,), (1,))
+
+    async def free() -> bool:
+        return (await _states(container))[1] is SlotState.free
+
+    await eventually(free)
+
+
+async def test_the_end_of_a_lease_ends_its_running_calls(container: Client) -> None:
+    key = await container.lease()
+    running = asyncio.create_task(container.run(key, "sleep 300", timeout_s=400))
+
+    async def started() -> bool:
+        return (await container.control.slots()).slots[0].running_calls == 1
+
+    await eventually(started)
+    await container.control.release(key)
+    result = await asyncio.wait_for(running, 10)
+    assert result.fault == "infra"
+
+
+async def test_seal_ends_processes_and_keeps_the_workspace(container: Client) -> None:
+    key = await container.lease()
+    await container.run(key, "echo kept > file; (while sleep 0.05; do date +%N > beat; done) > /dev/null 2>&1 &")
+
+    async def beating() -> bool:
+        return (await container.run(key, "test -s beat")).exit_code == 0
+
+    await eventually(beating)
+    assert (await container.control.seal(key)).state is SlotState.leased
+    before = (await container.run(key, "cat beat")).stdout
+    await container.run(key, "sleep 0.3")
+    assert (await container.run(key, "cat beat file")).stdout == before + "kept\n"
+
+
+async def test_a_stranger_at_the_port_is_told_from_a_container(container: Client) -> None:
+    """A handle that points to nowhere fails typed, within its deadline."""
+    nowhere = ContainerHandle("gone", 0, "http://127.0.0.1:9", "x", 1)
+    async with ContainerControl(nowhere) as control:
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(AgentEnvError, match="gone"):
+            await control.slots(timeout_s=0.3)
+        assert asyncio.get_running_loop().time() - began < 2.0
