@@ -26,9 +26,10 @@ from atroposlib.envs.server_handling.openai_server import OpenAIServer
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
 from pydantic import Field, ValidationError
 
-from agentenv.agent.group import end_all, outcome_of, run_group
+from agentenv.agent.evaluation import summary
+from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group
 from agentenv.agent.hooks import call_hook
-from agentenv.agent.items import endless, load_items
+from agentenv.agent.items import load_items
 from agentenv.agent.jsonable import item_id
 from agentenv.agent.lifetime import closed_at_end
 from agentenv.agent.loop import AgentLoop, AgentResult
@@ -52,10 +53,6 @@ from agentenv.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 
 logger = logging.getLogger(__name__)
-
-
-SAMPLE_FIELDS = {"trajectory", "item_id", "score", "fault", "error", "finish_reason", "final_response"}
-"""What of a transcript goes into an evaluation's samples."""
 
 
 class AgentEnvConfig(AgentFields, BaseEnvConfig):  # type: ignore[misc]
@@ -108,9 +105,9 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
     def build_task(self, item: Any) -> str | Awaitable[str]:
         """The task's text, as the model reads it."""
 
-    @abstractmethod
     def score_trajectory(self, item: Any, final_response: str) -> float | Awaitable[float]:
-        """The score by the final answer alone. Not called when ``verify_and_score_trajectory`` is written."""
+        """The score by the final answer alone; or write ``verify_and_score_trajectory`` instead."""
+        raise NotImplementedError("write score_trajectory or verify_and_score_trajectory")
 
     # -- what it may write ------------------------------------------------------------------------
 
@@ -120,9 +117,8 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
     async def get_next_item(self) -> Any:
         """The next item, None when there are no more. By default: ``dataset_name``, again and again."""
         if self._items is None:
-            self._items = endless(
-                await asyncio.to_thread(load_items, self.config.dataset_name, self.config.dataset_split)
-            )
+            name, split = self.config.dataset_name, self.config.dataset_split
+            self._items = itertools.cycle(await asyncio.to_thread(load_items, name, split))
         return next(self._items)
 
     def setup_trajectory_workspace(self, item: Any, *, trajectory_id: str, exec_tool: ToolContext) -> Any:  # noqa: ARG002
@@ -163,17 +159,15 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
 
     async def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Roll out ``eval_items`` items once each; the mean score, logged as atropos logs evaluations."""
+        if self.config.eval_items == 0:
+            return {}
         began_s = time.time()
         items = [
             item for item in [await self.get_next_item() for _ in range(self.config.eval_items)] if item is not None
         ]
         transcripts = list(itertools.chain(*await asyncio.gather(*(self._roll_out(item, 1) for item in items))))
-        scores = [transcript.score for transcript in transcripts if transcript.score is not None]
-        metrics = {"items": float(len(items)), "scored": float(len(scores))}
-        if scores:
-            metrics["mean_score"] = sum(scores) / len(scores)
+        metrics, samples = summary(transcripts)
         logger.info("evaluation: %s", metrics)
-        samples = [transcript.model_dump(mode="json", include=SAMPLE_FIELDS) for transcript in transcripts]
         await self.evaluate_log(metrics, start_time=began_s, end_time=time.time(), samples=samples, verbose=False)
         return metrics
 
@@ -187,6 +181,11 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
         testing: bool = False,
     ) -> None:
         """Opens nothing yet. Raises: ConfigError when the model's server is of a kind not in this version."""
+        own, base = type(self), AgentEnv
+        if own.score_trajectory is base.score_trajectory and (
+            own.verify_and_score_trajectory is base.verify_and_score_trajectory
+        ):
+            raise TypeError(f"{own.__name__} must write score_trajectory or verify_and_score_trajectory")
         configs = server_configs if isinstance(server_configs, list) else [server_configs]
         for server in configs:
             if server.server_type != "openai":
@@ -205,7 +204,8 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
         self._items = None
         self._farm: Farm | None = None
         self._resources = AsyncExitStack()
-        self._failures_of: Counter[str] = Counter()
+        self._retries = ItemRetries(config.item_retries)
+        self._tokenizing = asyncio.Lock()
         self._log = RolloutLog(config.rollouts_path)
 
     async def setup(self) -> None:
@@ -282,9 +282,12 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
         outcome = outcome_of(transcripts)
         self.counts[f"groups_{outcome}"] += 1
         if outcome == "retry":
-            return None, self._again(item, transcripts)
-        self._failures_of.pop(item_id(item), None)
-        return await asyncio.to_thread(scored_group, self.tokenizer, transcripts), []
+            again = self._retries.again(item, transcripts)
+            self.counts["items_dropped"] += not again
+            return None, again
+        self._retries.succeeded(item)
+        async with self._tokenizing:  # a fast tokenizer used by two threads at once may refuse
+            return await asyncio.to_thread(scored_group, self.tokenizer, transcripts), []
 
     async def _roll_out(self, item: Any, size: int) -> list[Transcript]:
         key = item_id(item)
@@ -298,18 +301,6 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
         if not await self._log.add(group, item, size, transcripts):
             self.counts["records_lost"] += 1
         return transcripts
-
-    def _again(self, item: Any, transcripts: list[Transcript]) -> list[Any]:
-        key = item_id(item)
-        self._failures_of[key] += 1
-        errors = sorted({transcript.error for transcript in transcripts})
-        if self._failures_of[key] <= self.config.item_retries:
-            logger.warning("item %s: no member of its group could be scored; it returns. %s", key, errors)
-            return [item]
-        del self._failures_of[key]
-        self.counts["items_dropped"] += 1
-        logger.error("item %s dropped: %d groups failed. %s", key, self.config.item_retries + 1, errors)
-        return []
 
     def _opened(self) -> Farm:
         if self._farm is None:

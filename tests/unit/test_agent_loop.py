@@ -8,7 +8,7 @@ from agentenv.agent.loop import AgentLoop, as_history, requested_calls
 from agentenv.agent.ports import ContextOverflow
 from agentenv.agent.prompts import opening
 from agentenv.agent.settings import AgentSettings
-from agentenv.errors import CallLostError, ContainerLostError
+from agentenv.errors import CallLostError, ConfigError, ContainerLostError
 from agentenv.wire.calls import CallResult
 from tests.unit.agent_stubs import TOOLS, StubModel, StubSession, calling, echo, ok, saying
 
@@ -139,3 +139,8 @@ async def test_an_infra_result_that_slipped_through_is_raised_too(result: CallRe
     agent = loop(StubModel(calling(("bash", "{}"))), StubSession("t", lambda *_: result))
     with pytest.raises(kind):
         await agent.run(START)
+
+
+def test_tools_chosen_for_an_item_must_exist() -> None:
+    with pytest.raises(ConfigError, match="'python'"):
+        loop(StubModel(saying("x")), StubSession("t", echo), tools=("bash", "python"))

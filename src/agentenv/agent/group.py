@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal
 
+from agentenv.agent.jsonable import item_id
 from agentenv.agent.transcript import Transcript
 
 logger = logging.getLogger(__name__)
@@ -69,3 +71,28 @@ def outcome_of(transcripts: Sequence[Transcript]) -> Outcome:
     if scored == 0:
         return "retry"
     return "complete" if scored == len(transcripts) else "partial"
+
+
+class ItemRetries:
+    """Which items have had groups without a scored member, and how often. One that failed
+    ``1 + limit`` times is dropped, loudly."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._failures: Counter[str] = Counter()
+
+    def again(self, item: Any, transcripts: Sequence[Transcript]) -> list[Any]:
+        """``[item]`` to try it again, or nothing when it is dropped."""
+        key = item_id(item)
+        self._failures[key] += 1
+        errors = sorted({transcript.error for transcript in transcripts})
+        if self._failures[key] <= self._limit:
+            logger.warning("item %s: no member of its group could be scored; it returns. %s", key, errors)
+            return [item]
+        del self._failures[key]
+        logger.error("item %s dropped: %d groups failed. %s", key, self._limit + 1, errors)
+        return []
+
+    def succeeded(self, item: Any) -> None:
+        """Its failures are forgotten."""
+        self._failures.pop(item_id(item), None)

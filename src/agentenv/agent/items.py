@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,6 @@ def load_items(name: str | None, split: str) -> list[dict[str, Any]]:
     if not items:
         raise ConfigError("dataset_name", f"{name!r} has no items", next_step="check dataset_split")
     return items
-
-
-def endless(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The items in order, again and again."""
-    return cycle(items)
 
 
 def _from_lines(path: Path) -> list[dict[str, Any]]:

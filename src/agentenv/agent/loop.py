@@ -18,7 +18,7 @@ from agentenv.agent.settings import AgentSettings
 from agentenv.agent.shown import shown
 from agentenv.agent.timeline import Timeline
 from agentenv.agent.transcript import FinishReason, Phase, Step, ToolRecord
-from agentenv.errors import CallLostError, InfraError, by_code
+from agentenv.errors import CallLostError, ConfigError, InfraError, by_code
 from agentenv.wire.calls import CallResult
 
 
@@ -106,7 +106,9 @@ class AgentLoop:
         self._session = session
         self._settings = settings
         self._timeline = timeline or Timeline()
-        chosen = settings.tools
+        chosen, known = settings.tools, [tool["function"]["name"] for tool in tools]
+        if unknown := sorted(set(chosen or ()) - set(known)):
+            raise ConfigError("tools", f"no tool is named {unknown[0]!r}", next_step=f"known: {', '.join(known)}")
         self._tools = [tool for tool in tools if chosen is None or tool["function"]["name"] in chosen]
         self._names = [tool["function"]["name"] for tool in self._tools]
         self._calls_made = 0
