@@ -1,0 +1,157 @@
+"""Containers that die and callers that leave at any moment: no slot is leaked, no lease ends untyped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from agentenv.errors import ContainerLostError, LeaseLostError
+from agentenv.slots.lease import SlotLease
+from agentenv.slots.pool import SlotPool
+from agentenv.wire.leases import SlotState
+from tests.contract.conftest import Client, Maker, until
+
+
+def _free(pool: SlotPool) -> int:
+    return pool.statistics().slots.get(SlotState.free, 0)
+
+
+async def _cancel_after(steps: int, work: Coroutine[Any, Any, Any]) -> bool:
+    """Run for so many turns of the loop, then cancel; whether it had finished by then."""
+    task = asyncio.create_task(work)
+    for _ in range(steps):
+        if task.done():
+            break
+        await asyncio.sleep(0)
+    finished = task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return finished
+
+
+async def test_a_killed_container_ends_its_leases_and_is_replaced(make: Maker) -> None:
+    pool, backend = await make.pool(slots=2, min_containers=2, max_containers=2)
+    await until(lambda: _free(pool) == 4)
+    leases = [await pool.lease(f"t{number}") for number in range(3)]
+    doomed, spared = leases[:2], leases[2]
+    backend.kill_container(doomed[0].container.id)
+    began = time.monotonic()
+    errors = await asyncio.wait_for(asyncio.gather(*(lease.wait_lost() for lease in doomed)), 15)
+    assert time.monotonic() - began < 15
+    assert all(isinstance(error, ContainerLostError) for error in errors)
+    assert spared.lost is None
+    async with Client.open(spared.container) as client:
+        assert (await client.run(spared.key, "echo alive")).stdout == "alive\n"
+    await until(lambda: pool.statistics().slots_total == 4)
+    for lease in leases:
+        await lease.release()
+    await until(lambda: _free(pool) == 4)
+    assert pool.statistics().leases_lost == 2
+    assert pool.statistics().faults["container_lost"] == 2
+
+
+async def test_waiters_outlive_the_death_of_the_only_container(make: Maker) -> None:
+    pool, backend = await make.pool(slots=1)
+    holder = await pool.lease("holder")
+    waiting = asyncio.create_task(pool.lease("waiter", timeout_s=20))
+    await until(lambda: pool.statistics().waiting == 1)
+    backend.kill_container(holder.container.id)
+    async with await waiting as lease:
+        assert lease.container.id != holder.container.id
+    assert isinstance(holder.lost, ContainerLostError)
+
+
+async def test_a_container_killed_while_leases_are_asked_for(make: Maker) -> None:
+    pool, backend = await make.pool(slots=4)
+    await until(lambda: _free(pool) == 4)
+    container = (await pool.lease("probe")).container.id
+    asking = [asyncio.create_task(pool.lease(f"t{number}", timeout_s=20)) for number in range(3)]
+    await asyncio.sleep(0)
+    backend.kill_container(container)
+    leases = await asyncio.gather(*asking)
+    await asyncio.gather(*(lease.release() for lease in leases))
+    await until(lambda: _free(pool) == 4)
+
+
+async def test_cancelling_lease_at_every_step_leaks_nothing(make: Maker) -> None:
+    pool, _ = await make.pool(slots=2)
+    await until(lambda: _free(pool) == 2)
+
+    async def lease_and_keep(kept: list[SlotLease]) -> None:
+        kept.append(await pool.lease("fickle"))
+
+    steps, finished = 0, 0
+    while finished < 3:
+        kept: list[SlotLease] = []
+        finished += await _cancel_after(steps, lease_and_keep(kept))
+        for lease in kept:
+            await lease.release()
+        await until(lambda: _free(pool) == 2)
+        steps += 1 if steps < 40 else 7
+        assert steps < 20_000
+    assert steps > 5
+    assert pool.statistics().waiting == 0
+    assert pool.statistics().leases_granted == pool.statistics().leases_released
+
+
+async def test_cancelling_release_at_every_step_leaks_nothing(make: Maker) -> None:
+    pool, _ = await make.pool(slots=2)
+    await until(lambda: _free(pool) == 2)
+    steps, finished = 0, 0
+    while finished < 3:
+        lease = await pool.lease("fickle")
+        task = asyncio.create_task(lease.release())
+        for _ in range(steps + 1):  # a task that never began cannot have asked for anything
+            await asyncio.sleep(0)
+        finished += task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await until(lambda: _free(pool) == 2)
+        steps += 1 if steps < 40 else 7
+        assert steps < 20_000
+    assert steps > 5
+    assert pool.statistics().leases_released == pool.statistics().leases_granted
+
+
+async def test_a_storm_of_leavers_and_deaths(make: Maker) -> None:
+    pool, backend = await make.pool(slots=3, min_containers=2, max_containers=2)
+    await until(lambda: _free(pool) == 6)
+
+    async def trajectory(number: int) -> None:
+        try:
+            async with await pool.lease(f"t{number}", timeout_s=30):
+                await asyncio.sleep(0.01 * (number % 4))
+        except LeaseLostError:
+            pytest.fail("a lost lease raises where it is used, not where it is released")
+
+    tasks = [asyncio.create_task(trajectory(number)) for number in range(40)]
+    for number, task in enumerate(tasks):
+        await asyncio.sleep(0.003)
+        if number % 3 == 0:
+            task.cancel()
+        if number == 15:
+            backend.kill_container(_lowest(pool))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [result for result in results if result is not None and not isinstance(result, asyncio.CancelledError)] == []
+    await until(lambda: _free(pool) == 6)
+
+
+def _lowest(pool: SlotPool) -> str:
+    return pool._ledger.containers()[0].id
+
+
+async def test_cancelling_the_close_does_not_stop_it(make: Maker) -> None:
+    pool, _ = await make.pool(slots=1)
+    await pool.lease("holder")
+    closing = asyncio.create_task(pool.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert repr(pool) == "<SlotPool closed>"
+    assert pool._session is not None
+    assert pool._session.closed, "the cancelled close returned before everything was closed"
