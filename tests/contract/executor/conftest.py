@@ -52,7 +52,8 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> FakeBackend | Loc
 
 @pytest.fixture
 async def pool(backend: FakeBackend | LocalBackend) -> AsyncIterator[SlotPool]:
-    async with SlotPool(backend, PoolSettings(min_containers=1, max_containers=1)) as opened:
+    settings = PoolSettings(min_containers=1, max_containers=1, suspect_after_s=0.5, gone_after_s=10)
+    async with SlotPool(backend, settings) as opened:
         yield opened
 
 

@@ -38,6 +38,9 @@ class Breaker(Protocol):
     async def kill_container(self, container: ContainerHandle) -> None:
         """The whole container dies at once."""
 
+    async def pause_server(self, seconds: float) -> None:
+        """The server answers nothing for so long, then goes on; returns when it goes on."""
+
 
 class ProxiedLease:
     """A lease whose container is reached through the proxy (the pool itself goes straight)."""
@@ -93,6 +96,11 @@ class FakeBreaker:
     async def kill_container(self, container: ContainerHandle) -> None:
         self._backend.kill(container.id)
 
+    async def pause_server(self, seconds: float) -> None:
+        (container,) = self._backend.containers
+        self._backend.stall(container.id, seconds)
+        await asyncio.sleep(seconds)
+
 
 class LocalBreaker:
     """Real processes of the local backend, killed by their ids."""
@@ -101,12 +109,23 @@ class LocalBreaker:
         self._backend = backend
 
     async def crash_server(self) -> None:
-        (supervisor,) = self._backend.pids.values()
-        (server,) = [pid for pid in descendants(supervisor) if b"agentenv.sandbox.serve" in command_line(pid)]
-        os.kill(server, signal.SIGKILL)
+        os.kill(self._server(), signal.SIGKILL)
 
     async def kill_container(self, container: ContainerHandle) -> None:
         os.killpg(self._backend.pids[container.id], signal.SIGKILL)
+
+    async def pause_server(self, seconds: float) -> None:
+        server = self._server()
+        os.kill(server, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            os.kill(server, signal.SIGCONT)
+
+    def _server(self) -> int:
+        (supervisor,) = self._backend.pids.values()
+        (server,) = [pid for pid in descendants(supervisor) if b"agentenv.sandbox.serve" in command_line(pid)]
+        return server
 
 
 def descendants(root: int) -> set[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentenv.config import ExecutorSettings
-from agentenv.errors import CallLostError, ContainerLostError, InfraError
+from agentenv.errors import CallLostError, ContainerLostError, InfraError, PoolClosedError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.pool import SlotPool
@@ -146,3 +146,40 @@ async def test_cancelled_during_an_outage_does_not_go_on_running(farm: Farm, ses
     await asyncio.gather(call, return_exceptions=True)
     farm.proxy.refusing = False
     assert "finished" not in (await sh(session, "sleep 1.5; ls")).split()
+
+
+async def test_a_late_server_keeps_its_leases_and_its_calls(farm: Farm, session: ToolSession) -> None:
+    """Long enough to be suspected: its calls wait, and nobody else takes the slot meanwhile."""
+    await sh(session, "echo mine > file")
+    key = session.lease.key
+    call = asyncio.create_task(sh(session, "sleep 0.2; echo ran >> log; echo said"))
+    await asyncio.sleep(0.05)
+    await farm.breaker.pause_server(1.5)
+    assert await call == "said\n"
+    assert await sh(session, "cat file log") == "mine\nran\n"
+    assert session.lease.lost is None
+    assert session.lease.key == key
+
+
+@pytest.mark.parametrize("after_ms", [0, 1, 2, 4, 8, 16, 32, 64, 128])
+async def test_cancelled_at_many_moments_the_slot_stays_good(farm: Farm, session: ToolSession, after_ms: int) -> None:
+    """Each command ran at most once, ended with its cancellation, and the next call is served."""
+    calls = [asyncio.create_task(sh(session, f"echo {n} >> log; sleep 0.5; echo {n} >> ended")) for n in range(3)]
+    await asyncio.sleep(after_ms / 1000)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    ran = (await sh(session, "cat log || true")).split()
+    assert len(ran) == len(set(ran))
+    assert await sh(session, "sleep 0.6; cat ended 2>/dev/null || true") == ""
+
+
+async def test_closing_a_session_ends_what_it_runs(farm: Farm) -> None:
+    async with farm.executor.open("t", acquire_timeout_s=30) as session:
+        call = asyncio.create_task(sh(session, "sleep 30"))
+        await asyncio.sleep(0.2)
+    with pytest.raises(PoolClosedError):
+        await call
+    sessions = [farm.executor.open(f"n{index}", acquire_timeout_s=20) for index in range(4)]
+    async with sessions[0] as a, sessions[1] as b, sessions[2] as c, sessions[3] as d:
+        assert [await sh(one, "echo free") for one in (a, b, c, d)] == ["free\n"] * 4
