@@ -208,3 +208,22 @@ async def _first_batch(trainer: aiohttp.ClientSession, process: asyncio.subproce
                 if batch := (await reply.json())["batch"]:
                     return list(batch)
             await asyncio.sleep(0.1)
+
+
+async def test_a_scripted_policy_is_a_process_too(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"tasks": {"a": [[{"text": "hello"}]]}}))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-m", "agentenv.testing", str(script), stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(20):
+            said = json.loads(await process.stdout.readline())
+        body = {"model": said["model"], "messages": [{"role": "user", "content": "[task:a]"}]}
+        url = said["base_url"] + "/chat/completions"
+        async with aiohttp.ClientSession() as client, client.post(url, json=body) as reply:
+            assert (await reply.json())["choices"][0]["message"]["content"] == "hello"
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130

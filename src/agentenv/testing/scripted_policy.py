@@ -12,7 +12,6 @@ are recognised afterwards by the ids of their tool calls.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re
@@ -24,7 +23,7 @@ from typing import Any, Final, Self
 
 from aiohttp import web
 
-from agentenv.testing.script import Failure, Reply, Script, Turn, answer, load_script
+from agentenv.testing.script import Failure, Reply, Script, Turn, answer
 
 MODEL: Final = "scripted"
 FINGERPRINT: Final = "agentenv-scripted-policy"
@@ -166,29 +165,3 @@ def _refused(failure: Failure) -> web.Response:
 
 async def _say_who(_: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = FINGERPRINT
-
-
-async def _serve(arguments: argparse.Namespace) -> None:
-    script = load_script(arguments.script)
-    async with ScriptedPolicy(
-        script, host=arguments.host, port=arguments.port, latency_s=arguments.latency_s
-    ) as policy:
-        print(json.dumps({"base_url": policy.base_url, "model": MODEL}), flush=True)  # noqa: T201
-        await asyncio.Event().wait()
-
-
-def main() -> None:
-    """``python -m agentenv.testing.scripted_policy SCRIPT.json``: serve a script until interrupted."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("script")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--latency-s", type=float, default=0.0)
-    try:
-        asyncio.run(_serve(parser.parse_args()))
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
-
-
-if __name__ == "__main__":
-    main()

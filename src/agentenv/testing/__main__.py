@@ -1,0 +1,36 @@
+"""``python -m agentenv.testing SCRIPT.json``: a scripted policy as a process; says its base_url on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+
+from agentenv.testing.script import load_script
+from agentenv.testing.scripted_policy import MODEL, ScriptedPolicy
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    script = load_script(arguments.script)
+    async with ScriptedPolicy(
+        script, host=arguments.host, port=arguments.port, latency_s=arguments.latency_s
+    ) as policy:
+        print(json.dumps({"base_url": policy.base_url, "model": MODEL}), flush=True)  # noqa: T201
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    """``python -m agentenv.testing SCRIPT.json``: serve a script until interrupted."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("script")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--latency-s", type=float, default=0.0)
+    try:
+        asyncio.run(_serve(parser.parse_args()))
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()
