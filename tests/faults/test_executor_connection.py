@@ -44,7 +44,7 @@ async def impatient() -> AsyncIterator[Farm]:
     """The same with a deadline short enough to be waited for."""
     async with WireServer() as server, Proxy(server.port) as proxy:
         pool = StubPool(server.handle(proxy.port))
-        async with ToolExecutor(pool, CATALOG, ExecutorSettings(reconnect_deadline_s=0.6)) as executor:
+        async with ToolExecutor(pool, CATALOG, ExecutorSettings(reconnect_deadline_s=1.2)) as executor:
             yield Farm(server, proxy, pool, executor)
 
 
@@ -229,10 +229,10 @@ async def test_a_batch_that_is_never_acknowledged_is_asked_again(impatient: Farm
 
 
 async def test_a_long_call_on_a_living_stream_is_waited_for(impatient: Farm) -> None:
-    """Three deadlines long, with nothing on the wire but pings."""
+    """Longer than two deadlines, with nothing on the wire but pings."""
 
     async def run(call: Call) -> CallResult:
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(3.0)
         return await echo(call)
 
     impatient.server.run = run
@@ -246,7 +246,7 @@ async def test_unreachable_for_too_long_ends_typed_and_heals_later(impatient: Fa
         await session.call("bash", {"command": "x"})
         impatient.proxy.refusing = True
         impatient.proxy.cut()
-        with pytest.raises(ConnectionLostError, match=r"could not be reached for 0.6 s"):
+        with pytest.raises(ConnectionLostError, match=r"could not be reached for 1.2 s"):
             await session.call("bash", {"command": "y"})
         impatient.proxy.refusing = False
         assert (await session.call("bash", {"command": "z"})).stdout == "z"
