@@ -36,14 +36,15 @@ def run_module(module: str, arguments: Sequence[str], *, quiet_stdout: bool = Fa
 
     def forward(number: int, _frame: object) -> None:
         received.append(number)
-        # a terminal has already sent SIGINT to the whole foreground group
-        if process and not (number == signal.SIGINT and sys.stdin.isatty()):
+        if process:
             process[0].send_signal(number)
 
     before = {number: signal.signal(number, forward) for number in ENDING_SIGNALS}
     try:
         stdout = sys.stderr if quiet_stdout else None
-        with subprocess.Popen([sys.executable, "-m", module, *arguments], cwd=root, stdout=stdout) as child:
+        argv = [sys.executable, "-m", module, *arguments]
+        # A process group of its own: Ctrl-C reaches only us, and we pass it on exactly once.
+        with subprocess.Popen(argv, cwd=root, stdout=stdout, process_group=0) as child:
             process.append(child)
             if received:  # it came while the child was being made
                 child.send_signal(received[0])
