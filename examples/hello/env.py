@@ -3,17 +3,11 @@
 import itertools
 from typing import Any
 
-from atroposlib.envs.base import APIServerConfig
-
-from agentenv import AgentEnv, AgentEnvConfig, ToolContext
+from agentenv import AgentEnv, ToolContext
 
 
 class CountWords(AgentEnv):
     name = "count-words"
-
-    @classmethod
-    def config_init(cls) -> tuple[AgentEnvConfig, list[APIServerConfig]]:
-        return AgentEnvConfig(), [APIServerConfig()]  # one server, set by --openai.*
 
     async def setup_agent_env(self) -> None:
         self.lengths = itertools.cycle(range(10, 1000, 7))
