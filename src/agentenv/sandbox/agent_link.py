@@ -29,6 +29,7 @@ RUN_IDS = 16
 """Run ids are reused from a small ring, so that a server that comes back after a crash can name, and
 kill, whatever its predecessor had running. Each server generation (``era``) has its own ring."""
 MAX_ERA = 2**27
+_SCRIPT_PIPE = int(SCRIPT_PIPE)  # enum arithmetic costs more than the system calls around it
 
 
 class RunEvents(Protocol):
@@ -86,7 +87,7 @@ class AgentLink:
         would be too large; a lost agent is reported through ``events.on_lost``."""
         run = self._free_run()
         packet = encode(Kind.SPAWN, run, flags, payload)
-        self._runs[run] = _Run(events, 3 if flags & SCRIPT_PIPE else 2)
+        self._runs[run] = _Run(events, 3 if flags & _SCRIPT_PIPE else 2)
         self._send(packet, fds)
         return run
 

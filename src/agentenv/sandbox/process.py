@@ -12,6 +12,8 @@ from agentenv.sandbox.capture import Orphans, PipeReader
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, SCRIPT_PIPE, STDIN, Usage, spawn_payload
 
+_SCRIPT_PIPE, _SCRIPT_FD, _STDIN = int(SCRIPT_PIPE), int(SCRIPT_FD), int(STDIN)
+
 
 class Outcome(StrEnum):
     """What became of a run."""
@@ -86,10 +88,10 @@ class Process:
         flags = 0
         try:
             if stdin is not None:
-                flags |= STDIN
+                flags |= _STDIN
                 self._memory_files.append(_memory_file("stdin", stdin))
             if script is not None:
-                flags |= SCRIPT_FD
+                flags |= _SCRIPT_FD
                 self._memory_files.append(_memory_file("script", script))
             self._run = self._io.link.spawn(payload, flags, self._memory_files, self)
         except BaseException:
@@ -98,7 +100,7 @@ class Process:
 
     def start_waiting(self, payload: bytes) -> None:
         """Run the prepared SPAWN payload; it will read its script once :meth:`feed` was called."""
-        self._run = self._io.link.spawn(payload, SCRIPT_PIPE, (), self)
+        self._run = self._io.link.spawn(payload, _SCRIPT_PIPE, (), self)
 
     def feed(self, script: bytes) -> bool:
         """Hand a waiting run its script (small enough for an empty pipe) and watch its output. False

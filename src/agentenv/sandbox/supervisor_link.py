@@ -67,7 +67,7 @@ def decode(packet: bytes, fds: tuple[int, ...]) -> Packet:
         if not isinstance(raw, dict):
             raise ProtocolError("the supervisor sent a packet that is no object")
         operation = raw.pop("op", None)
-        decoder = _DECODERS.get(operation)
+        decoder = _DECODERS.get(str(operation))
         if decoder is None:
             raise ProtocolError(f"the supervisor sent an unknown operation {operation!r}")
         return decoder(raw, fds)

@@ -1,0 +1,400 @@
+"""The wire, against a real server over real slot agents: what it accepts, refuses and survives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from agentenv.wire.base import MAX_BODY_BYTES
+from agentenv.wire.calls import Accepted, Failure
+from agentenv.wire.leases import LeaseKey
+from agentenv.wire.server import ErrorReply, Health
+from tests.integration.server_client import Client
+from tests.integration.server_stub import TOKEN, StubSupervisor, descriptors
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def stub() -> AsyncIterator[StubSupervisor]:
+    async with StubSupervisor(slots=3) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(stub: StubSupervisor) -> AsyncIterator[Client]:
+    async with Client(stub.url, TOKEN) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def key(client: Client) -> AsyncIterator[LeaseKey]:
+    async with client.leased() as made:
+        yield made
+
+
+# -- HTTP
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer ", "Bearer wrong", TOKEN, f"Basic {TOKEN}", "Bearer \xe9"])
+async def test_without_the_token_nothing_but_health_answers(stub: StubSupervisor, header: str | None) -> None:
+    headers = {} if header is None else {"Authorization": header}
+    async with aiohttp.ClientSession(stub.url, headers=headers) as http:
+        async with http.get("/health") as reply:
+            assert Health.model_validate_json(await reply.read()).status == "ok"
+        for path in ("/v1/info", "/v1/slots", "/v1/statistics", "/v1/stream", "/nowhere"):
+            async with http.get(path) as reply:
+                assert reply.status == 401
+                assert ErrorReply.model_validate_json(await reply.read()).error == "refused"
+        async with http.post("/v1/batch", data=b"{}") as reply:
+            assert reply.status == 401
+
+
+async def test_unknown_paths_and_methods_are_typed_errors(client: Client) -> None:
+    async with client.http.get("/v1/nowhere") as reply:
+        assert reply.status == 404
+        ErrorReply.model_validate_json(await reply.read())
+    async with client.http.get("/v1/leases") as reply:
+        assert reply.status == 405
+        ErrorReply.model_validate_json(await reply.read())
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/leases", "/v1/leases/renew", "/v1/leases/release", "/v1/leases/seal", "/v1/batch"]
+)
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b"\xff\xfe", b'{"slot":-1}', b"[" * 100_000])
+async def test_malformed_bodies_are_refused(client: Client, path: str, body: bytes) -> None:
+    status, reply = await client.post(path, body)
+    assert (status, reply["error"]) == (400, "protocol")
+    assert reply["message"]
+
+
+async def test_oversized_bodies_are_refused_before_they_are_read(client: Client) -> None:
+    status, reply = await client.post("/v1/leases", b" " * (4 * 1024 * 1024 + 1))
+    assert (status, reply["error"]) == (413, "refused")
+
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(MAX_BODY_BYTES // 2**20 + 2):
+            yield b" " * 2**20
+
+    async with client.http.post("/v1/batch", data=endless()) as answer:
+        assert answer.status == 413
+        ErrorReply.model_validate_json(await answer.read())
+
+
+async def test_a_batch_over_http_streams_each_result_as_its_own_line(client: Client, key: LeaseKey) -> None:
+    other = await client.lease(1)
+    slow, fast = client.call(key, command="sleep 1; echo slow"), client.call(other, command="echo fast")
+    wrong = client.call(key, "nonsense")
+    body = json.dumps({"batch": 7, "calls": [slow, wrong, fast]})
+    lines = []
+    async with client.http.post("/v1/batch", data=body) as reply:
+        assert reply.status == 200
+        assert reply.content_type == "application/x-ndjson"
+        async for line in reply.content:
+            lines.append(json.loads(line))
+    assert lines[0] == {"type": "accepted", "batch": 7}
+    assert [line["result"]["id"] for line in lines[1:]] == [wrong["id"], fast["id"], slow["id"]]
+    assert [line["result"].get("stdout") for line in lines[1:]] == [None, "fast\n", "slow\n"]
+    assert await client.release(other) == "free"
+
+
+async def test_a_post_waits_for_its_calls_even_when_a_stream_asks_for_them_later(client: Client, key: LeaseKey) -> None:
+    call = client.call(key, command="sleep 0.5; echo one")
+
+    async def post() -> list[Any]:
+        async with client.http.post("/v1/batch", data=json.dumps({"calls": [call, call]})) as reply:
+            return [json.loads(line) async for line in reply.content]
+
+    posted = asyncio.create_task(post())
+    await client.running(0, 1)
+    await client.ask(call)
+    assert (await client.result(call)).stdout == "one\n"
+    lines = await posted
+    assert [line["type"] for line in lines] == ["accepted", "result"]
+    assert lines[1]["result"]["stdout"] == "one\n"
+
+
+# -- leases
+
+
+async def test_a_lease_is_granted_once_per_request(client: Client) -> None:
+    first = await client.lease(2, request_id="r" * 20)
+    again = await client.lease(2, request_id="r" * 20)
+    assert again == first
+    status, reply = await client.post("/v1/leases", {"slot": 2, "trajectory": "u", "ttl_s": 5, "request_id": "s" * 20})
+    assert (status, reply["error"]) == (409, "stale_lease")
+    assert "not free" in reply["message"]
+    report = await client.slot(2)
+    assert (report.state, report.trajectory) == ("leased", "t")
+    assert 0 < (report.expires_in_s or 0) <= 300
+    assert await client.release(first) == "free"
+    assert await client.release(first) == "free", "an epoch that has ended is no error"
+    assert (await client.slot(2)).epoch == first.epoch + 1
+
+
+async def test_a_slot_that_is_not_there(client: Client, key: LeaseKey) -> None:
+    body = {"slot": 99, "trajectory": "u", "ttl_s": 5, "request_id": "s" * 20}
+    assert (await client.post("/v1/leases", body))[0] == 409
+    call = client.call(key.model_copy(update={"slot": 99}), command="true")
+    await client.ask(call)
+    assert (await client.result(call)).error == "stale_lease"
+    renewed = await client.post(
+        "/v1/leases/renew", {"ttl_s": 9, "keys": [key.model_copy(update={"slot": 99}).model_dump(), key.model_dump()]}
+    )
+    assert renewed == (200, {"renewed": [0], "stale": [99]})
+
+
+@pytest.mark.parametrize("change", [{"secret": "x" * 32}, {"epoch": 10_000}])
+async def test_a_key_that_is_not_the_leases_is_refused_everywhere(
+    client: Client, key: LeaseKey, change: dict[str, Any]
+) -> None:
+    wrong = key.model_copy(update=change)
+    result = await client.run(wrong, "touch here")
+    assert (result.fault, result.error) == ("infra", "stale_lease")
+    for path in ("/v1/leases/release", "/v1/leases/seal"):
+        status, reply = await client.post(path, wrong.model_dump())
+        assert (status, reply["error"]) == (409, "stale_lease")
+    assert (await client.post("/v1/leases/renew", {"ttl_s": 9, "keys": [wrong.model_dump()]}))[1]["stale"] == [0]
+    assert (await client.run(key, "ls")).stdout == "", "nothing ran, and the lease is as it was"
+
+
+async def test_a_lease_without_heartbeat_ends_and_its_calls_with_it(client: Client) -> None:
+    key = await client.lease(2, ttl_s=0.3)
+    running, queued = client.call(key, command="sleep 100"), client.call(key, command="true")
+    await client.ask(running, queued)
+    results = [await client.result(running), await client.result(queued)]
+    assert [(result.fault, result.error) for result in results] == [("infra", "lease_lost")] * 2
+    assert "heartbeat" in results[0].message
+    assert (await client.run(key, "true")).error == "stale_lease"
+    while (await client.slot(2)).state != "free":
+        await asyncio.sleep(0.005)
+
+
+async def test_a_lease_that_is_renewed_lives_on(client: Client) -> None:
+    key = await client.lease(2, ttl_s=0.5)
+    for _ in range(4):
+        await asyncio.sleep(0.25)
+        assert (await client.post("/v1/leases/renew", {"ttl_s": 0.5, "keys": [key.model_dump()]}))[1]["renewed"] == [2]
+    assert (await client.run(key, "echo alive")).stdout == "alive\n"
+    await client.release(key)
+
+
+async def test_release_ends_running_calls_and_empties_the_workspace(client: Client) -> None:
+    key = await client.lease(2)
+    await client.run(key, "echo secret > kept")
+    running = client.call(key, command="sleep 100")
+    await client.ask(running)
+    await client.running(2, 1)
+    assert await client.release(key) == "free"
+    assert (await client.result(running)).error == "lease_lost"
+    key = await client.lease(2)
+    assert (await client.run(key, "ls -A")).stdout == ""
+    await client.release(key)
+
+
+async def test_seal_kills_what_runs_and_keeps_the_workspace_and_the_lease(client: Client) -> None:
+    key = await client.lease(2)
+    await client.run(key, "echo kept > file; sleep 1000 & echo $! > pid")
+    running, queued = client.call(key, command="sleep 100"), client.call(key, command="cat file")
+    await client.ask(running, queued)
+    await client.running(2, 2)
+    seals = [client.post("/v1/leases/seal", key.model_dump()) for _ in range(2)]
+    for status, reply in await asyncio.gather(*seals):
+        assert (status, reply) == (200, {"slot": 2, "state": "leased"})
+    cancelled = await client.result(running)
+    assert (cancelled.cancelled, cancelled.fault) == (True, "none")
+    assert (await client.result(queued)).stdout == "kept\n", "what waited runs in the sealed slot"
+    assert (await client.run(key, "pgrep sleep")).exit_code == 1
+    await client.release(key)
+
+
+# -- the stream
+
+
+@pytest.mark.parametrize(
+    ("text", "batch"),
+    [
+        ("", None),
+        ("{", None),
+        ("[]", None),
+        ('{"type":"nonsense"}', None),
+        ('{"type":"batch","batch":5,"calls":[{}]}', 5),
+        ('{"type":"batch","batch":6,"calls":[],"more":1}', 6),
+        ('{"type":"cancel","ids":[""]}', None),
+        ("[" * 100_000, None),
+    ],
+)
+async def test_a_malformed_message_is_refused_and_the_stream_lives(
+    client: Client, key: LeaseKey, text: str, batch: int | None
+) -> None:
+    await client.send(text)
+    refused = await client.next_message()
+    assert isinstance(refused, Failure)
+    assert (refused.error, refused.batch) == ("protocol", batch)
+    assert (await client.run(key, "echo alive")).stdout == "alive\n"
+
+
+async def test_a_binary_message_is_refused_and_the_stream_lives(client: Client, key: LeaseKey) -> None:
+    assert client.stream is not None
+    await client.stream.send_bytes(b"{}")
+    assert isinstance(await client.next_message(), Failure)
+    assert (await client.run(key, "echo alive")).stdout == "alive\n"
+
+
+async def test_a_wrong_call_fails_alone(client: Client, key: LeaseKey) -> None:
+    calls = [
+        client.call(key, "nonsense"),
+        client.call(key, command=None),
+        client.call(key, command="ok", nonsense=1),
+        client.call(key.model_copy(update={"secret": "x" * 32}), command="true"),
+        client.call(key, command="true", boot="another"),
+        client.call(key, command="echo right"),
+    ]
+    await client.ask(*calls, batch=9)
+    results = [await client.result(call) for call in calls]
+    assert [(result.fault, result.error) for result in results] == [
+        ("model", "unknown_tool"),
+        ("model", "invalid_arguments"),
+        ("model", "invalid_arguments"),
+        ("infra", "stale_lease"),
+        ("infra", "call_lost"),
+        ("none", None),
+    ]
+    assert results[-1].stdout == "right\n"
+    assert client.messages[0] == Accepted(batch=9)
+
+
+async def test_asking_again_never_runs_a_call_twice(client: Client, key: LeaseKey) -> None:
+    call = client.call(key, command="echo ran >> log; sleep 0.3; cat log")
+    await client.ask(call)
+    await client.ask(call)
+    assert (await client.result(call)).stdout == "ran\n"
+    await client.ask(call)
+    assert (await client.result(call)).stdout == "ran\n"
+    assert (await client.run(key, "cat log")).stdout == "ran\n"
+    await client.send({"type": "forget", "ids": [call["id"], "unknown"]})
+    await client.ask(call)
+    again = await client.result(call)
+    assert (again.fault, again.error) == ("infra", "call_lost")
+    assert (await client.run(key, "cat log")).stdout == "ran\n"
+
+
+async def test_a_call_id_belongs_to_one_lease(client: Client, key: LeaseKey) -> None:
+    other = await client.lease(1)
+    call = client.call(key, command="echo mine")
+    await client.ask(call)
+    assert (await client.result(call)).stdout == "mine\n"
+    await client.ask({**call, "lease": other.model_dump()})
+    refused = await client.result(call)
+    assert (refused.fault, refused.error, refused.stdout) == ("infra", "protocol", "")
+    await client.release(other)
+
+
+async def test_a_cut_stream_loses_nothing(client: Client, key: LeaseKey) -> None:
+    calls = [client.call(key, command=f"echo {n} >> log; sleep 0.1; echo {n}") for n in range(4)]
+    await client.ask(*calls)
+    await client.result(calls[0])
+    await client.cut()
+    await client.connect()
+    await client.ask(*calls)
+    assert [(await client.result(call)).stdout for call in calls] == ["0\n", "1\n", "2\n", "3\n"]
+    assert (await client.run(key, "cat log")).stdout == "0\n1\n2\n3\n"
+
+
+async def test_cancel_ends_running_and_waiting_calls(client: Client, key: LeaseKey) -> None:
+    running, waiting = client.call(key, command="echo began; sleep 100"), client.call(key, command="touch never")
+    await client.ask(running, waiting)
+    await client.running(0, 2)
+    await asyncio.sleep(0.2)
+    await client.send({"type": "cancel", "ids": [waiting["id"], running["id"], "unknown"]})
+    ended = await client.result(running)
+    assert (ended.cancelled, ended.fault, ended.error, ended.stdout) == (True, "none", "cancelled", "began\n")
+    assert ended.exit_code == 137
+    assert (await client.result(waiting)).cancelled
+    assert (await client.run(key, "ls never")).exit_code == 2
+
+
+async def test_calls_of_one_slot_run_in_order_and_slots_do_not_wait_for_each_other(
+    client: Client, key: LeaseKey
+) -> None:
+    other = await client.lease(1)
+    slow = client.call(key, command="sleep 0.5; echo 0 >> log")
+    after = [client.call(key, command=f"echo {n} >> log") for n in range(1, 20)]
+    quick = client.call(other, command="echo quick")
+    await client.ask(slow, *after, quick)
+    await client.result(quick)
+    assert slow["id"] not in client.results
+    for call in after:
+        await client.result(call)
+    assert (await client.run(key, "cat log")).stdout.split() == [str(n) for n in range(20)]
+    await client.release(other)
+
+
+async def test_a_client_that_does_not_read_holds_nobody_up_and_gets_everything(
+    stub: StubSupervisor, client: Client, key: LeaseKey
+) -> None:
+    """Slots pause when the answers nobody takes have filled the reply memory; others go on."""
+    other = await client.lease(1)
+    lazy = [client.call(key, command="yes | head -c 1000000") for _ in range(40)]
+    await client.ask(*lazy)
+    async with Client(stub.url, TOKEN) as second:
+        async with asyncio.timeout(30):
+            before = -1
+            while (left := (await second.slot(0)).running_calls) != before:
+                before = left
+                assert (await second.run(other, "echo quick")).stdout == "quick\n"
+                await asyncio.sleep(0.5)
+        assert left > 10, "the slot has paused"
+    for call in lazy:
+        assert len((await client.result(call)).stdout) == 1_000_000
+    await client.release(other)
+
+
+async def test_a_file_goes_there_and_back(client: Client, key: LeaseKey) -> None:
+    text = "é\n" * 100_000
+    written = await client.run(key, tool="write_file", path="a/b.txt", text=text)
+    assert (written.fault, written.exit_code) == ("none", 0)
+    read = await client.run(key, tool="read_file", path="a/b.txt")
+    assert isinstance(read.content, dict)
+    assert read.content["text"] == text
+    missing = await client.run(key, tool="read_file", path="nowhere")
+    assert (missing.fault, missing.exit_code, missing.content) == ("none", 2, None)
+    assert "No such file" in missing.stderr
+    outside = await client.run(key, tool="read_file", path="../etc/passwd")
+    assert (outside.fault, outside.error) == ("policy", "refused")
+    wrong = await client.run(key, tool="read_file")
+    assert (wrong.fault, wrong.error) == ("model", "invalid_arguments")
+
+
+async def test_nothing_leaks_over_many_calls(stub: StubSupervisor, client: Client, key: LeaseKey) -> None:
+    assert stub.server is not None
+    commands = ["true", "sleep 100 &", "exit 3", "kill -9 $$", "echo $BASH_VERSION"]
+    for command in commands * 6:
+        await client.run(key, command, timeout_s=5)
+    await client.run(key, "pkill sleep; true")
+    before = descriptors(stub.server.pid)
+    for command in commands * 6:
+        await client.run(key, command, stdin="x" if command == "true" else None, timeout_s=5)
+    await client.run(key, "pkill sleep; true")
+    async with asyncio.timeout(10):
+        while descriptors(stub.server.pid) > before:
+            await asyncio.sleep(0.01)
+
+
+async def test_statistics_count(client: Client, key: LeaseKey) -> None:
+    before = await client.statistics()
+    await client.run(key, "true")
+    await client.run(key, "sleep 5", timeout_s=0.05)
+    await client.run(key, "true", nonsense=1)
+    after = await client.statistics()
+    assert after["calls"] - before["calls"] == 2
+    assert after["calls_timed_out"] - before["calls_timed_out"] == 1
+    assert after["calls_faulted"] - before["calls_faulted"] == 1
+    assert (after["slots_leased"], after["calls_running"]) == (1, 0)

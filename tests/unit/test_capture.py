@@ -1,0 +1,198 @@
+"""HeadTail against a model, and pipes whose writers misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentenv.sandbox import capture
+from agentenv.sandbox.capture import MAX_ORPHANS, HeadTail, Orphans, PipeReader
+from agentenv.sandbox.poller import Poller
+
+CAP = 64
+
+
+async def until(condition, deadline_s=10.0):
+    ends = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < ends, "the condition did not come true"
+        await asyncio.sleep(0.001)
+
+
+@given(cap=st.integers(2, 40), pieces=st.lists(st.binary(max_size=60), max_size=12))
+def test_head_and_tail_are_the_stream_cut_in_the_middle(cap, pieces):
+    kept = HeadTail(cap)
+    for piece in pieces:
+        kept.feed(piece)
+    stream = b"".join(pieces)
+    head, tail = kept.parts()
+    assert kept.total_bytes == len(stream)
+    if len(stream) <= cap:
+        assert (head, tail) == (stream, b"")
+    else:
+        assert len(head) == cap // 2
+        assert len(head) + len(tail) == cap
+        assert stream.startswith(head)
+        assert stream.endswith(tail)
+
+
+@given(cap=st.integers(2, 40), text=st.text(max_size=60), sizes=st.lists(st.integers(1, 7), min_size=1))
+@settings(max_examples=300)
+def test_the_cut_never_splits_a_character(cap, text, sizes):
+    kept = HeadTail(cap)
+    stream = text.encode("utf-8", "surrogatepass")
+    at = 0
+    for size in sizes * 60:
+        kept.feed(stream[at : at + size])
+        at += size
+    shown, dropped = kept.text()
+    if "\ufffd" not in text and not any(0xD800 <= ord(c) < 0xE000 for c in text):
+        assert "\ufffd" not in shown
+        assert dropped == len(stream) - len(shown.encode())
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_become_text(noise):
+    kept = HeadTail(CAP)
+    kept.feed(noise)
+    shown, dropped = kept.text()
+    assert (dropped > 0) == (len(noise) > CAP)
+    shown.encode()
+
+
+def test_memory_is_bounded_by_the_cap_however_small_the_pieces():
+    kept = HeadTail(1000)
+    for _ in range(5000):
+        kept.feed(b"x")
+    head, tail = kept.parts()
+    assert len(head) + len(tail) == 1000
+    assert kept.total_bytes == 5000
+
+
+@pytest.mark.parametrize("cap", [-1, 0, 1])
+def test_a_cap_that_cannot_hold_two_bytes_is_refused(cap):
+    with pytest.raises(ValueError, match="at least 2"):
+        HeadTail(cap)
+
+
+class Pipes:
+    def __init__(self) -> None:
+        self.poller = Poller(asyncio.get_running_loop())
+        self.orphans = Orphans(self.poller)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        self.orphans.close()
+        self.poller.close()
+
+
+async def test_what_is_in_the_pipe_at_the_end_is_read_without_waiting_for_its_end():
+    async with Pipes() as pipes:
+        read_end, write_end = os.pipe()
+        reader = PipeReader(pipes.poller, read_end, CAP)
+        reader.watch()
+        os.write(write_end, b"hello")
+        reader.finish(pipes.orphans)
+        assert reader.kept.text() == ("hello", 0)
+        assert len(pipes.orphans) == 1
+        os.close(write_end)
+        await until(lambda: len(pipes.orphans) == 0)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(read_end)
+
+
+async def test_a_pipe_nobody_holds_any_more_is_closed_at_the_end():
+    async with Pipes() as pipes:
+        read_end, write_end = os.pipe()
+        reader = PipeReader(pipes.poller, read_end, CAP)
+        os.write(write_end, b"bye")
+        os.close(write_end)
+        reader.finish(pipes.orphans)
+        assert reader.kept.text() == ("bye", 0)
+        assert len(pipes.orphans) == 0
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(read_end)
+
+
+async def test_a_writer_that_never_stops_cannot_hold_the_end_up():
+    """The reader takes at most one pipe's worth at the end."""
+    async with Pipes() as pipes:
+        read_end, write_end = os.pipe()
+        reader = PipeReader(pipes.poller, read_end, CAP)
+        read = os.read
+
+        def refilling(fd, size):
+            chunk = read(fd, size)
+            os.write(write_end, b"y" * len(chunk))
+            return chunk
+
+        os.write(write_end, b"y" * 65536)
+        capture.os.read, original = refilling, read
+        try:
+            reader.finish(pipes.orphans)
+        finally:
+            capture.os.read = original
+        assert 65536 <= reader.kept.total_bytes <= 2 * 65536
+        os.close(write_end)
+
+
+async def test_orphans_are_drained_and_the_oldest_is_closed_beyond_the_limit():
+    async with Pipes() as pipes:
+        ends = []
+        for _ in range(MAX_ORPHANS + 1):
+            read_end, write_end = os.pipe()
+            os.set_blocking(read_end, False)
+            os.set_blocking(write_end, False)
+            pipes.orphans.add(read_end)
+            ends.append(write_end)
+        assert len(pipes.orphans) == MAX_ORPHANS
+        with pytest.raises(BrokenPipeError):
+            os.write(ends[0], b"x")
+        for _ in range(40):
+            await until(lambda: _written(ends[1], b"x" * 65536))
+        for end in ends:
+            os.close(end)
+        await until(lambda: len(pipes.orphans) == 0)
+
+
+def _written(fd: int, chunk: bytes) -> bool:
+    try:
+        return os.write(fd, chunk) > 0
+    except BlockingIOError:
+        return False
+
+
+async def test_a_flood_is_throttled_and_keeps_its_head_and_tail(monkeypatch):
+    monkeypatch.setattr(capture, "_FLOOD_BURST_BYTES", 128 * 1024)
+    monkeypatch.setattr(capture, "_FLOOD_BYTES_PER_S", 4 * 1024 * 1024)
+    async with Pipes() as pipes:
+        read_end, write_end = os.pipe()
+        reader = PipeReader(pipes.poller, read_end, CAP)
+        reader.watch()
+        writer = os.fork()
+        if writer == 0:
+            block = b"y" * 65536
+            os.write(write_end, b"first")
+            for _ in range(32):
+                os.write(write_end, block)
+            os.write(write_end, b"last!")
+            os._exit(0)
+        os.close(write_end)
+        began = time.monotonic()
+        total = 32 * 65536 + 10
+        await until(lambda: reader.kept.total_bytes == total)
+        os.waitpid(writer, 0)
+        # 2 MiB, of which an eighth is free and the rest at 4 MiB/s
+        assert time.monotonic() - began > 0.3
+        shown, dropped = reader.kept.text()
+        assert shown.startswith("first")
+        assert shown.endswith("last!")
+        assert dropped == total - CAP
+        reader.close()

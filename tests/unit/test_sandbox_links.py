@@ -1,0 +1,289 @@
+"""What an agent or a supervisor may say, and what becomes of the rest. No descriptor ever leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import ProtocolError
+from agentenv.sandbox import supervisor_link
+from agentenv.sandbox.agent_link import RUN_IDS, AgentLink
+from agentenv.sandbox.poller import Poller
+from agentenv.sandbox.slotagent.protocol import SCRIPT_PIPE, Kind, encode, receive, send, spawn_payload
+from agentenv.sandbox.supervisor_link import Hello, SlotFailed, SlotLost, SlotReady, SupervisorLink
+
+PAYLOAD = spawn_payload(["true"], {}, "/")
+USAGE = struct.pack("<QQQ", 1_000_000, 500_000, 10)
+
+
+def open_fds() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def until(condition, deadline_s=10.0):
+    ends = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < ends, "the condition did not come true"
+        await asyncio.sleep(0.001)
+
+
+class Events:
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def on_spawned(self, fds):
+        for fd in fds:
+            os.close(fd)
+        self.heard.append(("spawned", len(fds)))
+
+    def on_spawn_failed(self, error, step):
+        self.heard.append(("failed", error, step))
+
+    def on_exit(self, status, usage):
+        self.heard.append(("exit", status, usage.user_s, usage.max_rss_bytes))
+
+    def on_lost(self):
+        self.heard.append("lost")
+
+
+class Linked:
+    def __init__(self, era: int = 0) -> None:
+        ours, self.agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.agent.settimeout(10)
+        self.poller = Poller(asyncio.get_running_loop())
+        self.lost: list[tuple[str, bool]] = []
+        self.link = AgentLink(ours, self.poller, era, lambda reason, gone: self.lost.append((reason, gone)))
+
+    def say(self, kind, run=0, arg=0, payload=b"", fds=()):
+        send(self.agent, encode(kind, run, arg, payload), fds)
+
+    def heard(self):
+        message = receive(self.agent)
+        assert message is not None
+        return message.kind, message.run
+
+
+@asynccontextmanager
+async def linked(era: int = 0):
+    made = Linked(era)
+    try:
+        yield made
+    finally:
+        made.link.close()
+        made.agent.close()
+        made.poller.close()
+
+
+@pytest.fixture
+def pipes():
+    """Six pipe ends and a file."""
+    fds = [fd for _ in range(3) for fd in os.pipe()]
+    yield fds
+    for fd in fds:
+        os.close(fd)
+
+
+async def test_a_run_from_spawn_to_exit(pipes):
+    async with linked() as it:
+        events = Events()
+        run = it.link.spawn(PAYLOAD, 0, (), events)
+        assert it.heard() == (Kind.SPAWN, run)
+        it.say(Kind.SPAWNED, run, 7, fds=pipes[:2])
+        it.say(Kind.EXIT, run, 256, USAGE)
+        it.say(Kind.KILLED, run, 3)
+        await until(lambda: len(events.heard) == 2)
+        assert events.heard == [("spawned", 2), ("exit", 256, 1.0, 10 * 1024)]
+        assert it.lost == []
+
+
+async def test_a_failed_spawn_says_where_it_failed():
+    async with linked() as it:
+        events = Events()
+        run = it.link.spawn(PAYLOAD, 0, (), events)
+        it.say(Kind.SPAWN_FAILED, run, 2, struct.pack("<I", 2))
+        await until(lambda: events.heard)
+        assert events.heard == [("failed", 2, 2)]
+
+
+BREACHES = {
+    "exit of a run nobody started": lambda it, run, p: it.say(Kind.EXIT, run + 1, 0, USAGE),
+    "exit before spawned": lambda it, run, p: it.say(Kind.EXIT, run, 0, USAGE),
+    "exit without usage": lambda it, run, p: (it.say(Kind.SPAWNED, run, fds=p[:2]), it.say(Kind.EXIT, run, 0, b"x")),
+    "spawned twice": lambda it, run, p: (it.say(Kind.SPAWNED, run, fds=p[:2]), it.say(Kind.SPAWNED, run, fds=p[:2])),
+    "spawned without pipes": lambda it, run, p: it.say(Kind.SPAWNED, run),
+    "spawned with too many": lambda it, run, p: it.say(Kind.SPAWNED, run, fds=p[:4]),
+    "spawned with a socket": lambda it, run, p: it.say(Kind.SPAWNED, run, fds=[p[0], it.agent.fileno()]),
+    "spawned for an unknown run": lambda it, run, p: it.say(Kind.SPAWNED, run + 1, fds=p[:2]),
+    "descriptors where none belong": lambda it, run, p: it.say(Kind.PONG, fds=p[:1]),
+    "a second hello": lambda it, run, p: it.say(Kind.HELLO, 0, 1),
+    "what only a server says": lambda it, run, p: it.say(Kind.KILL, run),
+    "garbage": lambda it, run, p: it.agent.send(b"garbage"),
+    "a packet of 64 KiB": lambda it, run, p: it.agent.send(b"\0" * 65536),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES.values(), ids=BREACHES.keys())
+async def test_a_breach_loses_the_slot_and_leaks_nothing(breach, pipes):
+    before = open_fds()
+    async with linked() as it:
+        events = Events()
+        run = it.link.spawn(PAYLOAD, 0, (), events)
+        breach(it, run, pipes)
+        await until(lambda: it.lost)
+        assert events.heard[-1] == "lost"
+        assert [gone for _, gone in it.lost] == [False]
+        assert it.link.closed
+    assert open_fds() == before
+
+
+async def test_an_agent_that_dies_is_told_from_one_that_misbehaves():
+    async with linked() as it:
+        events = Events()
+        it.link.spawn(PAYLOAD, 0, (), events)
+        it.agent.close()
+        await until(lambda: it.lost)
+        assert it.lost[0][1] is True
+        assert events.heard == ["lost"]
+
+
+async def test_a_spawn_on_a_lost_agent_is_answered():
+    async with linked() as it:
+        it.link.close()
+        events = Events()
+        it.link.spawn(PAYLOAD, 0, (), events)
+        await until(lambda: events.heard)
+        assert events.heard == ["lost"]
+
+
+async def test_an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it():
+    async with linked() as it:
+        events = [Events() for _ in range(RUN_IDS - 1)]
+        payload = spawn_payload(["true", "x" * 60_000], {}, "/")
+        for each in events:
+            it.link.spawn(payload, 0, (), each)
+        await until(lambda: it.lost)
+        assert it.lost == [("the slot agent does not read", False)]
+        assert all(each.heard == ["lost"] for each in events)
+
+
+async def test_run_ids_are_reused_but_never_while_in_use():
+    async with linked() as it:
+        held = it.link.spawn(PAYLOAD, 0, (), Events())
+        seen = set()
+        for _ in range(3 * RUN_IDS):
+            events = Events()
+            run = it.link.spawn(PAYLOAD, 0, (), events)
+            assert run not in (0, held)
+            seen.add(run)
+            it.say(Kind.SPAWN_FAILED, run, 1)
+            await until(lambda events=events: events.heard)
+        assert len(seen) == RUN_IDS - 2
+
+
+async def test_a_server_that_comes_back_kills_and_ignores_what_ran_before(pipes):
+    async with linked(era=1) as it:
+        it.link.kill_former_runs()
+        assert [it.heard() for _ in range(RUN_IDS - 1)] == [(Kind.KILL, number) for number in range(1, RUN_IDS)]
+        events = Events()
+        run = it.link.spawn(PAYLOAD, SCRIPT_PIPE, (), events)
+        assert run > RUN_IDS
+        it.say(Kind.SPAWNED, 3, 5, fds=pipes[:2])  # the former server's
+        it.say(Kind.EXIT, 3, 9, USAGE)
+        it.say(Kind.SPAWNED, run, 6, fds=pipes[:3])
+        await until(lambda: events.heard)
+        assert events.heard == [("spawned", 3)]
+        assert it.lost == []
+
+
+# -- the supervisor
+
+
+READY = {
+    "op": "slot_ready",
+    "slot": 1,
+    "epoch": 2,
+    "lease": None,
+    "kept": False,
+    "memory": {"oom": None, "peak": "/x", "version": 2},
+}
+HELLO = {"op": "hello", "spec": {}, "token": "t", "isolation": "full", "weaker": ["w"], "proofs": []}
+
+
+def test_the_packets_of_a_supervisor():
+    hello = supervisor_link.decode(json.dumps(HELLO).encode(), ())
+    assert hello == Hello({}, "t", "full", ("w",), ())
+    failed = {"op": "slot_failed", "slot": 0, "epoch": 3, "reason": "r"}
+    assert supervisor_link.decode(json.dumps(failed).encode(), ()) == SlotFailed(0, 3, "r")
+    assert supervisor_link.decode(b'{"op":"slot_lost","slot":0,"reason":"r"}', ()) == SlotLost(0, "r")
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"op":"nonsense"}',
+        b'{"op":["hello"]}',
+        b'{"op":"slot_lost","slot":"0","reason":"r"}',
+        b'{"op":"slot_lost","slot":true,"reason":"r"}',
+        json.dumps({**HELLO, "token": ""}).encode(),
+        json.dumps({**HELLO, "weaker": None}).encode(),
+        json.dumps(READY).encode(),  # without its descriptor
+        json.dumps({**READY, "kept": 1}).encode(),
+        json.dumps({**READY, "memory": []}).encode(),
+    ],
+)
+def test_a_malformed_packet_is_refused(packet):
+    with pytest.raises(ProtocolError):
+        supervisor_link.decode(packet, ())
+
+
+def test_a_slot_comes_with_its_agent_and_a_refused_packet_leaks_nothing():
+    before = open_fds()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    agent, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = SupervisorLink(ours)
+    send(theirs, json.dumps(READY).encode(), [agent.fileno()])
+    ready = link.receive()
+    assert isinstance(ready, SlotReady)
+    assert (ready.slot, ready.epoch, ready.oom_path, ready.peak_path) == (1, 2, None, "/x")
+    ready.agent.close()
+    for packet, fds in ((READY, 2), ({**READY, "slot": None}, 1), (HELLO, 1)):
+        send(theirs, json.dumps(packet).encode(), [agent.fileno()] * fds)
+        with pytest.raises(ProtocolError):
+            link.receive()
+    with pytest.raises(BlockingIOError):
+        link.receive()
+    theirs.close()
+    assert link.receive() is None
+    for sock in (link, agent, other):
+        sock.close()
+    assert open_fds() == before
+
+
+def test_requests_wait_for_a_supervisor_that_is_busy():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.settimeout(10)
+    waits = []
+    link = SupervisorLink(ours, lambda: waits.append(True))
+    count = 2000
+    for number in range(count):
+        link.reset(number, 1)
+    assert waits
+    read = [json.loads(theirs.recv(65536)) for _ in range(20)]
+    while not link.flush():
+        read.append(json.loads(theirs.recv(65536)))
+    while len(read) < count:
+        read.append(json.loads(theirs.recv(65536)))
+    assert [request["slot"] for request in read] == list(range(count))
+    link.close()
+    theirs.close()
