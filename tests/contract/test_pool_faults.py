@@ -98,6 +98,19 @@ async def test_cancelling_lease_at_every_step_leaks_nothing(make: Maker) -> None
     assert pool.statistics().leases_granted == pool.statistics().leases_released
 
 
+async def test_a_waiter_who_leaves_the_queue_is_forgotten(make: Maker) -> None:
+    pool, _ = await make.pool(slots=1)
+    async with await pool.lease("holder"):
+        waiting = [asyncio.create_task(pool.lease(f"t{number}")) for number in range(3)]
+        await until(lambda: pool.statistics().waiting == 3)
+        waiting[1].cancel()
+        await asyncio.wait({waiting[1]})
+        assert pool.statistics().waiting == 2
+        waiting[0].cancel()
+    async with await waiting[2] as lease:
+        assert lease.trajectory == "t2"
+
+
 async def test_cancelling_release_at_every_step_leaks_nothing(make: Maker) -> None:
     pool, _ = await make.pool(slots=2)
     await until(lambda: _free(pool) == 2)

@@ -13,6 +13,7 @@ from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Le
 from agentenv.slots.slot import ContainerState, LeaseState
 from agentenv.wire.leases import SlotState
 
+FOUND = (SlotState.free,) * 4 + (SlotState.leased, SlotState.resetting, SlotState.quarantined)
 BUSY = (SlotState.leased, SlotState.resetting)
 
 
@@ -91,7 +92,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     # -- events --------------------------------------------------------------------------------
 
-    @rule(target=containers, index=st.integers(0, 3), slots=st.lists(st.sampled_from(SlotState), min_size=1, max_size=4))
+    @rule(target=containers, index=st.integers(0, 3), slots=st.lists(st.sampled_from(FOUND), min_size=1, max_size=4))
     def start(self, index: int, slots: list[SlotState]) -> str:
         self.started += 1
         name = f"c{self.started}"
@@ -100,7 +101,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.perform(self.ledger.inventory(name, slots, self.now))
         return name
 
-    @rule(patience=st.floats(0.1, 20))
+    @rule(patience=st.floats(0.1, 8))
     def ask(self, patience: float) -> None:
         ticket, commands = self.ledger.ask("t", self.now, self.now + patience)
         self.asked[ticket] = self.now + patience
@@ -125,6 +126,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def late_answer(self, lease: int) -> None:
         """An answer to a lease that is no longer asked for changes nothing."""
         if lease not in self.asking:
+            self.perform(self.ledger.tick(self.now))
             before = self.snapshot()
             if lease not in self.held:
                 self.perform(self.ledger.refuse(lease, self.now))
@@ -177,6 +179,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.now += seconds
         self.perform(self.ledger.tick(self.now))
+
+    @rule(seconds=st.floats(0, 5))
+    def time_passes_unseen(self, seconds: float) -> None:
+        """The upkeep has not run yet when the next event comes."""
+        self.now += seconds
 
     # -- what must be true at every moment -----------------------------------------------------
 

@@ -1,0 +1,170 @@
+"""What only real containers can show: their processes, their files, their end with ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.errors import ConnectionLostError, SandboxUnavailableError
+from agentenv.slots.backends.base import ContainerGone, ContainerStarted, StartFailed
+from agentenv.slots.backends.local import LaunchDirectory, LocalBackend
+from agentenv.slots.control import ContainerControl
+from agentenv.slots.pool import SlotPool
+from agentenv.wire.spec import SandboxSpec
+from tests.contract.conftest import until
+
+SETTINGS = ContainerSettings(slots_per_container=1, require_sandbox=False)
+
+
+def _processes(state: Path) -> list[int]:
+    """Every process that names the state directory on its command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if str(state).encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+async def test_closing_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    async with SlotPool(LocalBackend(SETTINGS, state_dir=tmp_path), PoolSettings()) as pool:
+        await pool.lease("t")
+        assert _processes(tmp_path)
+    assert _processes(tmp_path) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["containers"]
+    assert list((tmp_path / "containers").iterdir()) == []
+
+
+async def test_secrets_are_neither_arguments_nor_environment_nor_readable(tmp_path: Path) -> None:
+    backend = LocalBackend(SETTINGS, state_dir=tmp_path)
+    async with SlotPool(backend, PoolSettings()) as pool:
+        lease = await pool.lease("t")
+        token = lease.container.token.encode()
+        files = [path for path in tmp_path.glob("launch-*/*") if path.suffix in (".token", ".json")]
+        assert files
+        assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+        for pid in _processes(tmp_path):
+            for name in ("cmdline", "environ"):
+                assert token not in Path("/proc", str(pid), name).read_bytes()
+        assert lease.container.token not in repr(lease.container)
+        assert lease.key.secret not in repr(lease.key)
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.pool import SlotPool
+
+async def main():
+    settings = ContainerSettings(slots_per_container=1, require_sandbox=False)
+    async with SlotPool(LocalBackend(settings, state_dir=Path(sys.argv[1])), PoolSettings()) as pool:
+        await pool.lease("t")
+        print("leased", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+async def test_containers_end_with_the_process_that_started_them(tmp_path: Path, number: signal.Signals) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        PARENT,
+        str(tmp_path),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=environment,
+    )
+    assert parent.stdout is not None
+    assert await asyncio.wait_for(parent.stdout.readline(), 30) == b"leased\n"
+    assert len(_processes(tmp_path)) > 1
+    parent.send_signal(number)
+    await asyncio.wait_for(parent.wait(), 30)
+    await until(lambda: _processes(tmp_path) == [])
+    # Whatever lies about is swept by the next start.
+    async with SlotPool(LocalBackend(SETTINGS, state_dir=tmp_path), PoolSettings()) as pool:
+        await pool.lease("t")
+        assert len(list(tmp_path.glob("launch-*"))) == 1
+        assert len(list((tmp_path / "containers").iterdir())) == 1
+
+
+async def test_the_end_of_a_container_is_told_with_its_last_words(tmp_path: Path) -> None:
+    async with LocalBackend(SETTINGS, state_dir=tmp_path) as backend:
+        await backend.scale(1)
+        events = backend.events()
+        started = await anext(events)
+        assert isinstance(started, ContainerStarted)
+        os.kill(backend.pids[started.handle.id], signal.SIGKILL)
+        gone = await anext(events)
+        assert isinstance(gone, ContainerGone)
+        assert gone.id == started.handle.id
+        assert "killed by SIGKILL" in gone.reason
+        again = await anext(events)
+        assert isinstance(again, ContainerStarted)
+        assert (again.handle.index, again.handle.id != started.handle.id) == (0, True)
+        async with ContainerControl(started.handle) as control:
+            with pytest.raises(ConnectionLostError):
+                await control.slots(timeout_s=0.5)
+
+
+async def test_a_machine_that_cannot_isolate_is_refused_at_once_with_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but Python is on PATH: no bubblewrap."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    backend = LocalBackend(SETTINGS, state_dir=tmp_path)
+    async with SlotPool(backend, PoolSettings(acquire_timeout_s=60)) as pool:
+        with pytest.raises(SandboxUnavailableError) as caught:
+            await asyncio.wait_for(pool.lease("t"), 30)
+    assert "bwrap" in str(caught.value) or "bubblewrap" in str(caught.value)
+    assert caught.value.next_step
+
+
+async def test_a_container_that_is_never_ready_is_stopped(tmp_path: Path) -> None:
+    async with LocalBackend(SETTINGS, state_dir=tmp_path, start_timeout_s=0.05) as backend:
+        await backend.scale(1)
+        failed = await anext(backend.events())
+        assert isinstance(failed, StartFailed)
+        assert not failed.permanent
+        assert "not ready within 0.05 s" in failed.reason
+        await backend.scale(0)
+        await until(lambda: _processes(tmp_path) == [])
+
+
+async def test_state_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SandboxUnavailableError, match="AGENTENV_STATE_DIR"):
+        async with LocalBackend(SETTINGS, state_dir=tmp_path / "file"):
+            pass
+
+
+def test_launch_directories_of_the_living_are_left_alone(tmp_path: Path) -> None:
+    living = LaunchDirectory.open(tmp_path)
+    spec = SandboxSpec("c", str(living.token_file("c")), str(living.data_dir))
+    path = living.write(spec, "secret")
+    dead = tmp_path / "launch-dead"
+    dead.mkdir()
+    (dead / "lock").touch()
+    other = LaunchDirectory.open(tmp_path)
+    assert not dead.exists()
+    assert json.loads(path.read_text())["container"] == "c"
+    other.close()
+    living.close()
+    living.close()
+    assert not list(tmp_path.glob("launch-*"))
