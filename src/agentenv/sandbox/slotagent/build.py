@@ -19,7 +19,11 @@ from pathlib import Path
 from agentenv.errors import SandboxUnavailableError
 
 _HERE = Path(__file__).resolve().parent
-_PROGRAMS = ("slotagent", "slotfiles", "slotlaunch")
+_PROGRAMS = {
+    "slotagent": ("slotagent.c", "slotchild.c", "slottree.c"),
+    "slotfiles": ("slotfiles.c", "slotpaths.c"),
+    "slotlaunch": ("slotlaunch.c",),
+}
 _WARNINGS = (
     *("-std=gnu17", "-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wformat=2"),
     *("-Wstrict-prototypes", "-Wmissing-prototypes", "-Wvla", "-Wpointer-arith", "-Wwrite-strings", "-Wundef"),
@@ -53,28 +57,28 @@ def build_sanitized(directory: Path) -> Binaries:
 
 
 def _build_all(directory: Path, flags: Sequence[str]) -> Binaries:
-    return Binaries(*(_built(_HERE / f"{name}.c", directory, flags) for name in _PROGRAMS))
+    return Binaries(*(_built(name, directory, flags) for name in _PROGRAMS))
 
 
-def _built(source: Path, directory: Path, flags: Sequence[str]) -> Path:
-    """The program of ``source``, named by what went into it: file times lie (installers and git set
+def _built(name: str, directory: Path, flags: Sequence[str]) -> Path:
+    """The program, named by what went into it: file times lie (installers and git set
     them to now), and two versions used at once must not overwrite each other."""
-    inputs = [source, *sorted(_HERE.glob("*.h"))]
+    sources = [_HERE / file for file in _PROGRAMS[name]]
     digest = hashlib.sha256(" ".join([platform.machine(), *_WARNINGS, *flags]).encode())
-    for path in inputs:
+    for path in [*sources, *sorted(_HERE.glob("*.h"))]:
         digest.update(path.read_bytes())
-    binary = directory / f"{source.stem}-{digest.hexdigest()[:16]}"
+    binary = directory / f"{name}-{digest.hexdigest()[:16]}"
     if not binary.exists():
-        _compile(source, binary, flags)
+        _compile(sources, binary, flags)
     return binary
 
 
-def _compile(source: Path, output: Path, flags: Sequence[str]) -> None:
+def _compile(sources: Sequence[Path], output: Path, flags: Sequence[str]) -> None:
     """Compile beside ``output`` and rename over it, so that nobody ever sees half a program."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise SandboxUnavailableError(
-            f"no C compiler to build {source.name}", next_step="install one: apt-get install gcc libc6-dev"
+            f"no C compiler to build {sources[0].name}", next_step="install one: apt-get install gcc libc6-dev"
         )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +90,7 @@ def _compile(source: Path, output: Path, flags: Sequence[str]) -> None:
         ) from error
     os.close(handle)
     try:
-        _run_compiler([compiler, *_WARNINGS, *flags, "-o", temporary, str(source)], source.name)
+        _run_compiler([compiler, *_WARNINGS, *flags, "-o", temporary, *map(str, sources)], sources[0].name)
         Path(temporary).chmod(0o755)
         Path(temporary).replace(output)
     finally:

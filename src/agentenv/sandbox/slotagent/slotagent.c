@@ -12,13 +12,12 @@
  * Started as another pid than 1 it works the same on its own descendants: for tests.
  */
 #define _GNU_SOURCE
+#include "slotagent.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -37,37 +36,24 @@ enum kind {
     HELLO = 100, SPAWNED = 101, SPAWN_FAILED = 102, EXITED = 103, KILLED = 104, PONG = 105,
 };
 enum spawn_flag { WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4 };
-enum step { STEP_RESOURCES = 1, STEP_CWD = 2, STEP_EXEC = 3 };
 enum exit_code { EXIT_USAGE = 64, EXIT_MALFORMED = 65, EXIT_SYSTEM = 71 };
-enum {
-    MAX_PACKET = 64 * 1024, MAX_FDS = 4, MAX_RUNS = 512, MAX_ENDED = 256, MAX_PROCESSES = 16384,
-    MAX_STRINGS = MAX_PACKET, SCRIPT_DESCRIPTOR = 9, REAPS_PER_TURN = 256,
-    FREE_PASSES = 3, MAX_PASSES = 200, PASS_PAUSE_NS = 1000 * 1000, TICKS_PER_S = 100,
-};
+enum { MAX_FDS = 4, MAX_STRINGS = MAX_PACKET, REAPS_PER_TURN = 256, TICKS_PER_S = 100 };
 
 struct header { uint32_t kind, run; int32_t arg; uint32_t payload_bytes; };
 _Static_assert(sizeof(struct header) == 16, "the header is 16 bytes on the wire");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little-endian, unswapped");
 
-/* Start times are clock ticks since boot, as in /proc/PID/stat; within a tick, pids tell the order. */
-struct run { uint32_t id; pid_t pid; uint64_t started; };
-struct ended { pid_t pid; uint64_t started, ended; };
-struct process { pid_t pid, parent, session; uint64_t started; bool dead, stopped, killed; signed char member; };
-struct table { struct process at[MAX_PROCESSES]; size_t count; };
+pid_t self;
+bool is_init;
+int proc;
+struct run runs[MAX_RUNS];
+size_t run_count;
+struct ended ended_runs[MAX_ENDED];
 
-static int peer, proc;
-static pid_t self;
-static bool is_init;
-static struct run runs[MAX_RUNS];
-static size_t run_count;
-static struct ended ended_runs[MAX_ENDED];
+static int peer;
 static size_t ended_count; /* ever; the ring keeps the last MAX_ENDED */
 static char packet[MAX_PACKET];
 static char *strings[MAX_STRINGS + 2];
-static struct table tables[2];
-static volatile int child_errno, child_step; /* written by a vforked child, which shares our memory */
-
-static size_t kill_processes(const struct run *of);
 
 /* ---- leaving and sending ---- */
 
@@ -78,7 +64,8 @@ static _Noreturn void leave(int code) {
 }
 
 /* Blocks while the server is slow: an EXIT must not be lost, and a slot has nobody else to serve. */
-static void say(enum kind kind, uint32_t run, int32_t arg, const void *payload, size_t bytes, const int *fds, size_t fd_count) {
+static void say(
+    enum kind kind, uint32_t run, int32_t arg, const void *payload, size_t bytes, const int *fds, size_t fd_count) {
     struct header header = {(uint32_t)kind, run, arg, (uint32_t)bytes};
     struct iovec parts[2] = {{&header, sizeof header}, {(void *)(uintptr_t)payload, bytes}};
     union { char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))]; struct cmsghdr align; } control;
@@ -99,7 +86,7 @@ static void say(enum kind kind, uint32_t run, int32_t arg, const void *payload, 
             struct pollfd writable = {.fd = peer, .events = POLLOUT};
             poll(&writable, 1, -1);
         } else if (errno == ETOOMANYREFS || errno == ENOBUFS || errno == ENOMEM) {
-            nanosleep(&(struct timespec){.tv_nsec = PASS_PAUSE_NS}, NULL); /* passes when the server reads */
+            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL); /* passes when the server reads */
         } else if (errno != EINTR) {
             leave(0);
         }
@@ -160,82 +147,6 @@ static bool reap(void) {
 }
 
 /* ---- spawning ---- */
-
-/* Tries argv[0] in each directory of PATH, as execvpe does, without its heap and without its
- * fallback to a shell. Returns only on failure, with errno set. */
-static void exec_program(char *const *argv, char *const *env) {
-    static char path[MAX_PACKET + 512];
-    if (strchr(argv[0], '/')) {
-        execve(argv[0], argv, env);
-        return;
-    }
-    const char *dirs = "/usr/local/bin:/usr/bin:/bin";
-    for (char *const *entry = env; *entry; entry++)
-        if (!strncmp(*entry, "PATH=", 5))
-            dirs = *entry + 5;
-    int denied = 0;
-    errno = ENOENT;
-    for (const char *dir = dirs; *argv[0]; dir++) {
-        size_t bytes = strcspn(dir, ":"), name = strlen(argv[0]);
-        if (bytes + name + 2 <= sizeof path) {
-            memcpy(path, dir, bytes);
-            path[bytes] = '/';
-            memcpy(path + bytes + 1, argv[0], name + 1);
-            execve(bytes ? path : argv[0], argv, env); /* an empty entry means the current directory */
-        }
-        denied |= errno == EACCES;
-        if (errno != ENOENT && errno != ENOTDIR && errno != EACCES)
-            return;
-        dir += bytes;
-        if (!*dir)
-            break;
-    }
-    errno = denied ? EACCES : ENOENT;
-}
-
-/* In the vforked child: our memory is the parent's, which sleeps until the exec. Writes only locals,
- * `path` above, child_errno and child_step. `from` is what becomes 0, 1, 2 and (or -1) 9. */
-static _Noreturn void child(const char *cwd, char *const *argv, char *const *env, const int from[4]) {
-    sigset_t none;
-    sigemptyset(&none);
-    setsid();
-    child_step = STEP_RESOURCES;
-    for (int fd = 0; fd < 3; fd++)
-        if (dup2(from[fd], fd) < 0)
-            goto failed;
-    unsigned first = 3;
-    if (from[3] >= 0) {
-        /* dup2 onto itself would keep close-on-exec. */
-        if (from[3] == SCRIPT_DESCRIPTOR ? fcntl(SCRIPT_DESCRIPTOR, F_SETFD, 0) : dup2(from[3], SCRIPT_DESCRIPTOR) < 0)
-            goto failed;
-        syscall(SYS_close_range, 3U, (unsigned)SCRIPT_DESCRIPTOR - 1, 0U);
-        first = SCRIPT_DESCRIPTOR + 1;
-    }
-    syscall(SYS_close_range, first, ~0U, 0U); /* everything is close-on-exec as well: this is the belt */
-    child_step = STEP_CWD;
-    if (chdir(cwd) < 0)
-        goto failed;
-    child_step = STEP_EXEC;
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    exec_program(argv, env);
-failed:
-    child_errno = errno;
-    _exit(127);
-}
-
-/* A function of its own, because nothing may live in registers across vfork. */
-static __attribute__((noinline)) pid_t start_child(const char *cwd, char *const *argv, char *const *env, const int *from) {
-    child_errno = 0;
-    child_step = STEP_RESOURCES;
-    pid_t pid = vfork();
-    if (!pid)
-        child(cwd, argv, env, from);
-    if (pid < 0)
-        child_errno = errno;
-    else if (child_errno)
-        while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
-    return pid;
-}
 
 /* Splits the payload in place into strings[]: argv, NULL, env, NULL. Returns cwd; leaves when malformed. */
 static const char *parse_spawn(char *payload, size_t bytes, char ***env) {
@@ -311,13 +222,10 @@ static void spawn(const struct header *header, char *payload, int *fds, size_t f
         from[i + 1] = ends[i != 2];
     }
     uint64_t started = ticks_now();
-    pid_t pid = 0;
+    pid_t pid = -1;
     int step = STEP_RESOURCES;
-    if (!error) {
-        pid = start_child(cwd, strings, env, from);
-        error = child_errno;
-        step = child_step;
-    }
+    if (!error)
+        pid = start_child(cwd, strings, env, from, &error, &step);
     close_all(from, 4); /* the child's ends; descriptors of the packet are among them */
     if (error) {
         close_all(ours, 3);
@@ -327,221 +235,6 @@ static void spawn(const struct header *header, char *payload, int *fds, size_t f
     remember_run(header->run, pid, started);
     say(SPAWNED, header->run, pid, NULL, 0, ours, flags & SCRIPT_PIPE ? 3 : 2);
     close_all(ours, 3);
-}
-
-/* ---- killing ---- */
-
-static bool after(uint64_t started, pid_t pid, uint64_t than, pid_t than_pid) {
-    return started > than || (started == than && pid > than_pid);
-}
-
-/* The pid of a directory name, or 0. */
-static pid_t parse_pid(const char *name) {
-    long pid = 0;
-    for (; *name; name++) {
-        if (*name < '0' || *name > '9' || pid > INT32_MAX / 10 - 1)
-            return 0;
-        pid = pid * 10 + (*name - '0');
-    }
-    return (pid_t)pid;
-}
-
-static bool read_process(const char *name, struct process *into) {
-    char path[32], text[1024];
-    size_t bytes = strlen(name);
-    if (bytes > 16)
-        return false;
-    memcpy(path, name, bytes);
-    memcpy(path + bytes, "/stat", 6);
-    int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return false; /* gone since it was listed */
-    ssize_t got = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (got <= 0)
-        return false;
-    text[got] = 0;
-    char *at = strrchr(text, ')'); /* the name before it may hold anything */
-    if (!at || at[1] != ' ' || !at[2])
-        return false;
-    char state = at[2];
-    unsigned long long field[23] = {0};
-    at += 3;
-    for (int i = 4; i <= 22; i++)
-        field[i] = (unsigned long long)strtoull(at, &at, 10); /* negative fields (tty) do not matter */
-    into->pid = parse_pid(name);
-    into->parent = (pid_t)field[4];
-    into->session = (pid_t)field[6];
-    into->started = field[22];
-    /* A leader that called pthread_exit looks like a zombie while its threads live on. */
-    into->dead = (state == 'Z' || state == 'X') && field[20] <= 1;
-    into->stopped = state == 'T';
-    into->killed = false;
-    into->member = -1;
-    return true;
-}
-
-/* Lists the processes of our /proc, in order of pid as procfs gives them, and carries over from
- * `before` which of them were killed already. */
-static void scan(struct table *now, const struct table *before) {
-    struct entry { uint64_t inode; int64_t offset; uint16_t bytes; unsigned char type; char name[]; };
-    static char buffer[32768] __attribute__((aligned(8)));
-    size_t old = 0;
-    now->count = 0;
-    lseek(proc, 0, SEEK_SET);
-    for (;;) {
-        long got = syscall(SYS_getdents64, proc, buffer, sizeof buffer);
-        if (got <= 0)
-            return;
-        for (long at = 0; at < got;) {
-            const struct entry *entry = (const void *)(buffer + at);
-            at += entry->bytes;
-            if (!parse_pid(entry->name) || now->count == MAX_PROCESSES)
-                continue;
-            struct process *process = &now->at[now->count];
-            if (!read_process(entry->name, process))
-                continue;
-            now->count++;
-            while (before && old < before->count && before->at[old].pid < process->pid)
-                old++;
-            if (before && old < before->count && before->at[old].pid == process->pid)
-                process->killed = before->at[old].killed && before->at[old].started == process->started;
-        }
-    }
-}
-
-static struct process *find_process(struct table *table, pid_t pid) {
-    size_t low = 0, high = table->count;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (table->at[middle].pid < pid)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low < table->count && table->at[low].pid == pid ? &table->at[low] : NULL;
-}
-
-/* Whether an orphan (its parent is us, and it leads no run) belongs to `of`. A process that did not
- * call setsid still tells by its session; of the others only the time is known. */
-static bool owns_orphan(const struct run *of, const struct process *orphan) {
-    if (orphan->session == of->pid)
-        return true;
-    for (size_t i = 0; i < run_count; i++)
-        if (runs[i].pid == orphan->session)
-            return false;
-    if (!after(orphan->started, orphan->pid, of->started, of->pid))
-        return false;
-    for (size_t i = 0; i < run_count; i++)
-        if (after(runs[i].started, runs[i].pid, of->started, of->pid)
-            && after(orphan->started, orphan->pid, runs[i].started, runs[i].pid))
-            return false;
-    for (size_t i = 0; i < MAX_ENDED; i++) {
-        const struct ended *other = &ended_runs[i];
-        if (!other->pid)
-            continue;
-        if (other->pid == orphan->session)
-            return false;
-        /* A run that came and went while `of` (a spare shell, say) waited. */
-        if (after(other->started, other->pid, of->started, of->pid)
-            && orphan->started >= other->started && orphan->started <= other->ended)
-            return false;
-    }
-    return true;
-}
-
-/* Whether the process is in the tree to kill: of a run, or (`of` NULL) of us. Remembers its answer
- * in the table; `hops` bounds the walk, as parents read while processes die may form a circle. */
-static bool is_member(struct table *table, struct process *process, const struct run *of, size_t hops) {
-    if (process->member >= 0 || !hops)
-        return process->member > 0;
-    bool member = false;
-    struct process *parent = find_process(table, process->parent);
-    if (process->pid == self)
-        member = false;
-    else if (of && process->pid == of->pid)
-        member = true;
-    else if (process->parent == self || (!parent && is_init)) { /* no parent: it died during the scan */
-        bool leads_run = false;
-        for (size_t i = 0; i < run_count; i++)
-            leads_run |= runs[i].pid == process->pid;
-        member = !of || (!leads_run && owns_orphan(of, process));
-    } else if (parent && parent != process)
-        member = is_member(table, parent, of, hops - 1);
-    process->member = member;
-    return member;
-}
-
-/* One pass: SIGKILL for every member not yet killed. Returns how many were; *alive counts the
- * members, killed or not, that still run. */
-static size_t kill_pass(struct table *table, const struct run *of, size_t *alive) {
-    size_t killed = 0;
-    *alive = 0;
-    for (size_t i = 0; i < table->count; i++) {
-        struct process *process = &table->at[i];
-        if (process->dead || !is_member(table, process, of, 4096))
-            continue;
-        ++*alive;
-        if (process->killed)
-            continue;
-        process->killed = true;
-        killed += !kill(process->pid, SIGKILL);
-    }
-    return killed;
-}
-
-/* Stops every process but us, so that none can fork away from the next pass. `was_stopped` is left
- * holding who was stopped before that. */
-static void freeze(struct table *was_stopped) {
-    scan(was_stopped, NULL);
-    if (is_init) {
-        kill(-1, SIGSTOP);
-        return;
-    }
-    for (size_t i = 0; i < was_stopped->count; i++)
-        if (is_member(was_stopped, &was_stopped->at[i], NULL, 4096))
-            kill(was_stopped->at[i].pid, SIGSTOP);
-}
-
-static void thaw(struct table *now, struct table *was_stopped) {
-    scan(now, NULL);
-    for (size_t i = 0; i < now->count; i++) {
-        struct process *process = &now->at[i], *before = find_process(was_stopped, process->pid);
-        bool own_wish = before && before->stopped && before->started == process->started;
-        if (process->stopped && !own_wish && is_member(now, process, NULL, 4096))
-            kill(process->pid, SIGCONT);
-    }
-}
-
-/* Kills the tree of `of`, or everything (`of` NULL), and waits (bounded) until it is dead. Returns
- * how many processes were killed. Nothing is reaped meanwhile: the pids of our children stay theirs,
- * and a fork bomb's zombies use up its own process limit. */
-static size_t kill_processes(const struct run *run) {
-    static struct table was_stopped;
-    struct run copy = run ? *run : (struct run){0};
-    const struct run *of = run ? &copy : NULL;
-    size_t killed = 0, alive = 0;
-    bool frozen = false;
-    tables[1].count = 0;
-    for (int pass = 0; pass < MAX_PASSES; pass++) {
-        struct table *now = &tables[pass % 2];
-        scan(now, &tables[(pass + 1) % 2]);
-        size_t found = kill_pass(now, of, &alive);
-        killed += found;
-        if (!of && is_init)
-            kill(-1, SIGKILL); /* at once for all: what forked during the pass dies too */
-        if (!alive)
-            break;
-        if (!found) {
-            nanosleep(&(struct timespec){.tv_nsec = PASS_PAUSE_NS}, NULL); /* they are dying */
-        } else if (pass + 1 >= FREE_PASSES && !frozen) {
-            freeze(&was_stopped);
-            frozen = true;
-        }
-    }
-    if (frozen)
-        thaw(&tables[0], &was_stopped);
-    return killed;
 }
 
 /* ---- the loop ---- */
@@ -578,7 +271,9 @@ static void handle(const struct header *header, char *payload, int *fds, size_t 
 static void receive(void) {
     union { char bytes[CMSG_SPACE(MAX_FDS * sizeof(int))]; struct cmsghdr align; } control;
     struct iovec part = {packet, sizeof packet};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    message.msg_control = control.bytes;
+    message.msg_controllen = sizeof control.bytes;
     ssize_t got = recvmsg(peer, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (got < 0 && (errno == EINTR || errno == EAGAIN))
         return;
@@ -615,6 +310,16 @@ static int set_up_signals(void) {
     sigemptyset(&child_only);
     sigaddset(&child_only, SIGCHLD);
     return signalfd(-1, &child_only, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+pid_t parse_pid(const char *name) {
+    long pid = 0;
+    for (; *name; name++) {
+        if (*name < '0' || *name > '9' || pid > INT32_MAX / 10 - 1)
+            return 0;
+        pid = pid * 10 + (*name - '0');
+    }
+    return (pid_t)pid;
 }
 
 /* Our /proc must show our own pid namespace, or its pids would be somebody else's. */
