@@ -230,6 +230,7 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
                 turns=asyncio.Semaphore(config.max_containers * config.slots_per_container),
                 acquire_timeout_s=config.acquire_timeout_s,
                 infra_retries=config.infra_retries,
+                infra_retry_delay_s=config.infra_retry_delay_s,
                 verification=config.verification,
             )
             await call_hook("setup_agent_env", self.setup_agent_env)

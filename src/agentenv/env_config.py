@@ -106,6 +106,7 @@ class AgentFields(BaseModel):
     # Failures
     verification: Literal["live", "sealed"] = "live"
     infra_retries: int = Field(default=2, ge=0, le=100, description="New slots tried per rollout")
+    infra_retry_delay_s: float = Field(default=1.0, ge=0, description="Before the second attempt; then doubled")
     item_retries: int = Field(default=2, ge=0, le=100, description="Times an item whose whole group failed returns")
     give_up_after_failed_groups: int = Field(default=10, ge=1, description="In a row, `process` then stops")
     # Items and records

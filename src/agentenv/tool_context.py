@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import io
 import shlex
 import tarfile
@@ -103,7 +104,7 @@ class ToolContext:
         """A whole file of the slot, at most 64 MiB. Raises: OSError (missing, a directory, too large)."""
         reply = ReadFileReply.model_validate(await self._file_call("read_file", {"path": path, "binary": binary}))
         if reply.truncated:
-            raise OSError(27, f"{path} has {reply.size_bytes} bytes, more than one call carries")
+            raise OSError(errno.EFBIG, f"{path} has {reply.size_bytes} bytes, more than one call carries")
         return (reply.data or b"") if binary else (reply.text or "")
 
     async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
@@ -138,7 +139,8 @@ class ToolContext:
     async def download(self, remote: str, local: Path | str) -> None:
         """Copy a file or directory of the slot to a local path (a directory's content lands in it).
 
-        What a slot sends is not trusted: names outside ``local``, links and devices are refused.
+        What a slot sends is not trusted. Raises: OSError for names and links that lead out of ``local``,
+        devices, a missing ``remote``.
         """
         reply = ArtifactsReply.model_validate(await self._file_call("artifacts", {"action": "archive", "path": remote}))
         await asyncio.to_thread(_unpack, reply.data or b"", Path(remote).name, Path(local))
@@ -223,4 +225,7 @@ def _unpack(archive: bytes, name: str, target: Path) -> None:
             target.write_bytes(held.read() if held else b"")
             return
         target.mkdir(parents=True, exist_ok=True)
-        tar.extractall(target, filter="data")
+        try:
+            tar.extractall(target, filter="data")
+        except tarfile.FilterError as error:
+            raise OSError(errno.EPERM, f"the slot sent something unsafe to extract: {error}", name) from error

@@ -31,6 +31,7 @@ def flags(directory: Path, policy: ScriptedPolicy, **changed: Any) -> list[str]:
         "env.use_wandb": False,
         "env.rollouts_path": directory / "rollouts.jsonl",
         "env.send_trajectory_id": True,
+        "env.infra_retry_delay_s": 0,
         "env.enabled_toolsets": "terminal,files",
         "openai.base_url": policy.base_url,
         "openai.model_name": "scripted",

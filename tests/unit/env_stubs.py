@@ -63,6 +63,7 @@ def settings(directory: Path, **changed: Any) -> AgentEnvConfig:
         "rollouts_path": str(directory / "rollouts.jsonl"),
         "send_trajectory_id": True,
         "agent_max_steps": 6,
+        "infra_retry_delay_s": 0,
         **changed,
     }
     return AgentEnvConfig(**chosen)

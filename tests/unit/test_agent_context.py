@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import base64
+import io
+import tarfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,3 +151,25 @@ async def test_process_gives_up_after_failures_in_a_row() -> None:
     source = Source(10, dict.fromkeys(range(10), 99))
     with pytest.raises(InfraError, match="3 groups in a row"):
         await ProcessRun(source, 5, at_once=1, give_up_after=3).run()
+
+
+@pytest.mark.parametrize("member", ["../out", "/abs", "link", "device"])
+async def test_a_download_never_leaves_its_directory(tmp_path: Path, member: str) -> None:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        entry = tarfile.TarInfo(member)
+        if member == "link":
+            entry.type, entry.linkname = tarfile.SYMTYPE, "../../etc"
+        if member == "device":
+            entry.type = tarfile.CHRTYPE
+        tar.addfile(entry)
+        tar.addfile(tarfile.TarInfo("second"))
+    data = base64.b64encode(archive.getvalue()).decode()
+    exec_tool, _ = context(CallResult(id="c", content={"data": data, "files": [], "total_bytes": 0}))
+    if member == "/abs":  # made relative, as tar itself does
+        await exec_tool.download("dir", tmp_path / "in")
+        assert (tmp_path / "in" / "abs").exists()
+    else:
+        with pytest.raises(PermissionError):
+            await exec_tool.download("dir", tmp_path / "in")
+    assert {path.name for path in tmp_path.iterdir()} == {"in"}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agentenv.agent.loop import AgentLoop, as_history, requested_calls
-from agentenv.agent.ports import ContextOverflow
+from agentenv.agent.ports import Completion, ContextOverflow
 from agentenv.agent.prompts import opening
 from agentenv.agent.settings import AgentSettings
 from agentenv.errors import CallLostError, ConfigError, ContainerLostError
@@ -144,3 +144,18 @@ async def test_an_infra_result_that_slipped_through_is_raised_too(result: CallRe
 def test_tools_chosen_for_an_item_must_exist() -> None:
     with pytest.raises(ConfigError, match="'python'"):
         loop(StubModel(saying("x")), StubSession("t", echo), tools=("bash", "python"))
+
+
+async def test_a_flood_of_calls_in_one_message_is_cut() -> None:
+    session = StubSession("t", echo)
+    model = StubModel(calling(*[("bash", "{}")] * 5), saying("x"))
+    result = await loop(model, session, max_calls_per_turn=2).run(START)
+    assert len(session.calls) == 2
+    assert result.model_faults == 3
+    assert "at most 2" in result.messages[-2]["content"]
+
+
+async def test_content_in_parts_is_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    model = StubModel(Completion({"role": "assistant", "content": parts}))
+    assert (await loop(model, StubSession("t", echo)).run(START)).final_response == "ab"

@@ -71,7 +71,7 @@ def _requested(call: Any, fallback_id: str) -> RequestedCall:
 def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
     """The assistant message as it goes back to the model: ids filled in, arguments always valid JSON
     (servers refuse a whole conversation for one unparsable call in it)."""
-    history: Message = {"role": "assistant", "content": clean_text(str(message.get("content") or ""))}
+    history: Message = {"role": "assistant", "content": clean_text(_text_of(message.get("content")))}
     if calls:
         history["tool_calls"] = [
             {
@@ -85,6 +85,13 @@ def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
             for call in calls
         ]
     return history
+
+
+def _text_of(content: Any) -> str:
+    """A message's content as text; some servers send it in parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return str(content or "")
 
 
 def _as_object(arguments: dict[str, Any] | str) -> dict[str, Any]:
@@ -134,8 +141,8 @@ class AgentLoop:
             if not calls:
                 result.finish_reason = "length" if reason == "length" else "stop"
                 return result
-            for call in calls:
-                await self._run_call(step, call)
+            for number, call in enumerate(calls):
+                await self._run_call(step, call, number)
         result.finish_reason = "max_steps"
         return result
 
@@ -155,7 +162,7 @@ class AgentLoop:
         self.result.steps.append(step)
         return step, completion.finish_reason
 
-    async def _run_call(self, step: Step, call: RequestedCall) -> None:
+    async def _run_call(self, step: Step, call: RequestedCall, number: int) -> None:
         if self._calls_made and self._settings.tool_delay_s:
             await asyncio.sleep(self._settings.tool_delay_s)
         self._calls_made += 1
@@ -164,21 +171,26 @@ class AgentLoop:
         step.tool_calls.append(record)
         try:
             with self._timeline.phase("tool", call.tool or "invalid"):
-                record.result = await self._result_of(call, record)
+                record.result = await self._result_of(call, record, number)
         finally:
             record.ended_s = self._timeline.now()
         self.result.model_faults += record.result.fault in ("model", "policy")
         record.shown = shown(call.tool, record.result, self._settings.shown_bytes)
         self.result.messages.append({"role": "tool", "tool_call_id": call.call_id, "content": record.shown})
 
-    async def _result_of(self, call: RequestedCall, record: ToolRecord) -> CallResult:
+    async def _result_of(self, call: RequestedCall, record: ToolRecord, number: int) -> CallResult:
+        if number >= (limit := self._settings.max_calls_per_turn):
+            return _refused(call, "invalid_arguments", f"not run: at most {limit} tool calls are run of one message")
         if call.tool not in self._names:
             known = ", ".join(self._names)
-            message = f"no tool is named {call.tool!r}; the tools are: {known}"
-            return CallResult(id=call.call_id, fault="model", error="unknown_tool", message=message)
+            return _refused(call, "unknown_tool", f"no tool is named {call.tool!r}; the tools are: {known}")
         result = await self._session.call(call.tool, call.arguments, timeout_s=self._settings.tool_timeout_s)
         record.batch_wait_s = self._session.last_batch_wait_s
         return checked(result)
+
+
+def _refused(call: RequestedCall, error: str, message: str) -> CallResult:
+    return CallResult(id=call.call_id, fault="model", error=error, message=message)
 
 
 def checked(result: CallResult) -> CallResult:

@@ -24,6 +24,8 @@ from agentenv.errors import AgentEnvError, InfraError
 
 logger = logging.getLogger(__name__)
 
+MAX_RETRY_DELAY_S = 30.0
+
 
 @dataclass(frozen=True)
 class Farm:
@@ -41,6 +43,8 @@ class Farm:
     turns: asyncio.Semaphore
     acquire_timeout_s: float = 30.0
     infra_retries: int = 2
+    infra_retry_delay_s: float = 0.0
+    """Waited, holding no slot, before the second attempt; doubled before each further one, up to 30 s."""
     verification: Literal["live", "sealed"] = "live"
 
 
@@ -76,6 +80,7 @@ class Rollout:
                 return self._transcript(attempt, trajectory, error, earlier)
             logger.warning("%s: attempt %d failed on our side, trying again: %s", trajectory, number, _named(error))
             earlier.append(_named(error))
+            await asyncio.sleep(min(MAX_RETRY_DELAY_S, self._farm.infra_retry_delay_s * 2 ** (number - 1)))
 
     async def _attempt(self, attempt: Attempt) -> AgentEnvError | None:
         """The attempt's failure, or None when it was scored."""

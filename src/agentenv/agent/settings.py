@@ -12,7 +12,8 @@ from agentenv.agent.prompts import SYSTEM_PROMPT
 class AgentSettings:
     """Limits and sampling of one agent.
 
-    ``max_steps`` model turns at most; ``tool_delay_s`` is waited between two tool calls;
+    ``max_steps`` model turns at most, ``max_calls_per_turn`` tool calls run of each;
+    ``tool_delay_s`` is waited between two tool calls;
     ``tool_timeout_s`` bounds each call (None: the executor's default); ``shown_bytes`` caps each of
     stdout and stderr as the model sees them (head and tail kept, the dropped bytes counted).
     ``temperature``, ``max_tokens`` and ``extra_body`` go to the model's server when set.
@@ -20,6 +21,7 @@ class AgentSettings:
     """
 
     max_steps: int = 50
+    max_calls_per_turn: int = 64
     temperature: float | None = None
     max_tokens: int | None = None
     extra_body: dict[str, Any] = field(default_factory=dict)
