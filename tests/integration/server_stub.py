@@ -17,8 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import aiohttp
-
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.wire.spec import SandboxSpec
@@ -39,6 +37,8 @@ class StubSupervisor:
         self.serving = asyncio.Event()
         self.broken: set[int] = set()
         """Slots whose next reset fails."""
+        self.sealing = True
+        """False: seals wait for :meth:`finish_seal` or :meth:`fail`."""
         self.server: subprocess.Popen[bytes] | None = None
         self._binaries = ensure_built()
         self._temporary = tempfile.TemporaryDirectory(prefix="agentenv-stub-")
@@ -118,8 +118,21 @@ class StubSupervisor:
         self._send({"op": "slot_lost", "slot": slot, "reason": "the agent was killed"})
         self._reset(slot)
 
-    def client(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(self.url, headers={"Authorization": f"Bearer {TOKEN}"})
+    def finish_seal(self, slot: int) -> None:
+        """New namespaces over the same workspace."""
+        self._replace_agent(slot)
+        self._ready(slot, kept=True)
+
+    def fail(self, slot: int, reason: str) -> None:
+        """The slot is of no use any more."""
+        self._send({"op": "slot_failed", "slot": slot, "epoch": self.epochs[slot], "reason": reason})
+
+    def hang_up(self) -> None:
+        """As if the supervisor had died."""
+        assert self._control is not None
+        asyncio.get_running_loop().remove_reader(self._control)
+        self._control.close()
+        self._control = None
 
     # -- inside
 
@@ -216,9 +229,8 @@ class StubSupervisor:
             self.leases[slot] = request["lease"]
         elif request["op"] == "reset":
             self._reset(slot)
-        elif request["op"] == "seal":
-            self._replace_agent(slot)
-            self._ready(slot, kept=True)
+        elif request["op"] == "seal" and self.sealing:
+            self.finish_seal(slot)
 
 
 def descriptors(pid: int) -> int:

@@ -1,0 +1,178 @@
+"""Servers, agents and supervisors that die; slots and leases that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import aiohttp
+
+from agentenv.wire.leases import LeaseKey
+from tests.integration.server_client import Client
+from tests.integration.server_stub import TOKEN, StubSupervisor, descriptors
+
+
+async def test_a_server_that_comes_back_finds_slots_and_leases_alive() -> None:
+    async with StubSupervisor(slots=3) as stub:
+        async with Client(stub.url, TOKEN) as client:
+            boot = client.boot
+            key = await client.lease(0, request_id="r" * 20)
+            await client.run(key, "echo kept > file; sleep 1000 >/dev/null 2>&1 &")
+            done = client.call(key, command="echo done")
+            await client.ask(done)
+            await client.result(done)
+            running = client.call(key, command="echo ran >> log; exec sleep 2000")
+            waiting = client.call(key, command="echo ran >> log")
+            await client.ask(running, waiting)
+            await client.running(0, 2)
+            await stub.crash()
+        async with Client(stub.url, TOKEN) as client:
+            assert client.boot != boot
+            assert (await client.slot(0)).trajectory == "t"
+            assert (await client.slot(1)).state == "free"
+            assert await client.lease(0, request_id="r" * 20) == key, "a grant whose answer was lost is asked for again"
+            for call in (done, running, waiting):
+                await client.ask(call)
+                result = await client.result(call)
+                assert (result.fault, result.error) == ("infra", "call_lost")
+            assert (await client.run(key, "cat file log")).stdout.startswith("kept\n")
+            left = await client.run(key, "pgrep -af sleep")
+            assert "sleep 1000" in left.stdout, "what an earlier call left in the background lives on"
+            assert "sleep 2000" not in left.stdout, "what nobody can have the answer of does not"
+            for number in range(40):
+                assert (await client.run(key, f"echo {number}")).stdout == f"{number}\n"
+            await stub.crash()
+        async with Client(stub.url, TOKEN) as client:
+            assert (await client.run(key, "cat file")).stdout == "kept\n"
+            assert await client.release(key) == "free"
+            assert (await client.slot(0)).epoch == key.epoch + 1
+
+
+async def test_a_lease_whose_client_died_with_the_server_expires() -> None:
+    async with StubSupervisor(slots=1) as stub:
+        async with Client(stub.url, TOKEN) as client:
+            await client.lease(0, ttl_s=0.5)
+            await stub.crash()
+        async with Client(stub.url, TOKEN) as client, asyncio.timeout(10):
+            while (await client.slot(0)).state != "free":
+                await asyncio.sleep(0.01)
+            assert stub.leases == [None]
+
+
+async def test_an_agent_that_dies_ends_its_lease_and_no_other() -> None:
+    async with StubSupervisor(slots=2) as stub, Client(stub.url, TOKEN) as client:
+        key, other = await client.lease(0), await client.lease(1)
+        lost, waiting = client.call(key, command="sleep 1000"), client.call(key, command="true")
+        safe = client.call(other, command="sleep 0.5; echo safe")
+        await client.ask(lost, waiting, safe)
+        await client.running(0, 2)
+        stub.kill_agent(0)
+        for call in (lost, waiting):
+            result = await client.result(call)
+            assert (result.fault, result.error) == ("infra", "lease_lost")
+        assert (await client.result(safe)).stdout == "safe\n"
+        assert (await client.run(key, "true")).error == "stale_lease"
+        async with asyncio.timeout(10):
+            while (await client.slot(0)).state != "free":
+                await asyncio.sleep(0.01)
+        again = await client.lease(0)
+        assert again.epoch == key.epoch + 1
+        assert (await client.run(again, "echo new")).stdout == "new\n"
+
+
+async def test_a_slot_that_cannot_be_proved_clean_is_quarantined() -> None:
+    async with StubSupervisor(slots=2) as stub, Client(stub.url, TOKEN) as client:
+        key = await client.lease(0)
+        stub.broken.add(0)
+        assert await client.release(key) == "quarantined"
+        report = await client.slot(0)
+        assert (report.state, report.reason) == ("quarantined", "not clean")
+        status, reply = await client.post(
+            "/v1/leases", {"slot": 0, "trajectory": "t", "ttl_s": 5, "request_id": "q" * 20}
+        )
+        assert (status, reply["error"]) == (409, "stale_lease")
+        assert (await client.run(await client.lease(1), "echo other")).stdout == "other\n"
+
+
+async def test_a_seal_that_fails_ends_the_lease() -> None:
+    async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
+        key = await client.lease(0)
+        stub.sealing = False
+        waiting = asyncio.create_task(client.post("/v1/leases/seal", key.model_dump()))
+        async with asyncio.timeout(10):
+            while not any(request["op"] == "seal" for request in stub.requests):
+                await asyncio.sleep(0.005)
+        queued = client.call(key, command="true")
+        await client.ask(queued)
+        await client.running(0, 1)
+        stub.fail(0, "no namespaces left")
+        status, reply = await waiting
+        assert (status, reply["error"]) == (409, "lease_lost")
+        assert "no namespaces left" in reply["message"]
+        assert (await client.result(queued)).error == "lease_lost"
+
+
+async def test_release_during_a_seal_resets_the_slot() -> None:
+    async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
+        key = await client.lease(0)
+        await client.run(key, "touch left")
+        stub.sealing = False
+        sealing = asyncio.create_task(client.post("/v1/leases/seal", key.model_dump()))
+        async with asyncio.timeout(10):
+            while not any(request["op"] == "seal" for request in stub.requests):
+                await asyncio.sleep(0.005)
+        releasing = asyncio.create_task(client.release(key))
+        await asyncio.sleep(0.05)
+        stub.finish_seal(0)
+        assert await releasing == "free"
+        assert (await sealing)[0] == 409
+        key = await client.lease(0)
+        assert (await client.run(key, "ls")).stdout == ""
+
+
+async def test_a_server_told_to_stop_says_goodbye_and_leaves_the_slots() -> None:
+    async with StubSupervisor(slots=1) as stub:
+        assert stub.server is not None
+        async with Client(stub.url, TOKEN) as client:
+            key = await client.lease(0)
+            await client.ask(client.call(key, command="sleep 1000"))
+            await client.next_message()
+            await client.running(0, 1)
+            stub.server.send_signal(signal.SIGTERM)
+            assert client.stream is not None
+            frame = await client.stream.receive()
+            assert frame.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING)
+            assert client.stream.close_code == 1001
+            assert stub.server.wait(10) == 0
+        assert stub.agents[0].poll() is None
+        await stub.crash()
+        async with Client(stub.url, TOKEN) as client:
+            assert (await client.run(LeaseKey.model_validate(key), "echo alive")).stdout == "alive\n"
+
+
+async def test_a_server_ends_with_its_supervisor() -> None:
+    async with StubSupervisor(slots=1) as stub:
+        assert stub.server is not None
+        stub.hang_up()
+        assert await asyncio.to_thread(stub.server.wait, 10) == 0
+
+
+async def test_a_crashed_server_leaks_no_descriptors_into_the_next() -> None:
+    async with StubSupervisor(slots=1) as stub:
+        assert stub.server is not None
+        async with Client(stub.url, TOKEN) as client:
+            key = await client.lease(0)
+            await client.run(key, "true")
+            await client.ask(*(client.call(key, command=f"sleep 0.0{n}") for n in range(9)))
+            await stub.crash()
+        async with Client(stub.url, TOKEN) as client:
+            await client.run(key, "true")
+            first = descriptors(stub.server.pid)
+            await stub.crash()
+        async with Client(stub.url, TOKEN) as client:
+            await client.run(key, "true")
+            async with asyncio.timeout(10):
+                while descriptors(stub.server.pid) > first:
+                    await asyncio.sleep(0.01)
+        assert Path(f"/proc/{stub.server.pid}").exists()
