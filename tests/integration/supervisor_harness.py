@@ -202,3 +202,49 @@ class Container:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
+
+
+def processes_with(text: str) -> list[int]:
+    """Pids of this machine whose command line contains ``text`` (ours excluded)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+def cgroups_of(name: str) -> list[Path]:
+    """Cgroup directories of this container anywhere below the usual mount."""
+    return [path for path in Path("/sys/fs/cgroup").rglob(name) if path.parent.name == "agentenv"]
+
+
+def living(container: Container) -> set[int]:
+    """Every process of the container this machine still has."""
+    found = set(processes_with(str(container.directory))) | set(processes_with(container.spec.container))
+    for base in cgroups_of(container.spec.container):
+        for file in base.rglob("cgroup.procs"):
+            found |= {int(pid) for pid in file.read_text().split()}
+    return found
+
+
+def eventually(check: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Wait until ``check`` holds."""
+    ends = time.monotonic() + deadline_s
+    while not check():
+        if time.monotonic() > ends:
+            raise AssertionError(f"not within {deadline_s} s: {what}")
+        time.sleep(0.005)
+
+
+def assert_nothing_left(container: Container) -> None:
+    """No process, no cgroup, no mount, no data directory."""
+    name = container.spec.container
+    eventually(lambda: not living(container), "every process of the container is gone")
+    assert cgroups_of(name) == []
+    assert not container.state.exists()
+    assert name not in Path("/proc/self/mountinfo").read_text()

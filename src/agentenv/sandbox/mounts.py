@@ -88,21 +88,23 @@ def first_blocker(path: Path, mode_of: Callable[[Path], int] | None = None) -> P
     return None
 
 
-def private_place(preferred: Path, needed: Iterable[Path], exists: Callable[[Path], bool] | None = None) -> Path:
+def private_place(fallback: Path, needed: Iterable[Path], exists: Callable[[Path], bool] | None = None) -> Path:
     """Where to mount the container's private directory.
 
-    Slots' bwrap runs under the slot's uid and must be able to walk there, and nothing in ``needed``
-    may be covered by it. ``preferred`` when everybody can reach it, else the first system directory
-    that fits (nobody outside our mount namespace sees the mount). Raises FileNotFoundError: none.
+    Slots' bwrap runs under the slot's uid and must be able to walk there for as long as the
+    container lives, and nothing in ``needed`` may be covered by it. So: the first system directory
+    that fits (nobody outside our mount namespace sees the mount), whose permissions nobody changes
+    under us as they may those of a state directory; else ``fallback``, when everybody can reach it.
+    Raises FileNotFoundError: neither.
     """
     exists = exists or (lambda path: path.is_dir() and searchable_by_all(path))
     keep = [*needed]
-    if exists(preferred):
-        return preferred
     for place in map(Path, _PLACES):
         if exists(place) and not any(place == path or place in path.parents for path in keep):
             return place
-    raise FileNotFoundError(f"no directory every user can reach: tried {preferred}, {', '.join(_PLACES)}")
+    if exists(fallback):
+        return fallback
+    raise FileNotFoundError(f"no directory every user can reach: tried {', '.join(_PLACES)}, {fallback}")
 
 
 def mount_private(place: Path, uid: int) -> None:

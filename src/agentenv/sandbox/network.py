@@ -22,11 +22,12 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from agentenv.errors import SandboxUnavailableError
-from agentenv.sandbox import syscalls
+from agentenv.sandbox import mounts, syscalls
 from agentenv.sandbox.forked import EXEC_FAILED, reset_signals, take_descriptors
-from agentenv.sandbox.isolation import USER
+from agentenv.sandbox.isolation import ROOT_LINKS, USER
 from agentenv.sandbox.reaper import Reaper, end_of, readable
 from agentenv.sandbox.slot_process import Ground, SlotProcess
+from agentenv.sandbox.template import root_entry
 
 READY_DEADLINE_S = 10.0
 _TOOL = "slirp4netns"
@@ -81,9 +82,10 @@ def route_message(network: IPv4Network, sequence: int) -> bytes:
 
 
 def tool_argv(tool: str) -> list[str]:
-    """slirp4netns for one slot: no host loopback, its own mount namespace, seccomp."""
+    """slirp4netns for one slot: no host loopback, seccomp. Its own ``--enable-sandbox`` wants a root
+    in the slot's user namespace, which has none: :func:`_enter_jail` takes its place."""
     return [
-        tool, "--configure", "--mtu=65520", "--disable-host-loopback", "--enable-sandbox", "--enable-seccomp",
+        tool, "--configure", "--mtu=65520", "--disable-host-loopback", "--enable-seccomp",
         "--netns-type=path", f"--userns-path=/proc/self/fd/{_USER_FD}", f"--ready-fd={_READY_FD}",
         f"/proc/self/fd/{_NET_FD}", "tap0",
     ]  # fmt: skip
@@ -174,10 +176,33 @@ def _close_routes(ground: Ground, slot: SlotProcess, closed: Sequence[IPv4Networ
         os._exit(code)
 
 
+def _enter_jail(jail: Path) -> None:
+    """A root with nothing but the system's programs, /proc, the tun device and resolv.conf.
+
+    What parses the slot's packets must not see the state directory, homes or cgroups, should a
+    packet ever take it over.
+    """
+    resolver = Path("/etc/resolv.conf").read_text() if Path("/etc/resolv.conf").exists() else ""
+    mounts.enter_private_namespace()
+    mounts.mount_tmpfs(jail, size_bytes=1024 * 1024, mode=0o755, uid=os.geteuid())
+    for name in ("usr", "proc", "dev/net", "etc", "tmp"):
+        (jail / name).mkdir(parents=True)
+    for device in ("dev/null", "dev/urandom", "dev/net/tun"):
+        (jail / device).touch()
+        syscalls.mount(f"/{device}", str(jail / device), flags=syscalls.MS_BIND)
+    (jail / "etc/resolv.conf").write_text(resolver)
+    mounts.bind_read_only("/usr", str(jail / "usr"))
+    for name in ROOT_LINKS:
+        root_entry(Path("/") / name, jail / name)
+    syscalls.mount("/proc", str(jail / "proc"), flags=syscalls.MS_BIND | syscalls.MS_REC)
+    syscalls.pivot_into(str(jail))
+
+
 def _become_tool(ground: Ground, slot: SlotProcess, tool: str, ready_fd: int, error_fd: int) -> None:
     """In a forked child: become slirp4netns under the slot's uid. Never returns."""
     try:
         reset_signals()
+        _enter_jail(ground.tree.jail)
         net, user = _open_namespaces(ground, slot)
         take_descriptors({0: None, 1: error_fd, 2: error_fd, _NET_FD: net, _USER_FD: user, _READY_FD: ready_fd})
         syscalls.set_no_new_privileges()

@@ -106,7 +106,7 @@ def _recorded(directory: Path) -> list[Path]:
 def sweep(state_dir: Path) -> list[Swept]:
     """Remove everything dead containers left under ``state_dir``. The living are not touched."""
     found: list[Swept] = []
-    with contextlib.suppress(FileNotFoundError, PermissionError):
+    with contextlib.suppress(OSError):
         for directory in sorted(state_dir.iterdir()):
             if directory.is_dir() and not directory.is_symlink():
                 swept = sweep_container(directory)

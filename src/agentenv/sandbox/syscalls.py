@@ -54,6 +54,14 @@ def umount(target: str, flags: int = 0) -> None:
     _check(_libc.umount2(target.encode(), flags), f"umount {target}")
 
 
+def pivot_into(directory: str) -> None:
+    """Make ``directory`` (a mount point) the root and drop the old one from this mount namespace."""
+    os.chdir(directory)
+    _check(_libc.pivot_root(b".", b"."), f"pivot_root to {directory}")
+    umount(".", MNT_DETACH)
+    os.chdir("/")
+
+
 def die_with_parent(signal: int) -> None:
     """Send the calling process ``signal`` when its parent dies; the caller checks for the race."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl(PDEATHSIG)")

@@ -23,6 +23,8 @@ class Tree:
 
     root: Path
     workspaces: Path
+    jail: Path
+    """An empty directory: where a slot's network stack builds its own small root."""
 
     def workspace(self, slot: int) -> Path:
         """The mount point of one slot's workspace."""
@@ -32,7 +34,7 @@ class Tree:
 def build(private: Path, *, etc: dict[str, str], agent: Path, files: Path, binds: Sequence[Bind], slots: int) -> Tree:
     """Fill ``private`` (a tmpfs of ours). Raises ConfigError for a bind that cannot be made,
     OSError when the machine has no ``/usr`` or memory for it."""
-    tree = Tree(private / "root", private / "ws")
+    tree = Tree(private / "root", private / "ws", private / "jail")
     for name in ROOT_DIRECTORIES:
         (tree.root / name).mkdir(parents=True, exist_ok=True)
     (tree.root / "var/tmp").symlink_to("/tmp")  # noqa: S108  (one sized place for temporary files)
@@ -42,17 +44,18 @@ def build(private: Path, *, etc: dict[str, str], agent: Path, files: Path, binds
         target.chmod(0o755)
     mounts.bind_read_only("/usr", str(tree.root / "usr"))
     for name in ROOT_LINKS:
-        _root_entry(Path("/") / name, tree.root / name)
+        root_entry(Path("/") / name, tree.root / name)
     _fill_etc(tree.root / "etc", etc)
     for index, bind in enumerate(binds):
         _bind(tree.root, bind, f"binds[{index}]")
     tree.workspaces.mkdir()
+    tree.jail.mkdir()
     for slot in range(slots):
         tree.workspace(slot).mkdir()
     return tree
 
 
-def _root_entry(source: Path, target: Path) -> None:
+def root_entry(source: Path, target: Path) -> None:
     """``/bin`` and the like: a symlink into /usr where the machine has that, else the directory."""
     if source.is_symlink():
         target.symlink_to(source.readlink())

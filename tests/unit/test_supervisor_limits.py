@@ -1,0 +1,140 @@
+"""Which cgroup files get which values: pure planning, and making it so on a fake tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentenv.sandbox import cgroups, limits
+from agentenv.wire.spec import MIB, SlotLimits
+
+V1_MOUNTS = """\
+31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct
+38 31 0:35 /docker/abc /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+"""
+V1_SELF = "9:name=systemd:/\n8:pids:/job\n4:memory:/docker/abc\n2:cpu,cpuacct:/\n0::/\n"
+LIMITS = SlotLimits(processes=50, memory_bytes=64 * MIB, cpu_weight=200)
+
+
+def layout_two(root: str = "/cg") -> limits.CgroupLayout:
+    return limits.CgroupLayout(2, dict.fromkeys(("cpu", "memory", "pids"), Path(root)))
+
+
+def test_v1_layout_follows_the_own_cgroup_below_each_mount() -> None:
+    layout = limits.layout_v1(V1_MOUNTS, V1_SELF)
+    assert layout is not None
+    assert dict(layout.parents) == {
+        "memory": Path("/sys/fs/cgroup/memory"),
+        "pids": Path("/sys/fs/cgroup/pids/job"),
+        "cpu": Path("/sys/fs/cgroup/cpu,cpuacct"),
+    }
+
+
+def test_a_mount_from_outside_the_cgroup_namespace_is_not_ours() -> None:
+    mounts = "38 31 0:35 /../.. /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+    assert limits.layout_v1(mounts, "4:memory:/\n") is None
+
+
+def test_a_container_started_inside_another_s_cgroup_sits_beside_it() -> None:
+    mounts = "30 1 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+    found = limits.own_directory_v2(mounts, "0::/job/agentenv/outside\n")
+    assert found == (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/job"))
+
+
+def test_v1_slot_plan() -> None:
+    layout = limits.layout_v1(V1_MOUNTS, V1_SELF)
+    assert layout is not None
+    plan = limits.slot_plan(layout, "c", 3, LIMITS)
+    values = {str(setting.file): setting.value for setting in plan.settings}
+    memory = "/sys/fs/cgroup/memory/agentenv/c/slot-3"
+    assert values == {
+        "/sys/fs/cgroup/pids/job/agentenv/c/slot-3/pids.max": "52",
+        f"{memory}/memory.limit_in_bytes": str(64 * MIB),
+        f"{memory}/memory.memsw.limit_in_bytes": str(64 * MIB),
+        "/sys/fs/cgroup/cpu,cpuacct/agentenv/c/slot-3/cpu.shares": "2048",
+    }
+    assert plan.kill_file is None
+    assert plan.oom == Path(memory) / "memory.oom_control"
+    assert plan.peak == Path(memory) / "memory.max_usage_in_bytes"
+    assert {file.name for file in plan.join_files} == {"tasks"}
+
+
+def test_v2_slot_plan() -> None:
+    plan = limits.slot_plan(layout_two(), "c", 3, LIMITS)
+    at = Path("/cg/agentenv/c/slot-3")
+    assert plan.directories == (at,)
+    assert {setting.file.name: setting.value for setting in plan.settings} == {
+        "pids.max": "52",
+        "memory.max": str(64 * MIB),
+        "memory.swap.max": "0",
+        "memory.oom.group": "0",
+        "cpu.weight": "200",
+    }
+    assert (plan.kill_file, plan.oom, plan.peak) == (at / "cgroup.kill", at / "memory.events", at / "memory.peak")
+    assert plan.join_files == (at / "cgroup.procs",)
+
+
+def test_the_server_has_more_weight_than_a_slot_and_no_limits() -> None:
+    plan = limits.server_plan(layout_two(), "c")
+    assert [(setting.file.name, setting.value) for setting in plan.settings] == [("cpu.weight", "1000")]
+
+
+def test_delegation_empties_the_cgroup_before_it_hands_controllers_down() -> None:
+    steps = limits.delegation(Path("/cg/scope"), "c", frozenset({"memory", "pids"}), is_real_root=False)
+    assert steps.leave == Path("/cg/scope")
+    assert steps.leaf == Path("/cg/scope/agentenv/outside")
+    assert [str(file.parent) for file in steps.subtree_control] == [
+        "/cg/scope",
+        "/cg/scope/agentenv",
+        "/cg/scope/agentenv/c",
+    ]
+    assert steps.enable == "+memory +pids"
+    assert limits.delegation(Path("/cg"), "c", frozenset(), is_real_root=True).leave is None
+
+
+def test_delegate_moves_everybody_out_and_enables_from_the_top(tmp_path: Path) -> None:
+    for name, text in {"cgroup.type": "domain", "cgroup.procs": "11\n12\n", "cgroup.subtree_control": ""}.items():
+        (tmp_path / name).write_text(text)
+    cgroups.delegate(tmp_path, "c", frozenset({"memory", "pids"}))
+    assert (tmp_path / "agentenv/outside/cgroup.procs").read_text() == "12"  # one write per process
+    for directory in (tmp_path, tmp_path / "agentenv", tmp_path / "agentenv/c"):
+        assert (directory / "cgroup.subtree_control").read_text() == "+memory +pids"
+
+
+def test_a_required_file_that_is_missing_is_an_error_and_an_optional_one_is_not(tmp_path: Path) -> None:
+    layout = limits.CgroupLayout(2, {"memory": tmp_path, "pids": tmp_path})
+    plan = limits.slot_plan(layout, "c", 0, LIMITS)
+    plan.directories[0].parent.mkdir(parents=True)
+    with pytest.raises(FileNotFoundError):
+        cgroups.make(plan)
+
+
+def test_claim_refuses_a_name_something_lives_under(tmp_path: Path) -> None:
+    base = tmp_path / "agentenv" / "c"
+    (base / "slot-0").mkdir(parents=True)
+    (base / "slot-0" / "cgroup.procs").write_text("99999999\n")
+    with pytest.raises(FileExistsError):
+        cgroups.claim([base])
+
+
+def test_claim_takes_over_what_is_empty(tmp_path: Path) -> None:
+    base = tmp_path / "agentenv" / "c"
+    (base / "slot-0").mkdir(parents=True)
+    cgroups.claim([base])
+    assert base.is_dir()
+    assert not (base / "slot-0").exists()
+
+
+def test_removing_a_tree_removes_the_parent_with_the_last_container(tmp_path: Path) -> None:
+    one, two = tmp_path / "agentenv/one", tmp_path / "agentenv/two"
+    for base in (one, two):
+        (base / "slot-0").mkdir(parents=True)
+    assert cgroups.remove_tree(one)
+    assert two.is_dir()
+    assert cgroups.remove_tree(two)
+    assert not (tmp_path / "agentenv").exists()

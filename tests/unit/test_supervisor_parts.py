@@ -1,0 +1,169 @@
+"""The supervisor's small parts: control packets, slot states, crash loops, sweep, tokens, ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.errors import ConfigError, ProtocolError
+from agentenv.sandbox import control_packets, launch, sweep
+from agentenv.sandbox.slot_life import CrashLoop
+from agentenv.sandbox.slot_states import MOVES, IllegalSlotMoveError, SlotPhase, moved
+from agentenv.wire.spec import SandboxSpec
+
+
+def packet(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def test_requests_are_read() -> None:
+    assert control_packets.parse(packet(op="serving"), 2).op == "serving"
+    reset = control_packets.parse(packet(op="reset", slot=1, epoch=4), 2)
+    assert (reset.op, reset.slot, reset.epoch) == ("reset", 1, 4)
+    assert control_packets.parse(packet(op="remember", slot=0, lease={"a": 1}), 2).lease == {"a": 1}
+    assert control_packets.parse(packet(op="remember", slot=0, lease=None), 2).lease is None
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[]",
+        b'"reset"',
+        packet(op="reset"),
+        packet(op="reset", slot=2),
+        packet(op="reset", slot=-1),
+        packet(op="reset", slot=True),
+        packet(op="reset", slot="0"),
+        packet(op="reset", slot=0, extra=1),
+        packet(op="serving", slot=0),
+        packet(op="serving", epoch=0),
+        packet(op=["reset"], slot=0),
+        packet(op="seal", slot=0, epoch=-1),
+        packet(op="seal", slot=0, epoch=1.5),
+        packet(op="remember", slot=0),
+        packet(op="remember", slot=0, lease=[1]),
+        packet(op="remember", slot=0, lease={"x": "y" * 20_000}),
+        packet(op="mount", slot=0),
+    ],
+)
+def test_anything_else_breaks_the_contract(raw: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        control_packets.parse(raw, 2)
+
+
+def test_random_packets_never_raise_anything_else() -> None:
+    rng = random.Random(7)
+    values: list[Any] = [None, True, 0, 1, 5, -1, 1.5, "", "reset", [], {}, {"a": {}}]
+    for _ in range(2_000):
+        names = rng.sample(["op", "slot", "lease", "epoch", "x"], rng.randint(0, 5))
+        raw = {name: rng.choice([*values, "seal", "remember", "serving"]) for name in names}
+        try:
+            request = control_packets.parse(json.dumps(raw).encode(), 2)
+        except ProtocolError:
+            continue
+        assert request.op == raw["op"]
+
+
+def test_a_spec_too_large_for_a_packet_is_a_config_error(tmp_path: Path) -> None:
+    spec = SandboxSpec("c", "t", str(tmp_path), env={"A": "x" * 70_000})
+    with pytest.raises(ConfigError, match="env"):
+        control_packets.hello(spec, "token", "full", [], [])
+
+
+def test_every_move_of_the_table_is_legal_and_no_other() -> None:
+    for now in SlotPhase:
+        for to in SlotPhase:
+            if to in MOVES[now]:
+                assert moved(now, to) is to
+            else:
+                with pytest.raises(IllegalSlotMoveError):
+                    moved(now, to)
+    assert not MOVES[SlotPhase.quarantined]
+
+
+def test_a_crash_loop_is_so_many_within_so_long() -> None:
+    loop = CrashLoop(3, 10.0)
+    assert [loop.crashed(now) for now in (0.0, 11.0, 12.0, 13.0)] == [False, False, False, True]
+    slow = CrashLoop(3, 10.0)
+    assert not any(slow.crashed(now) for now in range(0, 100, 6))
+
+
+def test_the_lock_tells_the_living_from_the_dead(tmp_path: Path) -> None:
+    lock = sweep.take_lock(tmp_path / "c")
+    try:
+        with pytest.raises(sweep.StillRunningError):
+            sweep.take_lock(tmp_path / "c")
+        assert sweep.sweep(tmp_path) == []
+        assert (tmp_path / "c").is_dir()
+    finally:
+        os.close(lock)
+    assert [swept.container for swept in sweep.sweep(tmp_path)] == ["c"]
+    assert not (tmp_path / "c").exists()
+    assert sweep.sweep(tmp_path) == []
+
+
+def test_the_sweep_removes_recorded_cgroups_of_that_name_only(tmp_path: Path) -> None:
+    own, other = tmp_path / "cg/agentenv/c", tmp_path / "cg/agentenv/d"
+    for base in (own, other):
+        (base / "slot-0").mkdir(parents=True)
+    os.close(sweep.take_lock(tmp_path / "state/c"))
+    sweep.record_cgroups(tmp_path / "state/c", (own, other))
+    (found,) = sweep.sweep(tmp_path / "state")
+    assert found.removed == (str(own), str(tmp_path / "state/c"))
+    assert other.is_dir()
+
+
+def test_the_sweep_leaves_other_directories_alone(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "photos")
+    assert sweep.sweep(tmp_path) == []
+    assert sweep.sweep(tmp_path / "missing") == []
+    assert (tmp_path / "photos").is_dir()
+
+
+def test_sweep_s_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.close(sweep.take_lock(tmp_path / "c"))
+    assert sweep.main([str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["container"] == "c"
+    assert sweep.main([]) == 2
+
+
+def test_token_files(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    with pytest.raises(ConfigError, match="cannot read"):
+        launch.read_token(token)
+    token.write_text("0123456789abcdef\n")
+    token.chmod(0o640)
+    with pytest.raises(ConfigError, match="readable by others"):
+        launch.read_token(token)
+    token.chmod(0o600)
+    assert launch.read_token(token) == "0123456789abcdef"
+    token.write_text("short")
+    with pytest.raises(ConfigError, match="fewer than 16"):
+        launch.read_token(token)
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        with pytest.raises(ConfigError, match="port: cannot listen"):
+            launch.listen("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(ConfigError, match="host: cannot listen"):
+        launch.listen("203.0.113.77", 0)
+
+
+def test_uid_blocks_are_not_shared() -> None:
+    one, two = launch.claim_uids(), launch.claim_uids()
+    try:
+        assert one.getsockname() != two.getsockname()
+    finally:
+        one.close()
+        two.close()
