@@ -13,6 +13,7 @@ import pytest
 
 from agentenv.testing import Call, Reply, ScriptedPolicy, Turn, build_tokenizer
 
+ISOLATION = "full" if os.geteuid() == 0 else "user"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -48,6 +49,7 @@ async def test_it_runs_as_the_readme_says(mode: str, tmp_path: Path) -> None:
             "env.data_path_to_save_groups": str(tmp_path / "groups.jsonl"),
             "env.rollouts_path": str(rollouts),
             "env.tool_pool_mode": mode,
+            "env.isolation": ISOLATION,
             "env.slots_per_container": "4",
             "env.max_containers": "1",
             "env.send_trajectory_id": "true",
@@ -73,8 +75,10 @@ async def test_it_runs_as_the_readme_says(mode: str, tmp_path: Path) -> None:
 
 async def test_the_farm_runs_without_a_trainer_as_the_readme_says(tmp_path: Path) -> None:
     (shown,) = re.findall(r"```python\n(import asyncio.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    named = shown.replace("slots_per_container=4", f"slots_per_container=4, isolation={ISOLATION!r}")
+    assert named != shown
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-W", "error", "-c", shown, stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-W", "error", "-c", named, stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "AGENTENV_STATE_DIR": str(tmp_path / "state")},
     )  # fmt: skip
     stdout, _ = await asyncio.wait_for(child.communicate(), timeout=60)

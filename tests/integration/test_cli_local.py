@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 DEADLINE_S = 30.0
+ISOLATION = ("--isolation", "full" if os.geteuid() == 0 else "user")
+"""An ordinary user has to ask for less by name (the commands refuse otherwise)."""
 
 
 class Machine:
@@ -85,9 +87,10 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 async def test_exec_runs_in_a_slot_not_here(machine: Machine) -> None:
-    code, stdout, stderr = await machine.run("exec", "id -u; pwd; ls -A; echo err >&2; exit 7")
+    code, stdout, stderr = await machine.run("exec", *ISOLATION, "id -u; pwd; ls -A; echo err >&2; exit 7")
     uid, *rest = stdout.splitlines()
-    assert (int(uid) != os.getuid() or os.getuid() != 0, rest, stderr, code) == (True, ["/workspace"], "err\n", 7)
+    assert int(uid) != 0
+    assert (rest, stderr, code) == (["/workspace"], "err\n", 7)
 
 
 async def test_doctor_starts_a_real_slot_and_shows_its_proofs(machine: Machine) -> None:
@@ -100,7 +103,9 @@ async def test_doctor_starts_a_real_slot_and_shows_its_proofs(machine: Machine) 
 
 
 async def test_shell_keeps_where_it_is(machine: Machine) -> None:
-    code, stdout, stderr = await machine.run("shell", stdin=b"cd /tmp\nexport A='x  y'\npwd; echo \"$A\"\n(exit 4)\n")
+    code, stdout, stderr = await machine.run(
+        "shell", *ISOLATION, stdin=b"cd /tmp\nexport A='x  y'\npwd; echo \"$A\"\n(exit 4)\n"
+    )
     assert (stdout, code) == ("/tmp\nx  y\n", 4)
     assert "A fresh slot" in stderr
 
@@ -108,14 +113,16 @@ async def test_shell_keeps_where_it_is(machine: Machine) -> None:
 async def test_upload_and_binary_output_pass_through(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "a b.txt").write_text("content")
-    code, stdout, _ = await machine.run("exec", "--upload", str(tmp_path / "up"), "cat 'up/a b.txt'; printf '\\377'")
+    code, stdout, _ = await machine.run(
+        "exec", *ISOLATION, "--upload", str(tmp_path / "up"), "cat 'up/a b.txt'; printf '\\377'"
+    )
     assert (code, stdout) == (0, "content\ufffd")
 
 
 async def test_an_unwritable_state_directory_is_a_message(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     machine.state = tmp_path / "file" / "below"
-    code, stdout, stderr = await machine.run("exec", "true")
+    code, stdout, stderr = await machine.run("exec", *ISOLATION, "true")
     assert (code, stdout) == (125, "")
     assert "Traceback" not in stderr
     assert "AGENTENV_STATE_DIR" in stderr
@@ -124,7 +131,7 @@ async def test_an_unwritable_state_directory_is_a_message(machine: Machine, tmp_
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 async def test_however_exec_ends_nothing_is_left(machine: Machine, number: signal.Signals) -> None:
     marker = f"7{os.getpid()}.{int(number)}"
-    process = await machine.start("exec", "--", "sleep", marker)
+    process = await machine.start("exec", *ISOLATION, "--", "sleep", marker)
     await machine.until_a_command_runs(process, marker)
     process.send_signal(number)
     await asyncio.wait_for(process.communicate(), DEADLINE_S)
@@ -140,7 +147,7 @@ async def test_however_exec_ends_nothing_is_left(machine: Machine, number: signa
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 async def test_however_shell_ends_nothing_is_left(machine: Machine, number: signal.Signals) -> None:
     marker = f"8{os.getpid()}.{int(number)}"
-    process = await machine.start("shell", "--quiet", stdin=asyncio.subprocess.PIPE)
+    process = await machine.start("shell", *ISOLATION, "--quiet", stdin=asyncio.subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(f"sleep {marker}\n".encode())
     await process.stdin.drain()
@@ -152,7 +159,7 @@ async def test_however_shell_ends_nothing_is_left(machine: Machine, number: sign
 
 async def test_ctrl_c_ends_the_line_and_not_the_shell(machine: Machine) -> None:
     marker = f"9{os.getpid()}"
-    process = await machine.start("shell", "--quiet", stdin=asyncio.subprocess.PIPE)
+    process = await machine.start("shell", *ISOLATION, "--quiet", stdin=asyncio.subprocess.PIPE)
     assert process.stdin is not None
     process.stdin.write(f"touch here; sleep {marker}\n".encode())
     await process.stdin.drain()

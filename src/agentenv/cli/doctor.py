@@ -79,7 +79,8 @@ async def _probe(isolation: str) -> tuple[Finding, tuple[Proof, ...]]:
         detail = f"started, but `echo` gave {result.exit_code}: {result.stdout!r} {result.stderr!r} {result.message}"
         return Finding("a real slot", Level.broken, detail), described.proofs
     if described.weaker:
-        return Finding("a real slot", Level.weaker, f"runs; {'; '.join(described.weaker)}"), described.proofs
+        detail = "\n".join(("runs, with less than promised:", *(f"· {sentence}" for sentence in described.weaker)))
+        return Finding("a real slot", Level.weaker, detail), described.proofs
     return Finding("a real slot", Level.ok, f"runs; a command took {result.duration_s * 1e3:.1f} ms"), described.proofs
 
 
