@@ -298,7 +298,8 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
         for transcript in transcripts:
             self.counts["rollouts"] += 1
             self.counts["infra_retries"] += len(transcript.earlier_attempts)
-            self.counts[f"fault_{transcript.fault}"] += transcript.fault != "none"
+            if transcript.fault != "none":
+                self.counts[f"fault_{transcript.fault}"] += 1
         if not await self._log.add(group, item, size, transcripts):
             self.counts["records_lost"] += 1
         return transcripts
