@@ -82,7 +82,7 @@ SCRIPTS = [
     "(exit 9)",
     "wait; jobs",
     "echo \"$BASH_EXECUTION_STRING\"",
-    "declare -p | cut -d= -f1 | sort",
+    "declare -p | grep -v PIPESTA[T]US | cut -d= -f1 | sort",  # which the bootstrap has set
     "cd /; pwd",
     "echo é ‱ 𝄞",
 ]  # fmt: skip
