@@ -10,6 +10,7 @@ from enum import IntEnum
 from agentenv.cli.doctor_facts import Facts
 
 MIB = 1024 * 1024
+_WHERE_LIMITS = "in /etc/security/limits.conf, or LimitNOFILE= / LimitNPROC= of the service"
 
 
 class Level(IntEnum):
@@ -175,14 +176,10 @@ def _tmux(facts: Facts) -> Finding:
 def _limits(facts: Facts) -> Finding:
     files = facts.open_files_hard
     if files is not None and files < 4096:
-        return Finding(
-            "ulimits", Level.weaker, f"{files} open files at most", "raise the hard limit", ("ulimit -Hn 65536",)
-        )
+        return Finding("ulimits", Level.weaker, f"{files} open files at most", f"nofile 65536 {_WHERE_LIMITS}")
     processes = facts.processes_hard
     if processes is not None and not facts.root and processes < 1000:
-        return Finding(
-            "ulimits", Level.weaker, f"{processes} processes at most", "raise the hard limit", ("ulimit -Hu 16384",)
-        )
+        return Finding("ulimits", Level.weaker, f"{processes} processes at most", f"nproc 16384 {_WHERE_LIMITS}")
     return Finding("ulimits", Level.ok, f"open files {_count(files)}, processes {_count(processes)}")
 
 
@@ -206,8 +203,7 @@ def _state(facts: Facts) -> Finding:
             "state directory",
             Level.broken,
             f"{facts.state_dir} cannot be written",
-            "name another place",
-            ("export AGENTENV_STATE_DIR=/some/writable/directory",),
+            "set AGENTENV_STATE_DIR to a directory you can write",
         )
     if facts.state_free_bytes is not None and facts.state_free_bytes < 16 * MIB:
         return Finding(
