@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox import sweep
+from agentenv.wire.spec import Bind
 from tests.integration.supervisor_harness import (
     Container,
     assert_nothing_left,
@@ -255,7 +256,6 @@ def test_a_token_others_can_read(place: Path) -> None:
 
 
 def test_a_bind_that_does_not_exist(place: Path) -> None:
-    from agentenv.wire.spec import Bind  # noqa: PLC0415
 
     with Container(place, binds=(Bind("/no/such/thing", "/opt/x"),)) as container:
         event = failed(container)

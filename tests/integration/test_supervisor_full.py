@@ -239,3 +239,19 @@ def test_the_state_may_live_below_a_private_home(place: Path) -> None:
         assert container.stop() == 0
         assert_nothing_left(container)
         assert cgroups_of(container.spec.container) == []
+
+
+@pytest.mark.parametrize("allow_network", [False, True])
+def test_the_capabilities_of_the_container_recipe_suffice(tmp_path: Path, *, allow_network: bool) -> None:
+    """What design §5 gives a Nomad job: five capabilities, neither dac_override nor sys_ptrace."""
+    recipe = "-all,+sys_admin,+setuid,+setgid,+setpcap,+kill"
+    lowered = ("setpriv", "--bounding-set", recipe, "--inh-caps", "-all")
+    with Container(tmp_path, prefix=lowered, allow_network=allow_network) as container:
+        assert container.ready()["weaker"] == []
+        container.bash(0, "echo x > file")
+        container.send(op="seal", slot=0)
+        container.packet("slot_ready", slot=0, kept=True)
+        container.send(op="reset", slot=0)
+        container.packet("slot_ready", slot=0, kept=False, epoch=2)
+        assert container.stop() == 0
+        assert_nothing_left(container)

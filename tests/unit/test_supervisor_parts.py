@@ -153,9 +153,8 @@ def test_token_files(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        with pytest.raises(ConfigError, match="port: cannot listen"):
-            launch.listen("127.0.0.1", taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="port: cannot listen"):
+        launch.listen("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(ConfigError, match="host: cannot listen"):
         launch.listen("203.0.113.77", 0)
 

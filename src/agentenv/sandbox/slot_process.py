@@ -24,6 +24,7 @@ from agentenv.wire.spec import SandboxSpec, SlotLimits
 HELLO_DEADLINE_S = 10.0
 KILL_DEADLINE_S = 10.0
 _INFO_FD = 4
+_NETWORK_PROCESSES = 8
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,10 @@ def _spawn(ground: Ground, slot: int, plan: CgroupPlan | None, agent_fd: int, in
 def _rlimits(limits: SlotLimits, ground: Ground) -> dict[int, int]:
     wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: limits.open_files}
     if ground.identity.mode != USER:
-        wanted[resource.RLIMIT_NPROC] = limits.processes + OWN_PROCESSES
+        # Where pids.max does the exact counting, this is the second fence: it also counts the slot's
+        # network stack, which runs under the slot's uid outside of it.
+        slack = _NETWORK_PROCESSES if ground.has("pids") else 0
+        wanted[resource.RLIMIT_NPROC] = limits.processes + OWN_PROCESSES + slack
     if not ground.has("memory"):
         wanted[resource.RLIMIT_DATA] = limits.memory_bytes
     return wanted
