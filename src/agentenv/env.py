@@ -20,11 +20,12 @@ from collections.abc import Awaitable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, NoReturn, Self
 
-import wandb
+import aiohttp
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig, generate_html
 from atroposlib.envs.server_handling.openai_server import OpenAIServer
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
 from pydantic import Field, ValidationError
+from tenacity import RetryError
 
 from agentenv.agent.evaluation import summary
 from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group
@@ -45,6 +46,7 @@ from agentenv.agent.toolsets import choose
 from agentenv.agent.transcript import Transcript
 from agentenv.config import explain
 from agentenv.env_config import AgentFields
+from agentenv.env_wandb import WandbReporting
 from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.base import ContainerBackend
@@ -83,14 +85,13 @@ class OnceRetryingServer(OpenAIServer):  # type: ignore[misc]
         return reply
 
 
-class AgentEnv(BaseEnv):  # type: ignore[misc]
+class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
     """Base of agent environments. Hooks may be plain or ``async``; a hook that raises is a TaskError,
     reported and never scored. ``async with env`` sets it up and closes it outside atropos' commands."""
 
     name = "agentenv"
     env_config_cls = AgentEnvConfig
     server_cls: type[APIServer] = APIServer
-    rollouts_for_wandb: list[Any]
     _items: Iterator[Any] | None
 
     @classmethod
@@ -312,9 +313,17 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
     # -- atropos' commands ------------------------------------------------------------------------
 
     async def env_manager(self) -> None:
-        """``serve``: atropos' loop, with everything closed however it ends."""
+        """``serve``: atropos' loop, with everything closed however it ends. Raises: InfraError when the
+        trainer's API cannot be reached or fails."""
         async with closed_at_end(self.close):
-            await super().env_manager()
+            try:
+                await super().env_manager()
+            except (aiohttp.ClientError, RetryError) as error:
+                cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
+                raise InfraError(
+                    f"the trainer's API at {self.config.rollout_server_url} failed: {cause}",
+                    next_step="start it with `run-api`, or set --env.rollout_server_url",
+                ) from error
 
     async def _run_evaluate(self) -> None:
         """``evaluate``."""
@@ -335,7 +344,7 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
         self.curr_step = 0
         self.max_token_len = self.config.max_token_length  # only named in warnings here: nothing is skipped
         async with closed_at_end(self.close):
-            self._start_wandb()
+            self.start_wandb()
             await self.setup()
             await ProcessRun(
                 self, self.n_groups_to_process, self.max_num_workers, self.config.give_up_after_failed_groups
@@ -350,18 +359,6 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
         )
         await self.wandb_log()
 
-    async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:  # noqa: ARG002
-        """As atropos', for groups with fewer members than ``group_size``."""
-        wanted = self.config.num_rollouts_per_group_for_logging
-        number = len(scored_data["tokens"]) if wanted == -1 else min(wanted, len(scored_data["tokens"]))
-        rows = [(self.tokenizer.decode(scored_data["tokens"][n]), scored_data["scores"][n]) for n in range(number)]
-        self.rollouts_for_wandb = [*self.rollouts_for_wandb, rows][-self.config.num_rollouts_to_keep :]
-
-    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Adds the counts of rollouts, retries and faults."""
-        counts = {f"agentenv/{name}": count for name, count in self.counts.items()}
-        await super().wandb_log({**(wandb_metrics or {}), **counts})
-
     @classmethod
     def cli(cls) -> NoReturn:
         """``serve``, ``process``, ``evaluate``. Ours errors end it with one line and status 2 (config) or 1."""
@@ -374,20 +371,6 @@ class AgentEnv(BaseEnv):  # type: ignore[misc]
         except AgentEnvError as error:
             _say(error, 1)
         sys.exit(0)
-
-    def _start_wandb(self) -> None:
-        if not self.config.use_wandb:
-            return
-        try:
-            wandb.init(
-                project=self.wandb_project,
-                name=f"{self.name}-{time.strftime('%Y-%m-%d-%H%M%S')}",
-                group=self.wandb_group,
-                config=self.config.model_dump(),
-            )
-        except wandb.errors.UsageError as error:
-            cure = "log in with `wandb login`, or pass --env.use_wandb false"
-            raise ConfigError("use_wandb", f"wandb cannot be used: {error}", next_step=cure) from error
 
 
 def _added(catalog: ToolCatalog) -> list[Any]:

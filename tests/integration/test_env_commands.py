@@ -50,6 +50,7 @@ async def running(directory: Path, *arguments: str) -> AsyncIterator[asyncio.sub
         str(ENVIRONMENT),
         *arguments,
         cwd=directory,
+        stdin=asyncio.subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         env={**os.environ, "TMPDIR": str(directory), "AGENTENV_STATE_DIR": str(directory / "state")},
@@ -182,6 +183,27 @@ async def test_serve_feeds_a_real_trainer_api_and_ends_on_sigterm(tmp_path: Path
     assert set(batch[0]["masks"][0]) == {-100}
     assert not list(tmp_path.glob("agentenv-fake-*"))
     assert not _running_below(tmp_path)
+
+
+async def test_serve_without_a_trainer_api_says_so_and_leaves_nothing(tmp_path: Path, unused_tcp_port: int) -> None:
+    async with ScriptedPolicy({}) as policy:
+        arguments = flags(tmp_path, policy, env__rollout_server_url=f"http://127.0.0.1:{unused_tcp_port}")
+        status, log = await run(tmp_path, "serve", *arguments)
+    assert status == 1
+    assert "InfraError: the trainer's API at" in log
+    assert "run-api" in log
+    assert not list(tmp_path.glob("agentenv-fake-*"))
+
+
+async def test_wandb_without_a_login_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    async with ScriptedPolicy({}) as policy:
+        status, log = await run(tmp_path, "process", *flags(tmp_path, policy, env__use_wandb=True))
+    assert status == 2, log
+    assert "ConfigError: use_wandb" in log
+    assert "--env.use_wandb false" in log
 
 
 async def _register(trainer: aiohttp.ClientSession) -> None:

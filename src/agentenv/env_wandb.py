@@ -1,0 +1,63 @@
+"""What AgentEnv does differently with Weights & Biases: partial groups, our counts, errors with a cure."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import wandb
+
+from agentenv.errors import ConfigError
+
+
+class WandbReporting:
+    """Mixed into AgentEnv, before atropos' own class."""
+
+    name: str | None
+    config: Any
+    tokenizer: Any
+    counts: Counter[str]
+    rollouts_for_wandb: list[Any]
+    wandb_project: str | None
+    wandb_group: str | None
+
+    async def setup_wandb(self) -> None:
+        """As atropos', for ``serve``. Raises: ConfigError when wandb cannot be used."""
+        with _usable():
+            await super().setup_wandb()  # type: ignore[misc]
+
+    def start_wandb(self) -> None:
+        """For ``process``. Raises: ConfigError when wandb cannot be used."""
+        if not self.config.use_wandb:
+            return
+        with _usable():
+            wandb.init(
+                project=self.wandb_project,
+                name=f"{self.name}-{time.strftime('%Y-%m-%d-%H%M%S')}",
+                group=self.wandb_group,
+                config=self.config.model_dump(exclude={"tool_server_token"}),
+            )
+
+    async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:  # noqa: ARG002
+        """As atropos', also for groups with fewer members than ``group_size``."""
+        wanted = self.config.num_rollouts_per_group_for_logging
+        number = len(scored_data["tokens"]) if wanted == -1 else min(wanted, len(scored_data["tokens"]))
+        rows = [(self.tokenizer.decode(scored_data["tokens"][n]), scored_data["scores"][n]) for n in range(number)]
+        self.rollouts_for_wandb = [*self.rollouts_for_wandb, rows][-self.config.num_rollouts_to_keep :]
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Adds the counts of rollouts, retries and faults."""
+        counts = {f"agentenv/{name}": count for name, count in self.counts.items()}
+        await super().wandb_log({**(wandb_metrics or {}), **counts})  # type: ignore[misc]
+
+
+@contextmanager
+def _usable() -> Iterator[None]:
+    try:
+        yield
+    except wandb.errors.UsageError as error:
+        cure = "log in with `wandb login`, or pass --env.use_wandb false"
+        raise ConfigError("use_wandb", f"wandb cannot be used: {error}", next_step=cure) from error
