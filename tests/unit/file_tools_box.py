@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import shutil
 import subprocess
 import tarfile
 import tempfile
@@ -66,7 +67,9 @@ class Box:
         for path in (self.path, self.outside, self.outside / "secret"):
             if os.geteuid() == 0:
                 os.chown(path, UID, UID)
-        self.program = (str(ensure_built().files), str(self.path))
+        program = top / "slotfiles"
+        shutil.copy(ensure_built().files, program)  # a checkout may be where the other user cannot go
+        self.program = (str(program), str(self.path))
         self.runner = LocalRunner()
 
     async def call(self, tool: str, **arguments: Any) -> FileOutcome:

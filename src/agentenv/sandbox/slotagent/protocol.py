@@ -30,6 +30,8 @@ _STEP = struct.Struct("<I")
 _FD_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_PACKET_FDS * _FD_BYTES)
 
+_TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # enum arithmetic costs more than the recvmsg
+
 MAX_PAYLOAD_BYTES = MAX_PACKET_BYTES - _HEADER.size
 
 
@@ -170,7 +172,7 @@ def receive(sock: socket.socket) -> Message | None:
     if not packet and not fds:
         return None
     try:
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        if flags & _TRUNCATED:
             raise ProtocolError("slot agent packet too large, or with too many descriptors")
         message = decode(packet)
     except ProtocolError:

@@ -35,7 +35,7 @@ static void exec_program(char *const *argv, char *const *env) {
             execve(bytes ? path : argv[0], argv, env); /* an empty entry means the current directory */
         }
         denied |= errno == EACCES;
-        if (errno != ENOENT && errno != ENOTDIR && errno != EACCES)
+        if (errno != ENOENT && errno != ENOTDIR && errno != EACCES && errno != ENAMETOOLONG)
             return;
         dir += bytes;
         if (!*dir)

@@ -1,0 +1,62 @@
+"""Building the programs: safe for several at once, and clear when it cannot be done."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.slotagent.build import Binaries, build_sanitized, ensure_built
+
+
+def _paths(built: Binaries) -> list[Path]:
+    return sorted([built.agent, built.files, built.launch])
+
+
+def test_the_release_programs_are_static_and_stay_as_they_are() -> None:
+    built = ensure_built()
+    before = [path.stat().st_mtime_ns for path in _paths(built)]
+    for path in _paths(built):
+        assert b"/lib64/ld-linux" not in path.read_bytes()
+    assert ensure_built() == built
+    assert [path.stat().st_mtime_ns for path in _paths(built)] == before
+
+
+def test_several_builds_at_once_give_the_same_programs(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(build_sanitized, [tmp_path] * 3)
+    assert others == [first, first]
+    assert sorted(tmp_path.iterdir()) == _paths(first), "no half-made file is left"
+    assert subprocess.run([first.agent], capture_output=True).returncode == 64
+
+
+def test_without_a_compiler_the_package_to_install_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxUnavailableError, match=r"no C compiler.*apt-get install gcc libc6-dev"):
+        build_sanitized(tmp_path / "bin")
+
+
+def test_a_failing_compiler_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text("#!/bin/sh\necho 'ld: cannot find -lc' >&2; exit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SandboxUnavailableError, match=r"cannot find -lc.*apt-get install libc6-dev"):
+        build_sanitized(tmp_path / "bin")
+    assert list((tmp_path / "bin").iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SandboxUnavailableError, match=r"cannot write .*file/bin"):
+        build_sanitized(tmp_path / "file" / "bin")
+
+
+def test_the_command_line_prints_where_they_are() -> None:
+    done = subprocess.run([sys.executable, "-m", "agentenv.sandbox.slotagent.build"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert sorted(map(Path, done.stdout.split())) == _paths(ensure_built())
