@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import re
+import signal
 import sys
 import time
 import uuid
@@ -361,7 +362,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
 
     @classmethod
     def cli(cls) -> NoReturn:
-        """``serve``, ``process``, ``evaluate``. Ours errors end it with one line and status 2 (config) or 1."""
+        """``serve``, ``process``, ``evaluate``. An error of ours ends it with one line and
+        status 2 (config) or 1."""
         try:
             super().cli()
         except ValidationError as error:
@@ -370,6 +372,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
             _say(error, 2)
         except AgentEnvError as error:
             _say(error, 1)
+        except KeyboardInterrupt:  # everything is closed by now
+            sys.exit(128 + signal.SIGINT)
         sys.exit(0)
 
 
