@@ -18,7 +18,16 @@ from aiohttp import WSMsgType, web
 
 from agentenv.wire.base import PROTOCOL_VERSION
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Result, client_message
-from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest, SlotState
+from agentenv.wire.leases import (
+    LeaseGrant,
+    LeaseKey,
+    LeaseRequest,
+    ReleaseReply,
+    RenewReply,
+    RenewRequest,
+    SlotReport,
+    SlotState,
+)
 from agentenv.wire.server import Health, ServerInfo, SlotsReply
 
 BWRAP = shlex.split(
@@ -69,7 +78,8 @@ class PerCallServer:
         )
 
     async def _slots(self, _: web.Request) -> web.Response:
-        return _reply(SlotsReply(boot="bench", slots=()))
+        slots = tuple(SlotReport(slot=k, state=SlotState.free, epoch=1) for k in range(self.slots))
+        return _reply(SlotsReply(boot="bench", slots=slots))
 
     async def _lease(self, request: web.Request) -> web.Response:
         asked = LeaseRequest.model_validate_json(await request.read())

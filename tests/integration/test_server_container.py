@@ -25,7 +25,12 @@ from tests.integration.server_stub import descriptors
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = SlotLimits(
-    processes=64, memory_bytes=128 * MIB, workspace_bytes=16 * MIB, workspace_inodes=500, tmp_bytes=8 * MIB
+    processes=64,
+    memory_bytes=128 * MIB,
+    workspace_bytes=16 * MIB,
+    workspace_inodes=500,
+    tmp_bytes=8 * MIB,
+    shm_bytes=8 * MIB,
 )
 
 

@@ -15,7 +15,14 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.spec import MIB, SlotLimits
 
-LIMITS = SlotLimits(processes=60, memory_bytes=256 * MIB, workspace_bytes=32 * MIB, workspace_inodes=2_000)
+LIMITS = SlotLimits(
+    processes=60,
+    memory_bytes=256 * MIB,
+    workspace_bytes=32 * MIB,
+    workspace_inodes=2_000,
+    tmp_bytes=32 * MIB,
+    shm_bytes=16 * MIB,
+)
 
 
 @pytest.fixture

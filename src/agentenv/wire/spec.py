@@ -14,6 +14,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from agentenv.errors import ConfigError
 
 MIB = 1024 * 1024
+MEMORY_HEADROOM_BYTES = 64 * MIB
+"""Least memory left to a slot's processes when all its file systems are full."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,15 @@ class SandboxSpec:
         for limit in dataclasses.fields(self.limits):
             if getattr(self.limits, limit.name) < 1:
                 raise ConfigError(f"limits.{limit.name}", "must be at least 1")
+        files_bytes = self.limits.workspace_bytes + self.limits.tmp_bytes + self.limits.shm_bytes
+        if self.limits.memory_bytes < files_bytes + MEMORY_HEADROOM_BYTES:
+            # All three are tmpfs: full ones count as memory, and no OOM kill could free them again.
+            raise ConfigError(
+                "limits.memory_bytes",
+                f"{self.limits.memory_bytes} is less than workspace + tmp + shm ({files_bytes}) and"
+                f" {MEMORY_HEADROOM_BYTES} for processes",
+                next_step="raise memory_bytes, or lower workspace_bytes, tmp_bytes or shm_bytes",
+            )
 
     def to_json(self) -> str:
         """The file's text."""
