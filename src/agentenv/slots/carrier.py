@@ -8,8 +8,7 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from agentenv.config import PoolSettings
-from agentenv.errors import AgentEnvError, ConnectionLostError
-from agentenv.slots.backends.base import ContainerHandle
+from agentenv.errors import AcquireTimeoutError, AgentEnvError, ConnectionLostError
 from agentenv.slots.control import ContainerControl
 from agentenv.slots.health import Silence, Verdict
 from agentenv.wire.leases import LeaseKey, LeaseRequest, RenewRequest, SlotState
@@ -18,17 +17,34 @@ logger = logging.getLogger(__name__)
 
 _POLL_MIN_S = 0.02
 _POLL_MAX_S = 2.0
+_AT_ONCE = 256
 _RELEASE_TIMEOUT_S = 30.0
 """A reset that kills a fork bomb may take seconds; the heartbeat, not this, finds dead containers."""
+
+
+class Doors:
+    """How many requests of a kind the whole pool has under way. Heartbeats pass by them.
+
+    Ten thousand requests at once take this process so long that its own heartbeats come late, which
+    would look like the containers' silence. Wide enough that a few stalled containers do not close them.
+    """
+
+    def __init__(self) -> None:
+        self.leases = asyncio.Semaphore(_AT_ONCE)
+        self.resets = asyncio.Semaphore(_AT_ONCE)
 
 
 class Carrier:
     """Errands to one container, and what must be remembered to run them again."""
 
-    def __init__(self, handle: ContainerHandle, control: ContainerControl, settings: PoolSettings) -> None:
-        self.handle = handle
+    def __init__(
+        self, control: ContainerControl, settings: PoolSettings, doors: Doors, clock: Callable[[], float]
+    ) -> None:
+        self.handle = control.handle
         self.control = control
         self._settings = settings
+        self._doors = doors
+        self._clock = clock
         self._keys: dict[int, LeaseKey] = {}
         self._requests: dict[int, LeaseRequest] = {}
         self._alarm = asyncio.Event()
@@ -40,16 +56,24 @@ class Carrier:
 
     async def inventory(self) -> list[SlotState]:
         """The state of every slot, by index. Raises AgentEnvError."""
-        reply = await self.control.slots(timeout_s=self._settings.start_timeout_s)
+        async with self._doors.leases:
+            reply = await self.control.slots(timeout_s=self._settings.start_timeout_s)
         return [report.state for report in sorted(reply.slots, key=lambda report: report.slot)]
 
-    async def lease(self, lease_id: int, slot: int, trajectory: str, timeout_s: float) -> None:
+    async def lease(self, lease_id: int, slot: int, trajectory: str, deadline: float) -> None:
         """Ask for a slot. Raises ConnectionLostError (it may have been granted) or what the container says."""
+        async with self._doors.leases:
+            left_s = deadline - self._clock()
+            if left_s <= 0:
+                raise AcquireTimeoutError("the deadline passed before the container was asked")
+            await self._lease(lease_id, slot, trajectory, min(left_s, self._settings.suspect_after_s))
+
+    async def _lease(self, lease_id: int, slot: int, trajectory: str, timeout_s: float) -> None:
         request = LeaseRequest(
             slot=slot, trajectory=trajectory, ttl_s=self._settings.lease_ttl_s, request_id=secrets.token_hex(16)
         )
         self._requests[lease_id] = request
-        grant = await self.control.lease(request, timeout_s=min(timeout_s, self._settings.suspect_after_s))
+        grant = await self.control.lease(request, timeout_s=timeout_s)
         self._keys[lease_id] = grant.key
 
     def key(self, lease_id: int) -> LeaseKey:
@@ -63,10 +87,11 @@ class Carrier:
         pause_s = _POLL_MIN_S
         while True:
             try:
-                if key is None and request is not None:
-                    # Whether it was granted is not known: the same request again finds the lease, or makes it.
-                    key = (await self.control.lease(request)).key
-                state = await self._release(slot, key)
+                async with self._doors.resets:
+                    if key is None and request is not None:
+                        # Whether it was granted is not known: the same request again finds the lease, or makes it.
+                        key = (await self.control.lease(request)).key
+                    state = await self._release(slot, key)
                 key = request = None
             except ConnectionLostError:
                 state = SlotState.resetting
@@ -90,7 +115,6 @@ class Carrier:
 
     async def keep_in_touch(
         self,
-        clock: Callable[[], float],
         heard: Callable[[list[int]], None],
         silent: Callable[[Verdict], None],
     ) -> None:
@@ -98,24 +122,24 @@ class Carrier:
 
         ``heard(stale)`` follows each answer, with the leases that have ended.
         """
-        silence = Silence(self._settings.suspect_after_s, self._settings.gone_after_s, clock())
+        silence = Silence(self._settings.suspect_after_s, self._settings.gone_after_s, self._clock())
         while True:
             beat = asyncio.create_task(self._beat(dict(self._keys)))
             try:
                 while not beat.done():
                     await asyncio.wait({beat}, timeout=silence.step_s)
-                    if not beat.done() and self._judge(silence.tick(clock()), silent):
+                    if not beat.done() and self._judge(silence.tick(self._clock()), silent):
                         return
             finally:
                 beat.cancel()
             stale = beat.result()
             if stale is not None:
-                silence.heard(clock())
+                silence.heard(self._clock())
                 heard(stale)
-            elif self._judge(silence.tick(clock()), silent):
+            elif self._judge(silence.tick(self._clock()), silent):
                 return
             await self._pause(self.beat_s if stale is not None else min(self.beat_s, silence.step_s))
-            silence.tick(clock())
+            silence.tick(self._clock())
 
     def _judge(self, verdict: Verdict, silent: Callable[[Verdict], None]) -> bool:
         if verdict is not Verdict.well:

@@ -29,7 +29,7 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.carrier import Carrier
+from agentenv.slots.carrier import Carrier, Doors
 from agentenv.slots.control import ContainerControl, open_session
 from agentenv.slots.health import Verdict
 from agentenv.slots.lease import SlotLease
@@ -69,6 +69,7 @@ class SlotPool:
         self._clock = clock
         self._ledger = Ledger()
         self._scaler = Scaler(backend, self._settings, clock())
+        self._doors = Doors()
         self._carriers: dict[str, Carrier] = {}
         self._errands: dict[str, set[asyncio.Task[None]]] = {}
         self._waiting: dict[int, asyncio.Future[SlotLease]] = {}
@@ -220,8 +221,7 @@ class SlotPool:
     async def _ask_container(self, grant: Grant) -> None:
         carrier = self._carriers[grant.container]
         try:
-            left_s = max(0.001, grant.deadline - self._clock())
-            await carrier.lease(grant.lease, grant.slot, grant.trajectory, left_s)
+            await carrier.lease(grant.lease, grant.slot, grant.trajectory, grant.deadline)
         except AgentEnvError as error:
             self._count(error)
             if isinstance(error, ConnectionLostError):
@@ -295,7 +295,8 @@ class SlotPool:
             case ContainerStarted(handle):
                 self._start_failed = None
                 self._scaler.slots_per_container = handle.slots
-                carrier = Carrier(handle, ContainerControl(handle, self._session), self._settings)
+                control = ContainerControl(handle, self._session)
+                carrier = Carrier(control, self._settings, self._doors, self._clock)
                 self._carriers[handle.id] = carrier
                 self._ledger.started(handle.id, handle.index)
                 self._errand(handle.id, self._adopt(carrier), _HEARTBEAT)
@@ -326,7 +327,6 @@ class SlotPool:
             return
         self._perform(self._ledger.inventory(container, states, self._clock()))
         await carrier.keep_in_touch(
-            self._clock,
             lambda stale: self._heard(container, stale),
             lambda verdict: self._silent(container, verdict),
         )

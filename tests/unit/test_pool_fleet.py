@@ -1,0 +1,187 @@
+"""The fleet: containers that start, fail, die and are stopped, made of nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agentenv.slots.backends import fleet
+from agentenv.slots.backends.base import (
+    ContainerDraining,
+    ContainerEvent,
+    ContainerGone,
+    ContainerHandle,
+    ContainerStarted,
+    StartFailed,
+)
+from agentenv.slots.backends.fleet import Fleet, Running, StartFailedError
+from agentenv.slots.tasks import finish
+
+
+class Thing:
+    """A container that is nothing but its states."""
+
+    def __init__(self, name: str, index: int) -> None:
+        self.handle = ContainerHandle(name, index, "", "", 1)
+        self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.may_stop = asyncio.Event()
+        self.may_stop.set()
+        self.stopped = False
+
+    async def ended(self) -> str:
+        return await asyncio.shield(self.death)
+
+    async def stop(self, reason: str) -> None:
+        await self.may_stop.wait()
+        self.stopped = True
+
+
+class Yard:
+    """Starts things; counts how many starts are under way."""
+
+    def __init__(self) -> None:
+        self.things: list[Thing] = []
+        self.failures: list[StartFailed | Exception] = []
+        self.starting = 0
+        self.most_starting = 0
+
+    async def start(self, index: int) -> Running:
+        self.starting += 1
+        self.most_starting = max(self.most_starting, self.starting)
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            if self.failures:
+                failure = self.failures.pop(0)
+                raise failure if isinstance(failure, Exception) else StartFailedError(failure)
+            self.things.append(Thing(f"thing-{len(self.things)}", index))
+            return self.things[-1]
+        finally:
+            self.starting -= 1
+
+
+@pytest.fixture
+async def yard() -> Yard:
+    return Yard()
+
+
+@pytest.fixture
+async def ships(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Fleet]:
+    monkeypatch.setattr(fleet, "RETRY_MIN_S", 0.01)
+    ships = Fleet(yard.start, starts_at_once=2)
+    yield ships
+    for thing in yard.things:
+        thing.may_stop.set()
+    await ships.aclose()
+
+
+async def _events(ships: Fleet, count: int) -> list[ContainerEvent]:
+    stream = ships.events()
+    return [await asyncio.wait_for(anext(stream), 5) for _ in range(count)]
+
+
+async def test_no_more_than_so_many_starts_at_once(ships: Fleet, yard: Yard) -> None:
+    ships.scale(9)
+    events = await _events(ships, 9)
+    started = [event.handle.index for event in events if isinstance(event, ContainerStarted)]
+    assert sorted(started) == list(range(9))
+    assert yard.most_starting == 2
+
+
+async def test_scaling_down_takes_the_highest_and_stops_it_before_it_is_gone(ships: Fleet, yard: Yard) -> None:
+    ships.scale(2)
+    await _events(ships, 2)
+    top = next(thing for thing in yard.things if thing.handle.index == 1)
+    ships.scale(1)
+    draining, gone = await _events(ships, 2)
+    assert draining == ContainerDraining(top.handle.id, "scaled down")
+    assert gone == ContainerGone(top.handle.id, "scaled down")
+    assert [thing.stopped for thing in yard.things] == [thing is top for thing in yard.things]
+
+
+async def test_the_dead_are_replaced_at_their_index(ships: Fleet, yard: Yard) -> None:
+    ships.scale(1)
+    await _events(ships, 1)
+    yard.things[0].death.set_result("out of memory")
+    gone, started = await _events(ships, 2)
+    assert gone == ContainerGone("thing-0", "out of memory")
+    assert isinstance(started, ContainerStarted)
+    assert (started.handle.id, started.handle.index) == ("thing-1", 0)
+
+
+async def test_replace_stops_the_old_one_first_and_only_once(ships: Fleet, yard: Yard) -> None:
+    ships.scale(1)
+    await _events(ships, 1)
+    ships.replace("thing-0", "broken")
+    ships.replace("thing-0", "broken again")
+    draining, gone, started = await _events(ships, 3)
+    assert (draining, gone) == (ContainerDraining("thing-0", "broken"), ContainerGone("thing-0", "broken"))
+    assert isinstance(started, ContainerStarted)
+    assert yard.things[0].stopped
+    ships.replace("thing-0", "long gone")
+    assert not yard.things[1].stopped
+
+
+@pytest.mark.parametrize("failure", [StartFailed("busy"), OSError("no space left on device")])
+async def test_a_failed_start_is_told_and_tried_again(ships: Fleet, yard: Yard, failure: StartFailed) -> None:
+    yard.failures.append(failure)
+    ships.scale(1)
+    failed, started = await _events(ships, 2)
+    assert isinstance(failed, StartFailed)
+    assert not failed.permanent
+    assert isinstance(started, ContainerStarted)
+
+
+async def test_after_a_permanent_failure_it_does_not_hammer(ships: Fleet, yard: Yard) -> None:
+    yard.failures += [StartFailed("no bwrap", permanent=True)] * 50
+    ships.scale(1)
+    await _events(ships, 1)
+    await asyncio.sleep(0.1)
+    assert len(yard.failures) == 49
+
+
+async def test_a_container_being_stopped_is_stopped_to_the_end(ships: Fleet, yard: Yard) -> None:
+    ships.scale(1)
+    await _events(ships, 1)
+    yard.things[0].may_stop.clear()
+    ships.scale(0)
+    closing = asyncio.create_task(ships.aclose())
+    for _ in range(5):
+        await asyncio.sleep(0)
+        closing.cancel()
+    assert not closing.done()
+    yard.things[0].may_stop.set()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert yard.things[0].stopped
+
+
+async def test_closing_ends_the_events(ships: Fleet) -> None:
+    ships.scale(1)
+    await ships.aclose()
+    await ships.aclose()
+    assert all(not isinstance(event, StartFailed) for event in [event async for event in ships.events()])
+    ships.scale(5)
+    assert not ships._keepers
+
+
+async def test_finish_waits_through_cancellation_and_then_tells() -> None:
+    gate = asyncio.Event()
+
+    async def work() -> int:
+        await gate.wait()
+        return 7
+
+    task = asyncio.create_task(work())
+    waiter = asyncio.create_task(finish(task))
+    for _ in range(3):
+        await asyncio.sleep(0)
+        waiter.cancel()
+    assert not task.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert task.result() == 7
+    assert await finish(task) == 7
