@@ -220,15 +220,27 @@ def processes_with(text: str) -> list[int]:
 
 def cgroups_of(name: str) -> list[Path]:
     """Cgroup directories of this container anywhere below the usual mount."""
-    return [path for path in Path("/sys/fs/cgroup").rglob(name) if path.parent.name == "agentenv"]
+    # os.walk, not rglob: cgroups of others come and go while we look.
+    parents = (Path(root) for root, _, _ in os.walk("/sys/fs/cgroup") if root.endswith("/agentenv"))
+    return [parent / name for parent in parents if (parent / name).is_dir()]
+
+
+def members(base: Path) -> set[int]:
+    """Pids in a cgroup and all below it."""
+    found: set[int] = set()
+    for root, _, _ in os.walk(base):
+        try:
+            found |= {int(pid) for pid in (Path(root) / "cgroup.procs").read_text().split()}
+        except FileNotFoundError:
+            continue
+    return found
 
 
 def living(container: Container) -> set[int]:
     """Every process of the container this machine still has."""
     found = set(processes_with(str(container.directory))) | set(processes_with(container.spec.container))
     for base in cgroups_of(container.spec.container):
-        for file in base.rglob("cgroup.procs"):
-            found |= {int(pid) for pid in file.read_text().split()}
+        found |= members(base)
     return found
 
 

@@ -266,3 +266,8 @@ def test_a_bind_that_does_not_exist(place: Path) -> None:
 def test_user_isolation_is_refused_to_root(place: Path) -> None:
     with Container(place, isolation="user") as container:
         assert "never run as uid 0" in failed(container)["message"]
+
+
+def test_a_lifeline_that_can_never_end_is_refused(place: Path) -> None:
+    with Container(place, lifeline=True, prefix=("sh", "-c", 'exec "$@" < /dev/null', "-")) as container:
+        assert "--lifeline" in failed(container)["message"]

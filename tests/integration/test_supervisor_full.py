@@ -255,3 +255,18 @@ def test_the_capabilities_of_the_container_recipe_suffice(tmp_path: Path, *, all
         container.packet("slot_ready", slot=0, kept=False, epoch=2)
         assert container.stop() == 0
         assert_nothing_left(container)
+
+
+def test_no_descriptor_of_the_caller_s_reaches_a_slot(place: Path) -> None:
+    leak = ("sh", "-c", 'exec 7< /etc/shadow 8< /etc/passwd && exec "$@"', "-")
+    with Container(place, slots=1, prefix=leak) as container:
+        ready = container.ready()
+        (agent,) = (pid for pid in living(container) if _command(pid).startswith("/run/agentenv/slotagent"))
+        for pid in (agent, *(int(text) for text in _children(ready["pid"]))):
+            targets = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+            assert not targets & {"/etc/shadow", "/etc/passwd"}
+            assert not [target for target in targets if "lock" in target or "state" in target]
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.supervisor_harness import Container, assert_nothing_left, living
+from tests.integration.supervisor_harness import Container, assert_nothing_left, cgroups_of, living, members
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="making an outside to reach takes root")
 
@@ -97,11 +97,9 @@ def test_the_stack_lives_and_dies_with_its_slot(tmp_path: Path) -> None:
             return [int(pid) for pid in children if b"slirp4netns" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
         (before,) = stacks()
-        assert before not in {  # it counts for the container, not for the slot
-            int(pid)
-            for file in Path("/sys/fs/cgroup").rglob(f"agentenv/{container.spec.container}/slot-0/cgroup.procs")
-            for pid in file.read_text().split()
-        }
+        slot = [members(base / "slot-0") for base in cgroups_of(container.spec.container)]
+        assert all(slot)
+        assert not any(before in pids for pids in slot)  # it counts for the container, not for the slot
         assert (Path(f"/proc/{before}/root") / "usr").exists()
         assert not (Path(f"/proc/{before}/root") / str(tmp_path).lstrip("/")).exists()
         container.send(op="reset", slot=0)

@@ -113,7 +113,10 @@ def test_the_process_limit_is_the_slot_s_own(place: Path) -> None:
     """One uid, but each slot counts in its own user namespace: a full slot leaves its neighbour room."""
     with Container(place, prefix=prefix(), limits=SlotLimits(processes=20)) as container:
         container.ready()
-        fill = "import os, time\nn = 0\ntry:\n while os.fork(): n += 1\nexcept BlockingIOError: print(n)\nelse: time.sleep(1000)"
+        fill = (
+            "import os, time\nn = 0\ntry:\n while os.fork(): n += 1\n"
+            "except BlockingIOError: print(n)\nelse: time.sleep(1000)"
+        )
         assert 10 <= int(container.bash(0, f"python3 -c '{fill}'")) <= 20
         assert container.bash(1, "for i in 1 2 3 4 5; do /bin/echo $i & wait; done").split() == list("12345")
 

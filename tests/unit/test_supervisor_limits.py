@@ -138,3 +138,16 @@ def test_removing_a_tree_removes_the_parent_with_the_last_container(tmp_path: Pa
     assert two.is_dir()
     assert cgroups.remove_tree(two)
     assert not (tmp_path / "agentenv").exists()
+
+
+def test_what_is_above_our_own_cgroup_is_used_but_not_reconfigured(tmp_path: Path) -> None:
+    own = tmp_path / "slice" / "session"
+    own.mkdir(parents=True)
+    for name, text in {"controllers": "cpu memory pids", "subtree_control": "memory pids", "type": "domain"}.items():
+        (tmp_path / "slice" / f"cgroup.{name}").write_text(text)
+    layout, reason = cgroups._discover_v2(tmp_path, own, "c")
+    assert layout is not None, reason
+    assert layout.controllers == {"memory", "pids"}
+    assert set(layout.parents.values()) == {tmp_path / "slice"}
+    assert (tmp_path / "slice/cgroup.subtree_control").read_text() == "memory pids"
+    assert (tmp_path / "slice/agentenv/c/cgroup.subtree_control").read_text() == "+memory +pids"

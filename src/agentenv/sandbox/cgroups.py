@@ -63,15 +63,17 @@ def _discover_v2(top: Path, own: Path, container: str) -> tuple[CgroupLayout | N
     for directory in (own, *own.parents):
         available = frozenset(_read(directory / "cgroup.controllers").split()) & _V2_WANTED
         if available >= _V2_NEEDED and os.access(directory, os.W_OK):
-            enabled = frozenset(_read(directory / "cgroup.subtree_control").split())
-            # Handing down needs an empty cgroup; one above ours is taken only if it does so already.
-            if directory == own or enabled >= _V2_NEEDED:
+            enabled = frozenset(_read(directory / "cgroup.subtree_control").split()) & available
+            # Handing down needs an empty cgroup; one above ours is taken only as far as it does so
+            # already: what is not ours is not reconfigured.
+            usable = available if directory == own else enabled
+            if usable >= _V2_NEEDED:
                 try:
-                    delegate(directory, container, available)
+                    delegate(directory, container, usable)
                 except OSError as error:
                     reason = f"cannot delegate {directory}: {error.strerror}"
                 else:
-                    return CgroupLayout(2, dict.fromkeys(sorted(available), directory)), ""
+                    return CgroupLayout(2, dict.fromkeys(sorted(usable), directory)), ""
         if directory == top:
             break
     return None, reason
@@ -87,7 +89,7 @@ def delegate(own: Path, container: str, controllers: frozenset[str]) -> None:
         for pid in _read(steps.leave / "cgroup.procs").split():
             with contextlib.suppress(ProcessLookupError):
                 (steps.leaf / "cgroup.procs").write_text(pid)
-    for file in steps.subtree_control:
+    for file in steps.subtree_control[already:]:
         file.write_text(steps.enable)
 
 

@@ -33,6 +33,7 @@ from agentenv.wire.spec import SandboxSpec
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MIN_TOKEN_CHARACTERS = 16
 _UID_BLOCKS = 40
+_STDERR = 2
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,31 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s supervisor %(levelname)s %(message)s"
     )
+    _keep_descriptors_private()
     try:
+        if options.lifeline:
+            _check_lifeline()
         spec = SandboxSpec.load(options.spec)
         argv = server_argv or server_process.default_argv()
         return _contain(spec, argv, lifeline=options.lifeline)
     except AgentEnvError as error:
         return events.emit_failure(error)
+    except OSError as error:
+        return events.emit_failure(SandboxUnavailableError(f"the container could not be prepared: {error}"))
+
+
+def _keep_descriptors_private() -> None:
+    """Whatever descriptors our caller left open: no slot and no server may inherit them."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if int(entry.name) > _STDERR:
+            with contextlib.suppress(OSError):  # the listing's own, closed by now
+                os.set_inheritable(int(entry.name), False)
+
+
+def _check_lifeline() -> None:
+    kind = os.fstat(0).st_mode
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0)):
+        raise ConfigError("--lifeline", "standard input is neither a pipe nor a socket nor a terminal")
 
 
 def _contain(spec: SandboxSpec, server_argv: Sequence[str], *, lifeline: bool) -> int:
@@ -259,8 +279,9 @@ def _be_supervisor(launch: Launch, alive: int) -> None:
         # The launcher may have died before that call: then its end of this pipe is closed already.
         if not select.select([alive], [], [], 0)[0]:
             code = supervisor.run(launch)
-    except BaseException:
+    except BaseException as error:
         logging.exception("the supervisor failed")
+        events.emit_failure(SandboxUnavailableError(f"the supervisor failed: {error!r}"))
     finally:
         sys.stderr.flush()
         os._exit(code)

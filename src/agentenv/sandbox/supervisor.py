@@ -265,12 +265,12 @@ def _prepare_ground(launch: Launch) -> tuple[Ground, Path]:
     spec, identity = launch.spec, launch.identity
     if launch.layout is not None:
         cgroups.make(server_plan(launch.layout, spec.container))
-    private = launch.directory / "private"
-    private.mkdir(exist_ok=True)
-    needed = [*mounts.interpreter_directories(), launch.directory, launch.agent, launch.files]
-    place = mounts.private_place(private, [*needed, *(Path(bind.source) for bind in spec.binds)])
-    # In the user's own namespace everything is reached under one uid, so the first choice will do.
-    place = private if identity.mode == isolation.USER else place
+    place = launch.directory / "private"
+    place.mkdir(exist_ok=True)
+    if identity.mode != isolation.USER:  # everything of an ordinary user's is reached under one uid
+        programs = (launch.agent, launch.files, launch.launcher, Path(launch.bwrap), Path(launch.network_tool or "/"))
+        needed = [*mounts.interpreter_directories(), launch.directory, *programs]
+        place = mounts.private_place(place, [*needed, *(Path(bind.source) for bind in spec.binds)])
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
     tree = template.build(place, etc=etc, agent=launch.agent, files=launch.files, binds=spec.binds, slots=spec.slots)
