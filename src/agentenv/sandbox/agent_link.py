@@ -18,9 +18,11 @@ from agentenv.sandbox.slotagent.protocol import (
     SCRIPT_PIPE,
     Kind,
     Message,
+    SpawnStep,
     Usage,
     encode,
     exit_usage,
+    failed_step,
     receive,
     send,
 )
@@ -39,8 +41,8 @@ class RunEvents(Protocol):
         """The run has begun. ``fds`` (stdout, stderr and, with SCRIPT_PIPE, the script) are pipes and
         the receiver's to close."""
 
-    def on_spawn_failed(self, error: int, step: int) -> None:
-        """The run could not be started; ``error`` is an errno, ``step`` one of the protocol's STEP_*."""
+    def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
+        """The run could not be started; ``error`` is an errno, ``step`` says what failed."""
 
     def on_exit(self, status: int, usage: Usage) -> None:
         """The run's first process ended with this wait status."""
@@ -175,10 +177,11 @@ class AgentLink:
                 del self._runs[message.run]
                 run.events.on_exit(message.arg, usage)
         elif kind is Kind.SPAWN_FAILED:
+            step = failed_step(message.payload)
             run = self._known(message, spawned=False)
             if run is not None:
                 del self._runs[message.run]
-                run.events.on_spawn_failed(message.arg, int.from_bytes(message.payload, "little"))
+                run.events.on_spawn_failed(message.arg, step)
         elif kind not in (Kind.KILLED, Kind.PONG):
             raise ProtocolError(f"the slot agent sent an unexpected {kind.name}")
 

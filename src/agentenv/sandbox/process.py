@@ -10,7 +10,7 @@ from enum import StrEnum
 from agentenv.sandbox.agent_link import AgentLink
 from agentenv.sandbox.capture import Orphans, PipeReader
 from agentenv.sandbox.poller import Poller
-from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, SCRIPT_PIPE, STDIN, Usage, spawn_payload
+from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_payload
 
 _SCRIPT_PIPE, _SCRIPT_FD, _STDIN = int(SCRIPT_PIPE), int(SCRIPT_FD), int(STDIN)
 
@@ -75,7 +75,7 @@ class Process:
         self.on_end = on_end
         self.outcome = Outcome.running
         self.error = 0
-        self.step = 0
+        self.step: SpawnStep | None = None
         self.status = 0
         self.usage = Usage(0.0, 0.0, 0)
         self.stdout: PipeReader | None = None
@@ -136,7 +136,7 @@ class Process:
         else:
             self._watch()
 
-    def on_spawn_failed(self, error: int, step: int) -> None:
+    def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
         """RunEvents: there is no run."""
         self.error = error
         self.step = step

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
-from agentenv.sandbox.slotagent.protocol import spawn_payload
+from agentenv.sandbox.slotagent.protocol import SpawnStep, spawn_payload
 from agentenv.wire.tools import BashArguments
 
 WORKSPACE = "/workspace"
@@ -27,8 +27,6 @@ CANNOT_START = 126
 """Exit code of a call whose shell could not be started (as shells say of a command they cannot run)."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_STEP_CWD = 2
-"""``step`` of a SPAWN that failed because the directory could not be entered."""
 
 
 def command_env(extra: Mapping[str, str]) -> dict[str, str]:
@@ -127,9 +125,9 @@ def output(process: Process, arguments: BashArguments) -> Output:
     return Output(exit_code, stdout, stderr, stdout_dropped, stderr_dropped)
 
 
-def _not_started(error: int, step: int, arguments: BashArguments) -> Output:
+def _not_started(error: int, step: SpawnStep | None, arguments: BashArguments) -> Output:
     """The slot could not start the shell: the command's own doing, hence data, as a shell would put it."""
-    if arguments.cwd is not None and step == _STEP_CWD:
+    if arguments.cwd is not None and step is SpawnStep.CWD:
         return Output(1, stderr=f"bash: cd: {arguments.cwd}: {os.strerror(error)}\n")
     if error == errno.EAGAIN:
         return Output(CANNOT_START, stderr="bash: cannot start: the slot has as many processes as it may have\n")
