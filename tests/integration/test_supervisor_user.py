@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox import sweep
+from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.wire.spec import SlotLimits
 from tests.integration.supervisor_harness import REPOSITORY, Container, eventually, living, processes_with
 
@@ -42,6 +43,7 @@ def prefix() -> tuple[str, ...]:
 
 @pytest.fixture
 def place() -> Iterator[Path]:
+    ensure_built()  # by whoever owns the checkout: uid 10001 may not write there
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
         (directory / "stderr").touch()
