@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,58 +22,58 @@ class Histories(RuleBasedStateMachine):
         self.memory = ReplyMemory(self.index, max_count=MAX_COUNT, max_bytes=MAX_BYTES)
         self.began: list[Reply] = []
 
-    def pick(self, data, wanted):
+    def pick(self, data: st.DataObject, wanted: Callable[[Reply], bool]) -> Reply | None:
         found = [reply for reply in self.began if wanted(reply) and reply.call_id in self.index]
         return data.draw(st.sampled_from(found)) if found else None
 
     @rule()
-    def begin(self):
+    def begin(self) -> None:
         reply = Reply(f"call-{len(self.began)}", self.memory)
         self.memory.begin(reply)
         self.began.append(reply)
 
     @rule(data=st.data(), size=st.integers(0, 150))
-    def finish(self, data, size):
+    def finish(self, data: st.DataObject, size: int) -> None:
         if (reply := self.pick(data, lambda r: r.message is None)) is not None:
             self.memory.finish(reply, b"x" * size)
 
     @rule(data=st.data())
-    def send(self, data):
+    def send(self, data: st.DataObject) -> None:
         if (reply := self.pick(data, lambda r: r.message is not None)) is not None:
             self.memory.sent(reply)
 
     @rule(data=st.data())
-    def forget(self, data):
+    def forget(self, data: st.DataObject) -> None:
         if (reply := self.pick(data, lambda r: True)) is not None:
             self.memory.forget(reply)
 
     @precondition(lambda self: self.began)
     @rule(data=st.data())
-    def beginning_a_known_call_is_refused(self, data):
+    def beginning_a_known_call_is_refused(self, data: st.DataObject) -> None:
         reply = data.draw(st.sampled_from(self.began))
         with pytest.raises(ValueError, match="known already"):
             self.memory.begin(Reply(reply.call_id, self.memory))
 
     @invariant()
-    def every_call_is_running_or_answered_or_known_to_have_ended(self):
+    def every_call_is_running_or_answered_or_known_to_have_ended(self) -> None:
         for reply in self.began:
             known = self.index.get(reply.call_id)
             assert (known is reply) != self.memory.has_ended(reply.call_id)
 
     @invariant()
-    def unsent_answers_are_never_dropped(self):
+    def unsent_answers_are_never_dropped(self) -> None:
         for reply in self.began:
             if reply.message is not None and not reply.delivered and not self.memory.has_ended(reply.call_id):
                 assert self.index[reply.call_id] is reply
 
     @invariant()
-    def sent_answers_are_bounded(self):
+    def sent_answers_are_bounded(self) -> None:
         sent = [r for r in self.began if r.delivered and r.call_id in self.index]
         assert len(sent) <= MAX_COUNT
         assert sum(len(r.message or b"") for r in sent) <= MAX_BYTES
 
     @invariant()
-    def full_is_told_from_what_was_not_sent(self):
+    def full_is_told_from_what_was_not_sent(self) -> None:
         unsent = [r for r in self.index.values() if r.message is not None and not r.delivered]
         size = sum(len(r.message or b"") for r in unsent)
         assert self.memory.full == (size >= MAX_BYTES or len(unsent) >= MAX_COUNT)
@@ -81,7 +83,7 @@ TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_the_end_of_a_lease_leaves_nothing_in_the_index():
+def test_the_end_of_a_lease_leaves_nothing_in_the_index() -> None:
     index: dict[str, Reply] = {}
     memory = ReplyMemory(index, max_count=10, max_bytes=100)
     running, unsent, sent = (Reply(name, memory) for name in "abc")
@@ -98,7 +100,7 @@ def test_the_end_of_a_lease_leaves_nothing_in_the_index():
     assert index == {}
 
 
-def test_the_ids_of_ended_calls_are_bounded(monkeypatch):
+def test_the_ids_of_ended_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "MAX_ENDED_IDS", 3)
     memory = ReplyMemory({}, max_count=10, max_bytes=100)
     for number in range(5):
@@ -109,7 +111,7 @@ def test_the_ids_of_ended_calls_are_bounded(monkeypatch):
     assert [memory.has_ended(str(number)) for number in range(5)] == [False, False, True, True, True]
 
 
-def test_a_running_call_is_not_forgotten():
+def test_a_running_call_is_not_forgotten() -> None:
     memory = ReplyMemory({}, max_count=10, max_bytes=100)
     reply = Reply("a", memory)
     memory.begin(reply)

@@ -14,7 +14,7 @@ from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotState
 REQUEST = LeaseRequest(slot=3, trajectory="t", ttl_s=60, request_id="r" * 16)
 
 
-def test_a_lease_admits_its_own_key_only():
+def test_a_lease_admits_its_own_key_only() -> None:
     lease = Lease.grant(REQUEST, 5, now_s=100.0)
     key = lease.key
     assert lease.admits(key)
@@ -26,7 +26,7 @@ def test_a_lease_admits_its_own_key_only():
     assert Lease.grant(REQUEST, 5, 0.0).key.secret != key.secret
 
 
-def test_a_lease_survives_in_the_supervisors_memory():
+def test_a_lease_survives_in_the_supervisors_memory() -> None:
     lease = Lease.grant(REQUEST, 5, now_s=100.0)
     kept = json.loads(json.dumps(lease.to_memory()))
     again = Lease.from_memory(3, kept, now_s=7.0)
@@ -37,7 +37,7 @@ def test_a_lease_survives_in_the_supervisors_memory():
 
 
 @pytest.mark.parametrize("spoiled", ["epoch", "secret", "ttl_s", "era"])
-def test_a_malformed_memory_is_refused(spoiled):
+def test_a_malformed_memory_is_refused(spoiled: str) -> None:
     kept = Lease.grant(REQUEST, 5, now_s=0.0).to_memory()
     with pytest.raises(ProtocolError):
         Lease.from_memory(3, {**kept, spoiled: "short"}, 0.0)
@@ -46,7 +46,7 @@ def test_a_malformed_memory_is_refused(spoiled):
         Lease.from_memory(3, kept, 0.0)
 
 
-def test_moves_are_those_of_the_table_and_no_others():
+def test_moves_are_those_of_the_table_and_no_others() -> None:
     for state in SlotState:
         for to in SlotState:
             if to in MOVES[state]:
@@ -58,7 +58,7 @@ def test_moves_are_those_of_the_table_and_no_others():
     assert SlotState.free not in MOVES[SlotState.quarantined]
 
 
-def test_wrong_arguments_are_explained_to_a_model():
+def test_wrong_arguments_are_explained_to_a_model() -> None:
     with pytest.raises(InvalidArgumentsError, match=r"bash: command: Field required"):
         parse_arguments("bash", {})
     with pytest.raises(InvalidArgumentsError, match=r"cmd: Extra inputs are not permitted \(got 'ls'\)"):

@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +18,16 @@ from agentenv.errors import ProtocolError
 from agentenv.sandbox import supervisor_link
 from agentenv.sandbox.agent_link import RUN_IDS, AgentLink
 from agentenv.sandbox.poller import Poller
-from agentenv.sandbox.slotagent.protocol import SCRIPT_PIPE, Kind, encode, receive, send, spawn_payload
+from agentenv.sandbox.slotagent.protocol import (
+    SCRIPT_PIPE,
+    Kind,
+    SpawnStep,
+    Usage,
+    encode,
+    receive,
+    send,
+    spawn_payload,
+)
 from agentenv.sandbox.supervisor_link import Hello, SlotFailed, SlotLost, SlotReady, SupervisorLink
 
 PAYLOAD = spawn_payload(["true"], {}, "/")
@@ -28,7 +38,7 @@ def open_fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def until(condition, deadline_s=10.0):
+async def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
     ends = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < ends, "the condition did not come true"
@@ -39,18 +49,21 @@ class Events:
     def __init__(self) -> None:
         self.heard: list[object] = []
 
-    def on_spawned(self, fds):
+    def answered(self) -> bool:
+        return bool(self.heard)
+
+    def on_spawned(self, fds: tuple[int, ...]) -> None:
         for fd in fds:
             os.close(fd)
         self.heard.append(("spawned", len(fds)))
 
-    def on_spawn_failed(self, error, step):
+    def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
         self.heard.append(("failed", error, step))
 
-    def on_exit(self, status, usage):
+    def on_exit(self, status: int, usage: Usage) -> None:
         self.heard.append(("exit", status, usage.user_s, usage.max_rss_bytes))
 
-    def on_lost(self):
+    def on_lost(self) -> None:
         self.heard.append("lost")
 
 
@@ -62,17 +75,19 @@ class Linked:
         self.lost: list[tuple[str, bool]] = []
         self.link = AgentLink(ours, self.poller, era, lambda reason, gone: self.lost.append((reason, gone)))
 
-    def say(self, kind, run=0, arg=0, payload=b"", fds=()):
+    def say(self, kind: Kind, run: int = 0, arg: int = 0, payload: bytes = b"", fds: Sequence[int] = ()) -> int:
+        """For lambdas that say two things: 0."""
         send(self.agent, encode(kind, run, arg, payload), fds)
+        return 0
 
-    def heard(self):
+    def heard(self) -> tuple[Kind, int]:
         message = receive(self.agent)
         assert message is not None
         return message.kind, message.run
 
 
 @asynccontextmanager
-async def linked(era: int = 0):
+async def linked(era: int = 0) -> AsyncIterator[Linked]:
     made = Linked(era)
     try:
         yield made
@@ -83,7 +98,7 @@ async def linked(era: int = 0):
 
 
 @pytest.fixture
-def pipes():
+def pipes() -> Iterator[list[int]]:
     """Six pipe ends and a file."""
     fds = [fd for _ in range(3) for fd in os.pipe()]
     yield fds
@@ -91,7 +106,7 @@ def pipes():
         os.close(fd)
 
 
-async def test_a_run_from_spawn_to_exit(pipes):
+async def test_a_run_from_spawn_to_exit(pipes: list[int]) -> None:
     async with linked() as it:
         events = Events()
         run = it.link.spawn(PAYLOAD, 0, (), events)
@@ -104,7 +119,7 @@ async def test_a_run_from_spawn_to_exit(pipes):
         assert it.lost == []
 
 
-async def test_a_failed_spawn_says_where_it_failed():
+async def test_a_failed_spawn_says_where_it_failed() -> None:
     async with linked() as it:
         events = Events()
         run = it.link.spawn(PAYLOAD, 0, (), events)
@@ -113,7 +128,8 @@ async def test_a_failed_spawn_says_where_it_failed():
         assert events.heard == [("failed", 2, 2)]
 
 
-BREACHES = {
+Breach = Callable[[Linked, int, list[int]], object]
+BREACHES: dict[str, Breach] = {
     "exit of a run nobody started": lambda it, run, p: it.say(Kind.EXIT, run + 1, 0, USAGE),
     "exit before spawned": lambda it, run, p: it.say(Kind.EXIT, run, 0, USAGE),
     "exit without usage": lambda it, run, p: (it.say(Kind.SPAWNED, run, fds=p[:2]), it.say(Kind.EXIT, run, 0, b"x")),
@@ -123,6 +139,7 @@ BREACHES = {
     "spawned with a socket": lambda it, run, p: it.say(Kind.SPAWNED, run, fds=[p[0], it.agent.fileno()]),
     "spawned for an unknown run": lambda it, run, p: it.say(Kind.SPAWNED, run + 1, fds=p[:2]),
     "descriptors where none belong": lambda it, run, p: it.say(Kind.PONG, fds=p[:1]),
+    "a failure without its step": lambda it, run, p: it.say(Kind.SPAWN_FAILED, run, 2),
     "a second hello": lambda it, run, p: it.say(Kind.HELLO, 0, 1),
     "what only a server says": lambda it, run, p: it.say(Kind.KILL, run),
     "garbage": lambda it, run, p: it.agent.send(b"garbage"),
@@ -131,7 +148,7 @@ BREACHES = {
 
 
 @pytest.mark.parametrize("breach", BREACHES.values(), ids=BREACHES.keys())
-async def test_a_breach_loses_the_slot_and_leaks_nothing(breach, pipes):
+async def test_a_breach_loses_the_slot_and_leaks_nothing(breach: Breach, pipes: list[int]) -> None:
     before = open_fds()
     async with linked() as it:
         events = Events()
@@ -144,7 +161,7 @@ async def test_a_breach_loses_the_slot_and_leaks_nothing(breach, pipes):
     assert open_fds() == before
 
 
-async def test_an_agent_that_dies_is_told_from_one_that_misbehaves():
+async def test_an_agent_that_dies_is_told_from_one_that_misbehaves() -> None:
     async with linked() as it:
         events = Events()
         it.link.spawn(PAYLOAD, 0, (), events)
@@ -154,7 +171,7 @@ async def test_an_agent_that_dies_is_told_from_one_that_misbehaves():
         assert events.heard == ["lost"]
 
 
-async def test_a_spawn_on_a_lost_agent_is_answered():
+async def test_a_spawn_on_a_lost_agent_is_answered() -> None:
     async with linked() as it:
         it.link.close()
         events = Events()
@@ -163,7 +180,7 @@ async def test_a_spawn_on_a_lost_agent_is_answered():
         assert events.heard == ["lost"]
 
 
-async def test_an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it():
+async def test_an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() -> None:
     async with linked() as it:
         events = [Events() for _ in range(RUN_IDS - 1)]
         payload = spawn_payload(["true", "x" * 60_000], {}, "/")
@@ -174,7 +191,7 @@ async def test_an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it():
         assert all(each.heard == ["lost"] for each in events)
 
 
-async def test_run_ids_are_reused_but_never_while_in_use():
+async def test_run_ids_are_reused_but_never_while_in_use() -> None:
     async with linked() as it:
         held = it.link.spawn(PAYLOAD, 0, (), Events())
         seen = set()
@@ -183,12 +200,12 @@ async def test_run_ids_are_reused_but_never_while_in_use():
             run = it.link.spawn(PAYLOAD, 0, (), events)
             assert run not in (0, held)
             seen.add(run)
-            it.say(Kind.SPAWN_FAILED, run, 1)
-            await until(lambda events=events: events.heard)
+            it.say(Kind.SPAWN_FAILED, run, 1, struct.pack("<I", 1))
+            await until(events.answered)
         assert len(seen) == RUN_IDS - 2
 
 
-async def test_a_server_that_comes_back_kills_and_ignores_what_ran_before(pipes):
+async def test_a_server_that_comes_back_kills_and_ignores_what_ran_before(pipes: list[int]) -> None:
     async with linked(era=1) as it:
         it.link.kill_former_runs()
         assert [it.heard() for _ in range(RUN_IDS - 1)] == [(Kind.KILL, number) for number in range(1, RUN_IDS)]
@@ -217,7 +234,7 @@ READY = {
 HELLO = {"op": "hello", "spec": {}, "token": "t", "isolation": "full", "weaker": ["w"], "proofs": []}
 
 
-def test_the_packets_of_a_supervisor():
+def test_the_packets_of_a_supervisor() -> None:
     hello = supervisor_link.decode(json.dumps(HELLO).encode(), ())
     assert hello == Hello({}, "t", "full", ("w",), ())
     failed = {"op": "slot_failed", "slot": 0, "epoch": 3, "reason": "r"}
@@ -242,12 +259,12 @@ def test_the_packets_of_a_supervisor():
         json.dumps({**READY, "memory": []}).encode(),
     ],
 )
-def test_a_malformed_packet_is_refused(packet):
+def test_a_malformed_packet_is_refused(packet: bytes) -> None:
     with pytest.raises(ProtocolError):
         supervisor_link.decode(packet, ())
 
 
-def test_a_slot_comes_with_its_agent_and_a_refused_packet_leaks_nothing():
+def test_a_slot_comes_with_its_agent_and_a_refused_packet_leaks_nothing() -> None:
     before = open_fds()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     agent, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -270,7 +287,7 @@ def test_a_slot_comes_with_its_agent_and_a_refused_packet_leaks_nothing():
     assert open_fds() == before
 
 
-def test_requests_wait_for_a_supervisor_that_is_busy():
+def test_requests_wait_for_a_supervisor_that_is_busy() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.settimeout(10)
     waits = []

@@ -1,0 +1,160 @@
+"""The wire format, pinned: one JSON sample per model. A change here is a change of the protocol
+(``PROTOCOL_VERSION``), or it adds an optional field: then its sample grows.
+
+``python -m tests.golden.test_wire_samples`` writes the samples anew, for reading the difference.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import agentenv.wire
+from agentenv.errors import StaleLeaseError
+from agentenv.sandbox.calls import encode_result, refusal
+from agentenv.wire import calls, leases, server, tools
+from agentenv.wire.base import WireModel
+
+SAMPLES = Path(__file__).parent / "wire"
+
+_KEY = leases.LeaseKey(slot=3, epoch=7, secret="0123456789abcdef0123456789abcdef")
+_CALL = calls.Call(
+    id="c-1", lease=_KEY, tool="bash", arguments={"command": "echo é"}, timeout_s=30.0, boot="0011223344556677"
+)
+_RESULT = calls.CallResult(
+    id="c-1",
+    fault="infra",
+    error="lease_lost",
+    message="slot 3: the slot was lost",
+    exit_code=137,
+    stdout="é\n",
+    stderr="\ufffd\u0000",
+    stdout_dropped_bytes=5,
+    stderr_dropped_bytes=6,
+    timed_out=True,
+    oom_killed=True,
+    truncated=True,
+    cancelled=True,
+    duration_s=1.5,
+    queue_s=0.25,
+    cpu_s=0.5,
+    peak_memory_bytes=4096,
+    content={"size_bytes": 1},
+)
+_REPORT = leases.SlotReport(
+    slot=3, state=leases.SlotState.leased, epoch=7, trajectory="t", expires_in_s=12.5, running_calls=2, reason=""
+)
+_FILE = tools.FileEntry(path="a/b", kind="file", size_bytes=2, mode=0o644, modified_s=1.5)
+
+MODELS: tuple[WireModel, ...] = (
+    _KEY,
+    _CALL,
+    _RESULT,
+    _REPORT,
+    _FILE,
+    calls.Batch(batch=2, calls=(_CALL,)),
+    calls.Cancel(ids=("c-1", "c-2")),
+    calls.Forget(ids=("c-1",)),
+    calls.Accepted(batch=2),
+    calls.Result(result=_RESULT),
+    calls.Failure(error="protocol", message="calls.0.id: Field required", batch=2),
+    leases.LeaseRequest(slot=3, trajectory="t", ttl_s=60.0, request_id="r" * 16),
+    leases.LeaseGrant(key=_KEY, trajectory="t", ttl_s=60.0),
+    leases.RenewRequest(keys=(_KEY,), ttl_s=60.0),
+    leases.RenewReply(renewed=(3,), stale=(4,)),
+    leases.ReleaseReply(slot=3, state=leases.SlotState.free),
+    server.Health(status="ok", version="0.1.0"),
+    server.Proof(name="uid", holds=True, required=True, detail="20003", cure=""),
+    server.ServerInfo(
+        container="c",
+        boot="0011223344556677",
+        version="0.1.0",
+        slots=10,
+        isolation="full",
+        weaker=("w",),
+        proofs=(server.Proof(name="uid", holds=True, required=True),),
+        allow_network=False,
+    ),
+    server.SlotsReply(boot="0011223344556677", slots=(_REPORT,)),
+    server.ErrorReply(error="stale_lease", message="m", next_step="n", fault="infra"),
+    tools.BashArguments(command="true", cwd="sub", env={"A": "b"}, stdin="in"),
+    tools.ReadFileArguments(path="a", offset=1, limit=2, binary=True),
+    tools.ReadFileReply(text="é", size_bytes=2, mode=0o644, truncated=True, lossy=True),
+    tools.WriteFileArguments(path="a", data=b"\0\xff", mode=0o755),
+    tools.WriteFileReply(size_bytes=2, created=True),
+    tools.ListFilesArguments(path="a", depth=2, limit=3, hidden=False),
+    tools.ListFilesReply(entries=(_FILE,), truncated=True),
+    tools.ArtifactsArguments(action="extract", path="a", data=b"\0\xff"),
+    tools.ArtifactFile(path="a", size_bytes=1, sha256="0" * 64),
+    tools.ArtifactsReply(
+        data=b"\0\xff", files=(tools.ArtifactFile(path="a", size_bytes=1, sha256="0" * 64),), total_bytes=1
+    ),
+)
+
+
+def _sample(model: WireModel) -> Path:
+    return SAMPLES / f"{type(model).__name__}.json"
+
+
+def _named(model: WireModel) -> str:
+    return type(model).__name__
+
+
+@pytest.mark.parametrize("model", MODELS, ids=_named)
+def test_a_model_is_written_as_its_sample_and_read_back(model: WireModel) -> None:
+    sample = json.loads(_sample(model).read_text())
+    assert json.loads(model.model_dump_json()) == sample
+    assert type(model).model_validate_json(json.dumps(sample)) == model
+
+
+@pytest.mark.parametrize("model", MODELS, ids=_named)
+def test_a_field_nobody_knows_is_refused(model: WireModel) -> None:
+    sample = json.loads(_sample(model).read_text())
+    with pytest.raises(ValueError, match="Extra inputs are not permitted"):
+        type(model).model_validate({**sample, "nonsense": 1})
+
+
+def test_every_model_of_the_wire_has_a_sample() -> None:
+    for module in pkgutil.iter_modules(agentenv.wire.__path__):
+        importlib.import_module(f"agentenv.wire.{module.name}")
+    known = {kind for kind in _subclasses(WireModel) if kind.__module__.startswith("agentenv.wire.")}
+    assert known == {type(model) for model in MODELS}
+    assert {path.stem for path in SAMPLES.iterdir()} == {kind.__name__ for kind in known} | {"sent_results"}
+
+
+def _subclasses(kind: type[WireModel]) -> set[type[WireModel]]:
+    direct = set(kind.__subclasses__())
+    return direct.union(*(_subclasses(each) for each in direct))
+
+
+def _sent() -> list[str]:
+    """Results exactly as the server writes them: without what is at its default."""
+    quick = calls.CallResult(id="c-1", exit_code=0, stdout="hi\n", duration_s=0.001, cpu_s=0.002)
+    read = calls.CallResult(id="c-2", exit_code=0)
+    return [
+        encode_result(quick).decode(),
+        encode_result(read, b'{"size_bytes":1}').decode(),
+        encode_result(refusal("c-3", StaleLeaseError("gone"))).decode(),
+    ]
+
+
+def test_results_are_sent_exactly_so() -> None:
+    assert _sent() == json.loads((SAMPLES / "sent_results.json").read_text())
+    messages = [calls.server_message.validate_json(text) for text in _sent()]
+    assert [message.result.id for message in messages if isinstance(message, calls.Result)] == ["c-1", "c-2", "c-3"]
+
+
+def _write() -> None:
+    SAMPLES.mkdir(exist_ok=True)
+    for model in MODELS:
+        text = json.dumps(json.loads(model.model_dump_json()), indent=1)
+        _sample(model).write_text(text + "\n")
+    (SAMPLES / "sent_results.json").write_text(json.dumps(_sent(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    _write()
