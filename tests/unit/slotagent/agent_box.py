@@ -20,7 +20,8 @@ from typing import Any, Literal, Self
 from agentenv.sandbox.slotagent.build import Binaries, build_sanitized, ensure_built
 from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, STDIN, Kind, Message, encode, receive, send, spawn_payload
 
-UID = 20999
+UID = 2_000_000 + os.getpid() % 1_000_000
+"""Nobody else's, not even another test run's: the kernel counts processes per user."""
 WAIT_S = 20.0
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 Where = Literal["plain", "bwrap"]

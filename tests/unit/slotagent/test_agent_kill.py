@@ -9,18 +9,22 @@ from collections.abc import Iterator
 import pytest
 
 from agentenv.sandbox.slotagent.protocol import SCRIPT_PIPE, Kind
-from tests.unit.slotagent.agent_box import AgentBox, Run, Where
+from tests.unit.slotagent.agent_box import AgentBox, Run, Where, sanitized
 
 DAEMONISE = "setsid sleep 1000 >/dev/null 2>&1 </dev/null & echo $!; "
 DAEMONISE_TWICE = "(setsid bash -c 'sleep 1000 & echo $!; wait' & ) | head -n1; "
 DETACH = "(sleep 1000 >/dev/null 2>&1 & echo $!); "
 
 
-@pytest.fixture(params=["plain", "bwrap"])
+@pytest.fixture(params=["plain", "bwrap", "bwrap sanitized"])
 def agent(request: pytest.FixtureRequest) -> Iterator[AgentBox]:
-    where: Where = request.param
-    with AgentBox(where) as box:
+    """The sanitized build also freezes the slot at each kill that finds anything."""
+    name, _, build = str(request.param).partition(" ")
+    where: Where = "bwrap" if name == "bwrap" else "plain"
+    with AgentBox(where, binary=sanitized().agent if build else None) as box:
         yield box
+        assert box.close() == 0
+        assert box.stderr == b""
 
 
 def _gone(agent: AgentBox, *pids: int) -> None:
