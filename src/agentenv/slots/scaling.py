@@ -74,19 +74,19 @@ class ScalePolicy:
         return max(0, goal - serving) * state.slots_per_container
 
     def _shrunk(self, state: ScaleState, goal: int, free: int, now: float) -> int:
-        tail = len(state.containers)
+        containers, tail = state.containers, len(state.containers)
         while goal > self.min_containers:
-            first = tail
-            while first and state.containers[first - 1].index >= goal - 1:
+            first, given = tail, 0
+            while first and containers[first - 1].index >= goal - 1:
                 first -= 1
-            taken = state.containers[first:tail]
-            if not all(self._removable(container, now) for container in taken):
-                break
-            if not taken and now - state.changed_at < self.idle_after_s:
-                break  # asked for and still starting: as good as in use
-            free -= sum(container.free for container in taken)
+                if not self._removable(containers[first], now):
+                    return goal
+                given += containers[first].free
+            if first == tail and now - state.changed_at < self.idle_after_s:
+                return goal  # asked for and still starting: as good as in use
+            free -= given
             if free < self.target_idle_slots:
-                break
+                return goal
             tail, goal = first, goal - 1
         return goal
 
