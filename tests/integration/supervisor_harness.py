@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from agentenv.sandbox import sweep
 from agentenv.wire.spec import SandboxSpec
 
 FAKE_SERVER = Path(__file__).with_name("supervisor_fake_server.py")
@@ -122,8 +123,13 @@ class Container:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.process.terminate()
+        try:
+            self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        sweep.sweep(Path(self.spec.data_dir))  # what a test that killed it left behind
         self.events.close()
         self._drop_server()
         self._listener.close()

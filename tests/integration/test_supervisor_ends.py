@@ -78,8 +78,8 @@ def test_sigkill_at_any_moment_of_the_start_leaves_only_what_the_next_start_swee
         container.process.kill()
         container.process.wait(30)
         eventually(lambda: not living(container), "every process is gone")
-    sweep.sweep(place / "state")
-    assert_nothing_left(container)
+        sweep.sweep(place / "state")
+        assert_nothing_left(container)
 
 
 @pytest.mark.parametrize("victim", ["launcher", "supervisor"])
@@ -93,19 +93,15 @@ def test_sigkill_ends_everything_and_the_next_start_sweeps(place: Path, victim: 
         container.process.wait(30)
         eventually(lambda: not processes_with(marker), "the slot's daemon died with its container")
         eventually(lambda: not living(container), "every process is gone")
-    if victim == "supervisor":  # the launcher lived to tidy up
-        assert_nothing_left(container)
-        return
-    assert container.state.exists()
-    with Container(place, container=f"next{os.getpid()}") as following:
-        following.ready()
-        assert_nothing_left_of(container)
-        assert following.stop() == 0
-
-
-def assert_nothing_left_of(container: Container) -> None:
-    assert not container.state.exists()
-    assert cgroups_of(container.spec.container) == []
+        if victim == "supervisor":  # the launcher lived to tidy up
+            assert_nothing_left(container)
+            return
+        assert container.state.exists()
+        with Container(place, container=f"next{os.getpid()}") as following:
+            following.ready()
+            assert not container.state.exists()
+            assert cgroups_of(container.spec.container) == []
+            assert following.stop() == 0
 
 
 def test_the_sweep_command_tells_what_it_removed(place: Path) -> None:
@@ -113,14 +109,14 @@ def test_the_sweep_command_tells_what_it_removed(place: Path) -> None:
         container.ready()
         container.process.kill()
         container.process.wait(30)
-    eventually(lambda: not living(container), "every process is gone")
-    command = [sys.executable, "-m", "agentenv.sandbox.sweep", str(place / "state")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-    told = json.loads(done.stdout)
-    assert told["container"] == container.spec.container
-    assert told["left"] == []
-    assert str(container.state) in told["removed"]
-    assert_nothing_left(container)
+        eventually(lambda: not living(container), "every process is gone")
+        command = [sys.executable, "-m", "agentenv.sandbox.sweep", str(place / "state")]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        told = json.loads(done.stdout)
+        assert told["container"] == container.spec.container
+        assert told["left"] == []
+        assert str(container.state) in told["removed"]
+        assert_nothing_left(container)
 
 
 def test_the_sweep_leaves_a_living_container_alone(place: Path) -> None:

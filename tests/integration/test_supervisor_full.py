@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.wire.spec import Bind
+from agentenv.sandbox import limits
+from agentenv.wire.spec import Bind, SlotLimits
 from tests.integration.supervisor_harness import (
     Container,
     assert_nothing_left,
@@ -241,12 +242,32 @@ def test_the_state_may_live_below_a_private_home(place: Path) -> None:
         assert cgroups_of(container.spec.container) == []
 
 
+RECIPE = ("setpriv", "--bounding-set", "-all,+sys_admin,+setuid,+setgid,+setpcap,+kill", "--inh-caps", "-all")
+"""What design §5 gives a Nomad job: five capabilities, neither dac_override nor sys_ptrace."""
+
+
+@pytest.fixture
+def own_cgroup() -> Iterator[tuple[str, ...]]:
+    """Starts a container in cgroups made for it, as a container runtime does; the command prefix."""
+    own = Path("/proc/self/cgroup").read_text()
+    layout = limits.layout_v1(Path("/proc/self/mountinfo").read_text(), own)
+    parents = list(layout.parents.values()) if layout else [Path("/sys/fs/cgroup")]
+    made = [parent / f"runtime{os.getpid()}" for parent in parents]
+    for directory in made:
+        directory.mkdir()
+    join = " ".join(f"echo 0 > {directory}/cgroup.procs;" for directory in made)
+    try:
+        yield ("sh", "-c", f'{join} exec "$@"', "-")
+    finally:
+        for directory in made:
+            directory.rmdir()
+
+
 @pytest.mark.parametrize("allow_network", [False, True])
-def test_the_capabilities_of_the_container_recipe_suffice(tmp_path: Path, *, allow_network: bool) -> None:
-    """What design §5 gives a Nomad job: five capabilities, neither dac_override nor sys_ptrace."""
-    recipe = "-all,+sys_admin,+setuid,+setgid,+setpcap,+kill"
-    lowered = ("setpriv", "--bounding-set", recipe, "--inh-caps", "-all")
-    with Container(tmp_path, prefix=lowered, allow_network=allow_network) as container:
+def test_the_capabilities_of_the_container_recipe_suffice(
+    tmp_path: Path, own_cgroup: tuple[str, ...], *, allow_network: bool
+) -> None:
+    with Container(tmp_path, prefix=(*own_cgroup, *RECIPE), allow_network=allow_network) as container:
         assert container.ready()["weaker"] == []
         container.bash(0, "echo x > file")
         container.send(op="seal", slot=0)
@@ -255,6 +276,26 @@ def test_the_capabilities_of_the_container_recipe_suffice(tmp_path: Path, *, all
         container.packet("slot_ready", slot=0, kept=False, epoch=2)
         assert container.stop() == 0
         assert_nothing_left(container)
+
+
+def test_root_without_cgroups_serves_and_says_what_is_weaker(tmp_path: Path) -> None:
+    hide = ("unshare", "-m", "--propagation", "private", "sh", "-c", 'umount -R /sys/fs/cgroup; exec "$@"', "-")
+    with Container(tmp_path, prefix=(*hide, *RECIPE), limits=SlotLimits(processes=30)) as container:
+        ready = container.ready()
+        assert ready["isolation"] == "full"
+        assert [sentence.split(" ")[0] for sentence in ready["weaker"]] == ["Processes", "Memory", "An", "CPU"]
+        assert container.bash(0, "ulimit -Hu; ulimit -Hd").split() == ["32", str(SlotLimits().memory_bytes // 1024)]
+        assert container.slots(0)[0]["memory"]["oom"] is None
+        container.send(op="reset", slot=0)
+        container.packet("slot_ready", slot=0, kept=False, epoch=2)
+
+
+def test_full_isolation_by_name_needs_cgroups(tmp_path: Path) -> None:
+    hide = ("unshare", "-m", "--propagation", "private", "sh", "-c", 'umount -R /sys/fs/cgroup; exec "$@"', "-")
+    with Container(tmp_path, prefix=hide, isolation="full") as container:
+        event = container.event("failed")
+        assert "cgroup" in event["message"]
+        assert "isolation=auto" in event["next_step"]
 
 
 def test_no_descriptor_of_the_caller_s_reaches_a_slot(place: Path) -> None:

@@ -140,8 +140,8 @@ def test_sigkill_leaves_only_what_a_sweep_removes(place: Path) -> None:
         container.process.wait(30)
         eventually(lambda: not processes_with(marker), "the slot's daemon died with its container")
         eventually(lambda: not living(container), "every process is gone")
-    assert [swept.container for swept in sweep.sweep(place / "state")] == [container.spec.container]
-    gone(container)
+        assert [swept.container for swept in sweep.sweep(place / "state")] == [container.spec.container]
+        gone(container)
 
 
 def test_full_isolation_is_refused_to_an_ordinary_user(place: Path) -> None:

@@ -176,6 +176,12 @@ def _prepare(
     layout, why_none = cgroups.discover(spec.container)
     if layout is not None:
         _claim_cgroups(directory, layout.base(spec.container))
+    weaker = isolation.weaker(identity, layout.controllers if layout else (), why_none)
+    if spec.isolation == isolation.FULL and weaker:
+        raise SandboxUnavailableError(
+            f"isolation=full cannot be had here: {' '.join(weaker)}",
+            next_step="give this process writable cgroups, or accept less by name: isolation=auto",
+        )
     return Launch(
         spec=spec,
         token=token,
@@ -183,7 +189,7 @@ def _prepare(
         directory=directory,
         listener=listener,
         layout=layout,
-        weaker=tuple(isolation.weaker(identity, layout.controllers if layout else (), why_none)),
+        weaker=tuple(weaker),
         host_namespaces={kind: _namespace(kind) for kind in NAMESPACES},
         bwrap=bwrap,
         agent=built.agent,

@@ -44,6 +44,7 @@ echo probe > /workspace/.agentenv && read -r back < /workspace/.agentenv && echo
 read -r blocks size nodes <<< "$(stat -f -c '%b %S %c' /workspace)"; echo "workspace_bytes=$((blocks * size))"
 echo "workspace_inodes=$nodes"
 read -r blocks size <<< "$(stat -f -c '%b %S' /tmp)"; echo "tmp_bytes=$((blocks * size))"
+printf 'max_processes=%s\n' "$(ulimit -Hu)"; printf 'max_data_kib=%s\n' "$(ulimit -Hd)"
 unshare -U true 2>/dev/null; echo "unshare=$?"
 [ -n "$PROBE_ADDRESS" ] && { (exec 3<>"/dev/tcp/$PROBE_ADDRESS/$PROBE_PORT") 2>/dev/null; echo "connect=$?"; }
 while IFS= read -r -d '' entry; do echo "env.${entry%%=*}=1"; done < /proc/self/environ
@@ -207,17 +208,20 @@ async def _prove(
             f"bash could not be started: {os.strerror(ran.errno)}" if ran.errno else f"bash ended with {ran.status}"
         )
         return [Proof("commands run", False, detail=reason, cure="the machine needs /usr/bin/bash")]
+    report = parse_report(ran.stdout)
     return [
-        *judge(parse_report(ran.stdout), want),
-        await _process_limit(ground, slot, runner, env),
-        _memory_limit(ground, slot),
+        *judge(report, want),
+        await _process_limit(ground, slot, runner, env, report),
+        _memory_limit(ground, slot, report),
         await _kill_all(slot, runner, env),
     ]
 
 
-async def _process_limit(ground: Ground, slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str]) -> Proof:
+async def _process_limit(
+    ground: Ground, slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str], report: Mapping[str, str]
+) -> Proof:
     """Lower the real limit to what runs already, and see the next start refused."""
-    name = "process limit bites"
+    name, wanted = "process limit bites", str(ground.spec.limits.processes + OWN_PROCESSES)
     if slot.plan is not None and slot.plan.pids_limit is not None:
         before = slot.plan.pids_limit.read_text().strip()
         slot.plan.pids_limit.write_text("1")
@@ -225,32 +229,30 @@ async def _process_limit(ground: Ground, slot: SlotProcess, runner: AgentRunner,
             refused = await runner.run(["true"], env)
         finally:
             slot.plan.pids_limit.write_text(before)
-        wanted = str(ground.spec.limits.processes + OWN_PROCESSES)
         holds = refused.errno == errno.EAGAIN and before == wanted
         return Proof(name, holds, detail=f"pids.max {before}; at its limit a start gives errno {refused.errno}")
-    if ground.identity.mode != USER:
-        have = resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC)
-        return Proof(name, have[1] == ground.spec.limits.processes + OWN_PROCESSES, detail=f"RLIMIT_NPROC {have}")
-    before_limits = resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC)
+    before = report.get("max_processes", "?")
+    if ground.identity.mode != USER:  # another uid's limits cannot be changed without CAP_SYS_RESOURCE
+        return Proof("process limit", before == wanted, detail=f"RLIMIT_NPROC {before} of {wanted}")
     # Only the soft limit: nobody here may raise a hard one again.
-    resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (1, before_limits[1]))
+    resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (1, int(wanted)))
     try:
         refused = await runner.run(["true"], env)
     finally:
-        resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, before_limits)
-    detail = f"RLIMIT_NPROC {before_limits[1]}; at its limit a start gives errno {refused.errno}"
-    return Proof(name, refused.errno == errno.EAGAIN, detail=detail)
+        resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (int(wanted), int(wanted)))
+    holds = refused.errno == errno.EAGAIN and before == wanted
+    return Proof(name, holds, detail=f"RLIMIT_NPROC {before}; at its limit a start gives errno {refused.errno}")
 
 
-def _memory_limit(ground: Ground, slot: SlotProcess) -> Proof:
+def _memory_limit(ground: Ground, slot: SlotProcess, report: Mapping[str, str]) -> Proof:
     wanted = ground.spec.limits.memory_bytes
     rounded = wanted - wanted % resource.getpagesize()
     if slot.plan is not None and slot.plan.memory_limit is not None:
         value = slot.plan.memory_limit.read_text().strip()
         holds = value.isdigit() and rounded <= int(value) <= wanted
         return Proof("memory limit", holds, detail=f"{slot.plan.memory_limit.name} {value} of {wanted}")
-    value = str(resource.prlimit(slot.agent_pid, resource.RLIMIT_DATA)[1])
-    return Proof("memory limit", value == str(wanted), detail=f"RLIMIT_DATA {value} of {wanted}, per process")
+    value = report.get("max_data_kib", "?")
+    return Proof("memory limit", value == str(wanted // 1024), detail=f"RLIMIT_DATA {value} KiB, per process")
 
 
 async def _kill_all(slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str]) -> Proof:
