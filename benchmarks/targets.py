@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from agentenv.wire.leases import SlotState
 from benchmarks.baselines import bare_bash
 from benchmarks.farm import Farm, bwrap_per_call_farm, local_farm
 from benchmarks.measure import Latencies, Outcome, at_least, at_most, process_tree, pss_bytes
@@ -201,7 +202,7 @@ async def _reset_ms(farm: Farm, times: int = 30) -> float:
 
 
 async def _all_free(farm: Farm) -> None:
-    while farm.pool.statistics().slots.get("free", 0) < 2:
+    while farm.pool.statistics().slots.get(SlotState.free, 0) < 2:
         await asyncio.sleep(0)
 
 
