@@ -398,3 +398,36 @@ async def test_statistics_count(client: Client, key: LeaseKey) -> None:
     assert after["calls_timed_out"] - before["calls_timed_out"] == 1
     assert after["calls_faulted"] - before["calls_faulted"] == 1
     assert (after["slots_leased"], after["calls_running"]) == (1, 0)
+
+
+async def test_a_stream_that_dies_while_it_does_not_read_is_let_go(
+    stub: StubSupervisor, client: Client, key: LeaseKey
+) -> None:
+    async with Client(stub.url, TOKEN) as lazy:
+        calls = [lazy.call(key, command="yes | head -c 1000000") for _ in range(20)]
+        await lazy.ask(*calls)
+        async with asyncio.timeout(30):
+            before = -1
+            while (left := (await client.slot(0)).running_calls) != before:
+                before = left
+                await asyncio.sleep(0.5)
+        await lazy.send({"type": "forget", "ids": ["unknown"]})
+        await lazy.send({"type": "forget", "ids": ["unknown"]})
+        assert (await client.statistics())["streams"] == 2
+        await lazy.cut()
+        async with asyncio.timeout(30):
+            while (await client.statistics())["streams"] != 1:
+                await asyncio.sleep(0.01)
+    await client.ask(*calls)
+    for call in calls:
+        assert len((await client.result(call)).stdout) == 1_000_000
+    assert (await client.statistics())["held_bytes"] == 0
+
+
+async def test_a_secret_beyond_ascii_is_refused_like_any_other(client: Client, key: LeaseKey) -> None:
+    call = client.call(key, command="echo mine")
+    await client.ask(call)
+    await client.result(call)
+    await client.ask({**call, "lease": {**call["lease"], "secret": "é" * 32}})
+    assert (await client.result(call)).error == "protocol"
+    assert (await client.run(key.model_copy(update={"secret": "é" * 32}), "true")).error == "stale_lease"

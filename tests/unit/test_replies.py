@@ -12,14 +12,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from agentenv.sandbox import replies
 from agentenv.sandbox.replies import Reply, ReplyMemory
 
-MAX_COUNT, MAX_BYTES = 4, 100
+MAX_COUNT, MAX_BYTES, MAX_SENT_BYTES = 4, 100, 150
 
 
 class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.index: dict[str, Reply] = {}
-        self.memory = ReplyMemory(self.index, max_count=MAX_COUNT, max_bytes=MAX_BYTES)
+        self.memory = ReplyMemory(
+            self.index, max_count=MAX_COUNT, max_unsent_bytes=MAX_BYTES, max_sent_bytes=MAX_SENT_BYTES
+        )
         self.began: list[Reply] = []
 
     def pick(self, data: st.DataObject, wanted: Callable[[Reply], bool]) -> Reply | None:
@@ -70,7 +72,7 @@ class Histories(RuleBasedStateMachine):
     def sent_answers_are_bounded(self) -> None:
         sent = [r for r in self.began if r.delivered and r.call_id in self.index]
         assert len(sent) <= MAX_COUNT
-        assert sum(len(r.message or b"") for r in sent) <= MAX_BYTES
+        assert sum(len(r.message or b"") for r in sent) <= MAX_SENT_BYTES
 
     @invariant()
     def full_is_told_from_what_was_not_sent(self) -> None:
@@ -85,7 +87,7 @@ TestHistories.settings = settings(max_examples=60, stateful_step_count=40, deadl
 
 def test_the_end_of_a_lease_leaves_nothing_in_the_index() -> None:
     index: dict[str, Reply] = {}
-    memory = ReplyMemory(index, max_count=10, max_bytes=100)
+    memory = ReplyMemory(index, max_count=10, max_unsent_bytes=100, max_sent_bytes=100)
     running, unsent, sent = (Reply(name, memory) for name in "abc")
     for reply in (running, unsent, sent):
         memory.begin(reply)
@@ -102,7 +104,7 @@ def test_the_end_of_a_lease_leaves_nothing_in_the_index() -> None:
 
 def test_the_ids_of_ended_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "MAX_ENDED_IDS", 3)
-    memory = ReplyMemory({}, max_count=10, max_bytes=100)
+    memory = ReplyMemory({}, max_count=10, max_unsent_bytes=100, max_sent_bytes=100)
     for number in range(5):
         reply = Reply(str(number), memory)
         memory.begin(reply)
@@ -112,7 +114,7 @@ def test_the_ids_of_ended_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_running_call_is_not_forgotten() -> None:
-    memory = ReplyMemory({}, max_count=10, max_bytes=100)
+    memory = ReplyMemory({}, max_count=10, max_unsent_bytes=100, max_sent_bytes=100)
     reply = Reply("a", memory)
     memory.begin(reply)
     memory.forget(reply)

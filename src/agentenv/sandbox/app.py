@@ -26,6 +26,7 @@ _HEARTBEAT_S = 30.0
 _MAX_SMALL_BODY_BYTES = 4 * 1024 * 1024
 """Of everything but batches: 10,000 lease keys fit."""
 _MAX_SHOWN = 500
+_OVERFULL_PAUSE_S = 0.01
 Body = TypeVar("Body")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -101,7 +102,7 @@ class Face:
         await response.write(Accepted(batch=batch.batch).model_dump_json().encode() + b"\n")
         outlet = BatchOutlet({call.id for call in batch.calls}, self.container.sent)
         try:
-            self.container.ask(batch.calls, outlet)
+            self.container.ask(batch.calls, outlet, request.content_length or 0)
             await outlet.write_all(response)
         finally:
             outlet.closed = True
@@ -113,17 +114,20 @@ class Face:
         assert isinstance(request.transport, asyncio.Transport)
         outlet = StreamOutlet(request.transport, self.poller, self.container.sent)
         request.app[STREAMS].add(socket)
+        self.container.counted.streams += 1
         try:
             async for message in socket:
                 if message.type is not WSMsgType.TEXT:
                     outlet.send(_failure(ProtocolError("only text messages are understood"), None))
                     continue
                 self._take(message.data, outlet)
-                if outlet.waiting:
-                    # Not the answers just asked for, which come later: a client that does not read.
+                if outlet.congested:
                     await outlet.room()
+                while self.container.overfull:  # noqa: ASYNC110 (too rare for an event on the path of every call)
+                    await asyncio.sleep(_OVERFULL_PAUSE_S)
         finally:
             outlet.close()
+            self.container.counted.streams -= 1
             request.app[STREAMS].discard(socket)
         return socket
 
@@ -138,7 +142,7 @@ class Face:
         if isinstance(message, Batch):
             statistics.batches += 1
             outlet.send(b'{"type":"accepted","batch":%d}' % message.batch)
-            self.container.ask(message.calls, outlet)
+            self.container.ask(message.calls, outlet, len(text))
         elif isinstance(message, Cancel):
             self.container.cancel(message.ids)
         else:

@@ -49,6 +49,7 @@ class Asked(Reply):
     __slots__ = (
         "arguments",
         "asked_at",
+        "held_bytes",
         "kills_before",
         "outlets",
         "process",
@@ -67,6 +68,7 @@ class Asked(Reply):
         self.slot = call.lease.slot
         self.secret = call.lease.secret
         self.tool = call.tool
+        self.held_bytes = 0
         self.arguments = arguments
         self.timeout_s = call.timeout_s
         self.outlets = [outlet]
@@ -93,6 +95,7 @@ def answer(asked: Asked, result: CallResult, statistics: Statistics, content: by
     if len(message) > MAX_BODY_BYTES:
         message = encode_result(_shortened(result))
     asked.memory.finish(asked, message)
+    statistics.held_bytes -= asked.held_bytes
     statistics.calls += 1
     statistics.results_bytes += len(message)
     statistics.calls_faulted += result.fault != "none"

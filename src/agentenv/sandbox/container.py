@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from agentenv.errors import (
     AgentEnvError,
@@ -22,6 +22,9 @@ from agentenv.sandbox.tools.registry import parse_arguments
 from agentenv.wire.calls import Call
 from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest, SlotState
 from agentenv.wire.server import SlotsReply
+
+MAX_HELD_BYTES = 256 * 1024 * 1024
+"""What calls that wait may hold, in bytes of their JSON; streams are not read beyond that."""
 
 log = logging.getLogger(__name__)
 
@@ -68,12 +71,18 @@ class Container:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def ask(self, calls: Iterable[Call], outlet: Outlet) -> None:
-        """Run these calls, or tell what became of them. Each gets its one answer through ``outlet``,
-        unless the same is asked again over another."""
+    @property
+    def overfull(self) -> bool:
+        """Whether the calls that wait hold so much memory that no more should be read now."""
+        return self.counted.held_bytes > MAX_HELD_BYTES
+
+    def ask(self, calls: Sequence[Call], outlet: Outlet, size_bytes: int) -> None:
+        """Run these calls, or tell what became of them; together they took ``size_bytes`` of JSON. Each
+        gets its one answer through ``outlet``, unless the same is asked again over another."""
+        held_bytes = size_bytes // max(1, len(calls))
         for call in calls:
             try:
-                self._ask(call, outlet)
+                self._ask(call, outlet, held_bytes)
             except AgentEnvError as error:
                 self.counted.calls_faulted += 1
                 outlet.refuse(call.id, encode_result(refusal(call.id, error)))
@@ -98,11 +107,13 @@ class Container:
         asked.memory.sent(asked)
         self._slots[asked.slot].made_room()
 
-    def _ask(self, call: Call, outlet: Outlet) -> None:
+    def _ask(self, call: Call, outlet: Outlet, held_bytes: int) -> None:
         known = self._shared.index.get(call.id)
         if known is not None:
             assert isinstance(known, Asked)
-            if known.slot != call.lease.slot or not hmac.compare_digest(known.secret, call.lease.secret):
+            if known.slot != call.lease.slot or not hmac.compare_digest(
+                known.secret.encode(), call.lease.secret.encode()
+            ):
                 raise ProtocolError(f"call id {call.id!r} is in use under another lease")
             self.counted.calls_asked_again += 1
             known.asked_again(outlet)
@@ -115,7 +126,7 @@ class Container:
             raise CallLostError("the sandbox server was restarted after the call was sent: it may have run")
         if self.draining:
             raise SandboxUnavailableError("the sandbox server is shutting down")
-        slot.ask(call, parse_arguments(call.tool, call.arguments), memory, outlet)
+        slot.ask(call, parse_arguments(call.tool, call.arguments), memory, outlet, held_bytes)
 
     # -- leases ------------------------------------------------------------------------------------
 

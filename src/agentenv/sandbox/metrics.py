@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Statistics:
-    """Counters since the server process started; the last fields are gauges, filled when asked for."""
+    """Counters since the server process started; from ``held_bytes`` on, gauges."""
 
     calls: int = 0
     calls_cold: int = 0
@@ -25,6 +25,8 @@ class Statistics:
     leases_granted: int = 0
     leases_expired: int = 0
     slots_lost: int = 0
+    held_bytes: int = 0
+    """What the calls that wait or run were sent as, in bytes of JSON."""
     streams: int = 0
     slots_free: int = 0
     slots_leased: int = 0

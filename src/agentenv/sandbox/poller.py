@@ -59,17 +59,23 @@ class Poller:
 
     def _turn(self) -> None:
         self._in_turn = True
-        for _ in range(_MAX_ROUNDS):
-            events = [] if self._epoll.closed else self._epoll.poll(0, _MAX_EVENTS)
-            for fd, _mask in events:
-                # A descriptor closed earlier in this round has no callback any more; one that was reused
-                # gets a call too many, which is why every reader must be ready to find nothing.
-                if (callback := self._callbacks.get(fd)) is not None:
-                    _guarded(callback)
-            self._run_deferred()
-            if len(events) == 0:
-                break
-        self._in_turn = False
+        try:
+            for _ in range(_MAX_ROUNDS):
+                if not self._round():
+                    break
+        finally:
+            self._in_turn = False
+
+    def _round(self) -> bool:
+        """Handle what is ready now; whether there was anything."""
+        events = [] if self._epoll.closed else self._epoll.poll(0, _MAX_EVENTS)
+        for fd, _mask in events:
+            # A descriptor closed earlier in this round has no callback any more; one that was reused gets a
+            # call too many, which is why every reader must be ready to find nothing.
+            if (callback := self._callbacks.get(fd)) is not None:
+                _guarded(callback)
+        self._run_deferred()
+        return bool(events)
 
     def _run_deferred(self) -> None:
         while self._deferred:

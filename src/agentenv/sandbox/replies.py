@@ -30,17 +30,19 @@ class Reply:
 
 
 class ReplyMemory:
-    """Replies of one lease, at most ``max_count`` and ``max_bytes`` of finished ones that were sent.
+    """Replies of one lease, at most ``max_count`` and ``max_sent_bytes`` of finished ones that were sent
+    (which should be more than a connection can hold on its way: that may have to be sent again).
 
-    Finished replies that were not sent yet are never dropped; ``full`` says that there are as many of
-    them as allowed, and that no further call should begin. ``index`` is shared by all leases of the
-    server: it finds a reply by its id alone.
+    Finished replies that were not sent yet are never dropped; ``full`` says that there are
+    ``max_unsent_bytes`` or ``max_count`` of them, and that no further call should begin. ``index`` is
+    shared by all leases of the server: it finds a reply by its id alone.
     """
 
-    def __init__(self, index: dict[str, Reply], *, max_count: int, max_bytes: int) -> None:
+    def __init__(self, index: dict[str, Reply], *, max_count: int, max_unsent_bytes: int, max_sent_bytes: int) -> None:
         self._index = index
         self._max_count = max_count
-        self._max_bytes = max_bytes
+        self._max_unsent_bytes = max_unsent_bytes
+        self._max_sent_bytes = max_sent_bytes
         self._running: dict[str, Reply] = {}
         self._unsent: dict[str, Reply] = {}
         self._sent: OrderedDict[str, Reply] = OrderedDict()
@@ -54,7 +56,7 @@ class ReplyMemory:
     @property
     def full(self) -> bool:
         """Whether nothing more should be begun until replies are sent."""
-        return self._unsent_bytes >= self._max_bytes or len(self._unsent) >= self._max_count
+        return self._unsent_bytes >= self._max_unsent_bytes or len(self._unsent) >= self._max_count
 
     @property
     def running(self) -> tuple[Reply, ...]:
@@ -88,7 +90,7 @@ class ReplyMemory:
         self._unsent_bytes -= len(reply.message)
         self._sent[reply.call_id] = reply
         self._sent_bytes += len(reply.message)
-        while len(self._sent) > self._max_count or self._sent_bytes > self._max_bytes:
+        while len(self._sent) > self._max_count or self._sent_bytes > self._max_sent_bytes:
             self.forget(next(iter(self._sent.values())))
 
     def forget(self, reply: Reply) -> None:

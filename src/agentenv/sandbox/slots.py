@@ -29,8 +29,11 @@ from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport, SlotState
 
 MAX_QUEUED_CALLS = 2_000
 """Calls that may wait in one slot; more are refused."""
-MAX_REPLY_BYTES = 8 * 1024 * 1024
-"""Finished replies kept per lease: as many bytes unsent before the slot pauses, as many sent ones."""
+MAX_UNSENT_BYTES = 8 * 1024 * 1024
+"""Finished replies nobody has taken, per lease, before its slot pauses."""
+MAX_SENT_BYTES = 16 * 1024 * 1024
+"""Sent replies kept per lease until they are forgotten: more than the buffers of a connection hold (2 MiB
+here, a few more in each kernel), so that what a cut connection swallowed can be sent again."""
 
 log = logging.getLogger(__name__)
 
@@ -191,12 +194,14 @@ class Slot:
             raise self._stale()
         return self._memory
 
-    def ask(self, call: Call, arguments: WireModel, memory: ReplyMemory, outlet: Outlet) -> None:
-        """Queue a new call. Raises SandboxUnavailableError when too many wait."""
+    def ask(self, call: Call, arguments: WireModel, memory: ReplyMemory, outlet: Outlet, held_bytes: int) -> None:
+        """Queue a new call, whose JSON took ``held_bytes``. Raises SandboxUnavailableError when too many wait."""
         if len(self._queue) >= MAX_QUEUED_CALLS:
             raise SandboxUnavailableError(f"{MAX_QUEUED_CALLS} calls wait in slot {self.index} already")
         asked = Asked(call, arguments, memory, outlet, self._loop.time())
         memory.begin(asked)
+        asked.held_bytes = held_bytes
+        self._shared.statistics.held_bytes += held_bytes
         self._queue.append(asked)
         self._pump()
 
@@ -241,7 +246,12 @@ class Slot:
 
     def _take_up(self, lease: Lease) -> None:
         self.lease = lease
-        self._memory = ReplyMemory(self._shared.index, max_count=self._shared.reply_memory, max_bytes=MAX_REPLY_BYTES)
+        self._memory = ReplyMemory(
+            self._shared.index,
+            max_count=self._shared.reply_memory,
+            max_unsent_bytes=MAX_UNSENT_BYTES,
+            max_sent_bytes=MAX_SENT_BYTES,
+        )
         self._shared.supervisor.remember(self.index, self.epoch, lease.to_memory())
         self._watch_expiry()
         if self._bench is not None:
@@ -262,6 +272,7 @@ class Slot:
                 lease = Lease.from_memory(self.index, packet.lease, self._loop.time())
             except ProtocolError:
                 packet.agent.close()
+                self._shared.supervisor.reset(self.index, self.epoch)
                 raise
         self._open_bench(packet, era=lease.era if lease else 0)
         self.state = move(self.state, SlotState.leased if lease else SlotState.free)

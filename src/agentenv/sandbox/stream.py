@@ -33,13 +33,14 @@ class StreamOutlet:
         self._sent = sent
         self._ready: deque[Asked | bytes] = deque()
         self._scheduled = False
+        self._congested = False
         self._poll_s = _SLOW_POLL_S
         self._drained: asyncio.Future[None] | None = None
 
     @property
-    def waiting(self) -> int:
-        """Messages that wait for the client to read."""
-        return len(self._ready)
+    def congested(self) -> bool:
+        """Whether messages wait because the client does not read."""
+        return self._congested
 
     def deliver(self, asked: Asked) -> None:
         """See :class:`agentenv.sandbox.calls.Outlet`."""
@@ -54,8 +55,8 @@ class StreamOutlet:
         self._push(message)
 
     async def room(self) -> None:
-        """Until nothing waits for the client any more: what it asks for next can be read then."""
-        while self._ready and not self.closed:
+        """Until the client has read: what it asks for next can be read then."""
+        while self._congested and not self.closed:
             self._drained = self._poller.loop.create_future()
             await self._drained
 
@@ -74,6 +75,7 @@ class StreamOutlet:
     def _flush(self) -> None:
         self._scheduled = False
         if self.closed or self._transport.is_closing():
+            self.close()
             return
         room = _HIGH_WATER_BYTES - self._transport.get_write_buffer_size()
         frames: list[bytes] = []
@@ -95,7 +97,8 @@ class StreamOutlet:
         self._after_flush()
 
     def _after_flush(self) -> None:
-        if not self._ready:
+        self._congested = bool(self._ready)
+        if not self._congested:
             self._wake_drained()
         elif not self._scheduled:
             self._scheduled = True
