@@ -141,7 +141,8 @@ class Face:
             return
         if isinstance(message, Batch):
             statistics.batches += 1
-            outlet.send(b'{"type":"accepted","batch":%d}' % message.batch)
+            # Most calls are answered by the time it leaves: one write less here, one wake-up less there.
+            outlet.send_along(b'{"type":"accepted","batch":%d}' % message.batch)
             self.container.ask(message.calls, outlet, len(text))
         elif isinstance(message, Cancel):
             self.container.cancel(message.ids)

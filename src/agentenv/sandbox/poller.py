@@ -15,6 +15,7 @@ from collections.abc import Callable
 _MAX_ROUNDS = 4
 """Rounds handled in one turn of the loop before the loop's other work has its turn."""
 _MAX_EVENTS = 64
+_LATER_S = 0.001
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ class Poller:
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._deferred: list[Callable[[], None]] = []
+        self._later: dict[object, Callable[[], None]] = {}
+        self._tick: asyncio.TimerHandle | None = None
         self._in_turn = False
         loop.add_reader(self._epoll.fileno(), self._turn)
 
@@ -50,12 +53,26 @@ class Poller:
         if not self._in_turn and len(self._deferred) == 1:
             self.loop.call_soon(self._run_deferred)
 
+    def later(self, key: object, callback: Callable[[], None]) -> None:
+        """Call back in a millisecond or two unless :meth:`not_later` comes first, as it mostly will: one
+        timer serves all, and none fires when nobody waits any more (a wake-up costs more than a call)."""
+        self._later[key] = callback
+        if self._tick is None:
+            self._tick = self.loop.call_later(_LATER_S, self._run_later)
+
+    def not_later(self, key: object) -> None:
+        """Take :meth:`later` back. Nothing happens when it was not asked for, or has happened."""
+        if self._later.pop(key, None) is not None and not self._later and self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+
     def close(self) -> None:
         """Watch nothing any more. Repeatable. The descriptors stay their owners'."""
         if not self._epoll.closed:
             self.loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
         self._callbacks.clear()
+        self._later.clear()
 
     def _turn(self) -> None:
         self._in_turn = True
@@ -76,6 +93,13 @@ class Poller:
                 _guarded(callback)
         self._run_deferred()
         return bool(events)
+
+    def _run_later(self) -> None:
+        self._tick = None
+        callbacks, self._later = self._later, {}
+        for callback in callbacks.values():
+            _guarded(callback)
+        self._run_deferred()
 
     def _run_deferred(self) -> None:
         while self._deferred:

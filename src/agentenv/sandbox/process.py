@@ -160,6 +160,7 @@ class Process:
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
+        self._io.poller.not_later(self)
         self._close_script()
         self._free_memory_files()
         if self.on_end is not None:
@@ -177,6 +178,11 @@ class Process:
         return written == len(script)
 
     def _watch(self) -> None:
+        # Most runs end before that, having printed less than a pipe holds: the ends of their pipes would
+        # wake the server for nothing.
+        self._io.poller.later(self, self._watch_pipes)
+
+    def _watch_pipes(self) -> None:
         if self.stdout is not None and self.stderr is not None:
             self.stdout.watch()
             self.stderr.watch()

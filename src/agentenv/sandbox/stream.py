@@ -54,6 +54,12 @@ class StreamOutlet:
         """Send a message that answers no call."""
         self._push(message)
 
+    def send_along(self, message: bytes) -> None:
+        """Send a message with the next one, or in a millisecond or two when there is none."""
+        self._ready.append(message)
+        if not self._scheduled:
+            self._poller.later(self, self._flush)
+
     async def room(self) -> None:
         """Until the client has read: what it asks for next can be read then."""
         while self._congested and not self.closed:
@@ -63,6 +69,7 @@ class StreamOutlet:
     def close(self) -> None:
         """Nothing is sent any more. Repeatable. Calls go on; their answers are remembered."""
         self.closed = True
+        self._poller.not_later(self)
         self._ready.clear()
         self._wake_drained()
 
@@ -74,6 +81,7 @@ class StreamOutlet:
 
     def _flush(self) -> None:
         self._scheduled = False
+        self._poller.not_later(self)
         if self.closed or self._transport.is_closing():
             self.close()
             return
