@@ -133,11 +133,10 @@ def _subclasses(kind: type[WireModel]) -> set[type[WireModel]]:
 
 def _sent() -> list[str]:
     """Results exactly as the server writes them: without what is at its default."""
-    quick = calls.CallResult(id="c-1", exit_code=0, stdout="hi\n", duration_s=0.001, cpu_s=0.002)
-    read = calls.CallResult(id="c-2", exit_code=0)
+    quick = {"id": "c-1", "exit_code": 0, "stdout": "hi\n", "duration_s": 0.001, "cpu_s": 0.002}
     return [
         encode_result(quick).decode(),
-        encode_result(read, b'{"size_bytes":1}').decode(),
+        encode_result({"id": "c-2", "exit_code": 0}, b'{"size_bytes":1}').decode(),
         encode_result(refusal("c-3", StaleLeaseError("gone"))).decode(),
     ]
 

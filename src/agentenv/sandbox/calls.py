@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from enum import StrEnum
 from typing import Any, Protocol
 
-from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from agentenv.errors import AgentEnvError
 from agentenv.sandbox.metrics import Statistics
 from agentenv.sandbox.process import Process
 from agentenv.sandbox.replies import Reply, ReplyMemory
 from agentenv.wire.base import MAX_BODY_BYTES, WireModel
-from agentenv.wire.calls import Call, CallResult
+from agentenv.wire.calls import Call
 
-_results: TypeAdapter[CallResult] = TypeAdapter(CallResult)
-_CANCELLED = "the call was cancelled"
+Fields = dict[str, Any]
+"""Fields of a :class:`agentenv.wire.calls.CallResult`, without those at their default: what it takes to
+build and dump the model is a good part of a short call. The golden samples hold the two together."""
+
 _HEAD = b'{"type":"result","result":'
 
 
@@ -88,20 +91,19 @@ class Asked(Reply):
             outlet.deliver(self)
 
 
-def answer(asked: Asked, result: CallResult, statistics: Statistics, content: bytes = b"") -> None:
-    """The call ended with ``result`` (and ``content``, as JSON): remember it, count it, and give it to
-    whoever asked last."""
-    message = encode_result(result, content)
+def answer(asked: Asked, fields: Fields, statistics: Statistics, content: bytes = b"") -> None:
+    """The call ended with this result: remember it, count it, and give it to whoever asked last."""
+    message = encode_result(fields, content)
     if len(message) > MAX_BODY_BYTES:
-        message = encode_result(_shortened(result))
+        message = encode_result(_too_large(fields) if content else _shortened(fields))
     asked.memory.finish(asked, message)
     statistics.held_bytes -= asked.held_bytes
     statistics.calls += 1
     statistics.results_bytes += len(message)
-    statistics.calls_faulted += result.fault != "none"
-    statistics.calls_timed_out += result.timed_out
-    statistics.calls_cancelled += result.cancelled
-    statistics.calls_oom_killed += result.oom_killed
+    statistics.calls_faulted += "fault" in fields
+    statistics.calls_timed_out += "timed_out" in fields
+    statistics.calls_cancelled += "cancelled" in fields
+    statistics.calls_oom_killed += "oom_killed" in fields
     if asked.timer is not None:
         asked.timer.cancel()
         asked.timer = None
@@ -111,37 +113,47 @@ def answer(asked: Asked, result: CallResult, statistics: Statistics, content: by
             outlet.deliver(asked)
 
 
-def cancelled(asked: Asked, now: float, **left: Any) -> CallResult:
-    """The answer to a call that was ended because somebody asked for that; ``left`` is what it printed."""
-    timing = {"queue_s": max(0.0, (asked.started_at or now) - asked.asked_at)}
+def ended(asked: Asked, now: float, left: Fields) -> Fields:
+    """The result of a call that ran, or was cancelled while it waited; ``left`` is what the tool says."""
+    fields: Fields = {"id": asked.call_id, **left}
+    fields["queue_s"] = (asked.started_at or now) - asked.asked_at
     if asked.started_at:
-        timing["duration_s"] = now - asked.started_at
-    return CallResult(id=asked.call_id, cancelled=True, error="cancelled", message=_CANCELLED, **{**timing, **left})
+        fields["duration_s"] = now - asked.started_at
+    if asked.stop is Stop.deadline:
+        fields["timed_out"] = True
+    elif asked.stop is Stop.cancelled:
+        fields |= {"cancelled": True, "error": "cancelled", "message": "the call was cancelled"}
+    return fields
 
 
-def encode_result(result: CallResult, content: bytes = b"") -> bytes:
-    """The :class:`agentenv.wire.calls.Result` message; fields at their default are left out. ``content``
-    is the tool's reply as JSON already: a file of 64 MiB is not made a Python object once more."""
-    fields = _results.dump_json(result, exclude_defaults=True)
+def refusal(call_id: str, error: AgentEnvError) -> Fields:
+    """The result of a call that did not run, or whose slot was lost."""
+    return {"id": call_id, "fault": error.fault, "error": error.code, "message": str(error)}
+
+
+def encode_result(fields: Fields, content: bytes = b"") -> bytes:
+    """The :class:`agentenv.wire.calls.Result` message. ``content`` is the tool's reply as JSON already: a
+    file of 64 MiB is not made a Python object once more."""
+    encoded = to_json(fields)
     if content:
-        return b'%b%b,"content":%b}}' % (_HEAD, fields[:-1], content)
-    return b"%b%b}" % (_HEAD, fields)
+        return b'%b%b,"content":%b}}' % (_HEAD, encoded[:-1], content)
+    return b"%b%b}" % (_HEAD, encoded)
 
 
-def refusal(call_id: str, error: AgentEnvError) -> CallResult:
-    """The answer to a call that did not run, or whose slot was lost."""
-    return CallResult(id=call_id, fault=error.fault, error=error.code, message=str(error))
+def _too_large(fields: Fields) -> Fields:
+    reason = f"the answer is larger than the {MAX_BODY_BYTES} bytes a message may have: ask for it in parts\n"
+    return {**fields, "exit_code": errno.EFBIG, "stderr": reason}
 
 
-def _shortened(result: CallResult) -> CallResult:
+def _shortened(fields: Fields) -> Fields:
     """So that it fits in one message even when every character takes six bytes of JSON (control
     characters do): the caps allow more than a message may have only where they were set very high."""
     keep = MAX_BODY_BYTES // 30
-    changed: dict[str, Any] = {"truncated": True}
+    changed: Fields = {**fields, "truncated": True}
     for name in ("stdout", "stderr"):
-        text: str = getattr(result, name)
+        text: str = fields.get(name, "")
         if len(text) > 2 * keep:
-            cut = len(text[keep:-keep].encode())
+            dropped = f"{name}_dropped_bytes"
             changed[name] = text[:keep] + text[-keep:]
-            changed[f"{name}_dropped_bytes"] = getattr(result, f"{name}_dropped_bytes") + cut
-    return result.model_copy(update=changed)
+            changed[dropped] = fields.get(dropped, 0) + len(text[keep:-keep].encode())
+    return changed

@@ -14,7 +14,7 @@ from agentenv.errors import (
     StaleLeaseError,
 )
 from agentenv.sandbox.agent_link import AgentLink
-from agentenv.sandbox.calls import Asked, Outlet, Stop, answer, cancelled, refusal
+from agentenv.sandbox.calls import Asked, Outlet, Stop, answer, ended, refusal
 from agentenv.sandbox.capture import Orphans
 from agentenv.sandbox.leases import Lease, move
 from agentenv.sandbox.memory_watch import MemoryWatch
@@ -211,7 +211,8 @@ class Slot:
             self._bench.stop(asked, Stop.cancelled)
         elif asked.message is None and asked in self._queue:
             self._queue.remove(asked)
-            answer(asked, cancelled(asked, self._loop.time()), self._shared.statistics)
+            asked.stop = Stop.cancelled
+            answer(asked, ended(asked, self._loop.time(), {}), self._shared.statistics)
 
     def made_room(self) -> None:
         """A reply was sent or forgotten: a slot that paused for room may go on."""
@@ -328,7 +329,7 @@ class Slot:
             return
         self._bench.abandon(asked)
         asked.stop = stop
-        result = cancelled(asked, self._loop.time()) if error is None else refusal(asked.call_id, error)
+        result = ended(asked, self._loop.time(), {}) if error is None else refusal(asked.call_id, error)
         answer(asked, result, self._shared.statistics)
 
     def _watch_expiry(self) -> None:

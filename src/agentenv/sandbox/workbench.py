@@ -6,17 +6,15 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
-from agentenv.sandbox.calls import Asked, Stop, answer, cancelled, refusal
+from agentenv.sandbox.calls import Asked, Fields, Stop, answer, ended, refusal
 from agentenv.sandbox.memory_watch import MemoryWatch
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.shared import Shared
 from agentenv.sandbox.tools.bash import WORKSPACE, Shells, output
 from agentenv.sandbox.tools.files import run_file_tool
 from agentenv.sandbox.tools.runner import Finished
-from agentenv.wire.calls import CallResult
 from agentenv.wire.tools import BashArguments
 
 KILL_GRACE_S = 15.0
@@ -31,7 +29,7 @@ class _StoppedError(Exception):
 
 
 class Workbench:
-    """From a slot's hand-over to :meth:`close`. ``ended`` is called after each call's answer; ``lost``
+    """From a slot's hand-over to :meth:`close`. ``call_ended`` is called after each call's answer; ``lost``
     when the agent does not do as told."""
 
     def __init__(
@@ -39,13 +37,13 @@ class Workbench:
         shared: Shared,
         io: SlotIo,
         watch: MemoryWatch,
-        ended: Callable[[], None],
+        call_ended: Callable[[], None],
         lost: Callable[[str, bool], None],
     ) -> None:
         self._shared = shared
         self._io = io
         self._watch = watch
-        self._ended = ended
+        self._call_ended = call_ended
         self._lost = lost
         self._loop = shared.poller.loop
         self._shells = Shells(io, shared.env, shared.output_bytes, shared.spare_shells)
@@ -100,11 +98,11 @@ class Workbench:
         self._io.orphans.close()
         self._watch.close()
 
-    def _end(self, asked: Asked, result: CallResult, content: bytes = b"") -> None:
+    def _end(self, asked: Asked, result: Fields, content: bytes = b"") -> None:
         if asked is self._current:
             self._current = None
             answer(asked, result, self._shared.statistics, content)
-            self._ended()
+            self._call_ended()
 
     # -- bash --------------------------------------------------------------------------------------
 
@@ -115,33 +113,14 @@ class Workbench:
             return
         assert isinstance(asked.arguments, BashArguments)
         now = self._loop.time()
-        left = output(process, asked.arguments)
+        fields = output(process, asked.arguments)
         usage = process.usage
-        fields: dict[str, Any] = {
-            "exit_code": left.exit_code,
-            "stdout": left.stdout,
-            "stderr": left.stderr,
-            "stdout_dropped_bytes": left.stdout_dropped_bytes,
-            "stderr_dropped_bytes": left.stderr_dropped_bytes,
-            "truncated": left.stdout_dropped_bytes + left.stderr_dropped_bytes > 0,
-            "cpu_s": usage.user_s + usage.system_s,
-            "peak_memory_bytes": usage.max_rss_bytes,
-        }
-        if left.exit_code != 0 and self._watch.kills() > asked.kills_before:
+        fields["cpu_s"] = usage.user_s + usage.system_s
+        fields["peak_memory_bytes"] = usage.max_rss_bytes
+        if fields["exit_code"] != 0 and self._watch.kills() > asked.kills_before:
             fields["oom_killed"] = True
             fields["peak_memory_bytes"] = self._watch.peak_bytes() or usage.max_rss_bytes
-        self._end(asked, self._result(asked, now, fields))
-
-    def _result(self, asked: Asked, now: float, fields: dict[str, Any]) -> CallResult:
-        if asked.stop is Stop.cancelled:
-            return cancelled(asked, now, **fields)
-        return CallResult(
-            id=asked.call_id,
-            timed_out=asked.stop is Stop.deadline,
-            duration_s=now - asked.started_at,
-            queue_s=asked.started_at - asked.asked_at,
-            **fields,
-        )
+        self._end(asked, ended(asked, now, fields))
 
     # -- file operations ---------------------------------------------------------------------------
 
@@ -150,10 +129,10 @@ class Workbench:
         try:
             outcome = await run_file_tool(asked.tool, asked.arguments, _Runner(self._io, self._shared.env, asked))
             content = b"" if outcome.content is None else outcome.content.model_dump_json().encode()
-            fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr}
-            result = self._result(asked, self._loop.time(), fields)
+            fields: Fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr}
+            result = ended(asked, self._loop.time(), fields)
         except _StoppedError:
-            result = self._result(asked, self._loop.time(), {})
+            result = ended(asked, self._loop.time(), {})
         except LeaseLostError:
             return  # the slot answers for every call of its lease
         except AgentEnvError as error:
@@ -177,14 +156,14 @@ class _Runner:
         slot was lost, InvalidArgumentsError when argv is too large."""
         if self._asked.stop:
             raise _StoppedError
-        ended: asyncio.Future[None] = self._io.poller.loop.create_future()
-        process = Process(self._io, output_bytes, lambda _: None if ended.done() else ended.set_result(None))
+        over: asyncio.Future[None] = self._io.poller.loop.create_future()
+        process = Process(self._io, output_bytes, lambda _: None if over.done() else over.set_result(None))
         try:
             process.start(Command(argv, self._env, WORKSPACE), stdin=stdin)
         except ValueError as error:
             raise InvalidArgumentsError(str(error)) from error
         self._asked.process = process
-        await ended
+        await over
         if process.outcome is Outcome.lost:
             raise LeaseLostError("the slot was lost")
         if self._asked.stop:

@@ -30,6 +30,8 @@ _STEP = struct.Struct("<I")
 _FD_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_PACKET_FDS * _FD_BYTES)
 
+_MAX_ANSWER_BYTES = 1024
+"""No agent has more to say in one packet; a buffer of 64 KiB for each would cost as much as the recvmsg."""
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # enum arithmetic costs more than the recvmsg
 
 MAX_PAYLOAD_BYTES = MAX_PACKET_BYTES - _HEADER.size
@@ -167,7 +169,7 @@ def receive(sock: socket.socket) -> Message | None:
     Raises ProtocolError for a malformed packet (its descriptors are closed), and what ``recvmsg``
     raises (BlockingIOError when the socket is non-blocking and empty).
     """
-    packet, ancillary, flags, _ = sock.recvmsg(MAX_PACKET_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+    packet, ancillary, flags, _ = sock.recvmsg(_MAX_ANSWER_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
     fds = _descriptors(ancillary) if ancillary else ()
     if not packet and not fds:
         return None

@@ -12,6 +12,7 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
@@ -33,17 +34,6 @@ def command_env(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment every command starts with; ``extra`` wins."""
     fixed = {"PATH": _PATH, "HOME": WORKSPACE, "USER": "agent", "LOGNAME": "agent", "SHELL": "/bin/bash"}
     return {**fixed, "LANG": "C.UTF-8", "TMPDIR": "/tmp", "TERM": "dumb", **extra}  # noqa: S108
-
-
-@dataclass(frozen=True)
-class Output:
-    """What a bash call left: the fields of its CallResult that the tool decides."""
-
-    exit_code: int | None
-    stdout: str = ""
-    stderr: str = ""
-    stdout_dropped_bytes: int = 0
-    stderr_dropped_bytes: int = 0
 
 
 @dataclass
@@ -112,23 +102,25 @@ class Shells:
         return process
 
 
-def output(process: Process, arguments: BashArguments) -> Output:
-    """What the ended process (``exited`` or ``failed``) left."""
+def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
+    """What the ended process (``exited`` or ``failed``) left: fields of its CallResult, none at its default."""
     if process.outcome is Outcome.failed:
         return _not_started(process.error, process.step, arguments)
     code = os.waitstatus_to_exitcode(process.status)
-    exit_code = code if code >= 0 else 128 - code
-    if process.stdout is None or process.stderr is None:
-        return Output(exit_code)
-    stdout, stdout_dropped = process.stdout.kept.text()
-    stderr, stderr_dropped = process.stderr.kept.text()
-    return Output(exit_code, stdout, stderr, stdout_dropped, stderr_dropped)
+    fields: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code}
+    for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+        if pipe is not None and pipe.kept.total_bytes:
+            fields[name], dropped = pipe.kept.text()
+            if dropped:
+                fields[f"{name}_dropped_bytes"] = dropped
+                fields["truncated"] = True
+    return fields
 
 
-def _not_started(error: int, step: SpawnStep | None, arguments: BashArguments) -> Output:
+def _not_started(error: int, step: SpawnStep | None, arguments: BashArguments) -> dict[str, Any]:
     """The slot could not start the shell: the command's own doing, hence data, as a shell would put it."""
     if arguments.cwd is not None and step is SpawnStep.CWD:
-        return Output(1, stderr=f"bash: cd: {arguments.cwd}: {os.strerror(error)}\n")
-    if error == errno.EAGAIN:
-        return Output(CANNOT_START, stderr="bash: cannot start: the slot has as many processes as it may have\n")
-    return Output(CANNOT_START, stderr=f"bash: cannot start: {os.strerror(error)}\n")
+        return {"exit_code": 1, "stderr": f"bash: cd: {arguments.cwd}: {os.strerror(error)}\n"}
+    full = "the slot has as many processes as it may have"
+    reason = full if error == errno.EAGAIN else os.strerror(error)
+    return {"exit_code": CANNOT_START, "stderr": f"bash: cannot start: {reason}\n"}
