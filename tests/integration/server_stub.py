@@ -22,6 +22,7 @@ from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.wire.spec import SandboxSpec
 
 TOKEN = "t" * 32
+_STEADY = 25
 
 
 class StubSupervisor:
@@ -233,6 +234,11 @@ class StubSupervisor:
             self.finish_seal(slot)
 
 
-def descriptors(pid: int) -> int:
-    """How many descriptors a process has open."""
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+async def descriptors(pid: int) -> int:
+    """How many descriptors a process has open, once that has not changed for a while."""
+    seen: list[int] = []
+    async with asyncio.timeout(30):
+        while len(seen) < _STEADY or len(set(seen[-_STEADY:])) > 1:
+            seen.append(len(list(Path(f"/proc/{pid}/fd").iterdir())))
+            await asyncio.sleep(0.02)
+    return seen[-1]

@@ -8,8 +8,7 @@ import os
 import secrets
 import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -135,13 +134,6 @@ async def client(container: Container) -> AsyncIterator[Client]:
 async def key(client: Client) -> AsyncIterator[LeaseKey]:
     async with client.leased() as made:
         yield made
-
-
-async def until(condition: Callable[[], bool], deadline_s: float = 20) -> None:
-    ends = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < ends, "the condition did not come true"
-        await asyncio.sleep(0.01)
 
 
 async def test_the_handshake_says_what_holds(client: Client) -> None:
@@ -315,11 +307,11 @@ async def test_the_server_is_small_and_leaks_nothing(container: Container, clien
     for _ in range(20):
         await client.run(key, "sleep 100 & echo x")
     await client.run(key, "pkill sleep; true")
-    before = descriptors(pid)
+    before = await descriptors(pid)
     for _ in range(20):
         await client.run(key, "sleep 100 & echo x")
     await client.run(key, "pkill sleep; true")
-    await until(lambda: descriptors(pid) <= before)
+    assert await descriptors(pid) == before
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     pss_kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     assert pss_kib < 60 * 1024

@@ -195,13 +195,11 @@ async def test_nothing_leaks_over_many_calls(stub: StubSupervisor, client: Clien
     for command in commands * 6:
         await client.run(key, command, timeout_s=5)
     await client.run(key, "pkill sleep; true")
-    before = descriptors(stub.server.pid)
+    before = await descriptors(stub.server.pid)
     for command in commands * 6:
         await client.run(key, command, stdin="x" if command == "true" else None, timeout_s=5)
     await client.run(key, "pkill sleep; true")
-    async with asyncio.timeout(10):
-        while descriptors(stub.server.pid) > before:
-            await asyncio.sleep(0.01)
+    assert await descriptors(stub.server.pid) == before
 
 
 async def test_statistics_count(client: Client, key: LeaseKey) -> None:
