@@ -22,8 +22,16 @@ def _spawner() -> Path:
     return program
 
 
-def bare_bash(calls: int, workers: int = CORES) -> Latencies:
-    """``bash -c true`` by vfork+exec from C, ``workers`` at a time, ``calls`` in all."""
-    argv = [str(_spawner()), str(workers), str(calls // workers), "/usr/bin/bash", "-c", "true"]
+def bare_bash(calls: int, workers: int = CORES, *, think_s: float = 0.0) -> Latencies:
+    """``bash -c true`` by vfork+exec from C, ``workers`` at a time, ``calls`` in all, a pause before each."""
+    argv = [
+        str(_spawner()),
+        str(workers),
+        str(calls // workers),
+        str(round(think_s * 1e6)),
+        "/usr/bin/bash",
+        "-c",
+        "true",
+    ]
     *lines, last = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()
     return Latencies([float(line) / 1e6 for line in lines], float(last.split()[1]))

@@ -1,5 +1,5 @@
 /* The baseline: vfork + execve + wait of a command, `workers` processes at once, nothing else.
- * usage: spawn WORKERS CALLS COMMAND [ARG...]  -> prints one latency in microseconds per line, then
+ * usage: spawn WORKERS CALLS PAUSE_US COMMAND [ARG...]  (the pause is before each call) -> prints one latency in microseconds per line, then
  * "total <seconds>". Timed tools in Python would charge their own cost to bash. */
 #define _GNU_SOURCE
 #include <stdio.h>
@@ -15,8 +15,9 @@ static double now_us(void) {
   return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
-static void work(double *latency_us, int calls, char **argv) {
+static void work(double *latency_us, int calls, useconds_t pause_us, char **argv) {
   for (int i = 0; i < calls; i++) {
+    if (pause_us) usleep(pause_us);
     double started = now_us();
     pid_t pid = vfork();
     if (pid == 0) {
@@ -30,9 +31,10 @@ static void work(double *latency_us, int calls, char **argv) {
 }
 
 int main(int argc, char **argv) {
-  if (argc < 4) return 2;
+  if (argc < 5) return 2;
   int workers = atoi(argv[1]);
   int calls = atoi(argv[2]);
+  useconds_t pause_us = (useconds_t)atoi(argv[3]);
   size_t bytes = sizeof(double) * (size_t)workers * (size_t)calls;
   double *latency_us = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (latency_us == MAP_FAILED) return 1;
@@ -41,7 +43,7 @@ int main(int argc, char **argv) {
     pid_t pid = fork();
     if (pid < 0) return 1;
     if (pid == 0) {
-      work(latency_us + w * calls, calls, argv + 3);
+      work(latency_us + w * calls, calls, pause_us, argv + 4);
       _exit(0);
     }
   }
