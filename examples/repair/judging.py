@@ -90,7 +90,10 @@ def read(stdout: str, nonce: str, canary: Canary | None = None) -> Verdict:
     lines = [line for line in stdout.splitlines() if line.startswith(f"{nonce} ")]
     if len(lines) != 1:
         raise VoidVerdictError("the judge gave no verdict")
-    found: dict[str, Any] = json.loads(lines[0].partition(" ")[2])
+    try:
+        found: dict[str, Any] = json.loads(lines[0].partition(" ")[2])
+    except ValueError as error:  # only an answer far beyond a real suite's size is cut
+        raise VoidVerdictError("the judge's answer was too long to be a real one") from error
     if found["timed_out"]:
         raise VoidVerdictError("the tests did not end in time")
     if not found["finished"]:

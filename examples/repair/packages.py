@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import compileall
+import contextlib
 import hashlib
 import os
-import py_compile
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -19,17 +17,22 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from agentenv.errors import InfraError, SandboxUnavailableError
+
 HERE = Path(__file__).parent
 MAX_UNPACKED_BYTES = 64 * 1024 * 1024
 DOWNLOAD_TIMEOUT_S = 180
+SLOT_PYTHON = "/usr/bin/python3"
 PYTEST_INI = "[pytest]\npythonpath = {root}\naddopts = -p no:cacheprovider\n"
 """Takes the place of the package's own pytest settings, which may ask for plugins that are not here."""
 
 Progress = Callable[[str], None]
 
 
-class DownloadError(RuntimeError):
+class DownloadError(InfraError):
     """A package could not be had, or was not the one asked for. Nothing of it was kept."""
+
+    code = "download"
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,14 @@ class Catalogue:
     """What ``packages.toml`` names, fetched."""
 
     packages: tuple[Package, ...]
-    runner: dict[str, bytes]
-    """The unpacked test runner, with its byte code (for this machine's ``python3``)."""
+    runner: Path
+    """The directory of the unpacked test runner, with its byte code (for this machine's ``python3``);
+    everybody may read it. Never written to once it is there."""
+
+    @property
+    def by_name(self) -> dict[str, Package]:
+        """The packages by name."""
+        return {package.name: package for package in self.packages}
 
 
 def cache_dir() -> Path:
@@ -75,9 +84,17 @@ def cache_dir() -> Path:
 
 
 def slot_python() -> str:
-    """The interpreter a slot has, and tasks are therefore verified with: the system's ``python3``."""
-    found = "/usr/bin/python3"
-    return found if Path(found).exists() else sys.executable
+    """The interpreter a slot has, and tasks are therefore verified with: the system's ``python3``.
+
+    Raises:
+        SandboxUnavailableError: there is none. (Our own may lie where slots cannot see it.)
+    """
+    if not Path(SLOT_PYTHON).exists():
+        raise SandboxUnavailableError(
+            f"slots need a {SLOT_PYTHON} for these tasks, and there is none",
+            next_step="install it: on Debian, apt-get install python3",
+        )
+    return SLOT_PYTHON
 
 
 def fetch(cache: Path | None = None, progress: Progress = lambda _: None) -> Catalogue:
@@ -169,15 +186,24 @@ def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
                 yield str(path), content.read()
 
 
-def _runner(wheels: list[Artifact], cache: Path) -> dict[str, bytes]:
-    """The wheels unpacked into one directory of the cache, byte-compiled, and read back."""
-    key = hashlib.sha256("".join(wheel.sha256 for wheel in wheels).encode() + slot_python().encode()).hexdigest()[:16]
+def _runner(wheels: list[Artifact], cache: Path) -> Path:
+    """The wheels unpacked into one directory of the cache, byte-compiled, readable by all."""
+    key = hashlib.sha256("".join(wheel.sha256 for wheel in wheels).encode() + _slot_version()).hexdigest()[:16]
     target = cache / f"runner-{key}"
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=cache) as directory:
-            _unpack(wheels, cache / "downloads", Path(directory) / "runner")
-            shutil.move(Path(directory) / "runner", target)
-    return {str(path.relative_to(target)): path.read_bytes() for path in sorted(target.rglob("*")) if path.is_file()}
+            made = Path(directory) / "runner"
+            _unpack(wheels, cache / "downloads", made)
+            for path in (made, *made.rglob("*")):  # slots read it as another user, whatever our umask is
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            with contextlib.suppress(FileExistsError, OSError):  # another start was faster
+                made.rename(target)
+    return target
+
+
+def _slot_version() -> bytes:
+    command = [slot_python(), "-I", "-S", "-c", "import sys; print(sys.version)"]
+    return subprocess.run(command, check=True, capture_output=True, timeout=DOWNLOAD_TIMEOUT_S).stdout
 
 
 def _unpack(wheels: list[Artifact], downloads: Path, target: Path) -> None:
@@ -185,9 +211,5 @@ def _unpack(wheels: list[Artifact], downloads: Path, target: Path) -> None:
         with zipfile.ZipFile(downloads / wheel.file) as archive:
             names = [name for name in archive.namelist() if ".." not in PurePosixPath(name).parts]
             archive.extractall(target, [name for name in names if not name.startswith("/")])
-    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    if slot_python() == sys.executable:
-        compileall.compile_dir(target, quiet=2, invalidation_mode=mode, stripdir=str(target))
-        return
     command = [slot_python(), "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(target)]
     subprocess.run([*command, str(target)], check=False, capture_output=True, timeout=DOWNLOAD_TIMEOUT_S)

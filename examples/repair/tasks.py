@@ -19,7 +19,7 @@ from typing import Any
 
 from examples.repair import judging, mutate
 from examples.repair.mutate import Mutation
-from examples.repair.packages import HERE, Catalogue, Package, cache_dir, slot_python
+from examples.repair.packages import HERE, Catalogue, Package, cache_dir
 
 TASKS_PER_PACKAGE = 8
 CANDIDATES_PER_PACKAGE = 20
@@ -199,14 +199,12 @@ class _Bench:
         self._report = report
         self._runs = cache / "runs"
         self._runs.mkdir(parents=True, exist_ok=True)
-        self._catalogue = catalogue
         self._workers = ThreadPoolExecutor(WORKERS)
         self._directory = tempfile.TemporaryDirectory(prefix="agentenv-repair-")
-        self._context = _digest((HERE / "judge.py").read_bytes(), slot_python().encode(), *catalogue.runner.values())
+        self._runner = catalogue.runner  # its name is a digest of the wheels and the interpreter
+        self._context = _digest((HERE / "judge.py").read_bytes(), catalogue.runner.name.encode())
 
     def __enter__(self) -> _Bench:
-        write_tree(catalogue_runner := Path(self._directory.name) / "runner", self._catalogue.runner)
-        self._runner = catalogue_runner
         return self
 
     def __exit__(self, *_: object) -> None:

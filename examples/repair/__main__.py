@@ -1,0 +1,58 @@
+"""``python -m examples.repair`` (``make demo``): the repair environment in a farm on this machine, and a page about it.
+
+Without a model a scripted policy plays, and says so. With OPENAI_BASE_URL set and --model NAME (or
+OPENAI_MODEL), that model repairs the packages; OPENAI_API_KEY is its key.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from agentenv.cli.present import InterruptedBySignalError, err, exit_code_of, print_error, run_to_end
+from agentenv.config import debug
+from agentenv.errors import AgentEnvError
+from examples.repair.demo import DemoSettings, run_demo
+
+app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+
+Isolation = Literal["auto", "full", "user"]
+
+
+@app.command(help=__doc__)
+def main(
+    groups: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Groups to roll out; tasks repeat when they run out.")
+    ] = 8,
+    group_size: Annotated[int, typer.Option(min=1, max=64, help="Rollouts of each task.")] = 4,
+    slots: Annotated[int, typer.Option(min=1, max=1000, help="Slots of the one container.")] = 8,
+    seed: Annotated[int, typer.Option(help="Which bugs are injected, and which tasks are taken.")] = 1,
+    isolation: Annotated[
+        Isolation, typer.Option(help="auto: full for root; user for others (weaker, see agentenv doctor).")
+    ] = "auto",
+    model: Annotated[
+        str, typer.Option(envvar="OPENAI_MODEL", help="A model at OPENAI_BASE_URL, instead of the scripted policy.")
+    ] = "",
+    base_url: Annotated[str, typer.Option(envvar="OPENAI_BASE_URL", help="An OpenAI-style server.")] = "",
+    max_steps: Annotated[int, typer.Option(min=1, max=1000, help="Model turns per rollout, at most.")] = 30,
+    out: Annotated[Path, typer.Option(help="Where rollouts.jsonl and report.html are written.")] = Path("out/demo"),
+) -> None:
+    """See the module."""
+    settings = DemoSettings(groups, group_size, slots, seed, isolation, model, base_url, max_steps, out)
+    try:
+        run_to_end(run_demo(settings))
+    except AgentEnvError as error:
+        if debug():
+            raise
+        print_error(error, as_json=False)
+        sys.exit(exit_code_of(error))
+    except InterruptedBySignalError as ended:
+        err().print(f"[yellow]ended by {ended}[/]; nothing was left running")
+        sys.exit(128 + ended.number)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,281 @@
+"""What ``make demo`` does: tasks, rollouts, records, the page, a summary."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import platform
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atroposlib.envs.server_handling.server_baseline import APIServerConfig
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from agentenv.agent.transcript import GroupRecord
+from agentenv.cli.present import err, out
+from agentenv.config import debug
+from agentenv.errors import ConfigError, InfraError
+from agentenv.report import read_records, write_report
+from agentenv.testing import ScriptedPolicy, build_tokenizer
+from examples.repair import policy, tasks
+from examples.repair.env import RepairConfig, RepairEnv
+from examples.repair.packages import Catalogue, artifact_count, fetch
+from examples.repair.tasks import Task
+
+MODEL_LATENCY_S = 0.15
+"""The scripted policy waits so long before each answer, so that its turns can be seen on the page."""
+SCRIPTED_TOOL_TIMEOUT_S = 15.0
+MODEL_TOOL_TIMEOUT_S = 120.0
+SCRIPTED_SLOT_PROCESSES = 128
+MIN_TASKS = 30
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """The demo's options."""
+
+    groups: int
+    group_size: int
+    slots: int
+    seed: int
+    isolation: str
+    model: str
+    base_url: str
+    max_steps: int
+    out: Path
+
+    @property
+    def scripted(self) -> bool:
+        """Whether no model plays."""
+        return not self.model
+
+
+class _DemoEnv(RepairEnv):
+    """Says when a rollout has been scored."""
+
+    on_scored: Callable[[], object] = staticmethod(lambda: None)
+
+    async def verify_and_score_trajectory(self, *args: Any, **kwargs: Any) -> tuple[float, dict[str, Any]]:
+        """As the environment, and one step of the progress bar."""
+        scored = await super().verify_and_score_trajectory(*args, **kwargs)
+        self.on_scored()
+        return scored
+
+
+async def run_demo(settings: DemoSettings) -> None:
+    """The whole demo. Raises: ConfigError for options that contradict; InfraError when nothing could be scored."""
+    _check(settings)
+    _quiet()
+    began = time.monotonic()
+    catalogue, chosen, seconds = await _tasks(settings)
+    records = settings.out / "rollouts.jsonl"
+    records.parent.mkdir(parents=True, exist_ok=True)
+    records.unlink(missing_ok=True)
+    rolled = time.monotonic()
+    await _roll_out(settings, catalogue, chosen, records)
+    groups = list(read_records(records)) if records.exists() else []
+    run = _facts(settings, len(chosen), seconds, time.monotonic() - rolled)
+    page = write_report(groups, settings.out / "report.html", title="Repairing real packages", run=run)
+    _show(groups, page, records, time.monotonic() - began)
+    if not any(t.score is not None for group in groups for t in group.trajectories):
+        raise InfraError("no rollout could be scored", next_step=f"the errors are in {page}; try agentenv doctor")
+
+
+def _check(settings: DemoSettings) -> None:
+    if settings.model and not settings.base_url:
+        raise ConfigError("OPENAI_BASE_URL", "is not set, and a model is named", next_step="set both, or neither")
+    if settings.base_url and not settings.model:
+        err().print("[yellow]note[/] OPENAI_BASE_URL is set, but no model is named (--model): a scripted policy plays")
+    if settings.isolation == "full" and os.geteuid() != 0:
+        raise ConfigError("isolation", "full needs root", next_step="run as root, or use --isolation user")
+
+
+def _quiet() -> None:
+    """What atropos and its libraries log is not the demo's to show; what it says matters is in the records."""
+    if not debug():
+        logging.disable(logging.WARNING)
+
+
+# -- tasks ------------------------------------------------------------------------------------------
+
+
+async def _tasks(settings: DemoSettings) -> tuple[Catalogue, list[Task], float]:
+    """The packages, the tasks that are played, and the seconds it took."""
+    began = time.monotonic()
+    with _bars() as bars:
+        catalogue = await _in_thread(lambda stop: _fetch(bars, stop))
+        made = await _in_thread(lambda stop: _make(bars, catalogue, settings.seed, stop))
+    if len(made) < MIN_TASKS:
+        err().print(f"[yellow]note[/] only {len(made)} tasks could be verified with seed {settings.seed}")
+    seconds = time.monotonic() - began
+    err().print(f"{len(made)} verified tasks from {len(catalogue.packages)} packages in {seconds:.1f} s")
+    return catalogue, _chosen(made, settings), seconds
+
+
+def _chosen(made: Sequence[Task], settings: DemoSettings) -> list[Task]:
+    """Mostly tasks with two bugs when the players are scripted: only those can be half solved."""
+    if not made:
+        raise InfraError("no task could be verified", next_step="try another --seed")
+    pairs, singles = ([task for task in made if (len(task.bugs) > 1) is many] for many in (True, False))
+    wanted = max(1, settings.groups * 3 // 4)
+    ordered = [*pairs[:wanted], *singles, *pairs[wanted:]] if settings.scripted else list(made)
+    return ordered[: settings.groups]
+
+
+class _StoppedError(Exception):
+    """The demo was asked to end while a thread worked for it."""
+
+
+async def _in_thread(work: Callable[[Callable[[], None]], Any]) -> Any:
+    """Run ``work(check)`` in a thread; when we are cancelled, its next ``check()`` ends it, and we wait for that."""
+    ending = False
+
+    def check() -> None:
+        if ending:
+            raise _StoppedError
+
+    thread = asyncio.ensure_future(asyncio.to_thread(work, check))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        ending = True
+        await asyncio.wait([thread])
+        thread.exception()
+        raise
+
+
+def _fetch(bars: Progress, check: Callable[[], None]) -> Catalogue:
+    bar = bars.add_task("packages", total=artifact_count())
+
+    def step(_name: str) -> None:
+        check()
+        bars.advance(bar)
+
+    return fetch(progress=step)
+
+
+def _make(bars: Progress, catalogue: Catalogue, seed: int, check: Callable[[], None]) -> list[Task]:
+    bar = bars.add_task("verifying tasks", total=None)
+
+    def step(progress: tasks.Progress) -> None:
+        check()
+        bars.update(bar, completed=progress.done, total=progress.total, description=f"verifying tasks: {progress.kept}")
+
+    made = tasks.make_tasks(catalogue, seed=seed, report=step)
+    bars.update(bar, total=1, completed=1, description=f"verified tasks: {len(made)}")
+    return made
+
+
+# -- rollouts ---------------------------------------------------------------------------------------
+
+
+async def _roll_out(settings: DemoSettings, catalogue: Catalogue, chosen: Sequence[Task], records: Path) -> None:
+    """All groups, each recorded as it ends. A group nobody of which could be scored is tried again by its item."""
+    with tempfile.TemporaryDirectory(prefix="agentenv-demo-") as directory, _bars() as bars:
+        config = _config(settings, build_tokenizer(directory), records)
+        async with _server(settings, catalogue, chosen) as server:
+            env = _DemoEnv(config, [server], catalogue=catalogue, tasks=chosen)
+            bar = bars.add_task("starting slots", total=settings.groups * settings.group_size)
+            async with env:
+                bars.update(bar, description="rollouts")
+                env.on_scored = lambda: bars.advance(bar)
+                items = [await env.get_next_item() for _ in range(settings.groups)]
+                async with asyncio.TaskGroup() as running:
+                    for item in items:
+                        running.create_task(_group(env, item))
+
+
+async def _group(env: RepairEnv, item: dict[str, Any]) -> None:
+    left: list[Any] = [item]
+    while left:
+        _, left = await env.collect_trajectories(left[0])
+
+
+def _config(settings: DemoSettings, tokenizer: Path, records: Path) -> RepairConfig:
+    isolation = "user" if settings.isolation == "auto" and os.geteuid() != 0 else settings.isolation
+    return RepairConfig(
+        tokenizer_name=str(tokenizer),
+        group_size=settings.group_size,
+        use_wandb=False,
+        rollouts_path=str(records),
+        isolation=isolation,
+        min_containers=1,
+        max_containers=1,
+        slots_per_container=settings.slots,
+        slot_processes=SCRIPTED_SLOT_PROCESSES if settings.scripted else 400,
+        tool_timeout_s=SCRIPTED_TOOL_TIMEOUT_S if settings.scripted else MODEL_TOOL_TIMEOUT_S,
+        agent_max_steps=settings.max_steps,
+        send_trajectory_id=settings.scripted,
+        task_seed=settings.seed,
+    )
+
+
+@asynccontextmanager
+async def _server(
+    settings: DemoSettings, catalogue: Catalogue, chosen: Sequence[Task]
+) -> AsyncIterator[APIServerConfig]:
+    """The model's server: the scripted policy, or the one that was named."""
+    if not settings.scripted:
+        key = os.environ.get("OPENAI_API_KEY", "unused")
+        yield APIServerConfig(base_url=settings.base_url, model_name=settings.model, api_key=key)
+        return
+    script = policy.script(chosen, catalogue.by_name)
+    async with ScriptedPolicy(script, latency_s=MODEL_LATENCY_S) as player:
+        yield APIServerConfig(base_url=player.base_url, model_name="scripted", api_key="unused")
+
+
+# -- what is said -----------------------------------------------------------------------------------
+
+
+def _bars() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
+def _facts(settings: DemoSettings, task_count: int, task_seconds: float, seconds: float) -> dict[str, object]:
+    played = f"Each of its turns takes {MODEL_LATENCY_S * 1000:.0f} ms on purpose, so that it can be seen."
+    return {
+        "scripted": played if settings.scripted else None,
+        "Policy": "scripted players" if settings.scripted else settings.model,
+        "Tasks": f"{task_count} of seed {settings.seed}, made or loaded in {task_seconds:.1f} s",
+        "Farm": f"local, {settings.slots} slots in one container, isolation {settings.isolation}",
+        "Rollouts took": f"{seconds:.1f} s",
+        "Machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "Written": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+    }
+
+
+def _show(groups: Sequence[GroupRecord], page: Path, records: Path, seconds: float) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("task", "bugs", "scores", "mean", "calls", "timed out", "faults"):
+        table.add_column(heading, justify="left" if heading in ("task", "scores") else "right", no_wrap=True)
+    for group in groups:
+        table.add_row(*_row(group))
+    console = out()
+    console.print(table)
+    count = sum(len(group.trajectories) for group in groups)
+    console.print(f"{count} rollouts in {len(groups)} groups; everything took {seconds:.1f} s")
+    console.print(f"page     {page}\nrecords  {records}", soft_wrap=True)
+
+
+def _row(group: GroupRecord) -> tuple[str, ...]:
+    scores = [t.score for t in group.trajectories]
+    known = [score for score in scores if score is not None]
+    calls = [call for t in group.trajectories for step in t.steps for call in step.tool_calls]
+    return (
+        group.item_id,
+        str(group.item.get("bugs", "")),
+        "  ".join("   –" if score is None else f"{score:.2f}" for score in scores),
+        f"{sum(known) / len(known):.2f}" if known else "–",
+        str(len(calls)),
+        str(sum(bool(call.result and call.result.timed_out) for call in calls)),
+        str(sum(t.fault != "none" for t in group.trajectories)),
+    )

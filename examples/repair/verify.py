@@ -1,0 +1,150 @@
+"""The verifier: takes the policy's version of the source files out of the slot, and judges it on clean ground.
+
+Everything but the mutable files comes from the released package again: tests, settings, conftest files.
+What the policy left in the workspace is removed first, so nothing of it is there to be imported.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+import shlex
+import tarfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv import ToolContext
+from agentenv.errors import PolicyRefusalError, ToolCallError
+from agentenv.wire.tools import ReadFileReply
+from examples.repair import judging, mutate
+from examples.repair.judging import Canary, Verdict, VoidVerdictError
+from examples.repair.packages import HERE, SLOT_PYTHON, Package
+from examples.repair.tasks import Task, injected
+
+MAX_SOURCE_BYTES = 2 * 1024 * 1024
+"""A source file larger than this is no repair. The largest of the packages has 60 KiB."""
+SUITE_TIMEOUT_S = 90.0
+"""The suites take 1 to 3 s; a busy machine may be much slower, and must not cost a score."""
+CLEAR_TIMEOUT_S = 60.0
+MAX_NAMED_TESTS = 20
+MAX_DIFFED_BYTES = 256 * 1024
+MAX_DIFFED_LINES = 4000
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of the suite over the policy's files; ``verdict`` None, and why, when there is none."""
+
+    verdict: Verdict | None
+    reason: str
+    changed: str
+    """The policy's changes as a diff against the files it was given."""
+
+    def told(self, task: Task) -> dict[str, Any]:
+        """What the transcript keeps."""
+        broken = self.verdict.broken if self.verdict else frozenset(task.broken)
+        newly = sorted((set(task.passing) - self.verdict.passed) if self.verdict else ())
+        still = sorted(broken & set(task.broken))
+        kept: dict[str, Any] = {
+            "repaired": f"{len(task.broken) - len(still)} of {len(task.broken)} broken tests",
+            "reason": self.reason or _reason(len(still), len(newly)),
+            "still broken": still[:MAX_NAMED_TESTS],
+            "newly broken": newly[:MAX_NAMED_TESTS],
+            "changed": self.changed or "nothing",
+            "suite": f"{len(self.verdict.outcomes)} tests in {self.verdict.duration_s:.2f} s" if self.verdict else "",
+        }
+        return {name: value for name, value in kept.items() if value}
+
+
+def _reason(still: int, newly: int) -> str:
+    if newly:
+        return f"score 0: {newly} tests that passed before do not pass any more"
+    return f"{still} tests are still broken" if still else ""
+
+
+def repaired_share(task: Task, verdict: Verdict | None) -> float:
+    """The share of the broken tests that pass; 0 without a verdict, or when a test that passed does not."""
+    if verdict is None or not set(task.passing) <= verdict.passed:
+        return 0.0
+    return len(verdict.passed & set(task.broken)) / len(task.broken)
+
+
+async def suite_in_slot(exec_tool: ToolContext, task: Task, package: Package, runner: str) -> Found:
+    """Run the released tests over the policy's version of ``package.mutable``, in its (sealed) slot.
+
+    What the policy did, however odd, ends in a Found. Raises: InfraError only.
+    """
+    given = injected(package, task.bugs)
+    taken: dict[str, bytes] = {}
+    try:
+        for path in package.mutable:
+            taken[path] = await _source(exec_tool, path)
+        await _clear(exec_tool)
+        verdict = await _judged(exec_tool, package, {**package.files, **taken}, runner)
+    except (VoidVerdictError, OSError, ToolCallError, PolicyRefusalError) as error:
+        return Found(None, f"score 0: {_plain(error)}", changes(given, taken))
+    return Found(verdict, "", changes(given, taken))
+
+
+async def _source(exec_tool: ToolContext, path: str) -> bytes:
+    """One source file of the workspace. Raises VoidVerdictError when it is too large; OSError and
+    PolicyRefusalError when it is no file any more."""
+    reply = await exec_tool.call_tool("read_file", {"path": path, "binary": True, "limit": MAX_SOURCE_BYTES + 1})
+    if reply.exit_code:
+        raise OSError(reply.exit_code, reply.stderr.strip() or "cannot be read", path)
+    content = ReadFileReply.model_validate(reply.content).data or b""
+    if len(content) > MAX_SOURCE_BYTES:
+        raise VoidVerdictError(f"{path} has more than {MAX_SOURCE_BYTES} bytes")
+    return content
+
+
+async def _clear(exec_tool: ToolContext) -> None:
+    """Remove everything from the workspace. ``chmod`` first: a policy can lock its own directories."""
+    command = "chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete"
+    done = await exec_tool.terminal(command, CLEAR_TIMEOUT_S)
+    if done.exit_code or done.timed_out:
+        raise VoidVerdictError(f"the workspace cannot be cleared: {done.stderr.strip()[:300]}")
+
+
+async def _judged(exec_tool: ToolContext, package: Package, files: Mapping[str, bytes], runner: str) -> Verdict:
+    canary, nonce, place = Canary.draw(), secrets.token_hex(16), f"judge-{secrets.token_hex(8)}"
+    tree = {f"tree/{path}": content for path, content in files.items()}
+    tree["judge.py"] = (HERE / "judge.py").read_bytes()
+    tree[f"tree/{canary.file}"] = canary.source.encode()
+    await exec_tool.extract(packed(tree), place)
+    question = judging.request(package, f"/workspace/{place}/tree", runner, nonce, SUITE_TIMEOUT_S, canary)
+    # exec: no shell is left whose descriptors the code under test could open. The judge closes its own.
+    command = f"exec {SLOT_PYTHON} -I -S -B {shlex.quote(f'/workspace/{place}/judge.py')}"
+    done = await exec_tool.terminal(command, SUITE_TIMEOUT_S + 30, stdin=question)
+    if done.oom_killed:
+        raise VoidVerdictError("the tests needed more memory than a slot has")
+    return judging.read(done.stdout, nonce, canary)
+
+
+def packed(files: Mapping[str, bytes]) -> bytes:
+    """A tar of these files."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for path, content in files.items():
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return archive.getvalue()
+
+
+def changes(given: Mapping[str, bytes], taken: Mapping[str, bytes]) -> str:
+    """What was changed in the files that could be taken, as one diff."""
+    return "".join(_change(path, given[path], now) for path, now in taken.items() if given[path] != now)
+
+
+def _change(path: str, before: bytes, now: bytes) -> str:
+    if len(now) > MAX_DIFFED_BYTES or now.count(b"\n") > MAX_DIFFED_LINES:  # a diff's cost is quadratic
+        return f"{path}: replaced by {len(now)} bytes\n"
+    return mutate.diff(path, before.decode("utf-8", "replace"), now.decode("utf-8", "replace"))
+
+
+def _plain(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.filename or 'a file'} {error.strerror or error}"
+    return str(error)
