@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from agentenv.sandbox import fast_shell
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.wire.spec import SandboxSpec
@@ -93,6 +94,7 @@ class StubSupervisor:
                 "isolation": "user",
                 "weaker": [],
                 "proofs": [],
+                "shell": str(fast_shell.find() or ""),
             }
         )
         for slot in range(self.spec.slots):

@@ -118,7 +118,7 @@ async def test_the_environment_is_ours_the_specs_and_the_calls(client: Client, k
     plain = await client.run(key, "env | sort")
     names = {line.split("=")[0] for line in plain.stdout.splitlines()}
     assert names == {
-        "FROM_SPEC", "HOME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "_"
+        "FROM_SPEC", "HOME", "LC_CTYPE", "LOGNAME", "PATH", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "_"
     }  # fmt: skip
     more = await client.run(key, 'echo "$A|$FROM_SPEC|$HOME"', env={"A": "with spaces\nand é", "FROM_SPEC": "no"})
     assert more.stdout == "with spaces\nand é|no|/workspace\n"

@@ -93,7 +93,7 @@ async def test_nothing_of_the_hosts_environment_is_inherited(slots: Slots) -> No
         "HOME",
         "USER",
         "LOGNAME",
-        "LANG",
+        "LC_CTYPE",
         "TMPDIR",
         "TERM",
         "PWD",

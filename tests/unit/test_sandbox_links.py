@@ -231,7 +231,7 @@ READY = {
     "kept": False,
     "memory": {"oom": None, "peak": "/x", "version": 2},
 }
-HELLO = {"op": "hello", "spec": {}, "token": "t", "isolation": "full", "weaker": ["w"], "proofs": []}
+HELLO = {"op": "hello", "spec": {}, "token": "t", "isolation": "full", "weaker": ["w"], "proofs": [], "shell": ""}
 
 
 def test_the_packets_of_a_supervisor() -> None:

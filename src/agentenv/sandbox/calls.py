@@ -53,7 +53,6 @@ class Asked(Reply):
         "arguments",
         "asked_at",
         "held_bytes",
-        "kills_before",
         "outlets",
         "process",
         "secret",
@@ -81,7 +80,6 @@ class Asked(Reply):
         self.process: Process | None = None
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.kills_before = 0
 
     def asked_again(self, outlet: Outlet) -> None:
         """Somebody else wants the answer (too), or the same one over a new connection."""

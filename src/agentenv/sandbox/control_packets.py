@@ -65,7 +65,14 @@ def _packet(op: str, **fields: object) -> bytes:
     return json.dumps({"op": op, **fields}).encode()
 
 
-def hello(spec: SandboxSpec, token: str, isolation: str, weaker: list[str], proofs: list[dict[str, object]]) -> bytes:
+def hello(
+    spec: SandboxSpec,
+    token: str,
+    isolation: str,
+    weaker: list[str],
+    proofs: list[dict[str, object]],
+    shell: str = "",
+) -> bytes:
     """The first packet of every server. Raises ConfigError when the spec does not fit in one."""
     made = _packet(
         "hello",
@@ -74,6 +81,7 @@ def hello(spec: SandboxSpec, token: str, isolation: str, weaker: list[str], proo
         isolation=isolation,
         weaker=weaker,
         proofs=proofs,
+        shell=shell,
     )
     if len(made) > MAX_PACKET_BYTES:
         raise ConfigError(

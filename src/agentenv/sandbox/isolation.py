@@ -20,6 +20,7 @@ UIDS_PER_CONTAINER = 1_000
 AGENT_FD = 3
 AGENT_PATH = "/run/agentenv/slotagent"
 FILES_PATH = "/run/agentenv/slotfiles"
+SHELL_PATH = "/run/agentenv/bash"
 WORKSPACE = "/workspace"
 SLOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -131,7 +132,7 @@ _NOBODY = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"
 def command_environment(spec: SandboxSpec) -> dict[str, str]:
     """The whole environment of a command in a slot, before the call's own."""
     base = {
-        "PATH": SLOT_PATH, "HOME": WORKSPACE, "USER": "agent", "LOGNAME": "agent", "LANG": "C.UTF-8",
+        "PATH": SLOT_PATH, "HOME": WORKSPACE, "USER": "agent", "LOGNAME": "agent", "LC_CTYPE": "C.UTF-8",
         "TMPDIR": "/tmp", "TERM": "dumb",  # noqa: S108
     }  # fmt: skip
     return base | spec.env

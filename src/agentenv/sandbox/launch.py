@@ -23,7 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
-from agentenv.sandbox import cgroups, events, isolation, mounts, network, server_process, supervisor, sweep, syscalls
+from agentenv.sandbox import (
+    cgroups,
+    events,
+    fast_shell,
+    isolation,
+    mounts,
+    network,
+    server_process,
+    supervisor,
+    sweep,
+    syscalls,
+)
 from agentenv.sandbox.isolation import USER, Identity
 from agentenv.sandbox.selftest import NAMESPACES
 from agentenv.sandbox.slotagent.build import ensure_built
@@ -196,6 +207,7 @@ def _prepare(
         files=built.files,
         launcher=built.launch,
         network_tool=network_tool,
+        shell=fast_shell.find(),
         server_argv=server_argv,
         lifeline=lifeline,
     )

@@ -10,9 +10,9 @@ from enum import StrEnum
 from agentenv.sandbox.agent_link import AgentLink
 from agentenv.sandbox.capture import Orphans, PipeReader
 from agentenv.sandbox.poller import Poller
-from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_payload
+from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_payload
 
-_SCRIPT_PIPE, _SCRIPT_FD, _STDIN = int(SCRIPT_PIPE), int(SCRIPT_FD), int(STDIN)
+_SCRIPT_PIPE, _SCRIPT_FD, _STDIN, _PROGRAM = int(SCRIPT_PIPE), int(SCRIPT_FD), int(STDIN), int(PROGRAM)
 
 
 class Outcome(StrEnum):
@@ -37,11 +37,17 @@ class SlotIo:
 
 @dataclass(frozen=True)
 class Command:
-    """What to start, and where."""
+    """What to start, and where. ``program`` is run instead of what ``argv[0]`` names, when given."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: str
+    program: str = ""
+
+    def payload(self) -> tuple[bytes, int]:
+        """The payload of SPAWN and its flags. Raises ValueError when it does not fit in a packet."""
+        argv = [self.program, *self.argv] if self.program else self.argv
+        return spawn_payload(argv, self.env, self.cwd), _PROGRAM if self.program else 0
 
 
 class Process:
@@ -84,8 +90,7 @@ class Process:
     def start(self, command: Command, *, stdin: bytes | None = None, script: bytes | None = None) -> None:
         """Run ``command`` with this standard input and script (descriptor 9). Raises ValueError when
         argv and env do not fit in a packet."""
-        payload = spawn_payload(command.argv, command.env, command.cwd)
-        flags = 0
+        payload, flags = command.payload()
         try:
             if stdin is not None:
                 flags |= _STDIN
@@ -98,9 +103,9 @@ class Process:
             self._free_memory_files()
             raise
 
-    def start_waiting(self, payload: bytes) -> None:
-        """Run the prepared SPAWN payload; it will read its script once :meth:`feed` was called."""
-        self._run = self._io.link.spawn(payload, _SCRIPT_PIPE, (), self)
+    def start_waiting(self, payload: bytes, flags: int) -> None:
+        """Run a prepared SPAWN (:meth:`Command.payload`); it will read its script once :meth:`feed` was called."""
+        self._run = self._io.link.spawn(payload, flags | _SCRIPT_PIPE, (), self)
 
     def feed(self, script: bytes) -> bool:
         """Hand a waiting run its script (small enough for an empty pipe) and watch its output. False

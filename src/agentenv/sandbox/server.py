@@ -88,6 +88,7 @@ class Server:
             output_bytes=spec["output_bytes"],
             reply_memory=spec["reply_memory"],
             spare_shells=spec["spare_shells"],
+            shell=hello.shell,
         )
         container = Container(spec["slots"], shared)
         info = ServerInfo(

@@ -12,7 +12,8 @@ from agentenv.sandbox.supervisor_link import SupervisorLink
 
 @dataclass(frozen=True)
 class Shared:
-    """``index`` finds any remembered call of any lease by its id; ``env`` is every command's."""
+    """``index`` finds any remembered call of any lease by its id; ``env`` is every command's;
+    ``shell`` see :class:`agentenv.sandbox.tools.bash.Shells`."""
 
     poller: Poller
     supervisor: SupervisorLink
@@ -20,5 +21,6 @@ class Shared:
     output_bytes: int
     reply_memory: int
     spare_shells: bool
+    shell: str = ""
     statistics: Statistics = field(default_factory=Statistics)
     index: dict[str, Reply] = field(default_factory=dict)

@@ -68,6 +68,7 @@ class Launch:
     files: Path
     launcher: Path
     network_tool: str | None
+    shell: Path | None
     server_argv: Sequence[str]
     lifeline: bool
 
@@ -179,7 +180,14 @@ class Supervisor:
         assert self._server is not None
         launch = self._launch
         self._server.link.send(
-            control_packets.hello(launch.spec, launch.token, launch.identity.mode, list(launch.weaker), self._proofs)
+            control_packets.hello(
+                launch.spec,
+                launch.token,
+                launch.identity.mode,
+                list(launch.weaker),
+                self._proofs,
+                isolation.SHELL_PATH if launch.shell else "",
+            )
         )
         self._greeted = True
         for slot in self._slots:
@@ -268,12 +276,15 @@ def _prepare_ground(launch: Launch) -> tuple[Ground, Path]:
     place = launch.directory / "private"
     place.mkdir(exist_ok=True)
     if identity.mode != isolation.USER:  # everything of an ordinary user's is reached under one uid
-        programs = (launch.agent, launch.files, launch.launcher, Path(launch.bwrap), Path(launch.network_tool or "/"))
-        needed = [*mounts.interpreter_directories(), launch.directory, *programs]
+        outside = (launch.agent, launch.files, launch.launcher, Path(launch.bwrap), Path(launch.network_tool or "/"))
+        needed = [*mounts.interpreter_directories(), launch.directory, *outside]
         place = mounts.private_place(place, [*needed, *(Path(bind.source) for bind in spec.binds)])
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
-    tree = template.build(place, etc=etc, agent=launch.agent, files=launch.files, binds=spec.binds, slots=spec.slots)
+    programs = {"slotagent": launch.agent, "slotfiles": launch.files}
+    if launch.shell is not None:
+        programs["bash"] = launch.shell
+    tree = template.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
     return Ground(spec, identity, tree, launch.layout, launch.bwrap, launch.launcher), place
 
 

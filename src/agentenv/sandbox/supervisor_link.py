@@ -25,6 +25,8 @@ class Hello:
     isolation: str
     weaker: tuple[str, ...]
     proofs: tuple[dict[str, Any], ...]
+    shell: str = ""
+    """Path in every slot of a faster build of its bash; empty when there is none."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ def _hello(raw: dict[str, Any], fds: tuple[int, ...]) -> Hello:
     spec, token, isolation = _field(raw, "spec", dict), _field(raw, "token", str), _field(raw, "isolation", str)
     if not token:
         raise ProtocolError("the supervisor sent an empty token")
-    return Hello(spec, token, isolation, tuple(_field(raw, "weaker", list)), tuple(_field(raw, "proofs", list)))
+    weaker, proofs = tuple(_field(raw, "weaker", list)), tuple(_field(raw, "proofs", list))
+    return Hello(spec, token, isolation, weaker, proofs, _field(raw, "shell", str))
 
 
 def _slot_ready(raw: dict[str, Any], fds: tuple[int, ...]) -> SlotReady:

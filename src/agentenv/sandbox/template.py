@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,14 +31,17 @@ class Tree:
         return self.workspaces / str(slot)
 
 
-def build(private: Path, *, etc: dict[str, str], agent: Path, files: Path, binds: Sequence[Bind], slots: int) -> Tree:
-    """Fill ``private`` (a tmpfs of ours). Raises ConfigError for a bind that cannot be made,
-    OSError when the machine has no ``/usr`` or memory for it."""
+def build(
+    private: Path, *, etc: dict[str, str], programs: Mapping[str, Path], binds: Sequence[Bind], slots: int
+) -> Tree:
+    """Fill ``private`` (a tmpfs of ours); ``programs`` by their names in ``/run/agentenv``.
+
+    Raises ConfigError for a bind that cannot be made, OSError when the machine has no ``/usr`` or memory for it."""
     tree = Tree(private / "root", private / "ws", private / "jail")
     for name in ROOT_DIRECTORIES:
         (tree.root / name).mkdir(parents=True, exist_ok=True)
     (tree.root / "var/tmp").symlink_to("/tmp")  # noqa: S108  (one sized place for temporary files)
-    for source, name in ((agent, "slotagent"), (files, "slotfiles")):
+    for name, source in programs.items():
         target = tree.root / "run/agentenv" / name
         shutil.copyfile(source, target)
         target.chmod(0o755)

@@ -46,13 +46,16 @@ class Workbench:
         self._call_ended = call_ended
         self._lost = lost
         self._loop = shared.poller.loop
-        self._shells = Shells(io, shared.env, shared.output_bytes, shared.spare_shells)
+        self._shells = Shells(io, shared.env, shared.output_bytes, shared.spare_shells, shared.shell)
         self._current: Asked | None = None
+        self._kills_before = watch.kills()
 
     def prepare(self) -> None:
         """Have a shell ready for the next call, while there is nothing else to do."""
         if self._current is None and not self._io.link.closed:
             self._shells.ask_spare()
+            # Read here, not when the next call begins: it costs as much as a hop between processes.
+            self._kills_before = self._watch.kills()
 
     def begin(self, asked: Asked) -> None:
         """Start the call. Its answer comes later, never from within."""
@@ -62,7 +65,6 @@ class Workbench:
         if not isinstance(asked.arguments, BashArguments):
             asked.task = self._loop.create_task(self._run_file(asked))
             return
-        asked.kills_before = self._watch.kills()
         try:
             asked.process, warm = self._shells.run(asked.arguments, self._bash_ended)
             self._shared.statistics.calls_cold += not warm
@@ -117,10 +119,14 @@ class Workbench:
         usage = process.usage
         fields["cpu_s"] = usage.user_s + usage.system_s
         fields["peak_memory_bytes"] = usage.max_rss_bytes
-        if fields["exit_code"] != 0 and self._watch.kills() > asked.kills_before:
+        if fields["exit_code"] != 0 and self._killed_for_memory():
             fields["oom_killed"] = True
             fields["peak_memory_bytes"] = self._watch.peak_bytes() or usage.max_rss_bytes
         self._end(asked, ended(asked, now, fields))
+
+    def _killed_for_memory(self) -> bool:
+        before, self._kills_before = self._kills_before, self._watch.kills()
+        return self._kills_before > before
 
     # -- file operations ---------------------------------------------------------------------------
 

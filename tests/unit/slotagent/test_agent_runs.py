@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.slotagent.protocol import SCRIPT_PIPE, Kind, Message, SpawnStep, exit_usage
+from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_PIPE, Kind, Message, SpawnStep, exit_usage
 from tests.unit.slotagent.agent_box import ENV, UID, AgentBox, Limits, Where
 
 
@@ -87,6 +87,13 @@ def test_environment_arguments_and_directory_are_exact(agent: AgentBox) -> None:
     assert run.output() == b"|a b|\xff|" + b"x" * 60_000 + b"|"
     assert agent.run("pwd", cwd="/usr/lib") == "/usr/lib\n"
     assert agent.spawn("/usr/bin/env", env={}).output() == b""
+
+
+def test_a_program_may_differ_from_its_name(agent: AgentBox) -> None:
+    run = agent.spawn("/usr/bin/bash", "sh", "-c", "echo $0 $1", "name", "one", flags=PROGRAM)
+    assert run.output() == b"name one\n"
+    assert agent.spawn("readlink", "x", "/proc/self/exe", flags=PROGRAM).output() == b"/usr/bin/readlink\n"
+    assert agent.fail("/nowhere/bash", "bash", flags=PROGRAM) == (errno.ENOENT, SpawnStep.EXEC)
 
 
 def test_every_run_leads_a_session_of_its_own(agent: AgentBox) -> None:

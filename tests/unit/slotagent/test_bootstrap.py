@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.sandbox import fast_shell
+from agentenv.sandbox.fast_shell import BASH
 from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
 
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "FRUIT": "pear"}
@@ -135,7 +137,7 @@ def plain(script: str, env: dict[str, str] = ENV) -> Outcome:
     return _outcome(subprocess.run(argv, env=env, cwd="/tmp", stdin=subprocess.DEVNULL, capture_output=True))
 
 
-def warm(content: bytes, env: dict[str, str] = ENV, *, by_pipe: bool = True) -> Outcome:
+def warm(content: bytes, env: dict[str, str] = ENV, *, by_pipe: bool = True, program: Path = BASH) -> Outcome:
     """Runs BOOTSTRAP with ``content`` on descriptor 9."""
     if by_pipe:
         source, sink = os.pipe()
@@ -149,6 +151,7 @@ def warm(content: bytes, env: dict[str, str] = ENV, *, by_pipe: bool = True) -> 
         # preexec runs before subprocess closes what is not in pass_fds.
         done = subprocess.run(
             ["bash", "-c", BOOTSTRAP],
+            executable=program,
             env=env,
             cwd="/tmp",
             stdin=subprocess.DEVNULL,
@@ -165,6 +168,13 @@ def warm(content: bytes, env: dict[str, str] = ENV, *, by_pipe: bool = True) -> 
 def test_a_waiting_shell_is_bash_c(script: str) -> None:
     assert not needs_cold_shell(script)
     assert warm(encode_script(script)) == plain(script)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_the_fast_build_of_bash_is_bash_too(script: str) -> None:
+    program = fast_shell.find()
+    assert program is not None, "install Debian's bash-static: `make setup` does"
+    assert warm(encode_script(script), program=program) == plain(script)
 
 
 @pytest.mark.parametrize("by_pipe", [True, False])

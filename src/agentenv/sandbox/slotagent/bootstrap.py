@@ -38,7 +38,7 @@ _COLD = re.compile(
     r"\bset\b[^\n;&|]*[ \t][-+][A-Za-z]*[xv]"  # eval is one level deeper: `+ cmd` is traced as `++ cmd`
     r"|xtrace|PS4|SHELLOPTS|BASH_XTRACEFD"
     r"|-[A-Za-z]*o[ \t]+verbose"
-    r"|PIPESTATUS|\bcompgen\b"  # set by the bootstrap's own commands; unset in a new shell
+    r"|PIPESTATUS|\bcompgen\b|\benable\b"  # set by the bootstrap's own commands; unset in a new shell
 )
 
 

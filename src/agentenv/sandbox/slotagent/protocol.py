@@ -59,6 +59,7 @@ class SpawnFlag(IntFlag):
     STDIN = 1
     SCRIPT_PIPE = 2
     SCRIPT_FD = 4
+    PROGRAM = 8
 
 
 class SpawnStep(IntEnum):
@@ -73,6 +74,7 @@ class SpawnStep(IntEnum):
 STDIN = SpawnFlag.STDIN
 SCRIPT_PIPE = SpawnFlag.SCRIPT_PIPE
 SCRIPT_FD = SpawnFlag.SCRIPT_FD
+PROGRAM = SpawnFlag.PROGRAM
 
 _KINDS = {int(kind): kind for kind in Kind}
 
@@ -121,7 +123,8 @@ def decode(packet: bytes) -> Message:
 
 
 def spawn_payload(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> bytes:
-    """The payload of SPAWN. Raises ValueError when argv is empty, a string has a NUL, an env name
+    """The payload of SPAWN (with PROGRAM, ``argv`` begins with the program, then what it sees as its
+    own argv). Raises ValueError when argv is empty, a string has a NUL, an env name
     is empty or has ``=``, or all of it exceeds the packet limit."""
     if not argv or not argv[0]:
         raise ValueError("argv must name a program")

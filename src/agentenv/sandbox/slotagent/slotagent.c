@@ -35,7 +35,7 @@ enum kind {
     SPAWN = 1, KILL = 2, KILL_ALL = 3, PING = 4, SIGNAL = 5,
     HELLO = 100, SPAWNED = 101, SPAWN_FAILED = 102, EXITED = 103, KILLED = 104, PONG = 105,
 };
-enum spawn_flag { WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4 };
+enum spawn_flag { WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4, PROGRAM = 8 };
 enum exit_code { EXIT_USAGE = 64, EXIT_MALFORMED = 65, EXIT_SYSTEM = 71 };
 enum { MAX_FDS = 4, MAX_STRINGS = MAX_PACKET, REAPS_PER_TURN = 256, TICKS_PER_S = 100 };
 
@@ -193,10 +193,13 @@ static void spawn(const struct header *header, char *payload, int *fds, size_t f
     int flags = header->arg, from[4] = {-1, -1, -1, -1}, ours[3] = {-1, -1, -1};
     size_t wanted_fds = !!(flags & WITH_STDIN) + (size_t)!!(flags & SCRIPT_FD);
     bool both_scripts = (flags & SCRIPT_PIPE) && (flags & SCRIPT_FD);
-    if (!header->run || (flags & ~(WITH_STDIN | SCRIPT_PIPE | SCRIPT_FD)) || both_scripts || fd_count != wanted_fds)
+    if (!header->run || (flags & ~(WITH_STDIN | SCRIPT_PIPE | SCRIPT_FD | PROGRAM)) || both_scripts || fd_count != wanted_fds)
         leave(EXIT_MALFORMED);
     char **env;
-    const char *cwd = parse_spawn(payload, header->payload_bytes, &env);
+    const char *cwd = parse_spawn(payload, header->payload_bytes, &env), *program = strings[0];
+    char **argv = flags & PROGRAM ? strings + 1 : strings;
+    if (!*argv)
+        leave(EXIT_MALFORMED);
     size_t taken = 0;
     if (flags & WITH_STDIN)
         from[0] = fds[taken++];
@@ -225,7 +228,7 @@ static void spawn(const struct header *header, char *payload, int *fds, size_t f
     pid_t pid = -1;
     int step = STEP_RESOURCES;
     if (!error)
-        pid = start_child(cwd, strings, env, from, &error, &step);
+        pid = start_child(cwd, program, argv, env, from, &error, &step);
     close_all(from, 4); /* the child's ends; descriptors of the packet are among them */
     if (error) {
         close_all(ours, 3);

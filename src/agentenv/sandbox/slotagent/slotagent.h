@@ -24,9 +24,10 @@ extern struct ended ended_runs[MAX_ENDED]; /* a ring; pid 0 where empty */
 /* The pid a text of digits names, or 0. */
 pid_t parse_pid(const char *name);
 
-/* slotchild.c: starts a process with from[0..3] as its descriptors 0, 1, 2 and (or -1) 9, and nothing
+/* slotchild.c: starts `program` (looked up in PATH when it has no slash) as a process with from[0..3] as its descriptors 0, 1, 2 and (or -1) 9, and nothing
  * else open. Returns its pid, or -1 with what failed in *error (an errno) and *step. */
-pid_t start_child(const char *cwd, char *const *argv, char *const *env, const int *from, int *error, int *step);
+pid_t start_child(const char *cwd, const char *program, char *const *argv, char *const *env, const int *from,
+                  int *error, int *step);
 
 /* slottree.c: kills the tree of a run, or everything but us (NULL), and waits (bounded) until it is
  * dead. Returns how many processes were killed. */

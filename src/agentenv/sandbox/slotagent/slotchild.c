@@ -12,12 +12,12 @@
 
 static volatile int child_errno, child_step; /* written by a vforked child, which shares our memory */
 
-/* Tries argv[0] in each directory of PATH, as execvpe does, without its heap and without its
+/* Tries `program` in each directory of PATH, as execvpe does, without its heap and without its
  * fallback to a shell. Returns only on failure, with errno set. */
-static void exec_program(char *const *argv, char *const *env) {
+static void exec_program(const char *program, char *const *argv, char *const *env) {
     static char path[MAX_PACKET + 512];
-    if (strchr(argv[0], '/')) {
-        execve(argv[0], argv, env);
+    if (strchr(program, '/')) {
+        execve(program, argv, env);
         return;
     }
     const char *dirs = "/usr/local/bin:/usr/bin:/bin";
@@ -26,13 +26,13 @@ static void exec_program(char *const *argv, char *const *env) {
             dirs = *entry + 5;
     int denied = 0;
     errno = ENOENT;
-    for (const char *dir = dirs; *argv[0]; dir++) {
-        size_t bytes = strcspn(dir, ":"), name = strlen(argv[0]);
+    for (const char *dir = dirs; *program; dir++) {
+        size_t bytes = strcspn(dir, ":"), name = strlen(program);
         if (bytes + name + 2 <= sizeof path) {
             memcpy(path, dir, bytes);
             path[bytes] = '/';
-            memcpy(path + bytes + 1, argv[0], name + 1);
-            execve(bytes ? path : argv[0], argv, env); /* an empty entry means the current directory */
+            memcpy(path + bytes + 1, program, name + 1);
+            execve(bytes ? path : program, argv, env); /* an empty entry means the current directory */
         }
         denied |= errno == EACCES;
         if (errno != ENOENT && errno != ENOTDIR && errno != EACCES && errno != ENAMETOOLONG)
@@ -46,7 +46,7 @@ static void exec_program(char *const *argv, char *const *env) {
 
 /* In the vforked child: our memory is the parent's, which sleeps until the exec. Writes only locals,
  * `path` above, child_errno and child_step. `from` is what becomes 0, 1, 2 and (or -1) 9. */
-static _Noreturn void child(const char *cwd, char *const *argv, char *const *env, const int from[4]) {
+static _Noreturn void child(const char *cwd, const char *program, char *const *argv, char *const *env, const int from[4]) {
     sigset_t none;
     sigemptyset(&none);
     setsid();
@@ -68,19 +68,20 @@ static _Noreturn void child(const char *cwd, char *const *argv, char *const *env
         goto failed;
     child_step = STEP_EXEC;
     sigprocmask(SIG_SETMASK, &none, NULL);
-    exec_program(argv, env);
+    exec_program(program, argv, env);
 failed:
     child_errno = errno;
     _exit(127);
 }
 
 /* Nothing of ours that changes may live in a register across vfork: hence the volatile statics. */
-pid_t start_child(const char *cwd, char *const *argv, char *const *env, const int *from, int *error, int *step) {
+pid_t start_child(const char *cwd, const char *program, char *const *argv, char *const *env, const int *from,
+                  int *error, int *step) {
     child_errno = 0;
     child_step = STEP_RESOURCES;
     pid_t pid = vfork();
     if (!pid)
-        child(cwd, argv, env, from);
+        child(cwd, program, argv, env, from);
     if (pid < 0)
         child_errno = errno;
     else if (child_errno)

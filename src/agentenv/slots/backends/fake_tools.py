@@ -109,7 +109,7 @@ class FakeShell:
             "PATH": "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
             "HOME": str(workspace),
             "USER": "agent",
-            "LANG": "C.UTF-8",
+            "LC_CTYPE": "C.UTF-8",
             "TMPDIR": "/tmp",  # noqa: S108 - the same path slots of the real sandbox have
             "TERM": "dumb",
             **env,
