@@ -138,11 +138,7 @@ class AgentFields(BaseModel):
 
     def container_settings(self) -> ContainerSettings:
         """What each container is."""
-        limits = SlotLimits(
-            processes=self.slot_processes,
-            memory_bytes=self.slot_memory_mib * MIB,
-            workspace_bytes=self.slot_workspace_mib * MIB,
-        )
+        limits = self._slot_limits()
         return _built(
             ContainerSettings,
             slots_per_container=self.slots_per_container,
@@ -153,6 +149,18 @@ class AgentFields(BaseModel):
             binds=tuple(_bind(text) for text in self.sandbox_binds),
             env=self.sandbox_env,
         )
+
+    def _slot_limits(self) -> SlotLimits:
+        try:
+            return SlotLimits(
+                processes=self.slot_processes,
+                memory_bytes=self.slot_memory_mib * MIB,
+                workspace_bytes=self.slot_workspace_mib * MIB,
+            )
+        except ConfigError as error:
+            raise ConfigError(
+                "slot_memory_mib", error.message, next_step="raise it, or lower slot_workspace_mib"
+            ) from error
 
     def pool_settings(self) -> PoolSettings:
         """How many containers, and how slots are leased."""

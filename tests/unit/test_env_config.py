@@ -34,13 +34,13 @@ def test_every_name_users_know_is_there_with_the_documented_defaults() -> None:
 
 def test_it_becomes_the_settings_below() -> None:
     config = AgentEnvConfig(
-        slots_per_container=3, allow_network=True, slot_memory_mib=64, sandbox_binds="/opt/x:/opt/x",
+        slots_per_container=3, allow_network=True, slot_memory_mib=512, slot_workspace_mib=64, sandbox_binds="/opt/x:/opt/x",
         min_containers=2, max_containers=4, acquire_timeout_s=5, tool_batch_window_ms=1, tool_timeout_s=9,
         agent_temperature=0.5, agent_max_steps=7,
     )  # fmt: skip
     container = config.container_settings()
     assert (container.slots_per_container, container.allow_network) == (3, True)
-    assert container.limits.memory_bytes == 64 * 1024 * 1024
+    assert container.limits.memory_bytes == 512 * 1024 * 1024
     assert container.binds[0].target == "/opt/x"
     pool = config.pool_settings()
     assert (pool.min_containers, pool.max_containers, pool.acquire_timeout_s) == (2, 4, 5)
@@ -81,6 +81,7 @@ def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> 
         ({"tool_call_parser": "guess"}, "tool_call_parser", "hermes"),
         ({"nomad_address": "127.0.0.1:4646"}, "nomad_address", "http"),
         ({"driver": "podman"}, "driver", "docker"),
+        ({"slot_memory_mib": 512}, "slot_memory_mib", "lower slot_workspace_mib"),
         ({"slots_per_container": 0}, "slots_per_container", "greater than"),
         ({"acquire_timeout_s": -1}, "acquire_timeout_s", "greater than 0"),
         ({"terminal_timeout": -1}, "terminal_timeout", "greater than 0"),

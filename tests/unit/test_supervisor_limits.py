@@ -18,7 +18,14 @@ V1_MOUNTS = """\
 41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
 """
 V1_SELF = "9:name=systemd:/\n8:pids:/job\n4:memory:/docker/abc\n2:cpu,cpuacct:/\n0::/\n"
-LIMITS = SlotLimits(processes=50, memory_bytes=64 * MIB, cpu_weight=200)
+LIMITS = SlotLimits(
+    processes=50,
+    memory_bytes=96 * MIB,
+    workspace_bytes=8 * MIB,
+    tmp_bytes=8 * MIB,
+    shm_bytes=8 * MIB,
+    cpu_weight=200,
+)
 
 
 def layout_two(root: str = "/cg") -> limits.CgroupLayout:
@@ -54,8 +61,8 @@ def test_v1_slot_plan() -> None:
     memory = "/sys/fs/cgroup/memory/agentenv/c/slot-3"
     assert values == {
         "/sys/fs/cgroup/pids/job/agentenv/c/slot-3/pids.max": "52",
-        f"{memory}/memory.limit_in_bytes": str(64 * MIB),
-        f"{memory}/memory.memsw.limit_in_bytes": str(64 * MIB),
+        f"{memory}/memory.limit_in_bytes": str(96 * MIB),
+        f"{memory}/memory.memsw.limit_in_bytes": str(96 * MIB),
         "/sys/fs/cgroup/cpu,cpuacct/agentenv/c/slot-3/cpu.shares": "2048",
     }
     assert plan.kill_file is None
@@ -70,7 +77,7 @@ def test_v2_slot_plan() -> None:
     assert plan.directories == (at,)
     assert {setting.file.name: setting.value for setting in plan.settings} == {
         "pids.max": "52",
-        "memory.max": str(64 * MIB),
+        "memory.max": str(96 * MIB),
         "memory.swap.max": "0",
         "memory.oom.group": "0",
         "cpu.weight": "200",

@@ -39,6 +39,20 @@ class SlotLimits:
     open_files: int = 4096
     cpu_weight: int = 100
 
+    def __post_init__(self) -> None:
+        for limit in dataclasses.fields(self):
+            if getattr(self, limit.name) < 1:
+                raise ConfigError(f"limits.{limit.name}", "must be at least 1")
+        files_bytes = self.workspace_bytes + self.tmp_bytes + self.shm_bytes
+        if self.memory_bytes < files_bytes + MEMORY_HEADROOM_BYTES:
+            # All three are tmpfs: full ones count as memory, and no OOM kill could free them again.
+            raise ConfigError(
+                "limits.memory_bytes",
+                f"{self.memory_bytes} is less than workspace + tmp + shm ({files_bytes}) and"
+                f" {MEMORY_HEADROOM_BYTES} for processes",
+                next_step="raise memory_bytes, or lower workspace_bytes, tmp_bytes or shm_bytes",
+            )
+
 
 @dataclass(frozen=True)
 class SandboxSpec:
@@ -79,18 +93,6 @@ class SandboxSpec:
         for name, (good, allowed) in checks.items():
             if not good:
                 raise ConfigError(name, f"got {getattr(self, name)!r}", next_step=f"allowed: {allowed}")
-        for limit in dataclasses.fields(self.limits):
-            if getattr(self.limits, limit.name) < 1:
-                raise ConfigError(f"limits.{limit.name}", "must be at least 1")
-        files_bytes = self.limits.workspace_bytes + self.limits.tmp_bytes + self.limits.shm_bytes
-        if self.limits.memory_bytes < files_bytes + MEMORY_HEADROOM_BYTES:
-            # All three are tmpfs: full ones count as memory, and no OOM kill could free them again.
-            raise ConfigError(
-                "limits.memory_bytes",
-                f"{self.limits.memory_bytes} is less than workspace + tmp + shm ({files_bytes}) and"
-                f" {MEMORY_HEADROOM_BYTES} for processes",
-                next_step="raise memory_bytes, or lower workspace_bytes, tmp_bytes or shm_bytes",
-            )
 
     def to_json(self) -> str:
         """The file's text."""
