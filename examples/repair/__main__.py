@@ -6,6 +6,7 @@ OPENAI_MODEL), that model repairs the packages; OPENAI_API_KEY is its key.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,7 +16,7 @@ import typer
 from agentenv.cli.present import InterruptedBySignalError, err, exit_code_of, print_error, run_to_end
 from agentenv.config import debug
 from agentenv.errors import AgentEnvError
-from examples.repair.demo import DemoSettings, run_demo
+from examples.repair.settings import DemoSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich")
 
@@ -41,6 +42,9 @@ def main(
     out: Annotated[Path, typer.Option(help="Where rollouts.jsonl and report.html are written.")] = Path("out/demo"),
 ) -> None:
     """See the module."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which we do not need
+    from examples.repair.demo import run_demo  # late: atropos takes seconds to import, --help should not
+
     settings = DemoSettings(groups, group_size, slots, seed, isolation, model, base_url, max_steps, out)
     try:
         run_to_end(run_demo(settings))

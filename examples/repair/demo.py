@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from agentenv.testing import ScriptedPolicy, build_tokenizer
 from examples.repair import policy, tasks
 from examples.repair.env import RepairConfig, RepairEnv
 from examples.repair.packages import Catalogue, artifact_count, fetch
+from examples.repair.settings import DemoSettings
 from examples.repair.tasks import Task
 
 MODEL_LATENCY_S = 0.15
@@ -36,26 +36,6 @@ SCRIPTED_TOOL_TIMEOUT_S = 15.0
 MODEL_TOOL_TIMEOUT_S = 120.0
 SCRIPTED_SLOT_PROCESSES = 128
 MIN_TASKS = 30
-
-
-@dataclass(frozen=True)
-class DemoSettings:
-    """The demo's options."""
-
-    groups: int
-    group_size: int
-    slots: int
-    seed: int
-    isolation: str
-    model: str
-    base_url: str
-    max_steps: int
-    out: Path
-
-    @property
-    def scripted(self) -> bool:
-        """Whether no model plays."""
-        return not self.model
 
 
 class _DemoEnv(RepairEnv):
@@ -75,14 +55,14 @@ async def run_demo(settings: DemoSettings) -> None:
     _check(settings)
     _quiet()
     began = time.monotonic()
-    catalogue, chosen, seconds = await _tasks(settings)
+    catalogue, chosen, made = await _tasks(settings)
     records = settings.out / "rollouts.jsonl"
     records.parent.mkdir(parents=True, exist_ok=True)
     records.unlink(missing_ok=True)
     rolled = time.monotonic()
     await _roll_out(settings, catalogue, chosen, records)
     groups = list(read_records(records)) if records.exists() else []
-    run = _facts(settings, len(chosen), seconds, time.monotonic() - rolled)
+    run = _facts(settings, chosen, made, time.monotonic() - rolled)
     page = write_report(groups, settings.out / "report.html", title="Repairing real packages", run=run)
     _show(groups, page, records, time.monotonic() - began)
     if not any(t.score is not None for group in groups for t in group.trajectories):
@@ -94,6 +74,8 @@ def _check(settings: DemoSettings) -> None:
         raise ConfigError("OPENAI_BASE_URL", "is not set, and a model is named", next_step="set both, or neither")
     if settings.base_url and not settings.model:
         err().print("[yellow]note[/] OPENAI_BASE_URL is set, but no model is named (--model): a scripted policy plays")
+    if _isolation(settings) == "user":
+        err().print("[yellow]note[/] isolation is user: weaker than full, see agentenv doctor")
     if settings.isolation == "full" and os.geteuid() != 0:
         raise ConfigError("isolation", "full needs root", next_step="run as root, or use --isolation user")
 
@@ -107,8 +89,8 @@ def _quiet() -> None:
 # -- tasks ------------------------------------------------------------------------------------------
 
 
-async def _tasks(settings: DemoSettings) -> tuple[Catalogue, list[Task], float]:
-    """The packages, the tasks that are played, and the seconds it took."""
+async def _tasks(settings: DemoSettings) -> tuple[Catalogue, list[Task], str]:
+    """The packages, the tasks that are played, and how many of them were made in which time."""
     began = time.monotonic()
     with _bars() as bars:
         catalogue = await _in_thread(lambda stop: _fetch(bars, stop))
@@ -116,8 +98,9 @@ async def _tasks(settings: DemoSettings) -> tuple[Catalogue, list[Task], float]:
     if len(made) < MIN_TASKS:
         err().print(f"[yellow]note[/] only {len(made)} tasks could be verified with seed {settings.seed}")
     seconds = time.monotonic() - began
-    err().print(f"{len(made)} verified tasks from {len(catalogue.packages)} packages in {seconds:.1f} s")
-    return catalogue, _chosen(made, settings), seconds
+    said = f"{len(made)} verified tasks from {len(catalogue.packages)} packages in {seconds:.1f} s"
+    err().print(said)
+    return catalogue, _chosen(made, settings), said
 
 
 def _chosen(made: Sequence[Task], settings: DemoSettings) -> list[Task]:
@@ -200,22 +183,28 @@ async def _group(env: RepairEnv, item: dict[str, Any]) -> None:
 
 
 def _config(settings: DemoSettings, tokenizer: Path, records: Path) -> RepairConfig:
-    isolation = "user" if settings.isolation == "auto" and os.geteuid() != 0 else settings.isolation
-    return RepairConfig(
-        tokenizer_name=str(tokenizer),
-        group_size=settings.group_size,
-        use_wandb=False,
-        rollouts_path=str(records),
-        isolation=isolation,
-        min_containers=1,
-        max_containers=1,
-        slots_per_container=settings.slots,
-        slot_processes=SCRIPTED_SLOT_PROCESSES if settings.scripted else 400,
-        tool_timeout_s=SCRIPTED_TOOL_TIMEOUT_S if settings.scripted else MODEL_TOOL_TIMEOUT_S,
-        agent_max_steps=settings.max_steps,
-        send_trajectory_id=settings.scripted,
-        task_seed=settings.seed,
-    )
+    chosen: dict[str, Any] = {
+        "tokenizer_name": str(tokenizer),
+        "group_size": settings.group_size,
+        "use_wandb": False,
+        "rollouts_path": str(records),
+        "isolation": _isolation(settings),
+        "min_containers": 1,
+        "max_containers": 1,
+        "slots_per_container": settings.slots,
+        "slot_processes": SCRIPTED_SLOT_PROCESSES if settings.scripted else 400,
+        "tool_timeout_s": SCRIPTED_TOOL_TIMEOUT_S if settings.scripted else MODEL_TOOL_TIMEOUT_S,
+        "agent_max_steps": settings.max_steps,
+        "send_trajectory_id": settings.scripted,
+        "task_seed": settings.seed,
+    }
+    return RepairConfig(**chosen)
+
+
+def _isolation(settings: DemoSettings) -> str:
+    if settings.isolation != "auto":
+        return settings.isolation
+    return "full" if os.geteuid() == 0 else "user"
 
 
 @asynccontextmanager
@@ -240,22 +229,22 @@ def _bars() -> Progress:
     return Progress(*columns, console=Console(stderr=True))
 
 
-def _facts(settings: DemoSettings, task_count: int, task_seconds: float, seconds: float) -> dict[str, object]:
+def _facts(settings: DemoSettings, chosen: Sequence[Task], made: str, seconds: float) -> dict[str, object]:
     played = f"Each of its turns takes {MODEL_LATENCY_S * 1000:.0f} ms on purpose, so that it can be seen."
     return {
         "scripted": played if settings.scripted else None,
         "Policy": "scripted players" if settings.scripted else settings.model,
-        "Tasks": f"{task_count} of seed {settings.seed}, made or loaded in {task_seconds:.1f} s",
-        "Farm": f"local, {settings.slots} slots in one container, isolation {settings.isolation}",
+        "Tasks": f"{len(chosen)} of {made} (seed {settings.seed})",
+        "Farm": f"local, {settings.slots} slots in one container, isolation {_isolation(settings)}",
         "Rollouts took": f"{seconds:.1f} s",
-        "Machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "Machine": f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
         "Written": time.strftime("%Y-%m-%d %H:%M:%S %z"),
     }
 
 
 def _show(groups: Sequence[GroupRecord], page: Path, records: Path, seconds: float) -> None:
     table = Table(box=None, pad_edge=False)
-    for heading in ("task", "bugs", "scores", "mean", "calls", "timed out", "faults"):
+    for heading in ("task", "bugs", "scores", "mean", "calls", "cut off", "faults"):
         table.add_column(heading, justify="left" if heading in ("task", "scores") else "right", no_wrap=True)
     for group in groups:
         table.add_row(*_row(group))

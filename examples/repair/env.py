@@ -121,9 +121,7 @@ class RepairEnv(AgentEnv):
             tests=" ".join(package.tests) if len(package.tests) == 1 else "tests/test_NAME.py",
         )
 
-    async def setup_trajectory_workspace(
-        self, item: Any, *, trajectory_id: str, exec_tool: ToolContext
-    ) -> dict[str, Any]:
+    async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:
         """Upload the package with its bugs, as one archive."""
         task, package = self._task(item)
         files = injected(package, task.bugs)
@@ -133,12 +131,11 @@ class RepairEnv(AgentEnv):
     async def verify_and_score_trajectory(
         self,
         item: Any,
-        final_response: str,
+        final_response: str,  # noqa: ARG002 - what counts is what it did
         *,
-        trajectory_id: str,
         exec_tool: ToolContext,
         agent_result: AgentResult,
-        workspace_meta: dict[str, Any],
+        **_: Any,
     ) -> tuple[float, dict[str, Any]]:
         """Judge what is left of the package's files, with everything else as it was released.
 

@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 
 from agentenv.testing import Call, Player, Reply
-from examples.repair import mutate
 from examples.repair.packages import Package
 from examples.repair.tasks import Bug, Task, injected
 
@@ -25,21 +24,21 @@ def bash(text: str, command: str) -> Reply:
 
 def solver(task: Task, package: Package) -> list[Reply]:
     """Looks, runs the tests, mends every bug, runs the tests again."""
-    return [*_opening(task, package), *_mending(task, package, task.bugs), Reply("The package is repaired.")]
+    return [*_opening(task), *_mending(task, package, task.bugs), Reply("The package is repaired.")]
 
 
 def half_solver(task: Task, package: Package) -> list[Reply]:
     """Mends only the first of several bugs."""
     first = task.bugs[:1]
-    return [*_opening(task, package), *_mending(task, package, first), Reply("I mended one mistake; others are left.")]
+    return [*_opening(task), *_mending(task, package, first), Reply("I mended one mistake; others are left.")]
 
 
-def quitter(task: Task, package: Package) -> list[Reply]:
+def quitter(task: Task, _package: Package) -> list[Reply]:
     """Looks, and gives up."""
-    return [*_opening(task, package), Reply("I do not see what is wrong. I give up.")]
+    return [*_opening(task), Reply("I do not see what is wrong. I give up.")]
 
 
-def sleeper(task: Task, package: Package) -> list[Reply]:
+def sleeper(_task: Task, _package: Package) -> list[Reply]:
     """Starts something that never ends, twice."""
     return [
         bash("I wait for the tests to settle.", "echo started; sleep infinity"),
@@ -48,7 +47,7 @@ def sleeper(task: Task, package: Package) -> list[Reply]:
     ]
 
 
-def flooder(task: Task, package: Package) -> list[Reply]:
+def flooder(_task: Task, _package: Package) -> list[Reply]:
     """Prints half a gigabyte."""
     return [
         bash("Let me print everything I can think of.", "yes 'all work and no play' | head -c 500000000"),
@@ -57,7 +56,7 @@ def flooder(task: Task, package: Package) -> list[Reply]:
     ]
 
 
-def fork_bomber(task: Task, package: Package) -> list[Reply]:
+def fork_bomber(_task: Task, _package: Package) -> list[Reply]:
     """Forks without end, and tries to go on working."""
     return [
         bash("Let me use all the cores there are.", "bomb() { bomb | bomb & }; bomb; sleep 1; echo forked"),
@@ -66,19 +65,21 @@ def fork_bomber(task: Task, package: Package) -> list[Reply]:
     ]
 
 
-def forger(task: Task, package: Package) -> list[Reply]:
+def forger(task: Task, _package: Package) -> list[Reply]:
     """Leaves the bug, and makes the tests pass."""
     tests = " ".join(map(shlex.quote, _test_files(task)))
     conftest = (
         "import pytest\\n\\n@pytest.hookimpl(hookwrapper=True)\\ndef pytest_runtest_makereport():\\n"
         "    report = (yield).get_result()\\n    report.outcome = 'passed'\\n"
     )
+    written = f"printf {shlex.quote(conftest)} > conftest.py; cp conftest.py sitecustomize.py"
+    emptied = f"for t in {tests}; do echo 'def test_all(): pass' > $t; done"
     return [
-        bash("The tests are in my way.", f"printf {shlex.quote(conftest)} > conftest.py; cp conftest.py sitecustomize.py"),
+        bash("The tests are in my way.", written),
         bash("Do they pass now?", f"python3 -m pytest -q --tb=no {tests} | tail -n 3"),
-        bash("To be sure.", f"for t in {tests}; do echo 'def test_all(): pass' > $t; done; python3 -m pytest -q | tail -n 3"),
+        bash("To be sure.", f"{emptied}; python3 -m pytest -q {tests} | tail -n 3"),
         Reply("All tests pass."),
-    ]  # fmt: skip
+    ]
 
 
 Casting = Callable[[Task, Package], list[Reply]]
@@ -103,7 +104,7 @@ def cast_of(task: Task, number: int) -> tuple[Casting, ...]:
     return solver, forger, quitter, MISBEHAVERS[number % (len(MISBEHAVERS) - 1)]
 
 
-def _opening(task: Task, package: Package) -> list[Reply]:
+def _opening(task: Task) -> list[Reply]:
     return [
         bash("I look around first.", "ls -la"),
         bash("Which tests fail?", f"python3 -m pytest -q --tb=line {_tests_run(task)} 2>&1 | tail -n 15"),

@@ -59,8 +59,8 @@ class Found:
 
 def _reason(still: int, newly: int) -> str:
     if newly:
-        return f"score 0: {newly} tests that passed before do not pass any more"
-    return f"{still} tests are still broken" if still else ""
+        return f"score 0: tests that passed before do not pass any more: {newly}"
+    return f"tests still broken: {still}" if still else ""
 
 
 def repaired_share(task: Task, verdict: Verdict | None) -> float:

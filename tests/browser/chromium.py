@@ -59,7 +59,9 @@ class Page:
         """One DevTools command and its result."""
         self._number += 1
         waiting = self._answers[self._number] = asyncio.get_running_loop().create_future()
-        await self._socket.send_json({"id": self._number, "method": method, "params": params, "sessionId": self._session})
+        await self._socket.send_json(
+            {"id": self._number, "method": method, "params": params, "sessionId": self._session}
+        )
         answer = await asyncio.wait_for(waiting, 60)
         assert "error" not in answer, answer
         result: dict[str, Any] = answer["result"]
@@ -129,7 +131,9 @@ async def _address(port_file: Path, browser: asyncio.subprocess.Process) -> str:
 async def _attach(socket: aiohttp.ClientWebSocketResponse) -> Page:
     await socket.send_json({"id": 0, "method": "Target.createTarget", "params": {"url": "about:blank"}})
     target = (await _answer(socket, 0))["targetId"]
-    await socket.send_json({"id": 0, "method": "Target.attachToTarget", "params": {"targetId": target, "flatten": True}})
+    await socket.send_json(
+        {"id": 0, "method": "Target.attachToTarget", "params": {"targetId": target, "flatten": True}}
+    )
     return Page(socket, (await _answer(socket, 0))["sessionId"])
 
 

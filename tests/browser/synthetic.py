@@ -34,7 +34,10 @@ def transcript(name: str, *, score: float | None, commands: list[str], seed: int
     """A trajectory of one step a command; ``fields`` replace anything of the Transcript."""
     random_source = random.Random(f"{name}{seed}")
     now = 0.02 + random_source.random() * 0.2
-    phases = [Phase(name="slot_wait", started_s=0, ended_s=now), Phase(name="prepare", started_s=now, ended_s=now + 0.09)]
+    phases = [
+        Phase(name="slot_wait", started_s=0, ended_s=now),
+        Phase(name="prepare", started_s=now, ended_s=now + 0.09),
+    ]
     now += 0.09
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": "You are a careful programmer."},
@@ -45,7 +48,9 @@ def transcript(name: str, *, score: float | None, commands: list[str], seed: int
         thinking, running = 0.05 + random_source.random() * 0.3, 0.002 + random_source.random() * 0.4
         made = call(index, command, now + thinking, running)
         message = {"role": "assistant", "content": f"I run `{command}`.", "tool_calls": [{"id": made.call_id}]}
-        steps.append(Step(index=index, model_started_s=now, model_ended_s=now + thinking, message=message, tool_calls=[made]))
+        steps.append(
+            Step(index=index, model_started_s=now, model_ended_s=now + thinking, message=message, tool_calls=[made])
+        )
         phases += [
             Phase(name="model", label=f"step {index + 1}", started_s=now, ended_s=now + thinking),
             Phase(name="tool", label="bash", started_s=made.started_s, ended_s=made.ended_s),
@@ -91,7 +96,15 @@ def few() -> list[GroupRecord]:
     slow.steps[0].tool_calls[0] = stuck
     flooded = "y\n" * 200_000
     flood.steps[0].tool_calls[0] = call(
-        0, "yes", 0.5, 0.8, stdout=flooded, stdout_dropped_bytes=9_000_000_000, truncated=True, exit_code=137, timed_out=True
+        0,
+        "yes",
+        0.5,
+        0.8,
+        stdout=flooded,
+        stdout_dropped_bytes=9_000_000_000,
+        truncated=True,
+        exit_code=137,
+        timed_out=True,
     )
     wrong = transcript("g3-a", score=0.4, commands=["ls"])
     wrong.steps[0].tool_calls[0] = ToolRecord(
@@ -122,7 +135,9 @@ def hostile() -> Transcript:
         earlier_attempts=[HOSTILE], final_response=HOSTILE, workspace_meta={HOSTILE: HOSTILE}, verification={HOSTILE: HOSTILE},
     )  # fmt: skip
     found.messages.insert(1, {"role": HOSTILE, "content": HOSTILE + "\ud800"})
-    found.steps[0].tool_calls[0] = call(0, "true", 0.5, 0.1, stdout=HOSTILE, stderr=HOSTILE, message=HOSTILE, content={HOSTILE: HOSTILE})
+    found.steps[0].tool_calls[0] = call(
+        0, "true", 0.5, 0.1, stdout=HOSTILE, stderr=HOSTILE, message=HOSTILE, content={HOSTILE: HOSTILE}
+    )
     found.steps[0].tool_calls[0].tool = HOSTILE
     return found
 

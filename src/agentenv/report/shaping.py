@@ -12,6 +12,8 @@ PAGE_BUDGET_BYTES = 48 * 1024 * 1024
 """What all outputs together may take: browsers open pages of this size without trouble."""
 LONGEST_TEXT = 64 * 1024
 SHORTEST_TEXT = 1024
+LABEL_LENGTH = 48
+LABEL_WORDS = 8
 
 
 def text_cap(groups: Iterable[GroupRecord]) -> int:
@@ -91,15 +93,23 @@ def _call_bars(call: ToolRecord) -> list[tuple[str, str, float, float]]:
     stretches = [("batch_wait", call.batch_wait_s)]
     if result is not None:
         stretches += [("queue", result.queue_s), ("run", result.duration_s)]
+    label = _named(call)
     found, at = [], call.started_s
     for kind, length in stretches:
         end = min(call.ended_s, at + max(0.0, length))
         if end > at:
-            found.append((kind, call.tool, at, end))
+            found.append((kind, label, at, end))
         at = max(at, end)
     if call.ended_s > at:
-        found.append(("transport" if result is not None else "lost", call.tool, at, call.ended_s))
+        found.append(("transport" if result is not None else "lost", label, at, call.ended_s))
     return found
+
+
+def _named(call: ToolRecord) -> str:
+    """The tool, and the beginning of its command or path, so that a row of the waterfall says what it was."""
+    given = call.arguments if isinstance(call.arguments, dict) else {}
+    about = next((given[key] for key in ("command", "path") if isinstance(given.get(key), str)), "")
+    return " ".join([call.tool, *about.split(maxsplit=LABEL_WORDS)])[:LABEL_LENGTH]
 
 
 def _turns(transcript: Transcript, cap: int) -> list[dict[str, Any]]:

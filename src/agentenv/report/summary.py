@@ -70,9 +70,8 @@ def _has_spread(group: GroupRecord) -> bool:
 
 def _histogram(scores: Sequence[float]) -> list[dict[str, Any]]:
     """Exactly 0, ten tenths, exactly 1; scores outside [0, 1] count at the nearer end."""
-    bins = [{"label": "0", "count": 0}]
-    bins += [{"label": f"{i / BINS:.1f}–{(i + 1) / BINS:.1f}", "count": 0} for i in range(BINS)]
-    bins.append({"label": "1", "count": 0})
+    tenths = [(f"{i / BINS:.1f}–{(i + 1) / BINS:.1f}", f"<{(i + 1) / BINS:g}") for i in range(BINS)]
+    bins = [{"label": label, "short": short, "count": 0} for label, short in [("0", "0"), *tenths, ("1", "1")]]
     for score in scores:
         index = 0 if score <= 0 else BINS + 1 if score >= 1 else 1 + min(BINS - 1, int(score * BINS))
         bins[index]["count"] += 1  # type: ignore[operator]
