@@ -1,0 +1,26 @@
+"""The demo's options, apart from what carries them out: these need no import that takes seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """The demo's options."""
+
+    groups: int
+    group_size: int
+    slots: int
+    seed: int
+    isolation: str
+    model: str
+    base_url: str
+    max_steps: int
+    out: Path
+
+    @property
+    def scripted(self) -> bool:
+        """Whether no model plays."""
+        return not self.model
