@@ -7,6 +7,8 @@ import os
 import time
 from dataclasses import dataclass
 
+from agentenv.slots.scaling import ScalePolicy, ScaleState
+from agentenv.slots.slot import Container, ContainerState
 from agentenv.wire.leases import SlotState
 from benchmarks.baselines import bare_bash
 from benchmarks.farm import Farm, bwrap_per_call_farm, local_farm
@@ -246,6 +248,29 @@ async def _beside(farm: Farm, command: str, effort: Effort) -> Latencies:
     return latencies
 
 
+async def scaling(effort: Effort) -> list[Outcome]:
+    """One decision of the scale policy over 1,000 containers of 10 slots: busy and asked for, busy, idle."""
+    policy = ScalePolicy(0, 1_000, 60)
+    idle, busy = ([_container(index, state) for index in range(1_000)] for state in (SlotState.free, SlotState.leased))
+    worst_ms = []
+    for _ in range(effort.rounds):
+        taken_s = []
+        for containers, waiting in ((busy, 500), (busy, 0), (idle, 0)):
+            state = ScaleState(1_000, waiting, containers, 10, 0.0)
+            began = time.thread_time()  # our own CPU: others on the machine do not count
+            policy.decide(state, 1_000.0)
+            taken_s.append(time.thread_time() - began)
+        worst_ms.append(1e3 * max(taken_s))
+    return [at_most("S1", "a scaling decision over 1,000 containers", worst_ms, "ms", 1.0)]
+
+
+def _container(index: int, state: SlotState) -> Container:
+    container = Container(f"c{index}", index)
+    container.fill([state] * 10, 0.0)
+    container.move(ContainerState.ready)
+    return container
+
+
 TARGETS = {
     "T1": t1_short_calls,
     "T2": t2_alone,
@@ -255,5 +280,6 @@ TARGETS = {
     "T7": t7_idle,
     "T8": t8_start,
     "T9": t9_bad_neighbour,
+    "S1": scaling,
 }
 CORES = os.cpu_count() or 1

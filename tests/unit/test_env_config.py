@@ -34,8 +34,9 @@ def test_every_name_users_know_is_there_with_the_documented_defaults() -> None:
 
 def test_it_becomes_the_settings_below() -> None:
     config = AgentEnvConfig(
-        slots_per_container=3, allow_network=True, slot_memory_mib=512, slot_workspace_mib=64, sandbox_binds="/opt/x:/opt/x",
-        min_containers=2, max_containers=4, acquire_timeout_s=5, tool_batch_window_ms=1, tool_timeout_s=9,
+        slots_per_container=3, allow_network=True, slot_memory_mib=512, slot_workspace_mib=64,
+        sandbox_binds="/opt/x:/opt/x", min_containers=2, max_containers=4,
+        acquire_timeout_s=5, tool_batch_window_ms=1, tool_timeout_s=9,
         agent_temperature=0.5, agent_max_steps=7,
     )  # fmt: skip
     container = config.container_settings()
