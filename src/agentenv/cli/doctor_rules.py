@@ -165,6 +165,18 @@ def _network(facts: Facts) -> Finding:
     )
 
 
+def _fast_shell(facts: Facts) -> Finding:
+    if facts.bash_static:
+        return Finding("fast shell", Level.ok, "bash-static, used where its version is that of bash")
+    return Finding(
+        "fast shell",
+        Level.weaker,
+        "bash-static is not installed: the same, but each call costs about 0.4 core-ms more",
+        "install bash-static",
+        _install("bash-static"),
+    )
+
+
 def _tmux(facts: Facts) -> Finding:
     if facts.tmux:
         return Finding("tmux", Level.ok, "installed")
@@ -238,6 +250,7 @@ RULES: tuple[Callable[[Facts], Finding], ...] = (
     _cgroups,
     _network,
     _tmux,
+    _fast_shell,
     _limits,
     _memory,
     _shm,

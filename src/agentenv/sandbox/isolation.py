@@ -37,7 +37,7 @@ them (``/etc/alternatives``); nothing here names a user, a host or a secret."""
 _RESERVED_TARGETS = ("/", "/run", "/run/agentenv", "/etc", "/usr")
 _SLOT_OWN = ("proc", "dev", "sys", "tmp", "workspace")
 DNS_ADDRESS = "10.0.2.3"
-"""Where slirp4netns and pasta answer DNS in a slot with network."""
+"""Where slirp4netns answers DNS in a slot with network."""
 
 
 def choose_mode(wanted: str, uid: int) -> str:
