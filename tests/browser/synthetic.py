@@ -12,7 +12,10 @@ HOSTILE = (
     "</script><script>window.harmed = 1</script><img src=x onerror='window.harmed = 2'>"
     "<!-- <svg onload=window.harmed=3> \u2028 ]]> ' \" & &lt; \x1b[31mred\x1b[0m \x00\x07 \u202eevil {{ 7 * 7 }}"
 )
-DIFF = "--- a/boltons/mathutils.py\n+++ b/boltons/mathutils.py\n@@ -184,5 +184,5 @@\n         if x:\n-            return a and b\n+            return a or b\n"
+DIFF = (
+    "--- a/boltons/mathutils.py\n+++ b/boltons/mathutils.py\n@@ -184,5 +184,5 @@\n"
+    "         if x:\n-            return a and b\n+            return a or b\n"
+)
 
 
 def call(number: int, command: str, started_s: float, run_s: float, **result: Any) -> ToolRecord:
@@ -116,24 +119,42 @@ def few() -> list[GroupRecord]:
         result=CallResult(id="call-0", fault="model", error="unknown_tool", message="no tool is called 'bsh'"),
     )
     lost = transcript(
-        "g3-b", score=None, commands=["ls"], fault="infra", finish_reason="fault", error="ContainerLostError: it died", attempt=3,
+        "g3-b",
+        score=None,
+        commands=["ls"],
+        fault="infra",
+        finish_reason="fault",
+        error="ContainerLostError: it died",
+        attempt=3,
         earlier_attempts=["ConnectionLostError: no answer for 15 s", "ContainerLostError: it died"],
-    )  # fmt: skip
+    )
+    scores = {"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.0}
+    good = [
+        transcript(f"g1-{name}", score=score, commands=commands[: 2 + number], seed=number)
+        for number, (name, score) in enumerate(scores.items())
+    ]
     return [
-        group("g1", [transcript(f"g1-{m}", score=s, commands=commands[: 2 + i], seed=i) for i, (m, s) in enumerate(zip("abcd", (1.0, 0.5, 0.25, 0.0), strict=True))]),
+        group("g1", good),
         group("g2", [transcript("g2-a", score=1.0, commands=commands), slow, flood]),
         group("g3", [wrong, lost], outcome="partial"),
         group("g4", [lost.model_copy(update={"trajectory": "g4-a"})], outcome="retry"),
         group("g5", [hostile()], item={HOSTILE: HOSTILE}, item_id=HOSTILE),
-    ]  # fmt: skip
+    ]
 
 
 def hostile() -> Transcript:
     """Everything a policy can put into a record, meant to break out of the page."""
     found = transcript(
-        f"g5-{HOSTILE}", score=0.5, commands=[HOSTILE.replace("\x00", "")], error=HOSTILE, fault="task",
-        earlier_attempts=[HOSTILE], final_response=HOSTILE, workspace_meta={HOSTILE: HOSTILE}, verification={HOSTILE: HOSTILE},
-    )  # fmt: skip
+        f"g5-{HOSTILE}",
+        score=0.5,
+        commands=[HOSTILE.replace("\x00", "")],
+        error=HOSTILE,
+        fault="task",
+        earlier_attempts=[HOSTILE],
+        final_response=HOSTILE,
+        workspace_meta={HOSTILE: HOSTILE},
+        verification={HOSTILE: HOSTILE},
+    )
     found.messages.insert(1, {"role": HOSTILE, "content": HOSTILE + "\ud800"})
     found.steps[0].tool_calls[0] = call(
         0, "true", 0.5, 0.1, stdout=HOSTILE, stderr=HOSTILE, message=HOSTILE, content={HOSTILE: HOSTILE}
@@ -148,8 +169,13 @@ def many(trajectories: int) -> list[GroupRecord]:
     groups = []
     for number in range(trajectories // 4):
         members = [
-            transcript(f"many{number}-{m}", score=random_source.choice([0.0, 0.25, 0.5, 1.0]), commands=["pytest -q"] * random_source.randint(1, 8), seed=number)
-            for m in "abcd"
-        ]  # fmt: skip
+            transcript(
+                f"many{number}-{name}",
+                score=random_source.choice([0.0, 0.25, 0.5, 1.0]),
+                commands=["pytest -q"] * random_source.randint(1, 8),
+                seed=number,
+            )
+            for name in "abcd"
+        ]
         groups.append(group(f"many{number}", members))
     return groups
