@@ -39,13 +39,14 @@ def main(
     ] = "",
     base_url: Annotated[str, typer.Option(envvar="OPENAI_BASE_URL", help="An OpenAI-style server.")] = "",
     max_steps: Annotated[int, typer.Option(min=1, max=1000, help="Model turns per rollout, at most.")] = 30,
+    package: Annotated[list[str], typer.Option(help="Only tasks of this package. May be repeated.")] = [],  # noqa: B006
     out: Annotated[Path, typer.Option(help="Where rollouts.jsonl and report.html are written.")] = Path("out/demo"),
 ) -> None:
     """See the module."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which we do not need
     from examples.repair.demo import run_demo  # late: atropos takes seconds to import, --help should not
 
-    settings = DemoSettings(groups, group_size, slots, seed, isolation, model, base_url, max_steps, out)
+    settings = DemoSettings(groups, group_size, slots, seed, isolation, model, base_url, max_steps, out, tuple(package))
     try:
         run_to_end(run_demo(settings))
     except AgentEnvError as error:

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,9 @@ async def _tasks(settings: DemoSettings) -> tuple[Catalogue, list[Task], str]:
     """The packages, the tasks that are played, and how many of them were made in which time."""
     began = time.monotonic()
     with _bars() as bars:
-        catalogue = await _in_thread(lambda stop: _fetch(bars, stop))
+        catalogue = _only(await _in_thread(lambda stop: _fetch(bars, stop)), settings.packages)
         made = await _in_thread(lambda stop: _make(bars, catalogue, settings.seed, stop))
-    if len(made) < MIN_TASKS:
+    if len(made) < MIN_TASKS and not settings.packages:
         err().print(f"[yellow]note[/] only {len(made)} tasks could be verified with seed {settings.seed}")
     seconds = time.monotonic() - began
     said = f"{len(made)} verified tasks from {len(catalogue.packages)} packages in {seconds:.1f} s"
@@ -111,6 +112,13 @@ def _chosen(made: Sequence[Task], settings: DemoSettings) -> list[Task]:
     wanted = max(1, settings.groups * 3 // 4)
     ordered = [*pairs[:wanted], *singles, *pairs[wanted:]] if settings.scripted else list(made)
     return ordered[: settings.groups]
+
+
+def _only(catalogue: Catalogue, names: Sequence[str]) -> Catalogue:
+    if unknown := sorted(set(names) - set(catalogue.by_name)):
+        known = ", ".join(catalogue.by_name)
+        raise ConfigError("package", f"there is no {unknown[0]!r}", next_step=f"known: {known}")
+    return replace(catalogue, packages=tuple(p for p in catalogue.packages if not names or p.name in names))
 
 
 class _StoppedError(Exception):

@@ -19,6 +19,8 @@ class DemoSettings:
     base_url: str
     max_steps: int
     out: Path
+    packages: tuple[str, ...] = ()
+    """Only tasks of these; all by default."""
 
     @property
     def scripted(self) -> bool:

@@ -120,7 +120,8 @@ function waterfall(bars, total) {
   }
   const grid = element("div", { class: "waterfall", role: "img", "aria-label": `Timing of ${rows.length} steps over ${seconds(total)}` });
   for (const row of rows) {
-    const tip = row.parts.map(([kind, from, to]) => `${KIND_NAMES[kind]} ${seconds(to - from)}`).join(", ") + ` (from ${seconds(row.start)} to ${seconds(row.end)})`;
+    const parts = row.parts.map(([kind, from, to]) => `${KIND_NAMES[kind]} ${seconds(to - from)}`).join(", ");
+    const tip = `${row.isCall ? `${visible(row.label)}: ` : ""}${parts} (from ${seconds(row.start)} to ${seconds(row.end)})`;
     const picture = strip(row.parts, total, 13);
     picture.removeAttribute("class");
     const name = row.isCall ? row.label : row.label && row.label !== KIND_NAMES[row.kind] ? `${KIND_NAMES[row.kind]} · ${row.label}` : KIND_NAMES[row.kind];
