@@ -159,6 +159,8 @@ class SlotLife:
                 async with self._shop.gate:
                     if fresh:
                         self._prepare()
+                    else:
+                        slot_process.reopen_workspace(self._shop.ground, self.number)
                     await self._start_once()
             except SandboxUnavailableError as error:
                 if self.process is not None:

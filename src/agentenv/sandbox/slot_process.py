@@ -67,6 +67,13 @@ def mount_workspace(ground: Ground, slot: int) -> None:
         raise OSError(f"the workspace of slot {slot} is not a fresh, empty mount")
 
 
+def reopen_workspace(ground: Ground, slot: int) -> None:
+    """Give a kept workspace the mode it was made with: a ``chmod 000 .`` of the slot's own commands would
+    keep bwrap out, and look like a failure of ours. Raises OSError."""
+    with syscalls.file_access_as(ground.identity.slot_uid(slot)):  # as its owner: CAP_FOWNER may not be there
+        ground.tree.workspace(slot).chmod(0o700)
+
+
 def unmount_workspace(ground: Ground, slot: int) -> None:
     """Discard the workspace. Raises OSError (EBUSY) while anything in our namespace uses it."""
     syscalls.umount(str(ground.tree.workspace(slot)))

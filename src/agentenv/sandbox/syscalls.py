@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWUSER = 0x1000_0000
@@ -84,6 +86,16 @@ def clear_capabilities() -> None:
     """Give up every capability of the calling thread."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+@contextmanager
+def file_access_as(uid: int) -> Iterator[None]:
+    """Let the calling thread use files as ``uid`` does (needs CAP_SETUID unless it is our own)."""
+    before = _libc.setfsuid(uid)
+    try:
+        yield
+    finally:
+        _libc.setfsuid(before)
 
 
 def setns(fd: int, kind: int) -> None:
