@@ -43,9 +43,9 @@ class Found:
 
     def told(self, task: Task) -> dict[str, Any]:
         """What the transcript keeps."""
-        broken = self.verdict.broken if self.verdict else frozenset(task.broken)
-        newly = sorted((set(task.passing) - self.verdict.passed) if self.verdict else ())
-        still = sorted(broken & set(task.broken))
+        passed = self.verdict.passed if self.verdict else frozenset()
+        newly = sorted(set(task.passing) - passed) if self.verdict else []
+        still = sorted(set(task.broken) - passed)
         kept: dict[str, Any] = {
             "repaired": f"{len(task.broken) - len(still)} of {len(task.broken)} broken tests",
             "reason": self.reason or _reason(len(still), len(newly)),
