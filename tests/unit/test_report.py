@@ -1,0 +1,102 @@
+"""The report's pure parts, and what is written to disk."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from agentenv.report import read_records, write_report
+from agentenv.report.page import RecordError, embed
+from agentenv.report.shaping import bars, text_cap, trajectory_body
+from agentenv.report.summary import percentile, summarise
+from tests.browser import synthetic
+
+
+def test_counts_come_from_the_records() -> None:
+    found = summarise(synthetic.few())
+    assert (found["groups"], found["trajectories"], found["scored"], found["unscored"]) == (5, 11, 9, 2)
+    assert found["outcomes"] == {"complete": 3, "partial": 1, "retry": 1}
+    assert found["spread"] == 2
+    assert found["faults"]["infra"] == {"trajectories": 2, "calls": 0}
+    assert found["faults"]["model"]["calls"] == 1
+    assert found["timed_out"] == 2
+    assert found["retries"] == 4
+
+
+def test_scores_of_zero_and_one_have_bars_of_their_own() -> None:
+    counts = {bin["label"]: bin["count"] for bin in summarise(synthetic.few())["histogram"]}
+    assert counts["0"] == 3
+    assert counts["1"] == 2
+    assert sum(counts.values()) == 9
+
+
+def test_nothing_recorded_is_a_page_too(tmp_path: Path) -> None:
+    assert "Nothing was timed" in write_report([], tmp_path / "r.html", title="Empty").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"), [([], 50, 0.0), ([3, 1, 2], 50, 2), ([1], 99, 1), ([1, 2], 100, 2)]
+)
+def test_percentiles_are_nearest_rank(values: list[float], percent: float, expected: float) -> None:
+    assert percentile(values, percent) == expected
+
+
+def test_a_calls_time_is_taken_apart_without_gap_or_overlap() -> None:
+    played = synthetic.few()[0].trajectories[3]
+    call = played.steps[0].tool_calls[0]
+    inside = [bar for bar in bars(played) if bar[1].startswith("bash") and bar[2] < call.ended_s - 1e-9]
+    assert [kind for kind, *_ in inside] == ["batch_wait", "run", "transport"]
+    assert inside[0][2] == call.started_s
+    assert inside[-1][3] == call.ended_s
+    assert all(before[3] == after[2] for before, after in itertools.pairwise(inside))
+
+
+def test_long_texts_are_cut_and_say_so() -> None:
+    flood = synthetic.few()[1].trajectories[2]
+    shown = trajectory_body(flood, 1000)["turns"][2]["calls"][0]["out"]["text"]
+    assert len(shown) < 1200
+    assert "399,000 characters are left out" in shown
+    assert text_cap(synthetic.many(4000)) < text_cap(synthetic.few())
+
+
+def test_embedded_data_cannot_end_its_element() -> None:
+    made = str(embed({synthetic.HOSTILE: [synthetic.HOSTILE]}))
+    assert "<" not in made
+    assert made.isascii()
+    assert json.loads(made) == {synthetic.HOSTILE: [synthetic.HOSTILE]}
+
+
+def test_the_page_holds_no_address_and_pins_its_script(tmp_path: Path) -> None:
+    page = write_report(synthetic.few(), tmp_path / "r.html", title="<b>").read_text()
+    markup = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page, flags=re.S)
+    assert "http" not in markup.replace("http-equiv", "")
+    assert "default-src 'none'" in page
+    assert "<b>" not in page.partition("</head>")[0]
+
+
+def test_a_failed_write_leaves_the_old_page(tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    page.write_text("old")
+    broken = [group.model_copy(update={"trajectories": [None]}) for group in synthetic.few()[:1]]
+    with pytest.raises(AttributeError):
+        write_report(broken, page, title="x")
+    assert page.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["r.html"]
+
+
+def test_records_are_read_up_to_a_line_cut_short(tmp_path: Path) -> None:
+    file = tmp_path / "rollouts.jsonl"
+    line = synthetic.few()[0].model_dump_json()
+    file.write_text(f"{line}\n\n{line}\n{line[:50]}")
+    assert len(list(read_records(file))) == 2
+
+
+def test_a_whole_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "rollouts.jsonl"
+    file.write_text('{"group": 1}\n')
+    with pytest.raises(RecordError, match=r"rollouts\.jsonl:1"):
+        list(read_records(file))
