@@ -18,7 +18,7 @@ from agentenv.config import debug
 from agentenv.errors import AgentEnvError
 from examples.repair.settings import DemoSettings
 
-app = typer.Typer(add_completion=False, rich_markup_mode="rich")
+app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 Isolation = Literal["auto", "full", "user"]
 
