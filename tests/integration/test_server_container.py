@@ -311,7 +311,8 @@ async def test_the_server_is_small_and_leaks_nothing(container: Container, clien
     for _ in range(20):
         await client.run(key, "sleep 100 & echo x")
     await client.run(key, "pkill sleep; true")
-    assert await descriptors(pid) == before
+    # A spare shell may be in the making at either moment: its three descriptors, not one for each of 20 rounds.
+    assert abs(await descriptors(pid) - before) <= 3
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     pss_kib = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     assert pss_kib < 60 * 1024

@@ -61,12 +61,16 @@ class Workbench:
         """Start the call. Its answer comes later, never from within."""
         self._current = asked
         asked.started_at = self._loop.time()
-        asked.timer = self._loop.call_at(asked.started_at + asked.timeout_s, self.stop, asked, Stop.deadline)
-        if not isinstance(asked.arguments, BashArguments):
+        if isinstance(asked.arguments, BashArguments):
+            self._begin_bash(asked, asked.arguments)
+        else:
             asked.task = self._loop.create_task(self._run_file(asked))
-            return
+        # Last, because the command is on its way already.
+        asked.timer = self._loop.call_at(asked.started_at + asked.timeout_s, self.stop, asked, Stop.deadline)
+
+    def _begin_bash(self, asked: Asked, arguments: BashArguments) -> None:
         try:
-            asked.process, warm = self._shells.run(asked.arguments, self._bash_ended)
+            asked.process, warm = self._shells.run(arguments, self._bash_ended)
             self._shared.statistics.calls_cold += not warm
         except AgentEnvError as error:
             refused = refusal(asked.call_id, error)
