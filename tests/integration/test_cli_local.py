@@ -110,6 +110,13 @@ async def test_shell_keeps_where_it_is(machine: Machine) -> None:
     assert "A fresh slot" in stderr
 
 
+async def test_shell_writes_a_result_for_each_line(machine: Machine) -> None:
+    code, stdout, stderr = await machine.run("shell", *ISOLATION, "--json", stdin=b"echo one; cd /tmp\npwd; (exit 3)\n")
+    told = [json.loads(line) for line in stdout.splitlines()]
+    assert [(result["stdout"], result["exit_code"]) for result in told] == [("one\n", 0), ("/tmp\n", 3)]
+    assert (code, stderr) == (3, "")
+
+
 async def test_upload_and_binary_output_pass_through(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "a b.txt").write_text("content")

@@ -12,7 +12,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -46,6 +46,9 @@ def shell(
     isolation: IsolationOption = Isolation.auto,
     upload: UploadOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No banner.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write the result of each line as one line of JSON instead.")
+    ] = False,
 ) -> None:
     """Type commands into a fresh slot, line by line; leaving wipes it.
 
@@ -58,6 +61,8 @@ def shell(
       agentenv shell --network --upload .
 
       printf 'cd /tmp\\npwd\\n' | agentenv shell --quiet
+
+      printf 'make\\nmake test\\n' | agentenv shell --upload . --json | jq .exit_code
     """
     settings = farm.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
     archive = tar_of(upload) if upload else None
@@ -69,10 +74,10 @@ def shell(
     ):
         if archive is not None and (refused := portal.call(farm.put, session, archive)) is not None:
             raise SandboxUnavailableError(f"the upload failed: {refused.message or refused.stderr}")
-        if not quiet:
+        if not (quiet or as_json):
             described = portal.call(farm.describe, session)
             err().print(_BANNER.format(isolation=described.isolation, network="on" if network else "off"))
-        code = converse(Conversation(portal, session, timeout_s))
+        code = converse(Conversation(portal, session, timeout_s), _show_json if as_json else _show)
     raise typer.Exit(code)
 
 
@@ -105,8 +110,8 @@ class Conversation:
             return None
 
 
-def converse(conversation: Conversation) -> int:
-    """Read lines until the end; the exit code of the last one."""
+def converse(conversation: Conversation, show: Callable[[CallResult], int]) -> int:
+    """Read lines until the end; the exit code of the last one. ``show`` presents a result and says its code."""
     code = 0
     while True:
         try:
@@ -121,7 +126,7 @@ def converse(conversation: Conversation) -> int:
         if leaving := _LEAVE.fullmatch(line):
             return int(leaving[1] or code) & 0xFF
         result = conversation.run(line)
-        code = 128 + signal.SIGINT if result is None else _show(result)
+        code = 128 + signal.SIGINT if result is None else show(result)
 
 
 def _read_line(directory: str) -> str | None:
@@ -143,6 +148,12 @@ def _show(result: CallResult) -> int:
     sys.stderr.write(result.stderr)
     for note in notes(result):
         err().print(f"[yellow]agentenv:[/] {escape(note)}", soft_wrap=True)
+    return result.exit_code or 0
+
+
+def _show_json(result: CallResult) -> int:
+    sys.stdout.write(f"{result.model_dump_json()}\n")
+    sys.stdout.flush()
     return result.exit_code or 0
 
 
