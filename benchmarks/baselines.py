@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ CORES = os.cpu_count() or 1
 def _spawner() -> Path:
     """The compiled baseline program (spawn.c), built once per run."""
     program = Path(mkdtemp(prefix="agentenv-bench-")) / "spawn"
+    atexit.register(shutil.rmtree, program.parent, ignore_errors=True)
     source = Path(__file__).with_name("spawn.c")
     subprocess.run(["cc", "-O2", "-o", str(program), str(source)], check=True)
     return program
