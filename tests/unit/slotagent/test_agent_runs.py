@@ -264,6 +264,14 @@ def test_commands_cannot_look_into_the_agent_or_end_it() -> None:
         assert agent.run("echo on") == "on\n"
 
 
+def test_no_process_changes_the_limits_of_another(agent: AgentBox) -> None:
+    """A CPU limit on the agent would end the slot as if we had failed."""
+    tried = agent.run("prlimit --pid $PPID --cpu=1 2>&1; sleep 5 & prlimit --pid $! --nofile=9:9 2>&1; kill $!")
+    assert tried.count("Operation not permitted") == 2, tried
+    assert "NOFILE" in agent.run("prlimit --pid $PPID --nofile")  # looking is allowed
+    assert agent.run("ulimit -n 33; ulimit -n; prlimit --nofile=22 bash -c 'ulimit -n'") == "33\n22\n"
+
+
 def test_the_end_of_the_socket_ends_every_process(where: Where) -> None:
     with AgentBox(where) as agent:
         run = agent.bash("setsid sleep 1000 & sleep 1000 & echo ready; sleep 1000")

@@ -7,7 +7,8 @@
  * end the agent, and with PID 1 the kernel ends every process of the slot. The processes it runs are
  * not trusted at all; they share its uid, so it is non-dumpable (no ptrace, no /proc/1/mem) and, as
  * init of its pid namespace, immune to their signals. A process of the slot can still change the
- * agent's rlimits or priority (the kernel checks only the uid): it then harms its own slot alone.
+ * agent's priority (the kernel checks only the uid): it then harms its own slot alone. Not its rlimits:
+ * see slotguard.c.
  *
  * Started as another pid than 1 it works the same on its own descendants: for tests.
  */
@@ -351,6 +352,8 @@ static void set_up(const char *descriptor) {
     if (fcntl(peer, F_SETFD, FD_CLOEXEC) < 0 || prctl(PR_SET_DUMPABLE, 0) < 0)
         _exit(EXIT_SYSTEM);
     if (!is_init && prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
+        _exit(EXIT_SYSTEM);
+    if (!guard_limits())
         _exit(EXIT_SYSTEM);
     umask(022);
     proc = open_proc();

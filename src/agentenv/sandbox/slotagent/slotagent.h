@@ -33,4 +33,7 @@ pid_t start_child(const char *cwd, const char *program, char *const *argv, char 
  * dead. Returns how many processes were killed. */
 size_t kill_processes(const struct run *run);
 
+/* slotguard.c: no process from here on can change the rlimits of another. False when it cannot be had. */
+bool guard_limits(void);
+
 #endif
