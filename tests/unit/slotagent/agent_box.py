@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import resource
 import shutil
+import signal
 import socket
+import struct
 import subprocess
 import tempfile
 import time
@@ -20,6 +24,8 @@ from typing import Any, Literal, Self
 from agentenv.sandbox.slotagent.build import Binaries, build_sanitized, ensure_built
 from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, STDIN, Kind, Message, encode, receive, send, spawn_payload
 
+_libc = ctypes.CDLL(None, use_errno=True)
+_RT_SIGACTION = {"x86_64": 13, "aarch64": 134}[platform.machine()]
 UID = 2_000_000 + os.getpid() % 1_000_000
 """Nobody else's, not even another test run's: the kernel counts processes per user."""
 WAIT_S = 20.0
@@ -123,6 +129,10 @@ class AgentBox:
         return self
 
     def _limit(self) -> None:
+        # The worst a parent can leave behind: signals ignored, one of them out of libc's own reach.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        ignore = struct.pack("LLLQ", signal.SIG_IGN, 0, 0, 0)
+        assert _libc.syscall(_RT_SIGACTION, 32, ignore, None, 8) == 0
         resource.setrlimit(resource.RLIMIT_NPROC, (self._limits.processes,) * 2)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits.files,) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -38,7 +38,7 @@ enum kind {
 };
 enum spawn_flag { WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4, PROGRAM = 8 };
 enum exit_code { EXIT_USAGE = 64, EXIT_MALFORMED = 65, EXIT_SYSTEM = 71 };
-enum { MAX_FDS = 4, MAX_STRINGS = MAX_PACKET, REAPS_PER_TURN = 256, TICKS_PER_S = 100 };
+enum { MAX_FDS = 4, MAX_STRINGS = MAX_PACKET, REAPS_PER_TURN = 256, TICKS_PER_S = 100, SIGNALS = 64 };
 
 struct header { uint32_t kind, run; int32_t arg; uint32_t payload_bytes; };
 _Static_assert(sizeof(struct header) == 16, "the header is 16 bytes on the wire");
@@ -307,8 +307,11 @@ static void receive(void) {
  * the actions, not Python's ignored SIGPIPE. Returns the SIGCHLD descriptor. */
 static int set_up_signals(void) {
     sigset_t all, child_only;
-    for (int number = 1; number <= SIGRTMAX; number++)
-        signal(number, SIG_DFL);
+    /* All zeros is the default action. By the bare system call, because libc keeps 32 and 33 to itself,
+     * and whoever started us may have had them ignored. */
+    const struct { void *handler; unsigned long flags; void *restorer; uint64_t mask; } by_default = {0};
+    for (int number = 1; number <= SIGNALS; number++)
+        syscall(SYS_rt_sigaction, number, &by_default, NULL, sizeof by_default.mask);
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, NULL);
     sigemptyset(&child_only);
