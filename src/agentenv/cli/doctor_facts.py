@@ -46,7 +46,7 @@ class Facts:
     static_libc: bool = False
     programs_built: bool = False
     cgroups: Cgroups = field(default_factory=Cgroups)
-    network_helpers: tuple[str, ...] = ()
+    network_stacks: tuple[str, ...] = ()
     tmux: bool = False
     bash_static: bool = False
     shm_bytes: int | None = None
@@ -81,7 +81,7 @@ def gather() -> Facts:
         static_libc=compiler is not None and Path(_said([compiler, "-print-file-name=libc.a"])).is_absolute(),
         programs_built=_programs_built(),
         cgroups=read_cgroups(_text("/proc/self/mountinfo"), _text("/proc/self/cgroup")),
-        network_helpers=tuple(name for name in ("slirp4netns",) if shutil.which(name)),
+        network_stacks=tuple(name for name in ("slirp4netns",) if shutil.which(name)),
         tmux=shutil.which("tmux") is not None,
         bash_static=shutil.which("bash-static") is not None,
         shm_bytes=_free_bytes(Path("/dev/shm")),  # noqa: S108 - looked at, not written to

@@ -154,8 +154,8 @@ def _cgroups(facts: Facts) -> Finding:
 
 
 def _network(facts: Facts) -> Finding:
-    if facts.network_helpers:
-        return Finding("network in a slot", Level.ok, f"off by default; {facts.network_helpers[0]} when asked for")
+    if facts.network_stacks:
+        return Finding("network in a slot", Level.ok, f"off by default; {facts.network_stacks[0]} when asked for")
     return Finding(
         "network in a slot",
         Level.weaker,
