@@ -43,7 +43,9 @@ async def test_sealing_kills_processes_and_keeps_the_workspace(slots: Slots) -> 
 
 
 HOGS = {
-    "fork bomb": "bomb() { bomb | bomb & }; bomb; wait",
+    # The loop keeps the call running to its deadline without a fork; a call that ended earlier would
+    # leave its bomb in the background, where it may fill the slot for as long as it likes.
+    "fork bomb": "bomb() { bomb | bomb & }; bomb; while :; do :; done",
     "kill storm": "for i in $(seq 200); do kill -9 -1; done",
     "memory hog": "tail /dev/zero",
     "disk filler": "cat /dev/zero > full",
