@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import select
@@ -257,6 +258,27 @@ def eventually(check: Callable[[], bool], what: str, deadline_s: float = DEADLIN
         if time.monotonic() > ends:
             raise AssertionError(f"not within {deadline_s} s: {what}")
         time.sleep(0.005)
+
+
+def wait_for_death(container: Container) -> None:
+    """Until no process of the container lives and none holds its lock.
+
+    A dying process shows no command line some moments before its descriptors are closed: until then
+    a sweep rightly takes its container for a living one.
+    """
+    eventually(lambda: not living(container), "every process of the container is gone")
+    eventually(lambda: not _is_locked(container.state / sweep.LOCK_FILE), "the container's lock is free")
+
+
+def _is_locked(lock: Path) -> bool:
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False  # it died before it made one, or was tidied up
+    except BlockingIOError:
+        return True
+    return False
 
 
 def assert_nothing_left(container: Container) -> None:

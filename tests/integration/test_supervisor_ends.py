@@ -22,8 +22,8 @@ from tests.integration.supervisor_harness import (
     assert_nothing_left,
     cgroups_of,
     eventually,
-    living,
     processes_with,
+    wait_for_death,
 )
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="full isolation is root's; user mode has its own tests")
@@ -77,7 +77,7 @@ def test_sigkill_at_any_moment_of_the_start_leaves_only_what_the_next_start_swee
         threading.Event().wait(delay_ms / 1000)
         container.process.kill()
         container.process.wait(30)
-        eventually(lambda: not living(container), "every process is gone")
+        wait_for_death(container)
         sweep.sweep(place / "state")
         assert_nothing_left(container)
 
@@ -92,7 +92,7 @@ def test_sigkill_ends_everything_and_the_next_start_sweeps(place: Path, victim: 
         os.kill(container.process.pid if victim == "launcher" else ready["pid"], signal.SIGKILL)
         container.process.wait(30)
         eventually(lambda: not processes_with(marker), "the slot's daemon died with its container")
-        eventually(lambda: not living(container), "every process is gone")
+        wait_for_death(container)
         if victim == "supervisor":  # the launcher lived to tidy up
             assert_nothing_left(container)
             return
@@ -109,7 +109,7 @@ def test_the_sweep_command_tells_what_it_removed(place: Path) -> None:
         container.ready()
         container.process.kill()
         container.process.wait(30)
-        eventually(lambda: not living(container), "every process is gone")
+        wait_for_death(container)
         command = [sys.executable, "-m", "agentenv.sandbox.sweep", str(place / "state")]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
         told = json.loads(done.stdout)

@@ -19,7 +19,14 @@ import pytest
 from agentenv.sandbox import sweep
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.wire.spec import SlotLimits
-from tests.integration.supervisor_harness import REPOSITORY, Container, eventually, living, processes_with
+from tests.integration.supervisor_harness import (
+    REPOSITORY,
+    Container,
+    eventually,
+    living,
+    processes_with,
+    wait_for_death,
+)
 
 UID = 10_001
 _BECOME = """
@@ -139,7 +146,7 @@ def test_sigkill_leaves_only_what_a_sweep_removes(place: Path) -> None:
         container.process.send_signal(signal.SIGKILL)
         container.process.wait(30)
         eventually(lambda: not processes_with(marker), "the slot's daemon died with its container")
-        eventually(lambda: not living(container), "every process is gone")
+        wait_for_death(container)
         assert [swept.container for swept in sweep.sweep(place / "state")] == [container.spec.container]
         gone(container)
 
