@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -43,8 +43,9 @@ class PoolSettings(Settings):
     min_containers: Annotated[int, Field(ge=0, le=10_000)] = 1
     max_containers: Annotated[int, Field(ge=1, le=10_000)] = 10
     acquire_timeout_s: Seconds = 30.0
-    lease_ttl_s: Seconds = 60.0
-    """A lease without a heartbeat for this long ends in the container; the pool renews at a third."""
+    lease_ttl_s: Seconds = 30.0
+    """A lease without a heartbeat for this long ends in the container: a farm whose trainer was killed
+    is whole again after it."""
     idle_containers_after_s: Seconds = 60.0
     """A container with no lease for this long may be scaled away, down to ``min_containers``."""
     suspect_after_s: Seconds = 5.0
@@ -52,6 +53,10 @@ class PoolSettings(Settings):
     gone_after_s: Seconds = 15.0
     """A container that has not answered for this long is given up: its leases end typed."""
     start_timeout_s: Seconds = 60.0
+    target_idle_slots: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Slots kept free beyond what is asked for, so that a burst finds them warm."""
+    scale_cooldown_s: Seconds = 5.0
+    """After the number of containers moved, it does not go down for this long."""
 
     @model_validator(mode="after")
     def _ordered(self) -> PoolSettings:
@@ -64,6 +69,69 @@ class PoolSettings(Settings):
         return self
 
 
+class NomadSettings(Settings):
+    """Where the cluster is, who we are there, and what job the farm's containers are.
+
+    :meth:`from_environment` fills what is not given from Nomad's own ``NOMAD_*`` variables.
+    """
+
+    address: str = "http://127.0.0.1:4646"
+    token: str | None = Field(default=None, repr=False)
+    """The ACL token (``NOMAD_TOKEN``)."""
+    namespace: str = "default"
+    region: str | None = None
+    ca_cert: Path | None = None
+    client_cert: Path | None = None
+    client_key: Path | None = None
+    tls_server_name: str | None = None
+    skip_verify: bool = False
+    """``NOMAD_SKIP_VERIFY``: accept any server certificate."""
+    job_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "agentenv-sandbox"
+    job_file: Path | None = None
+    """Another job file than the one shipped (``nomad/sandbox.nomad.hcl``)."""
+    image: Annotated[str, Field(min_length=1)] = "agentenv-sandbox:local"
+    driver: Literal["docker", "raw_exec", "apptainer"] = "docker"
+    datacenters: tuple[str, ...] = ("*",)
+    cpu_mhz: Annotated[int, Field(ge=1)] = 500
+    """Reserved for each container by the scheduler; not a ceiling."""
+    memory_mib: Annotated[int, Field(ge=64)] = 2048
+    """The hard memory limit of each container, slots' file systems included."""
+    build_image: bool = True
+    """Build a missing image whose tag is ``local`` on first use, when the Docker engine is this machine's."""
+    purge_job_on_start: bool = False
+    """Begin with a new job instead of adopting the containers that are there."""
+    purge_job_on_shutdown: bool = True
+    """Leave nothing behind. False: containers keep running for the next one who opens this job."""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """More HCL variables for the job file, by name; values are HCL expressions."""
+
+    @classmethod
+    def from_environment(cls, **given: Any) -> NomadSettings:
+        """``given`` first, then ``NOMAD_ADDR, NOMAD_TOKEN, NOMAD_NAMESPACE, NOMAD_REGION, NOMAD_CACERT,
+        NOMAD_CLIENT_CERT, NOMAD_CLIENT_KEY, NOMAD_TLS_SERVER_NAME, NOMAD_SKIP_VERIFY``, then the defaults.
+
+        Raises ConfigError naming the field.
+        """
+        found = {field: os.environ[name] for name, field in _NOMAD_VARIABLES.items() if os.environ.get(name)}
+        try:
+            return cls.model_validate({**found, **{name: value for name, value in given.items() if value is not None}})
+        except ValidationError as error:
+            raise explain(error) from error
+
+
+_NOMAD_VARIABLES = {
+    "NOMAD_ADDR": "address",
+    "NOMAD_TOKEN": "token",
+    "NOMAD_NAMESPACE": "namespace",
+    "NOMAD_REGION": "region",
+    "NOMAD_CACERT": "ca_cert",
+    "NOMAD_CLIENT_CERT": "client_cert",
+    "NOMAD_CLIENT_KEY": "client_key",
+    "NOMAD_TLS_SERVER_NAME": "tls_server_name",
+    "NOMAD_SKIP_VERIFY": "skip_verify",
+}
+
+
 class ExecutorSettings(Settings):
     """How tool calls are batched, bounded and asked for again."""
 
@@ -73,6 +141,15 @@ class ExecutorSettings(Settings):
     default_timeout_s: Seconds = 60.0
     reconnect_deadline_s: Seconds = 15.0
     """How long a cut connection is retried before its calls end with ConnectionLostError."""
+
+
+def cache_dir() -> Path:
+    """Where what is costly to make is kept between runs (programs, images): ``$AGENTENV_CACHE_DIR``, else
+    ``$XDG_CACHE_HOME/agentenv``, else ``~/.cache/agentenv``."""
+    if named := os.environ.get("AGENTENV_CACHE_DIR"):
+        return Path(named)
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "agentenv"
 
 
 def state_dir() -> Path:

@@ -69,7 +69,7 @@ class AgentFields(BaseModel):
     min_containers: int = Field(default=1, ge=0, le=10_000)
     max_containers: int = Field(default=10, ge=1, le=10_000)
     acquire_timeout_s: float = Field(default=30.0, gt=0, description="Longest wait for a slot of the pool")
-    lease_ttl_s: float = Field(default=60.0, gt=0, description="A lease without a heartbeat this long ends")
+    lease_ttl_s: float = Field(default=30.0, gt=0, description="A lease without a heartbeat this long ends")
     start_timeout_s: float = Field(default=60.0, gt=0, description="Longest start of a container")
     slot_processes: int = Field(default=400, ge=1)
     slot_memory_mib: int = Field(default=2048, ge=1)
@@ -79,7 +79,7 @@ class AgentFields(BaseModel):
     # Nomad: accepted and checked now, used by a later version
     nomad_address: str = Field(default="http://127.0.0.1:4646")
     sandbox_job_id: str = Field(default="agentenv-sandbox", min_length=1)
-    sandbox_image: str = Field(default="agentenv-sandbox:latest", min_length=1)
+    sandbox_image: str = Field(default="agentenv-sandbox:local", min_length=1)
     driver: Literal["docker"] = "docker"
     purge_job_on_start: bool = False
     purge_job_on_shutdown: bool = True

@@ -23,7 +23,11 @@ class Scaler:
         self._backend = backend
         idle_s = settings.idle_containers_after_s
         self._policy = ScalePolicy(
-            settings.min_containers, settings.max_containers, idle_s, cooldown_s=min(5.0, idle_s / 2)
+            settings.min_containers,
+            settings.max_containers,
+            idle_s,
+            target_idle_slots=settings.target_idle_slots,
+            cooldown_s=min(settings.scale_cooldown_s, idle_s / 2),
         )
         self._changed_at = now
         self.goal = settings.min_containers
