@@ -29,6 +29,7 @@ from agentenv.errors import (
 )
 from agentenv.executor.batcher import Batched, Batcher
 from agentenv.executor.encoding import BOOT_BYTES, ENVELOPE_BYTES, encode_batch, encode_call, encode_ids, with_boot
+from agentenv.executor.observer import CallObserver
 from agentenv.executor.stream import TRANSIENT, Stream, StreamCutError, infra_error, open_stream
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.wire.base import MAX_BATCH_CALLS, MAX_BODY_BYTES
@@ -83,6 +84,11 @@ class ClientCounters:
     reasked: int = 0
     batch_wait_s: float = 0.0
 
+    @property
+    def reconnects(self) -> int:
+        """Streams that followed another one."""
+        return max(0, self.streams - 1)
+
 
 class SandboxClient:
     """The calls of this process to one container. Connects at the first call; :meth:`aclose` ends it.
@@ -90,9 +96,12 @@ class SandboxClient:
     All methods belong to one event loop. :meth:`submit`, :meth:`abandon` and :meth:`fail` never wait.
     """
 
-    def __init__(self, handle: ContainerHandle, settings: ExecutorSettings) -> None:
+    def __init__(
+        self, handle: ContainerHandle, settings: ExecutorSettings, observer: CallObserver | None = None
+    ) -> None:
         self.handle = handle
         self.counters = ClientCounters()
+        self._observer = observer
         self._deadline_s = settings.reconnect_deadline_s
         self._loop = asyncio.get_running_loop()
         self._batcher: Batcher[PendingCall] = Batcher(
@@ -306,6 +315,8 @@ class SandboxClient:
     def _encoded(self, batch: Batched[PendingCall], boot: str) -> bytes:
         now = self._loop.time()
         self.counters.batches += 1
+        if self._observer is not None:
+            self._observer.batch_left(len(batch.calls))
         for call in batch.calls:
             if call.boot is None:
                 call.boot, call.sent_at = boot, now

@@ -18,7 +18,9 @@ from agentenv.errors import (
     PolicyRefusalError,
     PoolClosedError,
     ToolCallError,
+    UnknownToolError,
 )
+from agentenv.executor.observer import UNKNOWN_TOOL, CallObserver, CallTiming
 from agentenv.executor.sandbox_client import PendingCall, SandboxClient
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.tools.catalog import ToolCatalog
@@ -77,6 +79,7 @@ class SessionHost(Protocol):
     catalog: ToolCatalog
     settings: ExecutorSettings
     external: ExternalTools | None
+    observer: CallObserver | None
     tally: Tally
 
     async def acquire(self, session: ToolSession, timeout_s: float | None) -> Lease:
@@ -90,18 +93,6 @@ class SessionHost(Protocol):
 
     def ended(self, session: ToolSession) -> None:
         """The session is closed."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallTiming:
-    """Where one call's time went, in seconds. ``total_s`` is what the caller waited."""
-
-    call_id: str
-    tool: str
-    batch_wait_s: float
-    queue_s: float
-    run_s: float
-    total_s: float
 
 
 class ToolSession:
@@ -175,7 +166,8 @@ class ToolSession:
         try:
             checked = self._host.catalog.validate(tool, arguments)
         except (ToolCallError, PolicyRefusalError) as error:
-            return self._counted(_refused(client.next_id(), error))
+            named = UNKNOWN_TOOL if isinstance(error, UnknownToolError) else tool
+            return self._counted(named, _refused(client.next_id(), error))
         spec = self._host.catalog.spec(tool)
         limit_s = self._limit_s(spec, timeout_s)
         if spec.kind == "external":
@@ -183,13 +175,13 @@ class ToolSession:
         try:
             pending = client.submit(self._lease_json, tool, checked, limit_s)
         except ToolCallError as error:
-            return self._counted(_refused(client.next_id(), error))
-        result = await self._result_of(client, pending)
+            return self._counted(tool, _refused(client.next_id(), error))
+        result = await self._result_of(client, pending, tool)
         total_s = asyncio.get_running_loop().time() - started_at
         self.last_timing = CallTiming(
             pending.id, tool, pending.batch_wait_s, result.queue_s, result.duration_s, total_s
         )
-        return self._counted(result)
+        return self._counted(tool, result, self.last_timing)
 
     async def seal(self) -> None:
         """Kill every process of the slot and renew its namespaces; the workspace and lease stay.
@@ -224,16 +216,20 @@ class ToolSession:
             )
         return float(timeout_s)
 
-    async def _result_of(self, client: SandboxClient, pending: PendingCall) -> CallResult:
+    async def _result_of(self, client: SandboxClient, pending: PendingCall, tool: str) -> CallResult:
         self._outstanding.add(pending)
         try:
             return await pending.future
         except asyncio.CancelledError:
             self._host.tally.cancelled += 1
+            if self._host.observer is not None:
+                self._host.observer.cancelled(tool)
             client.abandon(pending)
             raise
         except AgentEnvError:
             self._host.tally.infra_faults += 1
+            if self._host.observer is not None:
+                self._host.observer.finished(tool, "infra", None)
             raise
         finally:
             self._outstanding.discard(pending)
@@ -241,11 +237,13 @@ class ToolSession:
     async def _external(self, spec: ToolSpec, arguments: Mapping[str, Any], limit_s: float) -> CallResult:
         external = self._host.external
         assert external is not None  # the executor refuses a catalog it cannot run
-        return self._counted(await external.call(self.trajectory, spec.name, arguments, limit_s))
+        return self._counted(spec.name, await external.call(self.trajectory, spec.name, arguments, limit_s))
 
-    def _counted(self, result: CallResult) -> CallResult:
+    def _counted(self, tool: str, result: CallResult, timing: CallTiming | None = None) -> CallResult:
         self._host.tally.model_faults += result.fault == "model"
         self._host.tally.policy_faults += result.fault == "policy"
+        if self._host.observer is not None:
+            self._host.observer.finished(tool, result.fault, timing)
         return result
 
     async def _end_with(self, lease: Lease) -> None:

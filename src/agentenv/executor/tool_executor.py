@@ -9,6 +9,7 @@ from typing import Final, Protocol, Self
 
 from agentenv.config import ExecutorSettings
 from agentenv.errors import ConfigError, PoolClosedError
+from agentenv.executor.observer import CallObserver
 from agentenv.executor.sandbox_client import SandboxClient
 from agentenv.executor.session import ExternalTools, Lease, Tally, ToolSession
 from agentenv.slots.backends.base import ContainerHandle
@@ -29,8 +30,9 @@ class Pool(Protocol):
 class ExecutorStatistics:
     """Counts since the executor was made; ``*_now`` are of this moment.
 
-    ``streams`` counts connections made (more than containers: some were cut), ``reasked`` the calls
-    that were asked about again, ``batch_wait_s`` the sum over calls of the wait for their batch.
+    ``streams`` counts connections made, ``reconnects`` those that followed another to the same container,
+    ``reasked`` the calls that were asked about again, ``batch_wait_s`` the sum over calls of the wait for
+    their batch.
     """
 
     sessions_now: int
@@ -43,6 +45,7 @@ class ExecutorStatistics:
     cancelled: int
     batches: int
     streams: int
+    reconnects: int
     reasked: int
     batch_wait_s: float
 
@@ -72,6 +75,7 @@ class ToolExecutor:
         settings: ExecutorSettings = ExecutorSettings(),  # noqa: B008 - frozen
         *,
         external: ExternalTools | None = None,
+        observer: CallObserver | None = None,
     ) -> None:
         outside = [spec.name for spec in catalog.specs if spec.kind == "external"]
         if outside and external is None:
@@ -81,12 +85,13 @@ class ToolExecutor:
         self.catalog = catalog
         self.settings = settings
         self.external = external
+        self.observer = observer
         self.tally = Tally()
         self._pool = pool
         self._lines: dict[ContainerHandle, _Line] = {}
         self._sessions: set[ToolSession] = set()
         self._closings: set[asyncio.Task[None]] = set()
-        self._past = {"batches": 0, "streams": 0, "reasked": 0, "batch_wait_s": 0.0}
+        self._past = {"batches": 0, "streams": 0, "reconnects": 0, "reasked": 0, "batch_wait_s": 0.0}
         self._closed = False
 
     def __repr__(self) -> str:
@@ -143,7 +148,7 @@ class ToolExecutor:
         """The client of ``container``, made at its first use."""
         line = self._lines.get(container)
         if line is None:
-            line = self._lines[container] = _Line(SandboxClient(container, self.settings))
+            line = self._lines[container] = _Line(SandboxClient(container, self.settings, self.observer))
         if line.idle_timer is not None:
             line.idle_timer.cancel()
             line.idle_timer = None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from agentenv.slots.histogram import Buckets, Histogram
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.slot import ContainerState
 from agentenv.wire.leases import SlotState
@@ -35,6 +36,10 @@ class PoolStatistics:
     reset_p99_s: float | None = None
     acquire_wait_p50_s: float | None = None
     acquire_wait_p99_s: float | None = None
+    resets: Buckets = field(default_factory=Buckets)
+    """Of every reset since the pool was made, in seconds."""
+    acquire_waits: Buckets = field(default_factory=Buckets)
+    """Of every lease handed over since the pool was made, in seconds."""
     faults: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -57,14 +62,16 @@ class PoolStatistics:
 
 
 class Durations:
-    """The last few durations of one kind."""
+    """The last few durations of one kind, and the buckets all of them fell in."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_KEPT)
+        self._histogram = Histogram()
 
     def add(self, seconds: float) -> None:
         """Remember one."""
         self._seconds.append(seconds)
+        self._histogram.add(seconds)
 
     def quantile(self, share: float) -> float | None:
         """The smallest remembered duration not exceeded by ``share`` of them; None if there are none."""
@@ -72,6 +79,10 @@ class Durations:
             return None
         ordered = sorted(self._seconds)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def buckets(self) -> Buckets:
+        """Of every duration there ever was."""
+        return self._histogram.now()
 
 
 class Tally:
@@ -100,5 +111,7 @@ class Tally:
             reset_p99_s=self.resets.quantile(0.99),
             acquire_wait_p50_s=self.waits.quantile(0.5),
             acquire_wait_p99_s=self.waits.quantile(0.99),
+            resets=self.resets.buckets(),
+            acquire_waits=self.waits.buckets(),
             faults=MappingProxyType(dict(self.faults)),
         )
