@@ -56,7 +56,8 @@ class PoolSettings(Settings):
     target_idle_slots: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Slots kept free beyond what is asked for, so that a burst finds them warm."""
     scale_cooldown_s: Seconds = 5.0
-    """After the number of containers moved, it does not go down for this long."""
+    """After the number of containers moved, it does not go down for this long (or for half of
+    ``idle_containers_after_s``, if that is less)."""
 
     @model_validator(mode="after")
     def _ordered(self) -> PoolSettings:

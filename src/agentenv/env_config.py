@@ -68,6 +68,8 @@ class AgentFields(BaseModel):
     slots_per_container: int = Field(default=10, ge=1, le=1000)
     min_containers: int = Field(default=1, ge=0, le=10_000)
     max_containers: int = Field(default=10, ge=1, le=10_000)
+    target_idle_slots: int = Field(default=0, ge=0, le=100_000, description="Slots kept free beyond what is asked for")
+    scale_cooldown_s: float = Field(default=5.0, gt=0, description="The farm does not shrink this long after it moved")
     acquire_timeout_s: float = Field(default=30.0, gt=0, description="Longest wait for a slot of the pool")
     lease_ttl_s: float = Field(default=30.0, gt=0, description="A lease without a heartbeat this long ends")
     start_timeout_s: float = Field(default=60.0, gt=0, description="Longest start of a container")
@@ -164,7 +166,10 @@ class AgentFields(BaseModel):
 
     def pool_settings(self) -> PoolSettings:
         """How many containers, and how slots are leased."""
-        names = ("min_containers", "max_containers", "acquire_timeout_s", "lease_ttl_s", "start_timeout_s")
+        names = (
+            "min_containers", "max_containers", "target_idle_slots", "scale_cooldown_s",
+            "acquire_timeout_s", "lease_ttl_s", "start_timeout_s",
+        )  # fmt: skip
         return _built(PoolSettings, **{name: getattr(self, name) for name in names})
 
     def executor_settings(self) -> ExecutorSettings:

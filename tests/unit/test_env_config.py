@@ -35,7 +35,7 @@ def test_every_name_users_know_is_there_with_the_documented_defaults() -> None:
 def test_it_becomes_the_settings_below() -> None:
     config = AgentEnvConfig(
         slots_per_container=3, allow_network=True, slot_memory_mib=512, slot_workspace_mib=64,
-        sandbox_binds="/opt/x:/opt/x", min_containers=2, max_containers=4,
+        sandbox_binds="/opt/x:/opt/x", min_containers=2, max_containers=4, target_idle_slots=3, scale_cooldown_s=8,
         acquire_timeout_s=5, tool_batch_window_ms=1, tool_timeout_s=9,
         agent_temperature=0.5, agent_max_steps=7,
     )  # fmt: skip
@@ -45,6 +45,7 @@ def test_it_becomes_the_settings_below() -> None:
     assert container.binds[0].target == "/opt/x"
     pool = config.pool_settings()
     assert (pool.min_containers, pool.max_containers, pool.acquire_timeout_s) == (2, 4, 5)
+    assert (pool.target_idle_slots, pool.scale_cooldown_s) == (3, 8)
     executor = config.executor_settings()
     assert (executor.tool_batch_window_ms, executor.default_timeout_s) == (1, 9)
     agent = config.agent_settings()
