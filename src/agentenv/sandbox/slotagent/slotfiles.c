@@ -5,6 +5,10 @@
  *   slotfiles ROOT list PATH DEPTH LIMIT HIDDEN
  *   slotfiles ROOT archive PATH MAX_BYTES MAX_ENTRIES
  *   slotfiles ROOT extract PATH                     records on stdin
+ *   slotfiles ROOT send PATH MAX_ENTRIES            a transfer on stdout
+ *   slotfiles ROOT receive PATH                     a transfer on stdin
+ *   slotfiles ROOT apply .                          records on stdin: all of them or none
+ *   slotfiles ROOT search PATH FLAGS LIMIT GLOB NEEDLE PATTERN
  *
  * docs/slot-agent.md has the exit codes and the records; sandbox/tools/files.py is the other side.
  * PATH is relative to ROOT, or absolute below it. The kernel keeps every lookup beneath ROOT
@@ -16,6 +20,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,28 +29,41 @@
 
 enum { MAX_DEPTH = 512 };
 
-/* Followed by the path and the link's target; in an archive and for 'f', content follows. */
-struct record {
-    uint8_t kind; /* f(ile) d(irectory) l(ink) o(ther) m(ode of a directory made before) e(nd) */
-    uint8_t truncated; /* of 'e': the limit cut the list */
-    uint16_t mode;
-    uint32_t path_bytes, link_bytes, zero;
-    uint64_t size;
-    int64_t modified_ns;
-};
 _Static_assert(sizeof(struct record) == 32, "the record is 32 bytes on the wire");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little-endian, unswapped");
 
 const char *root_name;
 int root;
+enum telling telling;
+char failing_path[PATH_BYTES];
+void (*undo)(void);
+
+/* A stream that ends says why: who reads it knows nothing of exit codes. */
+static void tell(int code) {
+    enum telling how = telling;
+    telling = TELL_NOTHING; /* writing may fail too */
+    uint32_t broken_off[2] = {BROKEN_OFF, (uint32_t)code};
+    struct record record = {.kind = 'x', .path_bytes = (uint32_t)strlen(failing_path), .size = (uint64_t)code};
+    if (how == TELL_CHUNK) {
+        put(broken_off, sizeof broken_off);
+    } else {
+        put(&record, sizeof record);
+        put(failing_path, record.path_bytes);
+    }
+    flush();
+}
 
 _Noreturn void fail(int code) {
+    if (undo)
+        undo();
+    if (telling != TELL_NOTHING)
+        tell(code);
     const char *text = code < 128 ? strerror(code) : "refused";
     if (write(2, text, strlen(text)) < 0 || write(2, "\n", 1) < 0) {}
     _exit(code > 0 && code < 128 ? code : code >= OUTSIDE && code <= USAGE ? code : EIO);
 }
 
-static uint64_t number(const char *text) {
+uint64_t number(const char *text) {
     char *end;
     errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
@@ -94,8 +112,6 @@ static void run_write(const char *path, const char *mode, uint64_t bytes) {
     put(&record, sizeof record);
 }
 
-struct walk { bool archive, hidden, full; uint64_t depth, entries_left, bytes_left; char path[PATH_BYTES]; };
-
 static void put_record(
     const struct walk *walk, char kind, const struct stat *found, const char *link, size_t link_bytes) {
     struct record record = {
@@ -114,6 +130,9 @@ static void put_record(
 /* Content as `u32 bytes, bytes` until a zero: the file may change while it is read. */
 static void put_content(struct walk *walk, int fd) {
     char chunk[CHUNK];
+    unsigned char digest[SUM_BYTES];
+    struct sum sum;
+    sum_begin(&sum);
     for (;;) {
         ssize_t got = read(fd, chunk, sizeof chunk);
         if (got < 0 && errno == EINTR)
@@ -127,17 +146,44 @@ static void put_content(struct walk *walk, int fd) {
         put(&bytes, sizeof bytes);
         put(chunk, bytes);
         if (!got)
-            return;
+            break;
+        if (walk->summed)
+            sum_add(&sum, chunk, bytes);
+    }
+    if (walk->summed) {
+        sum_end(&sum, digest);
+        put(digest, sizeof digest);
     }
 }
 
-static void archive_file(struct walk *walk, int fd) {
+void archive_file(struct walk *walk, int fd) {
     struct stat found;
     if (fstat(fd, &found))
         fail(errno);
     if (S_ISREG(found.st_mode)) { /* else it was swapped since it was listed */
+        enum telling before = telling;
         put_record(walk, 'f', &found, NULL, 0);
+        telling = before ? TELL_CHUNK : before;
         put_content(walk, fd);
+        telling = before;
+    }
+}
+
+static bool wanted(const struct walk *walk, const char *name) {
+    return !walk->glob || !fnmatch(walk->glob, strchr(walk->glob, '/') ? walk->path : name, 0);
+}
+
+static void visit_file(struct walk *walk, int directory, const char *name) {
+    if (!wanted(walk, name))
+        return;
+    int fd = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+    if (fd >= 0) {
+        walk->file(walk, fd);
+        close(fd);
+    } else if (walk->tolerant) {
+        walk->unreadable += errno != ENOENT;
+    } else if (errno != ENOENT) {
+        fail(errno);
     }
 }
 
@@ -149,33 +195,32 @@ static void visit(struct walk *walk, int directory, const char *name, uint64_t d
     if (fstatat(directory, name, &found, AT_SYMLINK_NOFOLLOW))
         return; /* gone since it was listed */
     char kind = S_ISREG(found.st_mode) ? 'f' : S_ISDIR(found.st_mode) ? 'd' : S_ISLNK(found.st_mode) ? 'l' : 'o';
-    if (walk->archive && kind == 'o')
+    if (walk->file && kind == 'o')
         return;
     if (!walk->entries_left) {
         walk->full = true;
         return;
     }
     walk->entries_left--;
-    if (walk->archive && kind == 'f') {
-        int fd = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-        if (fd < 0 && errno != ENOENT)
-            fail(errno);
-        if (fd >= 0) {
-            archive_file(walk, fd);
-            close(fd);
-        }
+    if (walk->file)
+        snprintf(failing_path, sizeof failing_path, "%s", walk->path);
+    if (walk->file && kind == 'f') {
+        visit_file(walk, directory, name);
         return;
     }
     ssize_t link_bytes = kind == 'l' ? readlinkat(directory, name, link, sizeof link) : 0;
-    put_record(walk, kind, &found, link, link_bytes > 0 ? (size_t)link_bytes : 0);
-    if (kind != 'd' || depth >= walk->depth)
+    if (!walk->tolerant)
+        put_record(walk, kind, &found, link, link_bytes > 0 ? (size_t)link_bytes : 0);
+    if (kind != 'd' || depth >= walk->depth || (walk->skips_git && !strcmp(name, ".git")))
         return;
     if (depth >= MAX_DEPTH)
         fail(ENAMETOOLONG);
     int fd = openat(directory, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd >= 0)
         walk_directory(walk, fd, depth + 1);
-    else if (walk->archive && errno != ENOENT)
+    else if (walk->tolerant)
+        walk->unreadable += errno != ENOENT;
+    else if (walk->file && errno != ENOENT)
         fail(errno); /* an archive that silently lacks a part would be a lie; a listing shows the entry */
 }
 
@@ -223,27 +268,47 @@ static void walk_directory(struct walk *walk, int fd, uint64_t depth) {
     closedir(stream);
 }
 
-static void run_walk(struct walk *walk, const char *path) {
+void run_walk(struct walk *walk, const char *path) {
     path = below_root(path);
     int fd = open_beneath(root, path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     struct stat found;
     if (fd < 0 || fstat(fd, &found))
         fail(errno == ENXIO ? NOT_REGULAR : errno);
     if (S_ISDIR(found.st_mode)) {
+        if (walk->summed)
+            put_record(walk, 'd', &found, NULL, 0);
         walk_directory(walk, fd, 1);
-    } else {
-        if (!walk->archive)
-            fail(ENOTDIR);
-        if (!S_ISREG(found.st_mode))
-            fail(NOT_REGULAR);
-        const char *slash = strrchr(path, '/');
-        snprintf(walk->path, sizeof walk->path, "%s", slash ? slash + 1 : path);
-        archive_file(walk, fd);
+        return;
     }
-    if (walk->archive && walk->full)
+    if (!walk->file)
+        fail(ENOTDIR);
+    if (!S_ISREG(found.st_mode))
+        fail(NOT_REGULAR);
+    const char *slash = strrchr(path, '/');
+    if (!walk->summed && !walk->tolerant) /* an archive names it; who sends or searches it knows its name */
+        snprintf(walk->path, sizeof walk->path, "%s", slash ? slash + 1 : path);
+    walk->file(walk, fd);
+    close(fd);
+}
+
+static void put_end(const struct walk *walk) {
+    if (walk->file && walk->full)
         fail(TOO_LARGE);
     struct record end = {.kind = 'e', .truncated = walk->full};
     put(&end, sizeof end);
+}
+
+static void run_tree(struct walk *walk, const char *path) {
+    run_walk(walk, path);
+    put_end(walk);
+}
+
+void run_send(const char *path, uint64_t max_entries) {
+    static struct walk walk = {.file = archive_file, .summed = true, .hidden = true, .depth = UINT64_MAX,
+                               .bytes_left = UINT64_MAX};
+    walk.entries_left = max_entries;
+    telling = TELL_RECORD;
+    run_tree(&walk, path);
 }
 
 static void extract_link(const struct place *place, const char *link) {
@@ -255,7 +320,7 @@ static void extract_link(const struct place *place, const char *link) {
 
 /* One record of stdin beneath `base`. A link made by an earlier record may lead to another directory
  * beneath it, never out of it. */
-static void extract_record(int base, const struct record *record) {
+void extract_record(int base, const struct record *record) {
     static char path[PATH_BYTES], link[PATH_BYTES];
     struct place place;
     if (record->path_bytes >= sizeof path || record->link_bytes >= sizeof link)
@@ -310,13 +375,21 @@ static void run(int argc, char **argv) {
     else if (!strcmp(operation, "write") && argc == 6)
         run_write(path, argv[4], number(argv[5]));
     else if (!strcmp(operation, "list") && argc == 7)
-        run_walk(&(struct walk){.depth = number(argv[4]), .entries_left = number(argv[5]), .hidden = number(argv[6])},
+        run_tree(&(struct walk){.depth = number(argv[4]), .entries_left = number(argv[5]), .hidden = number(argv[6])},
                  path);
     else if (!strcmp(operation, "archive") && argc == 6)
-        run_walk(&(struct walk){.archive = true, .hidden = true, .depth = UINT64_MAX, .bytes_left = number(argv[4]),
-                                .entries_left = number(argv[5])}, path);
+        run_tree(&(struct walk){.file = archive_file, .hidden = true, .depth = UINT64_MAX,
+                                .bytes_left = number(argv[4]), .entries_left = number(argv[5])}, path);
     else if (!strcmp(operation, "extract") && argc == 4)
         run_extract(path);
+    else if (!strcmp(operation, "send") && argc == 5)
+        run_send(path, number(argv[4]));
+    else if (!strcmp(operation, "receive") && argc == 4)
+        run_receive(path);
+    else if (!strcmp(operation, "apply") && argc == 4)
+        run_apply();
+    else if (!strcmp(operation, "search") && argc == 9)
+        run_search(path, argv[4], number(argv[5]), argv[6], argv[7], argv[8]);
     else
         fail(USAGE);
 }

@@ -179,7 +179,7 @@ void find_target(const char *path, struct place *place) {
 
 /* ---- storing ---- */
 
-static void random_name(char name[32]) {
+void random_name(char name[32]) {
     uint64_t random;
     if (getrandom(&random, sizeof random, 0) != sizeof random)
         fail(EIO);
@@ -198,11 +198,16 @@ static int open_unnamed(int directory, char name[32], bool *named) {
     return openat(directory, name, O_CREAT | O_EXCL | O_NOFOLLOW | O_WRONLY | O_CLOEXEC, 0600);
 }
 
-static int copy_input(int fd, uint64_t bytes) {
+uint64_t stored_bytes;
+
+static int copy_bytes(int fd, uint64_t bytes, struct sum *sum) {
     while (bytes) {
         const char *from;
         size_t part = take_some(&from, bytes);
         bytes -= part;
+        stored_bytes += part;
+        if (sum)
+            sum_add(sum, from, part);
         while (part) {
             ssize_t wrote = write(fd, from, part);
             if (wrote < 0 && errno == EINTR)
@@ -215,10 +220,51 @@ static int copy_input(int fd, uint64_t bytes) {
     return 0;
 }
 
+/* EBADMSG: what arrived is not what was sent, or the sender gave up. */
+static int copy_chunks(int fd) {
+    unsigned char announced[SUM_BYTES], found[SUM_BYTES];
+    struct sum sum;
+    sum_begin(&sum);
+    for (;;) {
+        uint32_t bytes;
+        take(&bytes, sizeof bytes);
+        if (bytes > CHUNK)
+            return EBADMSG;
+        if (!bytes)
+            break;
+        int error = copy_bytes(fd, bytes, &sum);
+        if (error)
+            return error;
+    }
+    sum_end(&sum, found);
+    take(announced, sizeof announced);
+    return memcmp(announced, found, sizeof found) ? EBADMSG : 0;
+}
+
+static int copy_input(int fd, uint64_t bytes) {
+    return bytes == CHUNKED ? copy_chunks(fd) : copy_bytes(fd, bytes, NULL);
+}
+
 static int give_name(int fd, int directory, const char *name) {
     char path[32];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     return linkat(AT_FDCWD, path, directory, name, AT_SYMLINK_FOLLOW) ? errno : 0;
+}
+
+int stage(const struct place *place, mode_t mode, uint64_t bytes, char name[32]) {
+    bool named;
+    int fd = open_unnamed(place->directory, name, &named);
+    if (fd < 0)
+        return errno;
+    int error = copy_input(fd, bytes);
+    if (!error && fchmod(fd, mode))
+        error = errno;
+    if (!error && !named)
+        error = give_name(fd, place->directory, name);
+    else if (error && named)
+        unlinkat(place->directory, name, 0);
+    close(fd);
+    return error;
 }
 
 void store(const struct place *place, mode_t mode, uint64_t bytes, const int64_t *modified_ns) {
