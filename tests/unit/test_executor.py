@@ -27,6 +27,7 @@ from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.calls import Call, CallResult, Failure
+from agentenv.wire.toolserver import CallScope
 from tests.faults.stub_pool import StubPool
 from tests.faults.wire_server import WireServer, echo
 
@@ -429,10 +430,14 @@ async def test_a_server_that_breaks_the_contract(executor: ToolExecutor, server:
 class Recorder:
     def __init__(self) -> None:
         self.seen: list[tuple[str, str, Mapping[str, Any], float]] = []
+        self.closed: list[str] = []
 
-    async def call(self, trajectory: str, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
-        self.seen.append((trajectory, tool, arguments, timeout_s))
+    async def call(self, scope: CallScope, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
+        self.seen.append((scope.trajectory, tool, arguments, timeout_s))
         return CallResult(id="external", stdout="found")
+
+    async def ended(self, trajectory: str) -> None:
+        self.closed.append(trajectory)
 
 
 class Query(BaseModel):
@@ -448,4 +453,5 @@ async def test_external_tools_go_to_whoever_runs_them(server: WireServer, pool: 
         assert (await session.call("web_search", '{"query": "x"}', timeout_s=4)).stdout == "found"
         assert (await session.call("web_search", "{}")).fault == "model"
     assert tools.seen == [("t", "web_search", {"query": "x"}, 4.0)]
+    assert tools.closed == ["t"]
     assert server.batches == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -28,6 +30,9 @@ from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import MAX_TIMEOUT_S
 from agentenv.wire.calls import CallResult
 from agentenv.wire.leases import LeaseKey
+from agentenv.wire.toolserver import CallScope
+
+logger = logging.getLogger(__name__)
 
 
 class Lease(Protocol):
@@ -58,8 +63,11 @@ class Lease(Protocol):
 class ExternalTools(Protocol):
     """Runs the tools of kind ``external`` (a tool server); results and faults as for slot tools."""
 
-    async def call(self, trajectory: str, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
-        """Run one validated call."""
+    async def call(self, scope: CallScope, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
+        """Run one validated call. Raises: InfraError."""
+
+    async def ended(self, trajectory: str) -> None:
+        """Close what the tools hold for this trajectory (a browser page). Never raises, ends soon."""
 
 
 @dataclass
@@ -102,7 +110,9 @@ class ToolSession:
     it. Calls may overlap; the slot runs them one at a time, in the order they were made.
     """
 
-    def __init__(self, host: SessionHost, trajectory: str, acquire_timeout_s: float | None) -> None:
+    def __init__(
+        self, host: SessionHost, trajectory: str, acquire_timeout_s: float | None, *, group: str = "", item: str = ""
+    ) -> None:
         self.trajectory = trajectory
         self.last_timing: CallTiming | None = None
         """Of the call that returned last; read it before the next ``await``."""
@@ -112,6 +122,11 @@ class ToolSession:
         self._lease_json = b""
         self._client: SandboxClient | None = None
         self._outstanding: set[PendingCall] = set()
+        self._group = group
+        self._item = item
+        self._externals: set[asyncio.Task[CallResult]] = set()
+        self._outside = False
+        """Whether a tool server may hold something for this trajectory."""
         self._watch: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -186,10 +201,13 @@ class ToolSession:
     async def seal(self) -> None:
         """Kill every process of the slot and renew its namespaces; the workspace and lease stay.
 
+        What external tools held for the trajectory (a browser page) is closed as well.
+
         Raises:
             InfraError: it could not be done; the workspace must not be trusted.
         """
         self._usable()
+        await self._end_outside()
         await self.lease.seal()
 
     async def aclose(self) -> None:
@@ -219,25 +237,68 @@ class ToolSession:
     async def _result_of(self, client: SandboxClient, pending: PendingCall, tool: str) -> CallResult:
         self._outstanding.add(pending)
         try:
-            return await pending.future
+            with self._failures_counted(tool):
+                return await pending.future
+        except asyncio.CancelledError:
+            client.abandon(pending)
+            raise
+        finally:
+            self._outstanding.discard(pending)
+
+    @contextmanager
+    def _failures_counted(self, tool: str) -> Iterator[None]:
+        try:
+            yield
         except asyncio.CancelledError:
             self._host.tally.cancelled += 1
             if self._host.observer is not None:
                 self._host.observer.cancelled(tool)
-            client.abandon(pending)
             raise
         except AgentEnvError:
             self._host.tally.infra_faults += 1
             if self._host.observer is not None:
                 self._host.observer.finished(tool, "infra", None)
             raise
-        finally:
-            self._outstanding.discard(pending)
 
     async def _external(self, spec: ToolSpec, arguments: Mapping[str, Any], limit_s: float) -> CallResult:
         external = self._host.external
         assert external is not None  # the executor refuses a catalog it cannot run
-        return self._counted(spec.name, await external.call(self.trajectory, spec.name, arguments, limit_s))
+        began_s = asyncio.get_running_loop().time()
+        self._outside = True
+        scope = CallScope(trajectory=self.trajectory, group=self._group, item=self._item)
+        task = asyncio.create_task(external.call(scope, spec.name, arguments, limit_s))
+        self._externals.add(task)
+        try:
+            with self._failures_counted(spec.name):
+                result = await self._outside_result(task)
+        finally:
+            self._externals.discard(task)
+        total_s = asyncio.get_running_loop().time() - began_s
+        self.last_timing = CallTiming(result.id, spec.name, 0.0, result.queue_s, result.duration_s, total_s)
+        return self._counted(spec.name, result, self.last_timing)
+
+    async def _outside_result(self, task: asyncio.Task[CallResult]) -> CallResult:
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise
+        if task.cancelled():
+            raise PoolClosedError(f"the session of {self.trajectory} was closed while the call ran")
+        return task.result()
+
+    async def _end_outside(self) -> None:
+        """End what runs and what is held outside for this trajectory; failing at it is only logged."""
+        for task in self._externals:
+            task.cancel()
+        if not self._outside or self._host.external is None:
+            return
+        self._outside = False
+        try:
+            await self._host.external.ended(self.trajectory)
+        except Exception:
+            logger.exception("the tool server could not be told that %s has ended", self.trajectory)
 
     def _counted(self, tool: str, result: CallResult, timing: CallTiming | None = None) -> CallResult:
         self._host.tally.model_faults += result.fault == "model"
@@ -267,6 +328,7 @@ class ToolSession:
             if self._client is not None:
                 gone = self._lease is not None and isinstance(self._lease.lost, ContainerLostError)
                 self._host.detach(self._client, gone=gone)
+            await self._end_outside()
             self._host.ended(self)
 
 

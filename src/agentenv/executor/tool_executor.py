@@ -105,10 +105,13 @@ class ToolExecutor:
     ) -> None:
         await self.aclose()
 
-    def open(self, trajectory: str, *, acquire_timeout_s: float | None = None) -> ToolSession:
+    def open(
+        self, trajectory: str, *, acquire_timeout_s: float | None = None, group: str = "", item: str = ""
+    ) -> ToolSession:
         """A session for this trajectory; entering it leases the slot (AcquireTimeoutError after
-        ``acquire_timeout_s``, None: the pool's own)."""
-        return ToolSession(self, trajectory, acquire_timeout_s)
+        ``acquire_timeout_s``, None: the pool's own). ``group`` and ``item`` are told to external tools
+        (:class:`agentenv.wire.toolserver.CallScope`)."""
+        return ToolSession(self, trajectory, acquire_timeout_s, group=group, item=item)
 
     async def aclose(self) -> None:
         """Close every session and connection. Repeatable."""
@@ -179,3 +182,16 @@ class ToolExecutor:
         closing = asyncio.get_running_loop().create_task(line.client.aclose(), name=f"close-{container.id}")
         self._closings.add(closing)
         closing.add_done_callback(self._closings.discard)
+
+
+@dataclass(frozen=True)
+class GroupSessions:
+    """Opens sessions of one group's trajectories."""
+
+    executor: ToolExecutor
+    group: str
+    item: str
+
+    def open(self, trajectory: str, *, acquire_timeout_s: float | None = None) -> ToolSession:
+        """As ``ToolExecutor.open``, the group and item filled in."""
+        return self.executor.open(trajectory, acquire_timeout_s=acquire_timeout_s, group=self.group, item=self.item)

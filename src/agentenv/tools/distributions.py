@@ -1,0 +1,100 @@
+"""Distributions over toolsets: which tools a group gets is drawn once, from a seed, for the whole group.
+
+A distribution gives each toolset (or tool) the probability of being in the draw; the draws are independent.
+What is drawn depends on the seed, the group's key and the set's own name only: never on the order of
+sets, on other sets, or on the Python version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from agentenv.errors import ConfigError
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.tools.schema import closest
+from agentenv.tools.toolsets import tools_of
+
+_FIELD: Final = "distribution"
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """``chances``: the probability (0 to 1) of each toolset or tool.
+
+    Raises:
+        ConfigError: no chance is more than 0, or one is not a probability.
+    """
+
+    name: str
+    chances: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for toolset, chance in self.chances.items():
+            number = isinstance(chance, (int, float)) and not isinstance(chance, bool)
+            if not number or not math.isfinite(chance) or not 0 <= chance <= 1:
+                raise ConfigError(_FIELD, f"{toolset}: {chance!r} is no probability", next_step="allowed: 0 to 1")
+        if not any(self.chances.values()):
+            raise ConfigError(_FIELD, f"{self.name} never has a tool", next_step="give a toolset a chance above 0")
+
+    def draw(self, seed: int, key: str) -> tuple[str, ...]:
+        """The sets drawn for ``key``, in the distribution's order; never none: when all draws fail, the
+        likeliest set (the first of them) is taken."""
+        drawn = tuple(name for name, chance in self.chances.items() if _uniform(seed, key, name) < chance)
+        return drawn or (max(self.chances, key=self.chances.__getitem__),)
+
+    def catalog(self, whole: ToolCatalog, seed: int, key: str) -> ToolCatalog:
+        """The tools of ``whole`` drawn for ``key``. Raises ConfigError as :func:`check` does."""
+        return whole.subset(tools_of(_FIELD, self.draw(seed, key), whole))
+
+    def check(self, whole: ToolCatalog) -> None:
+        """Every set that could be drawn is there. Raises ConfigError naming the one that is not."""
+        tools_of(_FIELD, (name for name, chance in self.chances.items() if chance), whole)
+
+
+DISTRIBUTIONS: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
+    {
+        "terminal_only": {"terminal": 1.0},
+        "terminal_and_files": {"terminal": 1.0, "file": 0.5},
+        "sandbox": {"terminal": 0.97, "file": 0.7, "process": 0.4, "tmux": 0.2},
+        "research": {"web": 0.95, "browser": 0.6, "terminal": 0.5, "file": 0.3},
+        "balanced": {"terminal": 0.6, "file": 0.5, "process": 0.4, "web": 0.5, "browser": 0.3},
+    }
+)
+
+
+def distribution(text: str) -> Distribution:
+    """A shipped distribution by name, or one's own as a JSON object (``{"terminal": 1, "web": 0.5}``).
+
+    Raises:
+        ConfigError: neither a known name (the closest match is named) nor such an object.
+    """
+    if text.lstrip().startswith("{"):
+        return Distribution("the given distribution", _parsed(text))
+    if text not in DISTRIBUTIONS:
+        match = closest(text, DISTRIBUTIONS)
+        hint = f"; did you mean {match!r}?" if match else ""
+        allowed = f"allowed: {', '.join(DISTRIBUTIONS)}, or a JSON object of toolsets and probabilities"
+        raise ConfigError(_FIELD, f"none is named {text!r}{hint}", next_step=allowed)
+    return Distribution(text, DISTRIBUTIONS[text])
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        read = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(_FIELD, f"is not a JSON object: {error}") from error
+    if not isinstance(read, dict) or not read:
+        raise ConfigError(_FIELD, f"got {text!r}", next_step='give something like {"terminal": 1, "web": 0.5}')
+    return read
+
+
+def _uniform(seed: int, key: str, name: str) -> float:
+    """A number in [0, 1) that belongs to these three, on every machine and Python."""
+    digest = hashlib.sha256(json.dumps([seed, key, name]).encode()).digest()
+    return int.from_bytes(digest[:7], "big") / 2**56
