@@ -50,6 +50,7 @@ from agentenv.env_config import AgentFields
 from agentenv.env_wandb import WandbReporting
 from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.metrics.exporter import Meter
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tool_context import ToolContext
@@ -218,10 +219,14 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         config: AgentEnvConfig = self.config
         catalog = self.build_tools()
         async with AsyncExitStack() as stack:
+            meter = Meter(config.tool_pool_mode, config.metrics_port, config.metrics_host)
             pool = await stack.enter_async_context(SlotPool(self.build_backend(), config.pool_settings()))
+            tools = ToolCatalog.builtin().extended(*_added(catalog))
             executor = await stack.enter_async_context(
-                ToolExecutor(pool, ToolCatalog.builtin().extended(*_added(catalog)), config.executor_settings())
+                ToolExecutor(pool, tools, config.executor_settings(), observer=meter.observer)
             )
+            if url := await stack.enter_async_context(meter.serving(pool, executor)):
+                logger.info("metrics are at %s", url)
             async with await pool.lease("setup", timeout_s=config.start_timeout_s):
                 logger.info("slots can be had: %r", pool)
             self._farm = Farm(

@@ -95,6 +95,11 @@ class AgentFields(BaseModel):
     tool_server_url: str | None = Field(default=None, description="External tools (not in this version)")
     tool_server_token: str | None = Field(default=None, repr=False)
     tool_call_parser: str | None = Field(default=None, description="Unused with an OpenAI-type server, which parses")
+    # Metrics
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Serve Prometheus metrics on this port (0: any free one)"
+    )
+    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="Address metrics are served on")
     # The agent
     agent_max_steps: int = Field(default=50, ge=1)
     agent_temperature: float | None = Field(default=None, ge=0)

@@ -14,6 +14,7 @@ from aiohttp import WSMsgType, web
 from pydantic import TypeAdapter, ValidationError
 
 from agentenv.errors import AgentEnvError, ProtocolError, SandboxUnavailableError
+from agentenv.sandbox import metrics
 from agentenv.sandbox.container import Container
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.stream import BatchOutlet, StreamOutlet
@@ -55,6 +56,7 @@ class Face:
         application[STREAMS] = set()
         router = application.router
         router.add_get("/health", self._health)
+        router.add_get("/metrics", self._metrics)
         router.add_get("/v1/info", self._get_info)
         router.add_get("/v1/slots", self._slots)
         router.add_get("/v1/statistics", self._statistics)
@@ -80,6 +82,15 @@ class Face:
 
     async def _statistics(self, _: web.Request) -> web.Response:
         return web.json_response(self.container.statistics())
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        lines = metrics.exposition(
+            self.container.statistics(),
+            self.container.states(),
+            version=self.info.version,
+            isolation=self.info.isolation,
+        )
+        return web.Response(body="".join(lines).encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def _post_lease(self, request: web.Request) -> web.Response:
         return _reply(self.container.lease(await _read(request, _lease)))

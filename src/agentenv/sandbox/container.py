@@ -169,6 +169,11 @@ class Container:
         counted.calls_running = sum(slot.busy for slot in self._slots)
         return counted.as_dict()
 
+    def states(self) -> dict[str, int]:
+        """How many slots are in each state, those with none included."""
+        states = [slot.state for slot in self._slots]
+        return {state.value: states.count(state) for state in SlotState}
+
     def _slot(self, index: int) -> Slot:
         if index >= len(self._slots):
             raise StaleLeaseError(f"this container has no slot {index}: it has {len(self._slots)}")

@@ -1,9 +1,20 @@
-"""What the server counts, as plain integers: an increment is all a call pays for it."""
+"""What the server counts, as plain integers: an increment is all a call pays for it.
+
+``GET /metrics`` writes them as Prometheus reads them. By hand, on purpose: it is a page of code, and the
+server then needs no package more than it has.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import resource
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(slots=True)
@@ -36,3 +47,82 @@ class Statistics:
     def as_dict(self) -> dict[str, int]:
         """For ``GET /v1/statistics``."""
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric of the server; ``field`` is where its value is in :class:`Statistics`, if it is there."""
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    help: str
+    field: str = ""
+    labels: tuple[str, ...] = ()
+
+
+INFO = Metric("agentenv_sandbox_info", "gauge", "Always 1; the labels say what runs.", "", ("version", "isolation"))
+SLOTS = Metric("agentenv_sandbox_slots", "gauge", "Slots by state.", "", ("state",))
+COUNTED = (
+    Metric("agentenv_sandbox_calls_total", "counter", "Tool calls that ended.", "calls"),
+    Metric("agentenv_sandbox_calls_cold_total", "counter", "Bash calls that found no spare shell.", "calls_cold"),
+    Metric("agentenv_sandbox_calls_timed_out_total", "counter", "Calls ended by their deadline.", "calls_timed_out"),
+    Metric("agentenv_sandbox_calls_cancelled_total", "counter", "Calls their caller ended.", "calls_cancelled"),
+    Metric(
+        "agentenv_sandbox_calls_oom_killed_total",
+        "counter",
+        "Calls in which the kernel killed for the slot's memory limit.",
+        "calls_oom_killed",
+    ),
+    Metric("agentenv_sandbox_calls_faulted_total", "counter", "Results with a fault of any kind.", "calls_faulted"),
+    Metric("agentenv_sandbox_calls_asked_again_total", "counter", "Calls asked about again.", "calls_asked_again"),
+    Metric("agentenv_sandbox_batches_total", "counter", "Batches received.", "batches"),
+    Metric("agentenv_sandbox_messages_refused_total", "counter", "Messages that broke the wire.", "messages_refused"),
+    Metric("agentenv_sandbox_results_bytes_total", "counter", "Results sent, in bytes of JSON.", "results_bytes"),
+    Metric("agentenv_sandbox_leases_granted_total", "counter", "Leases granted.", "leases_granted"),
+    Metric("agentenv_sandbox_leases_expired_total", "counter", "Leases nobody renewed in time.", "leases_expired"),
+    Metric("agentenv_sandbox_slots_lost_total", "counter", "Slots whose agent died by itself.", "slots_lost"),
+    Metric("agentenv_sandbox_held_bytes", "gauge", "JSON of the calls that wait or run.", "held_bytes"),
+    Metric("agentenv_sandbox_streams", "gauge", "Open connections that carry calls.", "streams"),
+    Metric("agentenv_sandbox_calls_running", "gauge", "Calls that run.", "calls_running"),
+    Metric("agentenv_sandbox_calls_queued", "gauge", "Calls that wait for their slot's earlier ones.", "calls_queued"),
+)
+PROCESS = (
+    Metric("process_resident_memory_bytes", "gauge", "Resident memory of the server process."),
+    Metric("process_cpu_seconds_total", "counter", "User and system CPU time of the server process."),
+    Metric("process_open_fds", "gauge", "Open file descriptors of the server process."),
+)
+"""Under the names Prometheus' own clients use."""
+METRICS = (INFO, SLOTS, *COUNTED, *PROCESS)
+
+
+def exposition(
+    statistics: Mapping[str, int], states: Mapping[str, int], *, version: str, isolation: str
+) -> Iterator[str]:
+    """The lines of Prometheus' text format, version 0.0.4. ``states``: how many slots are in each state."""
+    yield from _lines(INFO, {f'version="{_escaped(version)}",isolation="{_escaped(isolation)}"': 1})
+    yield from _lines(SLOTS, {f'state="{_escaped(state)}"': count for state, count in states.items()})
+    for metric in COUNTED:
+        yield from _lines(metric, {"": statistics[metric.field]})
+    for metric, value in zip(PROCESS, own_process(), strict=True):
+        yield from _lines(metric, {"": value})
+
+
+def own_process() -> tuple[float, float, float]:
+    """Resident bytes, CPU seconds and open descriptors of this process."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        descriptors = len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 - one of them is this look
+    except OSError:  # a container without /proc
+        pages = descriptors = 0
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return pages * resource.getpagesize(), used.ru_utime + used.ru_stime, descriptors
+
+
+def _lines(metric: Metric, values: Mapping[str, float]) -> Iterator[str]:
+    yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
+    for labels, value in values.items():
+        yield f"{metric.name}{{{labels}}} {value!r}\n" if labels else f"{metric.name} {value!r}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

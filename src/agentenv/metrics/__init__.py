@@ -1,0 +1,1 @@
+"""What pool and executor count, for Prometheus: read when scraped, free when nobody asks for it."""

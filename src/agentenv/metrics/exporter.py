@@ -1,0 +1,145 @@
+"""``GET /metrics`` of a process that runs a pool.
+
+Values are read when somebody scrapes, in the pool's own event loop: no locks, and nothing to pay in between.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from agentenv.config import state_dir
+from agentenv.errors import ConfigError
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.metrics import readings
+from agentenv.metrics.calls import CallCounts
+from agentenv.metrics.readings import Reading
+from agentenv.slots.announcement import Announcement
+from agentenv.slots.histogram import Buckets
+from agentenv.slots.pool import SlotPool
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+
+KIND = "metrics"
+"""Under what a process announces where it can be scraped (:mod:`agentenv.slots.announcement`)."""
+
+Read = Callable[[], Iterable[Reading]]
+
+
+class Meter:
+    """The metrics of one pool and executor; with ``port`` None they are off and cost nothing."""
+
+    def __init__(self, backend: str, port: int | None, host: str = "127.0.0.1") -> None:
+        self.observer = None if port is None else CallCounts()
+        """For the executor."""
+        self._backend = backend
+        self._port = port
+        self._host = host
+
+    @asynccontextmanager
+    async def serving(self, pool: SlotPool, executor: ToolExecutor | None = None) -> AsyncIterator[str | None]:
+        """Serve for as long as the block lasts; the URL, or None when off.
+
+        Raises ConfigError naming ``metrics_port`` when it cannot be listened on, or prometheus-client is
+        not installed.
+        """
+        if self._port is None:
+            yield None
+            return
+        counts = self.observer
+
+        def read() -> Iterator[Reading]:
+            mine = chain(readings.build(self._backend), readings.of_pool(pool.statistics()))
+            if executor is None or counts is None:
+                return mine
+            return chain(mine, readings.of_executor(executor.statistics(), counts))
+
+        async with exporting(read, self._host, self._port) as url:
+            yield url
+
+
+@asynccontextmanager
+async def exporting(read: Read, host: str, port: int) -> AsyncIterator[str]:
+    """Serve ``read()`` at ``/metrics`` (port 0: any free one); the URL. Raises ConfigError, see :class:`Meter`."""
+    render = _renderer(read)
+
+    async def answer(_: web.Request) -> web.Response:
+        body, kind = render()
+        return web.Response(body=body, headers={"Content-Type": kind})
+
+    application = web.Application()
+    application.router.add_get("/metrics", answer)
+    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise ConfigError(
+                "metrics_port",
+                f"cannot listen on {host}:{port}: {error.strerror or error}",
+                next_step="take another port, or 0 for any free one",
+            ) from error
+        url = f"http://{_reachable(host)}:{runner.addresses[0][1]}/metrics"
+        with Announcement.open(state_dir(), KIND, f"{os.getpid()}-{secrets.token_hex(3)}") as announcement:
+            announcement.say({"url": url})
+            yield url
+    finally:
+        await runner.cleanup()
+
+
+def _reachable(host: str) -> str:
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)  # noqa: S104 - looked up, not bound
+    return f"[{shown}]" if ":" in shown and not shown.startswith("[") else shown
+
+
+def _renderer(read: Read) -> Callable[[], tuple[bytes, str]]:
+    try:
+        from prometheus_client import CollectorRegistry, ProcessCollector
+        from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+    except ImportError as error:
+        raise ConfigError(
+            "metrics_port", "metrics need the package prometheus-client", next_step="pip install 'agentenv[farm]'"
+        ) from error
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    registry.register(_Readings(read))
+    return lambda: (generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
+
+
+class _Readings:
+    """What prometheus_client asks for values."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+
+    def describe(self) -> list[Family]:
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        return map(_family, self._read())
+
+
+def _family(reading: Reading) -> Family:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    metric = reading.metric
+    if metric.kind == "histogram":
+        histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, value in reading.values.items():
+            assert isinstance(value, Buckets)
+            histogram.add_metric(labels, buckets=value.cumulative(), sum_value=value.total)
+        return histogram
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    plain = kind(metric.name, metric.help, labels=metric.labels)
+    for labels, value in reading.values.items():
+        assert not isinstance(value, Buckets)
+        plain.add_metric(labels, value)
+    return plain

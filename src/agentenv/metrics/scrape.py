@@ -1,0 +1,62 @@
+"""Reading what an exporter serves: for ``agentenv status``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from agentenv.errors import ConnectionLostError, ProtocolError
+
+Labels = frozenset[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Every value of one scrape, by name and labels. A histogram is its ``_bucket``, ``_sum``, ``_count``."""
+
+    values: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+
+    def one(self, name: str, **labels: str) -> float | None:
+        """The value with exactly these labels."""
+        return self.values.get(name, {}).get(frozenset(labels.items()))
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The values by one label, summed over the others."""
+        found: dict[str, float] = {}
+        for labels, value in self.values.get(name, {}).items():
+            key = dict(labels).get(label, "")
+            found[key] = found.get(key, 0.0) + value
+        return found
+
+
+def parse(text: str) -> Samples:
+    """Raises ProtocolError when it is no Prometheus exposition."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[str, dict[Labels, float]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
+    except ValueError as error:
+        raise ProtocolError(f"what was scraped is no Prometheus exposition: {error}") from error
+    return Samples(found)
+
+
+async def scrape(url: str, *, timeout_s: float = 5.0, token: str | None = None) -> Samples:
+    """Raises ConnectionLostError when nothing answers in time, ProtocolError when it is not metrics."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout_s), trust_env=False) as http,
+            http.get(url, headers=headers) as reply,
+        ):
+            text = await reply.text(errors="replace")
+            status = reply.status
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        raise ConnectionLostError(f"{url}: {error or 'no answer in time'}") from error
+    if status != 200:
+        raise ProtocolError(f"{url} answered {status}")
+    return parse(text)

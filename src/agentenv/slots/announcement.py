@@ -1,0 +1,116 @@
+"""How a process says on this machine that it lives, and where it can be reached.
+
+A directory ``<state>/<kind>-<name>`` with a locked file ``lock`` and a file ``said.json`` (mode 0600). The
+lock goes with the process, however it ends; what is left then is removed by whoever sweeps the state
+directory next (``agentenv gc``, or the next container to start).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from agentenv.errors import SandboxUnavailableError
+
+_LOCK, _SAID = "lock", "said.json"
+_LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.02
+"""Whoever looks whether a lock is held holds it for a moment."""
+
+
+class AlreadyAnnouncedError(Exception):
+    """A living process has said this already; ``said`` is what."""
+
+    def __init__(self, said: Mapping[str, Any]) -> None:
+        super().__init__("another process lives under this name")
+        self.said = said
+
+
+class Announcement:
+    """What this process says for as long as it lives. A context manager."""
+
+    def __init__(self, directory: Path, lock: int) -> None:
+        self.directory = directory
+        self._lock = lock
+
+    @classmethod
+    def open(cls, state: Path, kind: str, name: str) -> Self:
+        """Raises AlreadyAnnouncedError, and SandboxUnavailableError when ``state`` cannot be written."""
+        directory = state / f"{kind}-{name}"
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock = _take(directory / _LOCK)
+        except OSError as error:
+            raise SandboxUnavailableError(
+                f"cannot keep state in {state}: {error}", next_step="set AGENTENV_STATE_DIR to a writable directory"
+            ) from error
+        if lock is None:
+            raise AlreadyAnnouncedError(_read(directory) or {})
+        return cls(directory, lock)
+
+    def say(self, said: Mapping[str, Any]) -> None:
+        """Replace what is said; readers see the old or the new, never a part. Raises OSError."""
+        new = self.directory / f"{_SAID}.new"
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump({**said, "pid": os.getpid()}, file)
+        new.replace(self.directory / _SAID)
+
+    def close(self) -> None:
+        """Say nothing more. May be repeated."""
+        if self._lock >= 0:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def announced(state: Path, kind: str) -> list[dict[str, Any]]:
+    """What living processes say under ``kind``; each with its ``pid``. Nothing is changed."""
+    found = [_read(directory) for directory in sorted(state.glob(f"{kind}-*")) if is_held(directory)]
+    return [said for said in found if said is not None]
+
+
+def is_held(directory: Path) -> bool:
+    """Whether the process that made the directory lives."""
+    try:
+        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _take(path: Path) -> int | None:
+    """A descriptor that holds the lock; None when somebody lives who does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    for _ in range(_LOCK_TRIES):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        time.sleep(_LOCK_PAUSE_S)
+    os.close(descriptor)
+    return None
+
+
+def _read(directory: Path) -> dict[str, Any] | None:
+    try:
+        said = json.loads((directory / _SAID).read_text())
+    except (OSError, ValueError):
+        return None  # not said yet, or not any more
+    return said if isinstance(said, dict) else None
