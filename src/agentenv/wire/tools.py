@@ -140,3 +140,72 @@ class ArtifactsReply(WireModel):
     data: Base64 | None = None
     files: tuple[ArtifactFile, ...]
     total_bytes: int
+
+
+class PatchArguments(WireModel):
+    """Apply a unified diff to files of the workspace: all of it, or nothing."""
+
+    patch: Annotated[str, Field(min_length=1)] = Field(
+        description="A unified diff (git or plain), for one or more files. Line numbers may be off; context may not."
+    )
+    path: PathArgument = Field(default=".", description="Directory the diff's file names are relative to.")
+    strip: Annotated[int, Field(ge=0, le=10)] | None = Field(
+        default=None, description="Leading parts to remove from file names; by default the a/ and b/ of git diffs."
+    )
+    fuzz: Annotated[int, Field(ge=0, le=3)] = Field(
+        default=2, description="How many lines at each end of a hunk's context may be ignored to find its place."
+    )
+
+
+class PatchedFile(WireModel):
+    """What became of one file. ``fuzz`` and ``offset_lines`` are the largest any of its hunks needed."""
+
+    path: str
+    action: Literal["created", "modified", "deleted", "renamed", "copied"]
+    old_path: str | None = None
+    hunks: int = 0
+    fuzz: int = 0
+    offset_lines: int = 0
+
+
+class PatchReply(WireModel):
+    """Every file the patch changed, in its order."""
+
+    files: tuple[PatchedFile, ...]
+
+
+class SearchArguments(WireModel):
+    """Search the files of the workspace, line by line, for a regular expression."""
+
+    pattern: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
+        description="Regular expression, matched line by line. No look-around, no back-references."
+    )
+    path: PathArgument = Field(default=".", description="File or directory to search, relative to the workspace.")
+    glob: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
+        default=None, description="Only files of this name, such as *.py; with a slash, of this path (src/*.py)."
+    )
+    ignore_case: bool = Field(default=False, description="Match upper and lower case alike.")
+    literal: bool = Field(default=False, description="Take the pattern as plain text.")
+    limit: Annotated[int, Field(ge=1, le=10_000)] = Field(default=200, description="At most so many matching lines.")
+
+
+class SearchMatch(WireModel):
+    """One matching line. ``cut``: of a long line, ``text`` is the 400 bytes around the match."""
+
+    path: str
+    line: int
+    text: str
+    cut: bool = False
+
+
+class SearchReply(WireModel):
+    """Matches by path, then line. ``truncated``: there are more than ``limit``; the counts then are of what
+    was looked at so far. Binary files (a NUL byte in the first 64 KiB), files over 64 MiB and files that
+    cannot be read are skipped and counted; what lies in a ``.git`` below ``path`` is not looked at."""
+
+    matches: tuple[SearchMatch, ...]
+    truncated: bool = False
+    files_searched: int = 0
+    binary_skipped: int = 0
+    large_skipped: int = 0
+    unreadable_skipped: int = 0

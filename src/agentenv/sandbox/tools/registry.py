@@ -12,7 +12,9 @@ from agentenv.wire.tools import (
     ArtifactsArguments,
     BashArguments,
     ListFilesArguments,
+    PatchArguments,
     ReadFileArguments,
+    SearchArguments,
     WriteFileArguments,
 )
 
@@ -22,6 +24,8 @@ ARGUMENTS: dict[str, type[WireModel]] = {
     "write_file": WriteFileArguments,
     "list_files": ListFilesArguments,
     "artifacts": ArtifactsArguments,
+    "patch": PatchArguments,
+    "search": SearchArguments,
 }
 _MAX_PROBLEMS = 3
 _MAX_SHOWN = 80
