@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from agentenv.metrics.scrape import parse
 from agentenv.wire.base import MAX_BODY_BYTES
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.server import ErrorReply, Health
@@ -47,12 +48,21 @@ async def test_without_the_token_nothing_but_health_answers(stub: StubSupervisor
     async with aiohttp.ClientSession(stub.url, headers=headers) as http:
         async with http.get("/health") as reply:
             assert Health.model_validate_json(await reply.read()).status == "ok"
-        for path in ("/v1/info", "/v1/slots", "/v1/statistics", "/v1/stream", "/nowhere"):
+        for path in ("/metrics", "/v1/info", "/v1/slots", "/v1/statistics", "/v1/stream", "/nowhere"):
             async with http.get(path) as reply:
                 assert reply.status == 401
                 assert ErrorReply.model_validate_json(await reply.read()).error == "refused"
         async with http.post("/v1/batch", data=b"{}") as reply:
             assert reply.status == 401
+
+
+async def test_metrics_tell_what_happened(client: Client, key: LeaseKey) -> None:
+    async with client.http.get("/metrics") as reply:
+        assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        samples = parse(await reply.text())
+    assert samples.by("agentenv_sandbox_slots", "state")["leased"] == 1
+    assert sum(samples.by("agentenv_sandbox_slots", "state").values()) == 3
+    assert (samples.one("agentenv_sandbox_leases_granted_total") or 0) >= 1
 
 
 async def test_unknown_paths_and_methods_are_typed_errors(client: Client) -> None:

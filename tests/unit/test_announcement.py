@@ -1,0 +1,76 @@
+"""How a process says that it lives: a lock that goes with it, and a file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.sweep import sweep
+from agentenv.slots.announcement import AlreadyAnnouncedError, Announcement, announced, is_held
+
+SAY_AND_WAIT = """
+import sys
+from pathlib import Path
+from agentenv.slots.announcement import Announcement
+with Announcement.open(Path(sys.argv[1]), "farm", "x") as announcement:
+    announcement.say({"hello": 1})
+    print("said", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_is_said_is_read_until_it_is_closed(tmp_path: Path) -> None:
+    with Announcement.open(tmp_path, "farm", "x") as announcement:
+        assert announced(tmp_path, "farm") == []  # nothing said yet
+        announcement.say({"hello": 1})
+        announcement.say({"hello": 2})
+        assert announced(tmp_path, "farm") == [{"hello": 2, "pid": os.getpid()}]
+        assert announced(tmp_path, "other") == []
+        assert (announcement.directory / "said.json").stat().st_mode & 0o777 == 0o600
+    announcement.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_living_one_is_not_replaced(tmp_path: Path) -> None:
+    with Announcement.open(tmp_path, "farm", "x") as announcement:
+        announcement.say({"hello": 1})
+        with pytest.raises(AlreadyAnnouncedError) as raised:
+            Announcement.open(tmp_path, "farm", "x")
+        assert raised.value.said["hello"] == 1
+        assert sweep(tmp_path) == []
+    with Announcement.open(tmp_path, "farm", "x"):
+        pass
+
+
+def test_a_killed_process_says_nothing_more_and_is_swept(tmp_path: Path) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", SAY_AND_WAIT, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"said\n"
+        assert [said["pid"] for said in announced(tmp_path, "farm")] == [child.pid]
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert announced(tmp_path, "farm") == []
+    assert not is_held(tmp_path / "farm-x")
+    assert [swept.container for swept in sweep(tmp_path)] == ["farm-x"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unwritable_state_directory_names_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SandboxUnavailableError, match="AGENTENV_STATE_DIR"):
+        Announcement.open(tmp_path / "file" / "below", "farm", "x")
+
+
+def test_a_torn_file_is_no_word(tmp_path: Path) -> None:
+    with Announcement.open(tmp_path, "farm", "x") as announcement:
+        (announcement.directory / "said.json").write_text('{"hel')
+        assert announced(tmp_path, "farm") == []

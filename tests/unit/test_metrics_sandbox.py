@@ -1,0 +1,53 @@
+"""What the sandbox server writes at /metrics is what Prometheus' own parser reads."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from agentenv.metrics.scrape import parse
+from agentenv.sandbox.metrics import COUNTED, METRICS, Statistics, exposition
+
+
+def text(statistics: Statistics, isolation: str = "full") -> str:
+    states = {"free": 2, "leased": 1}
+    return "".join(exposition(statistics.as_dict(), states, version="1.2.3", isolation=isolation))
+
+
+def test_prometheus_reads_every_metric_with_its_kind_and_help() -> None:
+    families = {family.name: family for family in text_string_to_metric_families(text(Statistics()))}
+    for metric in METRICS:
+        family = families.pop(metric.name.removesuffix("_total") if metric.kind == "counter" else metric.name)
+        assert (family.type, family.documentation) == (metric.kind, metric.help)
+        for sample in family.samples:
+            assert sample.name == metric.name
+            assert tuple(sample.labels) == metric.labels
+    assert families == {}
+
+
+def test_each_counter_shows_its_own_field() -> None:
+    statistics = Statistics(
+        **{field.name: number for number, field in enumerate(dataclasses.fields(Statistics), start=1)}
+    )
+    samples = parse(text(statistics))
+    for metric in COUNTED:
+        assert samples.one(metric.name) == getattr(statistics, metric.field)
+    assert samples.by("agentenv_sandbox_slots", "state") == {"free": 2, "leased": 1}
+
+
+def test_every_field_is_exposed() -> None:
+    shown = {metric.field for metric in COUNTED} | {"slots_free", "slots_leased"}
+    assert shown == {field.name for field in dataclasses.fields(Statistics)}
+
+
+def test_the_process_is_measured() -> None:
+    samples = parse(text(Statistics()))
+    assert (samples.one("process_resident_memory_bytes") or 0) > 1e6
+    assert (samples.one("process_cpu_seconds_total") or 0) > 0
+    assert (samples.one("process_open_fds") or 0) >= 3
+
+
+def test_label_values_cannot_break_out() -> None:
+    samples = parse(text(Statistics(), isolation='a"b\\c\nd'))
+    assert samples.by("agentenv_sandbox_info", "isolation") == {'a"b\\c\nd': 1.0}
