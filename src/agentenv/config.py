@@ -170,6 +170,11 @@ def launch_environment() -> dict[str, str]:
     return {"LANG": "C.UTF-8", **{name: os.environ[name] for name in kept if name in os.environ}}
 
 
+def environment_value(name: str) -> str | None:
+    """An environment variable that a setting names (a secret's); None when it is not set."""
+    return os.environ.get(name)
+
+
 def explain(error: ValidationError) -> ConfigError:
     """The first problem pydantic found, as a ConfigError naming the field and what is allowed."""
     first = error.errors()[0]
