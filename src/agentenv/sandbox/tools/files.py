@@ -7,15 +7,14 @@ stderr. Verdicts come from slotfiles' exit code, never from text a command could
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from agentenv.errors import InvalidArgumentsError, PolicyRefusalError, ProtocolError, SandboxUnavailableError
+from agentenv.errors import InvalidArgumentsError, ProtocolError
 from agentenv.sandbox.tools.artifacts import MAX_ENTRIES, TooLargeError, pack, readable_name, unpack
 from agentenv.sandbox.tools.file_records import Reader, Record
+from agentenv.sandbox.tools.file_verdicts import TOO_LARGE, as_data, check_verdict
 from agentenv.sandbox.tools.registry import parse_arguments
 from agentenv.sandbox.tools.runner import SlotRunner
 from agentenv.wire.base import MAX_FILE_BYTES, WireModel
@@ -33,12 +32,6 @@ from agentenv.wire.tools import (
 PROGRAM: Final = ("/run/agentenv/slotfiles", "/workspace")
 """slotfiles as a slot sees it, and the directory it keeps to."""
 
-_OUTSIDE, _UNSUPPORTED_KERNEL, _NOT_REGULAR, _CUT_SHORT, _TOO_LARGE = range(200, 205)
-_ERRNO_OF = {_NOT_REGULAR: errno.EINVAL, _TOO_LARGE: errno.EFBIG}
-_TEXT_OF = {
-    _NOT_REGULAR: "is not a regular file",
-    _TOO_LARGE: f"exceeds the {MAX_FILE_BYTES} bytes or {MAX_ENTRIES} entries one file operation may carry",
-}
 _KINDS: Final = {"f": "file", "d": "directory", "l": "symlink", "o": "other"}
 _RECORD_BYTES = 64
 _OVERHEAD_BYTES = 32 * 1024 * 1024
@@ -144,7 +137,7 @@ class _Files:
         try:
             return await _worked(len(printed), lambda: pack(_without_end(printed)))
         except TooLargeError as error:
-            raise _failure(_TOO_LARGE, asked.path) from error
+            raise _failure(TOO_LARGE, asked.path) from error
 
     async def extract(self, asked: ArtifactsArguments) -> WireModel:
         archive = asked.data
@@ -169,26 +162,14 @@ class _Files:
         if done.exit_code:
             raise _failure(done.exit_code, path)
         if done.stdout_dropped_bytes:
-            raise _failure(_TOO_LARGE, path)
+            raise _failure(TOO_LARGE, path)
         return done.stdout
 
 
 def _failure(exit_code: int, path: str) -> Exception:
-    """What an exit code of slotfiles means."""
-    if exit_code == _OUTSIDE:
-        return PolicyRefusalError(
-            f"{path!r} is outside the workspace (or behind a link with an absolute target)",
-            next_step="use a path inside /workspace",
-        )
-    if exit_code == _UNSUPPORTED_KERNEL:
-        return SandboxUnavailableError("the kernel has no openat2", next_step="use Linux 5.6 or newer")
-    if exit_code in _TEXT_OF:
-        return _FailedError(_ERRNO_OF[exit_code], f"{path}: {_TEXT_OF[exit_code]}\n")
-    if 128 < exit_code < _OUTSIDE:
-        return _FailedError(exit_code, f"{path}: the operation was killed by signal {exit_code - 128}\n")
-    if 0 < exit_code <= 128:
-        return _FailedError(exit_code, f"{path}: {os.strerror(exit_code)}\n")
-    return ProtocolError(f"slotfiles ended with {exit_code}")
+    """What an exit code of slotfiles means. Raises what is not data."""
+    check_verdict(exit_code, path)
+    return _FailedError(*as_data(exit_code, path))
 
 
 def _content_to_write(asked: WriteFileArguments) -> bytes:

@@ -1,0 +1,166 @@
+"""``/v1/slots/{slot}/transfer``: files and directories of any size, beside the calls of every slot.
+
+The server passes bytes between a connection and slotfiles. It holds a few pipe buffers of each transfer,
+looks at one piece per turn of its loop, and knows nothing of what is in them (:mod:`agentenv.wire.transfers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import closing
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from agentenv.errors import LeaseLostError, ProtocolError
+from agentenv.sandbox.container import Container
+from agentenv.sandbox.tools.artifacts import readable_name
+from agentenv.sandbox.tools.file_records import Reader
+from agentenv.sandbox.tools.file_verdicts import CUT_SHORT, USAGE, as_data, check_verdict
+from agentenv.sandbox.tools.files import PROGRAM
+from agentenv.sandbox.tools.transfer_run import TransferRun
+from agentenv.wire.leases import LeaseKey
+from agentenv.wire.transfers import LEASE_HEADER, MAX_ENTRIES, Entry, TransferReply
+
+_IDLE_S = 60.0
+"""A transfer of which nothing moved for so long is ended."""
+_AT_ONCE = 2
+"""Transfers of one slot at once; more wait."""
+_MAX_PATH = 4096
+_MAX_REPLY_BYTES = 16 * 1024
+
+T = TypeVar("T")
+
+
+class TransferRoutes:
+    """The two routes, over one container."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._turns: dict[int, asyncio.Semaphore] = {}
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Serve them."""
+        router.add_put("/v1/slots/{slot}/transfer", self._put)
+        router.add_get("/v1/slots/{slot}/transfer", self._get, allow_head=False)
+
+    async def _put(self, request: web.Request) -> web.StreamResponse:
+        key, path = _asked(request)
+        async with self._turn(key):
+            run = self._started(key, "receive", path)
+            with closing(run):
+                await _feed(request, run)
+                printed = await _collect(run)
+                reply = _reply(await run.ended(), printed)
+        return web.json_response(text=reply.model_dump_json())
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        key, path = _asked(request)
+        async with self._turn(key):
+            run = self._started(key, "send", path)
+            with closing(run):
+                first = await _in_time(run.read())
+                if not first and 0 < (code := await run.ended()) <= 128:
+                    first = Entry("x", size=code).encode()  # it could not be started
+                response = web.StreamResponse(headers={"Content-Type": "application/x-agentenv-transfer"})
+                await response.prepare(request)
+                await _pass_on(request, response, run, first)
+        return response
+
+    def _turn(self, key: LeaseKey) -> asyncio.Semaphore:
+        return self._turns.setdefault(key.slot, asyncio.Semaphore(_AT_ONCE))
+
+    def _started(self, key: LeaseKey, operation: str, path: str) -> TransferRun:
+        io, env = self._container.beside(key)
+        run = TransferRun(io)
+        program, root = PROGRAM
+        rest = [str(MAX_ENTRIES)] if operation == "send" else []
+        run.start([program, root, operation, path, *rest], env, feeds=operation == "receive")
+        return run
+
+
+def _asked(request: web.Request) -> tuple[LeaseKey, str]:
+    """Raises ProtocolError when the request is not one that slotfiles can be given."""
+    try:
+        key = LeaseKey.model_validate_json(request.headers.get(LEASE_HEADER, ""))
+    except ValidationError as error:
+        raise ProtocolError(f"the header {LEASE_HEADER} holds no lease key") from error
+    if str(key.slot) != request.match_info["slot"]:
+        raise ProtocolError("the lease key is for another slot")
+    path = request.query.get("path", "")
+    if not path or len(path) > _MAX_PATH or "\0" in path:
+        raise ProtocolError(f"path: 1 to {_MAX_PATH} characters, none of them NUL")
+    return key, path
+
+
+async def _in_time(step: Awaitable[T]) -> T:
+    """Raises LeaseLostError and whatever ``step`` does; TimeoutError when nothing came of it in time."""
+    async with asyncio.timeout(_IDLE_S):
+        return await step
+
+
+async def _feed(request: web.Request, run: TransferRun) -> None:
+    """The request's body as the run's input. What a run that has failed does not take is read and dropped:
+    the client hears of it when it has sent all."""
+    takes = True
+    while data := await _body_piece(request):
+        if not takes:
+            continue
+        try:
+            takes = await _in_time(run.write(data))
+        except TimeoutError:  # stopped by something in its slot
+            run.kill()
+            takes = False
+    run.end_input()
+
+
+async def _body_piece(request: web.Request) -> bytes:
+    try:
+        return await _in_time(request.content.readany())
+    except TimeoutError as error:
+        raise ProtocolError(f"nothing of the transfer arrived for {_IDLE_S:g} s") from error
+
+
+async def _collect(run: TransferRun) -> bytes:
+    """What a run that was fed says at its end."""
+    printed = bytearray()
+    try:
+        while piece := await _in_time(run.read()):
+            printed += piece
+            if len(printed) > _MAX_REPLY_BYTES:
+                raise ProtocolError("slotfiles said more than it was asked")
+    except TimeoutError:
+        run.kill()
+    return bytes(printed)
+
+
+async def _pass_on(request: web.Request, response: web.StreamResponse, run: TransferRun, piece: bytes) -> None:
+    """The run's output as the response's body. A slot that is lost cuts the connection: a body that ends in
+    good order, but without its end record, means that something in the slot ended the run."""
+    try:
+        while piece:
+            await _in_time(response.write(piece))
+            piece = await _in_time(run.read())
+        await run.ended()
+    except (TimeoutError, LeaseLostError):
+        if request.transport is not None:
+            request.transport.abort()
+        return
+    await response.write_eof()
+
+
+def _reply(exit_code: int, printed: bytes) -> TransferReply:
+    """What the end of ``receive`` means. Raises PolicyRefusalError, ProtocolError, SandboxUnavailableError."""
+    if exit_code in (CUT_SHORT, USAGE):
+        raise ProtocolError("the transfer ended too early, or is none")
+    record = Reader(printed).record() if printed else None
+    path = readable_name(record.path) if record else ""
+    if not exit_code:
+        if record is None or record.kind != "e":
+            raise ProtocolError("slotfiles said nothing at its end")
+        return TransferReply(entries=record.modified_ns, total_bytes=record.size_bytes)
+    check_verdict(exit_code, path)
+    code, text = as_data(exit_code, path)
+    return TransferReply(exit_code=code, stderr=text, path=path)
