@@ -18,9 +18,10 @@ from agentenv.sandbox import metrics
 from agentenv.sandbox.container import Container
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.stream import BatchOutlet, StreamOutlet
+from agentenv.sandbox.tools.transfer_routes import TransferRoutes
 from agentenv.wire.base import MAX_BODY_BYTES, WireModel
 from agentenv.wire.calls import Accepted, Batch, Cancel, Failure, client_message
-from agentenv.wire.leases import LeaseKey, LeaseRequest, RenewRequest
+from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest
 from agentenv.wire.server import ErrorReply, Health, ServerInfo
 
 _HEARTBEAT_S = 30.0
@@ -65,7 +66,9 @@ class Face:
         router.add_post("/v1/leases", self._post_lease)
         router.add_post("/v1/leases/renew", self._post_renew)
         router.add_post("/v1/leases/release", self._post_release)
+        router.add_post("/v1/leases/end", self._post_end)
         router.add_post("/v1/leases/seal", self._post_seal)
+        TransferRoutes(self.container).add_to(router)
         return application
 
     # -- small routes ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from agentenv.errors import (
     StaleLeaseError,
 )
 from agentenv.sandbox.calls import Asked, Outlet, encode_result, refusal
+from agentenv.sandbox.process import SlotIo
 from agentenv.sandbox.shared import Shared
 from agentenv.sandbox.slots import Slot
 from agentenv.sandbox.supervisor_link import Hello, Packet, SlotFailed, SlotLost, SlotReady
@@ -86,6 +87,11 @@ class Container:
             except AgentEnvError as error:
                 self.counted.calls_faulted += 1
                 outlet.refuse(call.id, encode_result(refusal(call.id, error)))
+
+    def beside(self, key: LeaseKey) -> tuple[SlotIo, dict[str, str]]:
+        """What a transfer runs with: its slot's agent, and the environment of commands. Raises
+        StaleLeaseError, SandboxUnavailableError."""
+        return self._slot(key.slot).beside(key), self._shared.env
 
     def cancel(self, ids: Iterable[str]) -> None:
         """End these calls; each still gets its (cancelled) answer. Unknown ids are no error."""

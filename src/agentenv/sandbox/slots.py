@@ -194,6 +194,13 @@ class Slot:
             raise self._stale()
         return self._memory
 
+    def beside(self, key: LeaseKey) -> SlotIo:
+        """For a transfer, which goes on beside the calls. Raises StaleLeaseError, SandboxUnavailableError."""
+        self.admit(key)
+        if self._bench is None:
+            raise SandboxUnavailableError(f"slot {self.index} is being made anew", next_step="ask again")
+        return self._bench.io
+
     def ask(self, call: Call, arguments: WireModel, memory: ReplyMemory, outlet: Outlet, held_bytes: int) -> None:
         """Queue a new call, whose JSON took ``held_bytes``. Raises SandboxUnavailableError when too many wait."""
         if len(self._queue) >= MAX_QUEUED_CALLS:

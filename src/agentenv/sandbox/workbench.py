@@ -41,7 +41,7 @@ class Workbench:
         lost: Callable[[str, bool], None],
     ) -> None:
         self._shared = shared
-        self._io = io
+        self._io = self.io = io
         self._watch = watch
         self._call_ended = call_ended
         self._lost = lost
