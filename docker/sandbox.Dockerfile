@@ -1,24 +1,24 @@
-# The image every container of a farm runs. `make image` builds it (agentenv.image): the context holds
-# this directory's files, `site/` (agentenv's sandbox and the wheels it needs, unpacked outside) and
-# nothing else. The only network the build uses is apt's. BuildKit is not needed.
+# The image every container of a farm runs. `make image` builds it (src/agentenv/image): the context holds
+# `site/` (agentenv's sandbox and the wheels it needs, unpacked outside) and nothing else. The only network
+# the build uses is apt's. BuildKit is not needed.
 ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 
-# What the container itself needs: bubblewrap, slirp4netns, python3 (the server), bash-static (decision
-# 0009). What commands in a slot find beyond Debian's essentials: the rest. No compiler.
+# What the container itself needs: bubblewrap, slirp4netns, python3 (the server), bash-static
+# (docs/decisions/0009). The rest is what commands in a slot look for. No compiler, nothing set-uid.
 RUN export DEBIAN_FRONTEND=noninteractive \
  && apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends \
-      bash-static bubblewrap ca-certificates curl file git jq less patch procps python3 ripgrep \
+      bash-static bubblewrap ca-certificates curl git jq less patch procps python3 ripgrep \
       slirp4netns tmux unzip xz-utils >/dev/null \
- && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/debconf/*-old /var/log/apt /var/log/dpkg.log \
+ && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* /usr/share/doc/*/changelog* \
  && find /usr -name __pycache__ -type d -prune -exec rm -rf {} + \
  && find / -xdev -perm /6000 -type f -exec chmod a-s {} +
 
 # Not below /usr: slots see all of /usr, and need none of this.
 COPY site /opt/agentenv
-# The root file system is read-only when it runs: what Python would cache is made now.
-RUN python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/agentenv /usr/lib/python3.11 || true
+# The root file system is read-only when it runs, so what Python would cache is made now.
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash -x 'lib2to3/tests' /opt/agentenv /usr/lib/python3.11
 
 ENV PYTHONPATH=/opt/agentenv PYTHONDONTWRITEBYTECODE=1 LANG=C.UTF-8
 ENTRYPOINT ["/usr/bin/python3", "-P", "-s", "-m", "agentenv.sandbox"]

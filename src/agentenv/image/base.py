@@ -1,0 +1,106 @@
+"""What the image starts from: Debian's own slim image, or the same made here where no registry answers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import docker
+from docker.errors import APIError, DockerException, ImageNotFound
+
+from agentenv.errors import SandboxUnavailableError
+from agentenv.image.progress import Report, Step
+
+SUITE = "bookworm"
+FROM_REGISTRY = f"debian:{SUITE}-slim"
+MADE_HERE = f"agentenv-base:{SUITE}"
+
+_LEFT_OUT = ("doc/*", "man/*", "locale/*", "info/*", "lintian/*", "bash-completion/*")
+_TIMEOUT_S = 1200
+_LAST_WORDS = 800
+
+
+def base_image(client: docker.DockerClient, cache: Path, report: Report) -> str:
+    """The name of an image in the engine to start from: one that is there, else pulled, else made.
+
+    Raises SandboxUnavailableError, naming both failures, when neither can be had.
+    """
+    for name in (MADE_HERE, FROM_REGISTRY):
+        if _has(client, name):
+            return name
+    report(Step("base", f"pulling {FROM_REGISTRY}"))
+    try:
+        client.images.pull(FROM_REGISTRY)
+    except (DockerException, OSError) as error:
+        refused = " ".join(str(error).split())[:200]
+    else:
+        return FROM_REGISTRY
+    tarball = cache / f"base-{SUITE}-{platform.machine()}.tar"
+    if not tarball.exists():
+        report(Step("base", f"no registry answers; making {MADE_HERE} with mmdebstrap"))
+        _make(tarball, refused)
+    report(Step("base", f"importing {MADE_HERE}"))
+    _import(client, tarball)
+    return MADE_HERE
+
+
+def _has(client: docker.DockerClient, name: str) -> bool:
+    try:
+        client.images.get(name)
+    except ImageNotFound:
+        return False
+    except (DockerException, OSError) as error:
+        raise SandboxUnavailableError(f"the Docker engine failed: {error}") from error
+    return True
+
+
+def mmdebstrap_argv(output: Path) -> list[str]:
+    """Debian's required packages and apt, without what only people read."""
+    argv = ["mmdebstrap", "--quiet", "--variant=minbase", "--format=tar"]
+    argv += [f"--dpkgopt=path-exclude=/usr/share/{pattern}" for pattern in _LEFT_OUT]
+    return [*argv, "--dpkgopt=path-include=/usr/share/doc/*/copyright", SUITE, str(output)]
+
+
+def _make(tarball: Path, refused: str) -> None:
+    if shutil.which("mmdebstrap") is None:
+        raise SandboxUnavailableError(
+            f"no base image can be had: {FROM_REGISTRY} could not be pulled ({refused}), mmdebstrap is not installed",
+            next_step="apt-get install mmdebstrap, or make a registry reachable",
+        )
+    tarball.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".base-", dir=tarball.parent) as directory:
+        made = Path(directory) / "base.tar"
+        _run(mmdebstrap_argv(made))
+        made.replace(tarball)
+
+
+def _run(argv: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False, env=_environment()
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxUnavailableError(f"making the base image failed: {error}") from error
+    if done.returncode:
+        words = done.stderr.strip()[-_LAST_WORDS:]
+        raise SandboxUnavailableError(
+            f"making the base image failed: {words}", next_step="see that Debian's archive can be reached"
+        )
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "SOURCE_DATE_EPOCH": "0", "DEBIAN_FRONTEND": "noninteractive"}
+
+
+def _import(client: docker.DockerClient, tarball: Path) -> None:
+    repository, _, tag = MADE_HERE.partition(":")
+    try:
+        client.api.import_image_from_file(str(tarball), repository=repository, tag=tag)
+    except (APIError, DockerException, OSError) as error:
+        tarball.unlink(missing_ok=True)  # half a file would fail for ever
+        raise SandboxUnavailableError(f"the Docker engine refused the base image: {error}") from error

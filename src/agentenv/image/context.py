@@ -1,0 +1,86 @@
+"""What goes into the image, and the one number that says whether an image is of this very source."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from agentenv.sandbox.slotagent.build import Binaries
+
+DOCKERFILE = "docker/sandbox.Dockerfile"
+PYTHON_VERSION = "3.11"
+"""Of the image's Debian; wheels with compiled parts are chosen for it, whatever runs this."""
+REQUIREMENTS = ("aiohttp>=3.11", "pydantic>=2.9")
+"""The ``sandbox`` extra: all the sandbox server imports beyond this package."""
+
+_OUR_PARTS = ("__init__.py", "errors.py", "py.typed", "wire", "sandbox")
+_COMPILED = "sandbox/slotagent/bin"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the build context."""
+
+    name: str
+    source: Path
+    mode: int = 0o644
+
+
+def package_entries(package: Path, programs: Binaries) -> list[Entry]:
+    """agentenv as the container needs it, below ``site/``: no client code, only these compiled programs."""
+    found = [
+        Entry(f"site/agentenv/{path.relative_to(package)}", path)
+        for part in _OUR_PARTS
+        for path in _files(package / part)
+        if not str(path.relative_to(package)).startswith(_COMPILED)
+    ]
+    compiled = [
+        Entry(f"site/agentenv/{_COMPILED}/{program.name}", program, 0o755)
+        for program in (programs.agent, programs.files, programs.launch)
+    ]
+    return sorted([*found, *compiled], key=lambda entry: entry.name)
+
+
+def wheel_entries(site: Path) -> list[Entry]:
+    """The unpacked wheels, below ``site/``; console scripts are of no use in there."""
+    return [Entry(f"site/{path.relative_to(site)}", path) for path in _files(site) if path.parent != site / "bin"]
+
+
+def content_hash(entries: Iterable[Entry], dockerfile: bytes, pins: str) -> str:
+    """What the image is made of, as 16 hexadecimal digits: names and bytes, no times and no paths."""
+    digest = hashlib.sha256()
+    for part in (dockerfile, pins.encode()):
+        digest.update(len(part).to_bytes(8, "big") + part)
+    for entry in sorted(entries, key=lambda entry: entry.name):
+        digest.update(f"{entry.name}\0{entry.mode:o}\0".encode())
+        digest.update(hashlib.sha256(entry.source.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def write_context(file: IO[bytes], entries: Iterable[Entry], dockerfile: bytes) -> None:
+    """The context as a tar file that is the same, bit for bit, for the same entries."""
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        _add(archive, "Dockerfile", io.BytesIO(dockerfile), len(dockerfile), 0o644)
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            with entry.source.open("rb") as source:
+                _add(archive, entry.name, source, entry.source.stat().st_size, entry.mode)
+
+
+def _add(archive: tarfile.TarFile, name: str, source: IO[bytes], size_bytes: int, mode: int) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = size_bytes, mode, 0
+    archive.addfile(member, source)
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_file():
+        yield path
+        return
+    for found in sorted(path.rglob("*")):
+        if found.is_file() and "__pycache__" not in found.parts:
+            yield found

@@ -1,0 +1,209 @@
+"""Is there an image of this very source? Build it where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+from docker.errors import DockerException, ImageNotFound
+
+import agentenv
+from agentenv import shipped
+from agentenv.config import cache_dir
+from agentenv.errors import SandboxUnavailableError
+from agentenv.image.base import base_image
+from agentenv.image.context import DOCKERFILE, Entry, content_hash, package_entries, wheel_entries, write_context
+from agentenv.image.engine import connect
+from agentenv.image.progress import Report, Step, silent
+from agentenv.image.wheels import site_directory
+from agentenv.sandbox.slotagent.build import ensure_built
+
+IMAGE = "agentenv-sandbox:local"
+LABEL_CONTENT = "agentenv.content"
+LABEL_BASE = "agentenv.base"
+
+_STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")
+_BUILD_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True)
+class ImageStatus:
+    """What the engine has under a name. ``content`` and ``wanted`` are equal when it is of this source;
+    ``wanted`` is empty for images that are not ours to build."""
+
+    name: str
+    id: str
+    size_bytes: int
+    content: str
+    wanted: str
+    base: str = ""
+
+    @property
+    def present(self) -> bool:
+        """Whether there is an image of that name at all."""
+        return bool(self.id)
+
+    @property
+    def stale(self) -> bool:
+        """Whether it is one to be built here, and is of another source than this."""
+        return self.present and bool(self.wanted) and self.content != self.wanted
+
+
+def built_here(name: str) -> bool:
+    """Whether an image of this name is one we may build: its tag is ``local``."""
+    return name.rpartition(":")[2] == "local"
+
+
+def image_status(client: docker.DockerClient, name: str = IMAGE) -> ImageStatus:
+    """Raises SandboxUnavailableError when the engine fails or the slot's programs cannot be compiled."""
+    wanted = wanted_content() if built_here(name) else ""
+    try:
+        found = client.images.get(name)
+    except ImageNotFound:
+        return ImageStatus(name, "", 0, "", wanted)
+    except (DockerException, OSError) as error:
+        raise SandboxUnavailableError(f"the Docker engine failed: {error}") from error
+    labels = found.labels or {}
+    return ImageStatus(
+        name, found.id, found.attrs["Size"], labels.get(LABEL_CONTENT, ""), wanted, labels.get(LABEL_BASE, "")
+    )
+
+
+def ensure_image(
+    name: str = IMAGE, *, client: docker.DockerClient | None = None, report: Report = silent
+) -> ImageStatus:
+    """The image of that name; built first when its tag is ``local`` and it is missing or of another source.
+
+    Two builders at once make one image: the second waits for the first. Takes seconds with a warm cache,
+    minutes without. Raises SandboxUnavailableError: no engine, or the build failed; an image of another
+    tag that is not there is nobody's to build.
+    """
+    with _client(client) as engine:
+        status = image_status(engine, name)
+        if status.present and not status.stale:
+            return status
+        if not built_here(name):
+            raise SandboxUnavailableError(
+                f"there is no image {name} in the Docker engine", next_step=f"docker pull {name}, or name another"
+            )
+        with _lock(report):
+            status = image_status(engine, name)
+            if status.present and not status.stale:
+                return status
+            return build_image(name, client=engine, report=report)
+
+
+def build_image(name: str = IMAGE, *, client: docker.DockerClient, report: Report = silent) -> ImageStatus:
+    """Build it now, whatever there is. Raises SandboxUnavailableError with the failing step's last words."""
+    cache = cache_dir() / "image"
+    base = base_image(client, cache, report)
+    report(Step("packages", "fetching what is not in the cache"))
+    site = site_directory(cache, shipped.path("constraints.txt"))
+    ours = _package_entries()
+    before = image_status(client, name)
+    labels = _labels(_content(ours), base)
+    with tempfile.TemporaryFile() as context:
+        write_context(context, [*wheel_entries(site), *ours], _dockerfile())
+        context.seek(0)
+        stream = client.api.build(
+            fileobj=context,
+            custom_context=True,
+            tag=name,
+            rm=True,
+            forcerm=True,
+            decode=True,
+            network_mode="host",
+            timeout=_BUILD_TIMEOUT_S,
+            buildargs={"BASE": base},
+            labels=labels,
+        )
+        _follow(stream, report)
+    made = image_status(client, name)
+    if before.present and before.id != made.id:
+        _discard(client, before.id)
+    return made
+
+
+def _discard(client: docker.DockerClient, image_id: str) -> None:
+    """Remove the image that had the name until now; containers that still run keep it."""
+    with contextlib.suppress(DockerException, OSError):
+        client.images.remove(image_id)
+
+
+def wanted_content() -> str:
+    """The content hash an image of this source has."""
+    return _content(_package_entries())
+
+
+def _package_entries() -> list[Entry]:
+    return package_entries(Path(agentenv.__file__).parent, ensure_built())
+
+
+def _content(entries: list[Entry]) -> str:
+    return content_hash(entries, _dockerfile(), shipped.path("constraints.txt").read_text())
+
+
+def _dockerfile() -> bytes:
+    return shipped.path(DOCKERFILE).read_bytes()
+
+
+def _labels(content: str, base: str) -> dict[str, str]:
+    return {
+        "org.opencontainers.image.title": "agentenv sandbox",
+        "org.opencontainers.image.description": "one container of a farm of sandbox slots",
+        "org.opencontainers.image.version": agentenv.__version__,
+        "org.opencontainers.image.licenses": "MIT",
+        LABEL_CONTENT: content,
+        LABEL_BASE: base,
+    }
+
+
+def _follow(stream: Iterator[dict[str, str]], report: Report) -> None:
+    """Show the build's steps. Raises SandboxUnavailableError when one fails."""
+    words: list[str] = []
+    try:
+        for line in stream:
+            text = line.get("stream", "").strip()
+            if text:
+                words = [*words[-19:], text]
+            if found := _STEP.match(text):
+                report(Step("build", found[3][:100], int(found[1]), int(found[2])))
+            if "error" in line:
+                raise SandboxUnavailableError(
+                    f"building the image failed: {line['error'].strip()}; before that: {' | '.join(words)[-600:]}"
+                )
+    except (DockerException, OSError) as error:
+        raise SandboxUnavailableError(f"building the image failed: {error}") from error
+
+
+@contextmanager
+def _client(given: docker.DockerClient | None) -> Iterator[docker.DockerClient]:
+    if given is not None:
+        yield given
+        return
+    client = connect()
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def _lock(report: Report) -> Iterator[None]:
+    """One builder at a time on this machine; the lock goes with its holder, however that ends."""
+    path = cache_dir() / "image" / "build.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(Step("wait", "another process is building the image"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
