@@ -12,7 +12,7 @@ from agentenv.errors import AgentEnvError, StaleLeaseError
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.slots.control import ContainerControl
 from agentenv.wire.base import PROTOCOL_VERSION
-from agentenv.wire.leases import LeaseKey, LeaseRequest, RenewRequest, SlotState
+from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, SlotState
 from agentenv.wire.server import ErrorReply, Health
 from tests.contract.conftest import Client, eventually
 
@@ -32,7 +32,7 @@ async def test_health_needs_no_token_and_nothing_else_goes_without(container: Cl
         async with stranger.get(container.handle.base_url + "/health") as reply:
             assert Health.model_validate_json(await reply.text()).status == "ok"
         paths = ("GET /v1/info", "GET /v1/slots", "POST /v1/leases", "POST /v1/leases/renew", "POST /v1/leases/release",
-                 "POST /v1/leases/seal", "POST /v1/batch", "GET /v1/stream")  # fmt: skip
+                 "POST /v1/leases/seal", "POST /v1/leases/end", "POST /v1/batch", "GET /v1/stream")  # fmt: skip
         for method, path in (one.split() for one in paths):
             for headers in ({}, {"Authorization": "Bearer wrong"}):
                 url = container.handle.base_url + path
@@ -122,6 +122,32 @@ async def test_renewal_keeps_a_lease_and_silence_ends_it(container: Client) -> N
         return (await _states(container))[1] is SlotState.free
 
     await eventually(free)
+
+
+async def test_an_operator_ends_a_lease_by_its_epoch_alone(container: Client) -> None:
+    key = await container.lease(slot=1)
+    await container.run(key, "touch kept")
+    ended = await container.control.end(EndRequest(slot=1, epoch=key.epoch))
+    assert (ended.slot, ended.state) == (1, SlotState.free)
+    with pytest.raises(StaleLeaseError):
+        await container.control.seal(key)
+    following = await container.lease(slot=1)
+    assert (await container.run(following, "ls")).stdout == ""
+    # Asked for the epoch that has ended, it does nothing to the next.
+    await container.control.end(EndRequest(slot=1, epoch=key.epoch))
+    assert (await container.run(following, "echo mine")).stdout == "mine\n"
+
+
+async def test_a_report_says_for_how_long_a_slot_is_in_its_state(container: Client) -> None:
+    before = (await container.control.slots()).slots[0].in_state_s
+    key = await container.lease(slot=0)
+    leased = (await container.control.slots()).slots[0].in_state_s
+    assert before is not None
+    assert leased is not None
+    await container.run(key, "sleep 0.3")
+    later = (await container.control.slots()).slots[0].in_state_s
+    assert later is not None
+    assert later - leased > 0.25
 
 
 async def test_the_end_of_a_lease_ends_its_running_calls(container: Client) -> None:

@@ -46,7 +46,7 @@ _RESULT = calls.CallResult(
     content={"size_bytes": 1},
 )
 _REPORT = leases.SlotReport(
-    slot=3, state=leases.SlotState.leased, epoch=7, trajectory="t", expires_in_s=12.5, running_calls=2, reason=""
+    slot=3, state=leases.SlotState.leased, epoch=7, trajectory="t", expires_in_s=12.5, running_calls=2, in_state_s=61.5
 )
 _FILE = tools.FileEntry(path="a/b", kind="file", size_bytes=2, mode=0o644, modified_s=1.5)
 
@@ -57,6 +57,7 @@ MODELS: tuple[WireModel, ...] = (
     _REPORT,
     _FILE,
     calls.Batch(batch=2, calls=(_CALL,)),
+    leases.EndRequest(slot=3, epoch=7),
     calls.Cancel(ids=("c-1", "c-2")),
     calls.Forget(ids=("c-1",)),
     calls.Accepted(batch=2),

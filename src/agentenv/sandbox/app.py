@@ -36,6 +36,7 @@ STREAMS: web.AppKey[set[web.WebSocketResponse]] = web.AppKey("streams")
 
 _batch: TypeAdapter[Batch] = TypeAdapter(Batch)
 _key: TypeAdapter[LeaseKey] = TypeAdapter(LeaseKey)
+_end: TypeAdapter[EndRequest] = TypeAdapter(EndRequest)
 _lease: TypeAdapter[LeaseRequest] = TypeAdapter(LeaseRequest)
 _renew: TypeAdapter[RenewRequest] = TypeAdapter(RenewRequest)
 
@@ -103,6 +104,9 @@ class Face:
 
     async def _post_release(self, request: web.Request) -> web.Response:
         return _reply(await self.container.release(await _read(request, _key)))
+
+    async def _post_end(self, request: web.Request) -> web.Response:
+        return _reply(await self.container.end(await _read(request, _end)))
 
     async def _post_seal(self, request: web.Request) -> web.Response:
         return _reply(await self.container.seal(await _read(request, _key)))

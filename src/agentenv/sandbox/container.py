@@ -21,7 +21,16 @@ from agentenv.sandbox.slots import Slot
 from agentenv.sandbox.supervisor_link import Hello, Packet, SlotFailed, SlotLost, SlotReady
 from agentenv.sandbox.tools.registry import parse_arguments
 from agentenv.wire.calls import Call
-from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest, SlotState
+from agentenv.wire.leases import (
+    EndRequest,
+    LeaseGrant,
+    LeaseKey,
+    LeaseRequest,
+    ReleaseReply,
+    RenewReply,
+    RenewRequest,
+    SlotState,
+)
 from agentenv.wire.server import SlotsReply
 
 MAX_HELD_BYTES = 256 * 1024 * 1024
@@ -154,6 +163,10 @@ class Container:
     async def release(self, key: LeaseKey) -> ReleaseReply:
         """See :meth:`Slot.release`."""
         return ReleaseReply(slot=key.slot, state=await self._slot(key.slot).release(key))
+
+    async def end(self, request: EndRequest) -> ReleaseReply:
+        """See :meth:`Slot.end`."""
+        return ReleaseReply(slot=request.slot, state=await self._slot(request.slot).end(request.epoch))
 
     async def seal(self, key: LeaseKey) -> ReleaseReply:
         """See :meth:`Slot.seal`."""

@@ -43,7 +43,8 @@ class Slot:
 
     def __init__(self, index: int, shared: Shared) -> None:
         self.index = index
-        self.state = SlotState.resetting
+        self._state = SlotState.resetting
+        self._state_since_s = shared.poller.loop.time()
         self.epoch = 0
         self.lease: Lease | None = None
         self.reason = ""
@@ -60,6 +61,17 @@ class Slot:
     def __repr__(self) -> str:
         busy = "running" if self._current else "idle"
         return f"Slot({self.index}, {self.state}, epoch={self.epoch}, {busy}, queued={len(self._queue)})"
+
+    @property
+    def state(self) -> SlotState:
+        """Where it is now."""
+        return self._state
+
+    @state.setter
+    def state(self, to: SlotState) -> None:
+        if to is not self._state:
+            self._state_since_s = self._loop.time()
+        self._state = to
 
     @property
     def queued(self) -> int:
@@ -81,6 +93,7 @@ class Slot:
             trajectory=lease.trajectory if lease else None,
             expires_in_s=max(0.0, lease.expires_at_s - self._loop.time()) if lease else None,
             running_calls=(self._current is not None) + len(self._queue),
+            in_state_s=self._loop.time() - self._state_since_s,
             reason=self.reason,
         )
 
@@ -118,6 +131,10 @@ class Slot:
         if self.state is SlotState.resetting and key.epoch >= self.epoch:
             await self._settle()
         return SlotState.quarantined if self.state is SlotState.quarantined else SlotState.free
+
+    async def end(self, epoch: int) -> SlotState:
+        """End whatever lease ``epoch`` has, as :meth:`release` does; nothing happens to another epoch's."""
+        return await self.release(self.lease.key) if self.lease is not None and self.epoch == epoch else self.state
 
     async def seal(self, key: LeaseKey) -> SlotState:
         """Kill everything in the slot, make it anew over the same workspace, keep the lease. Queued calls

@@ -16,7 +16,7 @@ from tenacity.stop import stop_base
 from agentenv import errors
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.wire.base import PROTOCOL_VERSION, WireModel
-from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest
+from agentenv.wire.leases import EndRequest, LeaseGrant, LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest
 from agentenv.wire.server import ErrorReply, ServerInfo, SlotsReply
 
 Reply = TypeVar("Reply", bound=WireModel)
@@ -86,6 +86,10 @@ class ContainerControl:
     async def release(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
         """End a lease; the reply says what became of the slot. An epoch that has ended is no error."""
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/release", key, timeout_s))
+
+    async def end(self, request: EndRequest, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
+        """End whatever lease an epoch has, without knowing its secret: for operators."""
+        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/end", request, timeout_s))
 
     async def seal(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
         """Kill all that runs in the slot, keep workspace and lease. Raises StaleLeaseError."""

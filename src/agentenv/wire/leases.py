@@ -61,8 +61,16 @@ class RenewReply(WireModel):
     stale: tuple[SlotIndex, ...]
 
 
+class EndRequest(WireModel):
+    """``POST /v1/leases/end``: end whatever lease this epoch has. For operators, who know no lease's secret."""
+
+    slot: SlotIndex
+    epoch: Annotated[int, Field(ge=0)]
+
+
 class ReleaseReply(WireModel):
-    """``POST /v1/leases/release`` and ``/v1/leases/seal`` (body: a :class:`LeaseKey`).
+    """``POST /v1/leases/release`` and ``/v1/leases/seal`` (body: a :class:`LeaseKey`), and
+    ``/v1/leases/end`` (body: an :class:`EndRequest`), which answers as release does.
 
     Release returns when the slot is proved clean (``free``) or could not be (``quarantined``);
     releasing an epoch that has ended is no error. Seal kills every process of the slot, makes its
@@ -82,5 +90,7 @@ class SlotReport(WireModel):
     trajectory: str | None = None
     expires_in_s: float | None = None
     running_calls: int = 0
+    in_state_s: float | None = None
+    """For how long it has been in this state, as far as this server process knows."""
     reason: str = ""
     """Why a slot is quarantined or gone; empty otherwise."""

@@ -19,7 +19,7 @@ from agentenv.slots.backends.base import ContainerHandle
 from agentenv.slots.backends.fake_slot import FakeSlot, refusal
 from agentenv.wire.base import MAX_BODY_BYTES, WireModel
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Cancel, Failure, Forget, Result, client_message
-from agentenv.wire.leases import LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest, SlotState
+from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest, SlotState
 from agentenv.wire.server import ErrorReply, Health, ServerInfo, SlotsReply
 
 Model = TypeVar("Model", bound=WireModel)
@@ -111,6 +111,7 @@ class FakeServer:
                 web.post(prefix + "/v1/leases", self._lease),
                 web.post(prefix + "/v1/leases/renew", self._renew),
                 web.post(prefix + "/v1/leases/release", self._release),
+                web.post(prefix + "/v1/leases/end", self._end),
                 web.post(prefix + "/v1/leases/seal", self._seal),
                 web.post(prefix + "/v1/batch", self._batch),
                 web.get(prefix + "/v1/stream", self._stream),
@@ -204,6 +205,13 @@ class FakeServer:
         elif slot.lease is not None and slot.epoch == key.epoch:
             raise StaleLeaseError(f"slot {key.slot} is leased under another key")
         return _reply(ReleaseReply(slot=key.slot, state=slot.state))
+
+    async def _end(self, request: web.Request) -> web.Response:
+        container, wanted = self._at(request), await _body(request, EndRequest)
+        slot = container.slot(wanted.slot)
+        if slot.epoch == wanted.epoch:
+            await container.reset(slot)
+        return _reply(ReleaseReply(slot=slot.index, state=slot.state))
 
     async def _seal(self, request: web.Request) -> web.Response:
         key = await _body(request, LeaseKey)

@@ -62,11 +62,23 @@ class FakeCall:
 class FakeSlot:
     """One slot. Costs nothing until its first call: then it gets a directory and processes."""
 
-    __slots__ = ("_directory", "_env", "_order", "_output_bytes", "_shell", "epoch", "index", "lease", "state")
+    __slots__ = (
+        "_directory",
+        "_env",
+        "_order",
+        "_output_bytes",
+        "_shell",
+        "_state",
+        "_state_since",
+        "epoch",
+        "index",
+        "lease",
+    )
 
     def __init__(self, index: int, directory: Path, env: Mapping[str, str], output_bytes: int) -> None:
         self.index = index
-        self.state = SlotState.free
+        self._state = SlotState.free
+        self._state_since = time.monotonic()
         self.epoch = 0
         self.lease: FakeLease | None = None
         self._directory = directory
@@ -74,6 +86,15 @@ class FakeSlot:
         self._output_bytes = output_bytes
         self._order: asyncio.Lock | None = None
         self._shell: FakeShell | None = None
+
+    @property
+    def state(self) -> SlotState:
+        """Where it is now."""
+        return self._state
+
+    @state.setter
+    def state(self, to: SlotState) -> None:
+        self._state, self._state_since = to, time.monotonic()
 
     def grant(self, request: LeaseRequest, now: float) -> LeaseGrant:
         """Lease it. Raises StaleLeaseError when it is not free (and not leased by this very request)."""
@@ -149,6 +170,7 @@ class FakeSlot:
             trajectory=lease.request.trajectory if lease is not None else None,
             expires_in_s=lease.expires_at - now if lease is not None else None,
             running_calls=sum(not call.task.done() for call in lease.calls.values()) if lease is not None else 0,
+            in_state_s=time.monotonic() - self._state_since,
             reason="a reset was made to fail" if self.state is SlotState.quarantined else "",
         )
 
