@@ -1,1 +1,1 @@
-"""HTTP services: the tool server and the shared farm."""
+"""Services of their own: the tool server, which runs external tools outside the sandbox."""

@@ -97,3 +97,7 @@ class EndTrajectory(WireModel):
     """``POST /v1/trajectories/end``: end its calls, close what it held (browser pages), forget its replies."""
 
     trajectory: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class Done(WireModel):
+    """Answer to :class:`CancelCalls` and :class:`EndTrajectory`."""

@@ -1,0 +1,165 @@
+"""What a group's rollouts asked the world and what it answered: one JSON-lines file per item.
+
+Every rollout of a group gets the same answer to the same question, and so does every later run. Two that
+ask at once make one request. Stateful tools (a browser) are keyed by the whole chain of the
+trajectory's stateful calls: the snapshot after A, B is another question than the snapshot after A.
+Secrets are gone before anything comes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from agentenv.errors import InfraError
+
+_UNGROUPED: Final = "ungrouped"
+_NAME_CHARS: Final = 80
+
+
+class Recording(BaseModel):
+    """One answer as it is kept: what of a result belongs to the world, not to this run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    tool: str
+    arguments: dict[str, Any]
+    after: str = ""
+    """The key of the stateful call before, for stateful tools."""
+    exit_code: int = 0
+    stderr: str = ""
+    content: Any = None
+    truncated: bool = False
+    recorded_unix_s: float = 0.0
+
+
+def key_of(tool: str, arguments: Mapping[str, Any], after: str = "") -> str:
+    """The question's name: the same for the same tool, arguments (in any order) and history."""
+    told = json.dumps([tool, arguments, after], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def file_name(item: str) -> str:
+    """A file name for any item id: readable, and never another item's."""
+    if not item:
+        return f"{_UNGROUPED}.jsonl"
+    digest = hashlib.sha256(item.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{re.sub(r'[^A-Za-z0-9_.-]', '_', item)[:_NAME_CHARS].lstrip('.')}-{digest}.jsonl"
+
+
+class Cassette:
+    """One item's recordings. Not for two threads; other processes may append to the same file.
+
+    Raises (on making it):
+        InfraError: the file cannot be read, or a whole line of it is not a recording.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known = {recording.key: recording for recording in reversed(_read(path))}
+        self._asked: dict[str, asyncio.Future[None]] = {}
+        self._writing = asyncio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def asked_now(self) -> bool:
+        """Whether somebody is waiting for an answer."""
+        return bool(self._asked)
+
+    def known(self, key: str) -> Recording | None:
+        """The recorded answer; None when there is none."""
+        return self._known.get(key)
+
+    async def answer(self, key: str, ask: Callable[[], Awaitable[Recording | None]]) -> Recording | None:
+        """The recorded answer, or that of ``ask``, which is then recorded. Of those who come while one
+        asks, all wait for it; when it ends without an answer worth keeping (None), the next one asks.
+
+        Raises: whatever ``ask`` raises, to its own caller only; InfraError when the file cannot be written.
+        """
+        while True:
+            if (found := self._known.get(key)) is not None:
+                return found
+            if (asked := self._asked.get(key)) is None:
+                break
+            await asyncio.wait({asked})
+        turn = self._asked[key] = asyncio.get_running_loop().create_future()
+        try:
+            recording = await ask()
+            if recording is not None:
+                await self._keep(recording)
+            return recording
+        finally:
+            del self._asked[key]
+            turn.set_result(None)
+
+    async def _keep(self, recording: Recording) -> None:
+        stamped = recording.model_copy(update={"recorded_unix_s": round(time.time(), 3)})
+        async with self._writing:
+            try:
+                await asyncio.to_thread(_append, self.path, stamped.model_dump_json().encode() + b"\n")
+            except OSError as error:
+                raise InfraError(f"the cassette {self.path} cannot be written: {error}") from error
+        self._known[recording.key] = stamped
+
+
+def _read(path: Path) -> list[Recording]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InfraError(f"the cassette {path} cannot be read: {error}") from error
+    found = []
+    for number, line in enumerate(lines[:-1], 1):  # what follows the last newline was being written at a crash
+        if not line:
+            continue
+        try:
+            found.append(Recording.model_validate_json(line))
+        except ValidationError as error:
+            cure = "mend or remove that line"
+            raise InfraError(f"{path}:{number} is no recording: {error.errors()[0]['msg']}", next_step=cure) from error
+    return found
+
+
+def _append(path: Path, line: bytes) -> None:
+    """One line, whole or not at all, whoever else appends; half a line left by a crash is cut off."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        end = _whole_bytes(file)
+        os.ftruncate(file, end)
+        try:
+            written = 0
+            while written < len(line):
+                written += os.pwrite(file, line[written:], end + written)
+        except OSError:
+            os.ftruncate(file, end)
+            raise
+    finally:
+        os.close(file)
+
+
+def _whole_bytes(file: int) -> int:
+    """How many bytes of the file are whole lines."""
+    end = os.fstat(file).st_size
+    while end > 0:
+        begin = max(0, end - 65_536)
+        newline = os.pread(file, end - begin, begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+        end = begin
+    return 0

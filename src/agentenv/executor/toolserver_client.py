@@ -1,0 +1,274 @@
+"""A tool server's client: each call asked for until its result is there, never run twice.
+
+The server remembers calls by id, so whatever cuts a connection, the same question is asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from agentenv.errors import (
+    AgentEnvError,
+    CallLostError,
+    ConfigError,
+    ConnectionLostError,
+    InfraError,
+    PoolClosedError,
+    ProtocolError,
+    by_code,
+)
+from agentenv.tools.remote import remote_spec
+from agentenv.tools.spec import ToolSpec
+from agentenv.wire.base import PROTOCOL_VERSION
+from agentenv.wire.calls import CallResult
+from agentenv.wire.server import ErrorReply
+from agentenv.wire.toolserver import (
+    CallScope,
+    CancelCalls,
+    Done,
+    EndTrajectory,
+    ToolCallReply,
+    ToolCallRequest,
+    ToolDescription,
+    ToolList,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=BaseModel)
+
+_WAIT_S: Final = 20.0
+_SLACK_S: Final = 15.0
+"""How much longer than the server promised to wait an answer may take."""
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 2.0
+_FAREWELL_S: Final = 5.0
+_MOST_CONNECTIONS: Final = 1_000
+_GONE: Final = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
+
+
+class ToolServerClient:
+    """Runs external tools on a tool server; an async context manager, and an ``ExternalTools``.
+
+    ``reconnect_deadline_s`` is how long a server may be out of reach before its calls end with
+    ConnectionLostError. ``wait_s`` is how long one request is kept open for a running call.
+
+    Raises (on entering):
+        ConnectionLostError: nobody answers there. ConfigError: the token is wrong.
+        ProtocolError: what answers is no tool server of this version.
+    """
+
+    def __init__(self, url: str, token: str, *, reconnect_deadline_s: float = 30.0, wait_s: float = _WAIT_S) -> None:
+        self._url = url.rstrip("/")
+        self._token = token
+        self._deadline_s = reconnect_deadline_s
+        self._wait_s = wait_s
+        self._session: aiohttp.ClientSession | None = None
+        self._boot = ""
+        self._prefix = secrets.token_hex(8)
+        self._number = 0
+        self._state_boots: dict[str, str] = {}
+        self._arrived: dict[str, list[str]] = {}
+        self._farewells: set[asyncio.Task[None]] = set()
+        self.tools: tuple[ToolDescription, ...] = ()
+        """What the server said it has, when it was entered."""
+
+    def __repr__(self) -> str:
+        return f"<ToolServerClient {self._url}, {len(self.tools)} tools>"
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The server's tools for a catalog, also those that are not available."""
+        return tuple(remote_spec(tool) for tool in self.tools)
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=_MOST_CONNECTIONS),
+            headers={"Authorization": f"Bearer {self._token}"},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
+            trust_env=False,
+        )
+        try:
+            await self._introduce()
+        except BaseException:
+            await self._session.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._farewells:
+            await asyncio.wait(self._farewells)
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(self, scope: CallScope, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
+        """Run one call; cancelling ends it there.
+
+        Raises:
+            ConnectionLostError: the server was out of reach for too long; the call may have run.
+            CallLostError: the server was started anew while the call ran there, or with the trajectory's state.
+            InfraError: the tool itself failed on our side (a provider, the browser).
+        """
+        self._number += 1
+        call_id = f"{self._prefix}-{self._number}"
+        forget = tuple(self._arrived.pop(scope.trajectory, ()))
+        request = ToolCallRequest(
+            id=call_id,
+            scope=scope,
+            tool=tool,
+            arguments=dict(arguments),
+            timeout_s=timeout_s,
+            boot=self._boot,
+            state_boot=self._state_boots.get(scope.trajectory),
+            forget=forget[:1_000],
+            wait_s=self._wait_s,
+        )
+        try:
+            reply = await self._answered(request)
+        except asyncio.CancelledError:
+            self._say_later("/v1/cancel", CancelCalls(trajectory=scope.trajectory, ids=(call_id,)))
+            raise
+        self._arrived.setdefault(scope.trajectory, []).append(call_id)
+        if reply.stateful:
+            self._state_boots[scope.trajectory] = reply.boot
+        assert reply.result is not None  # _answered waits for it
+        return settled(reply.result)
+
+    async def ended(self, trajectory: str) -> None:
+        """Tell the server, in the background: a server that cannot be told forgets by itself, later."""
+        self._state_boots.pop(trajectory, None)
+        self._arrived.pop(trajectory, None)
+        self._say_later("/v1/trajectories/end", EndTrajectory(trajectory=trajectory))
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    async def _introduce(self) -> None:
+        listed = await self._patiently("GET", "/v1/tools", None, ToolList, 10.0)
+        if listed.protocol != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the tool server at {self._url} speaks protocol {listed.protocol}, this side {PROTOCOL_VERSION}",
+                next_step="run the same version of agentenv on both sides",
+            )
+        self._boot, self.tools = listed.boot, listed.tools
+
+    async def _answered(self, request: ToolCallRequest) -> ToolCallReply:
+        limit_s = request.wait_s + _SLACK_S
+        asked = 0
+        cut: list[Exception] = []
+        while True:
+            try:
+                reply = await self._patiently("POST", "/v1/calls", request, ToolCallReply, limit_s, cut)
+            except ConfigError as error:  # the token was right when this client was entered
+                raise InfraError(error.message, next_step=error.next_step) from error
+            except CallLostError:
+                # Sent once, and refused by a server started since: it ran nowhere, so the new server may run it.
+                if asked or cut or request.boot == await self._new_boot():
+                    raise
+                request = request.model_copy(update={"boot": self._boot})
+            else:
+                self._boot = reply.boot
+                if reply.result is not None:
+                    return reply
+            asked += 1
+
+    async def _new_boot(self) -> str:
+        await self._introduce()
+        return self._boot
+
+    async def _patiently(
+        self,
+        method: str,
+        path: str,
+        body: BaseModel | None,
+        kind: type[T],
+        limit_s: float,
+        cut: list[Exception] | None = None,
+    ) -> T:
+        """Ask until an answer comes, or nobody was there for ``reconnect_deadline_s``. ``cut`` collects the
+        failures after which the question may have arrived."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._deadline_s
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._ask(method, path, body, kind, limit_s)
+            except _GONE as error:
+                if loop.time() + pause_s > give_up_at:
+                    raise ConnectionLostError(
+                        f"the tool server at {self._url} was out of reach for {self._deadline_s:g} s: {_said(error)}",
+                        next_step="see that it runs (`agentenv tool-server`) and that tool_server_url is right",
+                    ) from error
+                if cut is not None and not isinstance(error, aiohttp.ClientConnectorError):
+                    cut.append(error)
+                logger.warning("tool server at %s: %s; asking again", self._url, _said(error))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _ask(self, method: str, path: str, body: BaseModel | None, kind: type[T], limit_s: float) -> T:
+        if self._session is None or self._session.closed:
+            raise PoolClosedError("the tool server's client is closed")
+        content = None if body is None else body.model_dump_json().encode()
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        async with (
+            asyncio.timeout(limit_s),
+            self._session.request(method, self._url + path, data=content, headers=headers) as answer,
+        ):
+            raw = await answer.read()
+            if answer.status in (502, 503, 504):  # a proxy without its server, or a server about to end
+                raise aiohttp.ClientConnectionError(f"HTTP {answer.status}")
+            if answer.status >= 400:
+                raise _refusal(answer.status, raw, self._url)
+        try:
+            return kind.model_validate_json(raw)
+        except ValidationError as error:
+            raise ProtocolError(f"what answers at {self._url} is no tool server: {error.errors()[0]['msg']}") from error
+
+    def _say_later(self, path: str, body: BaseModel) -> None:
+        async def say() -> None:
+            try:
+                async with asyncio.timeout(_FAREWELL_S):
+                    await self._ask("POST", path, body, Done, _FAREWELL_S)
+            except (*_GONE, AgentEnvError) as error:
+                logger.warning("tool server at %s: %s not heard: %s", self._url, path, _said(error))
+
+        task = asyncio.get_running_loop().create_task(say())
+        self._farewells.add(task)
+        task.add_done_callback(self._farewells.discard)
+
+
+def settled(result: CallResult) -> CallResult:
+    """``result``, unless it reports a failure of ours. Raises: InfraError, of the class it names."""
+    if result.cancelled:
+        raise CallLostError(f"call {result.id} was ended on the tool server")
+    if result.fault == "infra":
+        raise _error_of(result.error or "", result.message)
+    return result
+
+
+def _refusal(status: int, raw: bytes, url: str) -> AgentEnvError:
+    try:
+        told = ErrorReply.model_validate_json(raw)
+    except ValidationError:
+        return ProtocolError(f"the tool server at {url} answered HTTP {status}: {raw[:200]!r}")
+    if status in (401, 403):
+        return ConfigError("tool_server_token", told.message, next_step=told.next_step)
+    return _error_of(told.error, told.message)
+
+
+def _error_of(code: str, message: str) -> InfraError:
+    found = by_code().get(code, InfraError)
+    return (found if issubclass(found, InfraError) else ProtocolError)(message or code)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

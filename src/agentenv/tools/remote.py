@@ -1,0 +1,35 @@
+"""Tools described by a tool server, as specs of this side's catalog."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from agentenv.tools.spec import ToolSpec
+from agentenv.wire.toolserver import ToolDescription
+
+
+class RemoteArguments(BaseModel):
+    """Arguments whose schema another process holds: any object passes here, that process judges it."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+def remote_spec(description: ToolDescription) -> ToolSpec:
+    """The described tool, of kind ``external``. Raises ConfigError when a name or limit is not usable."""
+    parameters = copy.deepcopy(description.parameters)
+
+    def model_json_schema(*_: Any, **__: Any) -> dict[str, Any]:
+        return copy.deepcopy(parameters)
+
+    arguments = create_model(f"Arguments_{description.name}", __base__=RemoteArguments)
+    arguments.model_json_schema = model_json_schema  # type: ignore[method-assign]
+    return ToolSpec(
+        name=description.name,
+        description=description.description,
+        arguments=arguments,
+        default_timeout_s=description.timeout_s,
+        kind="external",
+    )
