@@ -1,0 +1,331 @@
+"""Containers as allocations of one Nomad job: the same sandbox server, on a cluster.
+
+What is decided is in :mod:`agentenv.slots.backends.nomad_view` (pure); this performs it. Nomad may be
+down or restart at any time: what containers are known goes on, and is reconciled when Nomad is back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.slots.backends import nomad_facts as facts
+from agentenv.slots.backends.base import ContainerEvent, ContainerHandle, ContainerStarted
+from agentenv.slots.backends.nomad_api import NomadApi
+from agentenv.slots.backends.nomad_count import CountKeeper
+from agentenv.slots.backends.nomad_errands import Errands
+from agentenv.slots.backends.nomad_explain import NomadError, opening_error
+from agentenv.slots.backends.nomad_follow import Follower, Following
+from agentenv.slots.backends.nomad_job import job_text, job_variables
+from agentenv.slots.backends.nomad_stream import EventStream, open_stream_session
+from agentenv.slots.backends.nomad_view import (
+    AwaitEmpty,
+    Command,
+    Diagnose,
+    FleetView,
+    Forget,
+    Report,
+    Reschedule,
+    Shake,
+    StopAllocation,
+)
+from agentenv.slots.control import open_session
+from agentenv.slots.tasks import finish
+
+logger = logging.getLogger(__name__)
+
+_PURGE_TIMEOUT_S = 30.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class NomadStatus:
+    """What the backend does and waits for, for an operator."""
+
+    address: str
+    namespace: str
+    job_id: str
+    following: Following
+    goal: int | None
+    asked: int | None
+    """The count last agreed on with Nomad; below the goal while a start storm is spread out."""
+    containers: dict[str, str]
+    """Each container's stage by its id."""
+    waiting_for: str
+    """Why Nomad does not place what it was asked for; empty when it does."""
+    problem: str
+    """Nomad's last refusal or silence; empty once it has answered again."""
+
+
+class NomadBackend:
+    """The farm is the allocations of job ``nomad.job_id``; one farm at a time may own a job.
+
+    Opening submits the job or adopts the one that is there, with the containers that run. Closing purges
+    it (``purge_job_on_shutdown``) or leaves everything running. Opening raises ConfigError or
+    SandboxUnavailableError with the next step; afterwards trouble with Nomad is logged and outlived.
+    """
+
+    name = "nomad"
+
+    def __init__(
+        self,
+        containers: ContainerSettings | None = None,
+        nomad: NomadSettings | None = None,
+        *,
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        """Raises ConfigError for an address or certificates that cannot be."""
+        self._containers = containers or ContainerSettings()
+        self._nomad = nomad or NomadSettings.from_environment()
+        self._address = checked_address(self._nomad.address)
+        self._start_timeout_s = start_timeout_s
+        self._view = FleetView(start_timeout_s=start_timeout_s)
+        self._events: asyncio.Queue[ContainerEvent | None] = asyncio.Queue()
+        self._handles: dict[str, ContainerHandle] = {}
+        self._token = ""
+        self._resources = AsyncExitStack()
+        self._open: _Open | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    # -- opening and closing ---------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        if self._open is not None or self._closing is not None:
+            raise SandboxUnavailableError("a NomadBackend is opened once", next_step="make a new one")
+        try:
+            self._open = opened = await self._assemble()
+            await opened.api.check_access()
+            await self._have_image()
+            if self._nomad.purge_job_on_start:
+                await self._purge(opened.api)
+            await self._submit()
+            await opened.follower.look()
+            opened.start()
+        except NomadError as error:
+            await self._abandon()
+            raise opening_error(error, self._address, self._nomad.namespace, self._nomad.token is not None) from error
+        except BaseException:
+            await self._abandon()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="close nomad backend")
+        await finish(self._closing)
+
+    async def _assemble(self) -> _Open:
+        api = NomadApi(self._nomad, self._address)
+        self._resources.push_async_callback(api.aclose)
+        stream_session = await self._resources.enter_async_context(open_stream_session(self._nomad))
+        session = await self._resources.enter_async_context(open_session())
+        stream = EventStream(stream_session, self._nomad, self._address)
+        opened = _Open(
+            api,
+            Errands(api, session, self._containers),
+            Follower(api, stream, self._hear, self._tick),
+            CountKeeper(api, self._view, self._submit),
+        )
+        self._resources.push_async_callback(opened.stop)
+        return opened
+
+    async def _have_image(self) -> None:
+        """Build the image when it is one to be built here, and the cluster is this machine."""
+        settings = self._nomad
+        here = urlsplit(self._address).hostname in _LOOPBACK
+        if settings.driver == "docker" and settings.build_image and here and settings.image.endswith(":local"):
+            from agentenv.image import ensure_image  # it needs the docker SDK, which others can do without
+
+            await asyncio.to_thread(ensure_image, settings.image)
+
+    async def _submit(self) -> None:
+        """Register the job; one that is there keeps its count, and its containers if nothing else changed."""
+        api = self._opened().api
+        text = job_text(self._nomad)
+        found: dict[str, object] = {}
+        if "client_data_dir" not in self._nomad.variables and (directory := await api.client_data_dir()):
+            found["client_data_dir"] = directory
+        try:
+            job = await api.parse(text, job_variables(text, self._containers, self._nomad, found))
+        except NomadError as error:
+            if error.status == 400:
+                raise ConfigError("job_file", error.message, next_step="`nomad job validate` tells more") from error
+            raise
+        self._token = await api.agree_on_token(secrets.token_hex(32))
+        await api.register(job)
+
+    async def _abandon(self) -> None:
+        self._closing = asyncio.create_task(self._resources.aclose(), name="abandon nomad backend")
+        await finish(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            if self._open is not None and self._nomad.purge_job_on_shutdown:
+                await self._open.stop()
+                await self._purge(self._open.api)
+                await self._open.api.forget_token()
+        except NomadError as error:
+            logger.warning("job %s could not be purged, its containers go on: %s", self._nomad.job_id, error)
+        finally:
+            await self._resources.aclose()
+            self._events.put_nowait(None)
+
+    async def _purge(self, api: NomadApi) -> None:
+        """End the job, wait for its containers' ends for a while, then forget it. Raises NomadError."""
+        await api.end_job(purge=False)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _PURGE_TIMEOUT_S
+        while (left := await api.left_over()) and loop.time() < until:  # noqa: ASYNC110 - Nomad must be asked
+            await asyncio.sleep(0.1)
+        if left:
+            logger.warning("%d allocations of job %s are still stopping", left, self._nomad.job_id)
+        await api.end_job(purge=True)
+
+    # -- the backend's interface -----------------------------------------------------------------
+
+    async def scale(self, count: int) -> None:
+        """See :class:`ContainerBackend`."""
+        self._opened().count.aim(count)
+
+    async def events(self) -> AsyncIterator[ContainerEvent]:
+        """See :class:`ContainerBackend`. Never raises for trouble with Nomad."""
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    async def replace(self, container_id: str, reason: str) -> None:
+        """See :class:`ContainerBackend`."""
+        self._opened()
+        if (allocation := self._view.allocation_of(container_id)) is not None:
+            self._perform([StopAllocation(allocation, reason)])
+
+    def status(self) -> NomadStatus:
+        """What it does and waits for at this moment."""
+        opened, unplaced = self._opened(), self._view.unplaced
+        return NomadStatus(
+            address=self._address,
+            namespace=self._nomad.namespace,
+            job_id=self._nomad.job_id,
+            following=opened.follower.following,
+            goal=opened.count.goal,
+            asked=opened.count.asked,
+            containers={container: str(stage) for container, stage in self._view.stages().items()},
+            waiting_for=unplaced.reason if unplaced is not None else "",
+            problem=opened.follower.problem,
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._open is None or self._closing is not None else self._open.follower.following
+        return f"<NomadBackend {self._nomad.job_id} at {self._address}, {state}, {self._view!r}>"
+
+    def _opened(self) -> _Open:
+        if self._open is None or self._closing is not None:
+            raise SandboxUnavailableError("the backend is not open", next_step="use it inside `async with`")
+        return self._open
+
+    # -- performing ------------------------------------------------------------------------------
+
+    def _hear(self, fact: facts.Fact) -> None:
+        self._perform(self._view.update(fact, _now()))
+        if isinstance(fact, facts.Snapshot) and self._open is not None:
+            self._open.count.compare(self._view.job)
+
+    def _tick(self) -> None:
+        self._perform(self._view.tick(_now()))
+
+    def _perform(self, commands: Iterable[Command]) -> None:
+        opened = self._open
+        if opened is None or self._closing is not None:
+            return
+        for command in commands:
+            self._perform_one(opened, command)
+        opened.count.look_again()
+
+    def _perform_one(self, opened: _Open, command: Command) -> None:
+        match command:
+            case Report(event):
+                self._tell(event)
+            case Shake(container, allocation):
+                opened.errands.shake(
+                    allocation,
+                    self._token,
+                    self._start_timeout_s,
+                    lambda outcome: self._perform(self._view.shaken(container, outcome, _now())),
+                )
+            case Forget(container):
+                opened.errands.forget(container)
+                self._handles.pop(container, None)
+            case AwaitEmpty(container, at_most_s):
+                opened.errands.await_empty(
+                    self._handles[container],
+                    at_most_s,
+                    lambda silent: self._perform(self._view.emptied(container, _now(), silent=silent)),
+                )
+            case StopAllocation(allocation_id, reason, after_s):
+                opened.errands.stop(allocation_id, reason, after_s, lambda: self._view.is_alive(allocation_id))
+            case Diagnose(allocation):
+                opened.errands.diagnose(allocation, self._nomad.image, self._tell)
+            case Reschedule():
+                opened.count.reschedule()
+
+    def _tell(self, event: ContainerEvent) -> None:
+        if isinstance(event, ContainerStarted):
+            self._handles[event.handle.id] = event.handle
+        self._events.put_nowait(event)
+
+
+class _Open:
+    """What an open backend consists of, and its tasks."""
+
+    def __init__(self, api: NomadApi, errands: Errands, follower: Follower, count: CountKeeper) -> None:
+        self.api = api
+        self.errands = errands
+        self.follower = follower
+        self.count = count
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin to follow Nomad and to keep the count."""
+        works = {
+            "nomad events": self.follower.follow(),
+            "nomad lists": self.follower.keep_looking(),
+            "nomad count": self.count.keep_count(),
+            "nomad reschedules": self.count.keep_rescheduling(),
+        }
+        self._tasks = [asyncio.create_task(work, name=name) for name, work in works.items()]
+        for task in self._tasks:
+            task.add_done_callback(_report)
+
+    async def stop(self) -> None:
+        """End every task and errand. May be repeated."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.errands.aclose()
+
+
+def checked_address(address: str) -> str:
+    """The address without a trailing slash. Raises ConfigError when it is none."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError("nomad_address", f"got {address!r}", next_step="allowed: http(s)://host:port")
+    return address.rstrip("/")
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s failed", task.get_name(), exc_info=error)

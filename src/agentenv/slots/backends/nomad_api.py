@@ -1,0 +1,252 @@
+"""The few requests to Nomad that the backend makes: python-nomad, in threads, with deadlines. No decisions.
+
+The library is synchronous (``requests``); the event stream, which must be cancellable and must tell
+silence from death, is not read through it (see :mod:`agentenv.slots.backends.nomad_stream`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import nomad
+import requests
+from nomad.api.exceptions import BaseNomadException, TimeoutNomadException
+from requests.adapters import HTTPAdapter
+
+from agentenv.config import NomadSettings
+from agentenv.slots.backends import nomad_facts as facts
+from agentenv.slots.backends.nomad_explain import NomadError
+
+logger = logging.getLogger(__name__)
+
+Reply = TypeVar("Reply")
+
+_THREADS = 4
+"""Requests at once: Nomad's servers have others to serve."""
+_TIMEOUT_S = 10
+_SLOW_S = 30
+"""Parsing and registering: the scheduler of a small cluster may be busy."""
+_LOG_BYTES = 16 * 1024
+
+
+class NomadApi:
+    """One cluster, one namespace, one job. Every method raises NomadError; close it with aclose()."""
+
+    def __init__(self, settings: NomadSettings, address: str) -> None:
+        self.settings = settings
+        self.address = address
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="nomad-api")
+        self._session = requests.Session()
+        # Proxies and netrc are for the internet; and a token must go nowhere by a redirect.
+        self._session.trust_env = False
+        self._session.mount("https://", _Adapter(settings.tls_server_name))
+        self._client = nomad.Nomad(
+            address=address,
+            token=settings.token,
+            namespace=settings.namespace,
+            region=settings.region,
+            verify=_verify(settings),
+            cert=_certificate(settings),
+            timeout=_TIMEOUT_S,
+            session=self._session,
+        )
+
+    async def aclose(self) -> None:
+        """End the threads, each at its request's deadline at the latest. May be repeated."""
+        await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
+        self._session.close()
+
+    # -- the cluster ----------------------------------------------------------------------------
+
+    async def check_access(self) -> None:
+        """Whether there is such a server, namespace and token."""
+        await self._run(lambda c: c.namespace.get_namespace(self.settings.namespace))
+
+    async def client_data_dir(self) -> str | None:
+        """Where the agent asked keeps its allocations, when it is itself a client and lets us know."""
+        try:
+            config = (await self._run(lambda c: c.agent.request("self", method="get").json())).get("config") or {}
+        except NomadError:
+            return None
+        return config.get("DataDir") if (config.get("Client") or {}).get("Enabled") else None
+
+    async def node(self, node_id: str) -> facts.Node:
+        """One client, its drain's deadline included."""
+        return facts.node(await self._run(lambda c: c.node.get_node(node_id)))
+
+    # -- the job --------------------------------------------------------------------------------
+
+    async def parse(self, text: str, variables: str) -> dict[str, Any]:
+        """The job file as JSON. python-nomad's own parse() knows no variables."""
+        body = {"JobHCL": text, "Canonicalize": True, "Variables": variables}
+        job: dict[str, Any] = await self._run(
+            lambda c: c.jobs.request("parse", json=body, method="post", timeout=_SLOW_S).json()
+        )
+        return job
+
+    async def register(self, job: Mapping[str, Any]) -> None:
+        """Register the job; the count of one that exists is kept."""
+        body = {"Job": job, "PreserveCounts": True}
+        await self._run(lambda c: c.jobs.request(json=body, method="post", timeout=_SLOW_S))
+
+    async def job(self) -> facts.Job | None:
+        """The job as registered, or None."""
+        try:
+            return facts.job(await self._run(lambda c: c.job.get_job(self.settings.job_id)))
+        except NomadError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def scale(self, count: int, why: str) -> int:
+        """Change the count; the job's index then."""
+        body = {"Count": count, "Target": {"Group": facts.GROUP}, "Message": why}
+        reply = await self._run(lambda c: c.job.request(self.settings.job_id, "scale", json=body, method="post").json())
+        return int(reply.get("JobModifyIndex") or 0)
+
+    async def end_job(self, *, purge: bool) -> None:
+        """Stop the job, without its shutdown delay; ``purge``: forget it too. One that does not exist is no error.
+
+        A purged job's allocations are forgotten at once, before their containers have ended: stop it first.
+        """
+        params = {"purge": str(purge).lower(), "no_shutdown_delay": "true"}
+        await self._run(
+            lambda c: c.job.request(self.settings.job_id, params=dict(params), method="delete"), missing=True
+        )
+
+    async def reschedule(self) -> None:
+        """Replace failed allocations now."""
+        body = {"JobID": self.settings.job_id, "EvalOptions": {"ForceReschedule": True}}
+        await self._run(lambda c: c.job.request(self.settings.job_id, "evaluate", json=body, method="post"))
+
+    async def snapshot(self) -> facts.Snapshot:
+        """Everything known of the job. What is asked for first gives the index: later answers are no older."""
+        job_id = self.settings.job_id
+        response = await self._run(lambda c: c.job.request(job_id, "allocations", method="get"))
+        index = int(response.headers.get("X-Nomad-Index") or 0)
+        allocations = tuple(facts.allocation(raw) for raw in response.json())
+        evaluations = await self._run(lambda c: c.job.get_evaluations(job_id))
+        return facts.Snapshot(
+            index=index,
+            allocations=allocations,
+            nodes=await self._nodes({one.node for one in allocations if one.desired == "run"}),
+            evaluations=tuple(facts.evaluation(raw) for raw in evaluations),
+            job=await self.job(),
+        )
+
+    async def _nodes(self, used: set[str]) -> tuple[facts.Node, ...]:
+        try:
+            nodes = [facts.node(raw) for raw in await self._run(lambda c: c.nodes.get_nodes()) if raw["ID"] in used]
+            return tuple([await self.node(one.id) if one.draining else one for one in nodes])
+        except NomadError as error:
+            if error.status != 403:
+                raise
+            # Without node:read a drain is seen when Nomad migrates the allocation.
+            return ()
+
+    # -- allocations ----------------------------------------------------------------------------
+
+    async def allocation(self, allocation_id: str) -> facts.Allocation:
+        """One allocation, its address included."""
+        return facts.allocation(await self._run(lambda c: c.allocation.get_allocation(allocation_id)))
+
+    async def left_over(self) -> int:
+        """Allocations of the job, of whatever incarnation of it, whose tasks have not ended yet."""
+        wanted = f'JobID == "{self.settings.job_id}" and (ClientStatus == "running" or ClientStatus == "pending")'
+        return len(await self._run(lambda c: c.allocations.get_allocations(filter_=wanted)))
+
+    async def stop(self, allocation_id: str) -> None:
+        """Stop an allocation without its shutdown delay. One that does not exist is no error."""
+        params = {"no_shutdown_delay": "true"}
+        await self._run(
+            lambda c: c.allocation.request(allocation_id, "stop", params=dict(params), method="post"), missing=True
+        )
+
+    async def log_tail(self, allocation_id: str, stream: str) -> str:
+        """The end of what its task wrote to ``stdout`` or ``stderr``; empty when it cannot be had."""
+        params = {"task": facts.TASK, "type": stream, "origin": "end", "offset": _LOG_BYTES, "plain": "true"}
+        try:
+            text: str = await self._run(
+                lambda c: c.client.stream_logs.request(allocation_id, params=dict(params), method="get").text
+            )
+        except NomadError as error:
+            logger.debug("no %s of %s: %s", stream, allocation_id, error)
+            return ""
+        return text
+
+    # -- the token ------------------------------------------------------------------------------
+
+    async def agree_on_token(self, proposal: str) -> str:
+        """The job's bearer token: the one kept in the job's Nomad variable, else ``proposal``, now kept there."""
+        path = f"nomad/jobs/{self.settings.job_id}"
+        payload = {"Path": path, "Namespace": self.settings.namespace, "Items": {"token": proposal}}
+        try:
+            # cas=0: only if there is none. Whoever comes second takes the first one's.
+            await self._run(lambda c: c.variable.create_variable(path, payload, cas=0))
+            return proposal
+        except NomadError as error:
+            if error.status != 409:
+                raise
+        kept = await self._run(lambda c: c.variable.get_variable(path))
+        token = (kept.get("Items") or {}).get("token")
+        if not token:
+            raise NomadError(
+                409, f"the Nomad variable {path} has no item `token`", next_step=f"`nomad var purge {path}`"
+            )
+        return str(token)
+
+    async def forget_token(self) -> None:
+        """Remove the job's variable."""
+        path = f"nomad/jobs/{self.settings.job_id}"
+        await self._run(lambda c: c.variable.delete_variable(path), missing=True)
+
+    # -- underneath -----------------------------------------------------------------------------
+
+    async def _run(self, ask: Callable[[nomad.Nomad], Reply], *, missing: bool = False) -> Any:
+        """Ask in a thread. With ``missing``, 404 is answered by None."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, ask, self._client)
+        except (BaseNomadException, TimeoutNomadException, requests.RequestException, ValueError, KeyError) as error:
+            failed = _failure(error)
+            if missing and failed.status == 404:
+                return None
+            raise failed from error
+
+
+class _Adapter(HTTPAdapter):
+    """Checks the server's certificate against another name than its address (``NOMAD_TLS_SERVER_NAME``)."""
+
+    def __init__(self, server_name: str | None) -> None:
+        self._server_name = server_name
+        super().__init__(pool_maxsize=_THREADS)
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        """See HTTPAdapter."""
+        if self._server_name:
+            options |= {"server_hostname": self._server_name, "assert_hostname": self._server_name}
+        super().init_poolmanager(*args, **options)
+
+
+def _verify(settings: NomadSettings) -> bool | str:
+    if settings.skip_verify:
+        return False
+    return str(settings.ca_cert) if settings.ca_cert else True
+
+
+def _certificate(settings: NomadSettings) -> tuple[str, ...]:
+    given = (settings.client_cert, settings.client_key)
+    return tuple(str(path) for path in given) if all(given) else ()
+
+
+def _failure(error: Exception) -> NomadError:
+    """What python-nomad raised, by its HTTP status: the class alone does not tell a cut line from a refusal."""
+    reply = getattr(error, "nomad_resp", None)
+    if isinstance(reply, requests.Response):
+        return NomadError(reply.status_code, " ".join(reply.text.split())[:500] or f"status {reply.status_code}")
+    if isinstance(error, (ValueError, KeyError)) and not isinstance(error, requests.RequestException):
+        return NomadError(502, f"the answer is not what Nomad's API says: {error!r}")
+    return NomadError(0, str(reply or error) or repr(error))

@@ -1,0 +1,102 @@
+"""Keeps the job's count where the pool wants it, whatever Nomad answers for now. I/O; what to ask is the view's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from agentenv.errors import AgentEnvError
+from agentenv.slots.backends.nomad_api import NomadApi
+from agentenv.slots.backends.nomad_explain import NomadError
+from agentenv.slots.backends.nomad_facts import Job
+from agentenv.slots.backends.nomad_view import FleetView
+
+logger = logging.getLogger(__name__)
+
+RETRY_MIN_S, RETRY_MAX_S = 0.5, 10.0
+RESCHEDULE_GAP_S = 1.0
+
+
+class CountKeeper:
+    """One goal; asks Nomad for as much of it as may be started at once, until it has been granted."""
+
+    def __init__(self, api: NomadApi, view: FleetView, resubmit: Callable[[], Awaitable[None]]) -> None:
+        self._api = api
+        self._view = view
+        self._resubmit = resubmit
+        self._changed = asyncio.Event()
+        self._failed = asyncio.Event()
+        self._asked_index = 0
+        self._asking = False
+        self.goal: int | None = None
+        self.asked: int | None = None
+
+    def aim(self, goal: int) -> None:
+        """Make this the goal."""
+        self.goal = goal
+        self._changed.set()
+
+    def look_again(self) -> None:
+        """Something happened by which more may be asked for."""
+        self._changed.set()
+
+    def reschedule(self) -> None:
+        """Have failed allocations replaced now."""
+        self._failed.set()
+
+    def compare(self, job: Job | None) -> None:
+        """What Nomad has on its books; what was asked for comes back when somebody else changed it."""
+        if self._asking or (job is not None and job.modify_index < self._asked_index):
+            return  # older than our own word
+        if job is None or job.stopped or (self.asked is not None and job.count != self.asked):
+            if self.asked is not None:
+                found = "is gone" if job is None or job.stopped else f"has a count of {job.count}"
+                logger.warning("job %s %s, not %d: put right", self._api.settings.job_id, found, self.asked)
+            self.asked = None
+            self._changed.set()
+
+    async def keep_count(self) -> None:
+        """Ask, and ask again until Nomad agrees."""
+        pause_s = RETRY_MIN_S
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self.goal is None or (count := self._view.ask(self.goal, self.asked)) == self.asked:
+                continue
+            self._asking = True
+            try:
+                await self._ask(count)
+                pause_s = RETRY_MIN_S
+            except AgentEnvError as error:
+                # 400: a deployment is under way, as job files without max_parallel = 0 have them.
+                logger.warning("the count of %d is not set yet: %s", count, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(RETRY_MAX_S, pause_s * 2)
+                self._changed.set()
+            finally:
+                self._asking = False
+
+    async def _ask(self, count: int) -> None:
+        job = self._view.job
+        if job is None or job.stopped:
+            await self._resubmit()
+        try:
+            self._asked_index = await self._api.scale(count, "agentenv")
+        except NomadError as error:
+            if error.status == 404:
+                await self._resubmit()
+            raise
+        self.asked = count
+        self._changed.set()  # towards a goal that is reached in steps
+
+    async def keep_rescheduling(self) -> None:
+        """Replace failed allocations when told to, at most once a second."""
+        while True:
+            await self._failed.wait()
+            self._failed.clear()
+            try:
+                await self._api.reschedule()
+            except NomadError as error:
+                logger.info("failed allocations are replaced by Nomad's own delays: %s", error)
+            await asyncio.sleep(RESCHEDULE_GAP_S)

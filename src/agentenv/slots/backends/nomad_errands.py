@@ -1,0 +1,191 @@
+"""What takes time and concerns one container or allocation: handshakes, waiting for emptiness, stops, diagnoses.
+
+I/O without decisions: each errand ends by telling its outcome to the ``answer`` it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import aiohttp
+
+from agentenv.config import ContainerSettings
+from agentenv.errors import AgentEnvError, ConnectionLostError, ProtocolError
+from agentenv.slots.backends.base import ContainerHandle, StartFailed
+from agentenv.slots.backends.handshake import unacceptable
+from agentenv.slots.backends.nomad_api import NomadApi
+from agentenv.slots.backends.nomad_explain import NomadError, slow_start, start_failure
+from agentenv.slots.backends.nomad_facts import Allocation
+from agentenv.slots.control import ContainerControl
+from agentenv.slots.health import Silence, Verdict
+from agentenv.wire.leases import SlotState
+
+logger = logging.getLogger(__name__)
+
+_HANDSHAKES_AT_ONCE = 16
+_HANDSHAKE_S = 3.0
+_RETRY_MIN_S, _RETRY_MAX_S = 0.05, 1.0
+_DIAGNOSES_AT_ONCE = 4
+"""Containers that fail together fail alike: more would only be noise."""
+_LOOK_S = 0.25
+"""Between two looks at whether a draining container is empty."""
+_CALM_LOOKS = 2
+"""A lease may be on its way to the container when it first looks empty."""
+_SUSPECT_S, _SILENT_S = 5.0, 15.0
+_STOPS_PER_S = 20.0
+_API_RETRY_MAX_S = 10.0
+
+
+class Errands:
+    """Runs errands as tasks, by the container or allocation they are for."""
+
+    def __init__(self, api: NomadApi, session: aiohttp.ClientSession, settings: ContainerSettings) -> None:
+        self._api = api
+        self._session = session
+        self._settings = settings
+        self._tasks: dict[str, set[asyncio.Task[None]]] = {}
+        self._handshakes = asyncio.Semaphore(_HANDSHAKES_AT_ONCE)
+        self._stops = asyncio.Lock()
+
+    def forget(self, key: str) -> None:
+        """Drop what is under way for a container."""
+        for task in self._tasks.get(key, set()).copy():
+            task.cancel()
+
+    async def aclose(self) -> None:
+        """Drop everything. May be repeated."""
+        tasks = [task for key in list(self._tasks) for task in self._tasks[key]]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- handshake ------------------------------------------------------------------------------
+
+    def shake(
+        self,
+        allocation: Allocation,
+        token: str,
+        timeout_s: float,
+        answer: Callable[[ContainerHandle | StartFailed], None],
+    ) -> None:
+        """Ask until the server answers well, is refused, or ``timeout_s`` is over."""
+
+        async def work() -> None:
+            answer(await self._meet(allocation, token, timeout_s))
+
+        self._start(allocation.container, work(), "handshake")
+
+    async def _meet(self, allocation: Allocation, token: str, timeout_s: float) -> ContainerHandle | StartFailed:
+        loop = asyncio.get_running_loop()
+        began, pause_s, problem = loop.time(), _RETRY_MIN_S, ""
+        while (waited_s := loop.time() - began) < timeout_s:
+            async with self._handshakes:
+                try:
+                    handle = await self._handle(allocation, token)
+                    return await self._examine(handle, allocation.id)
+                except ProtocolError as error:
+                    return StartFailed(error.message, error.next_step, permanent=True)
+                except (ConnectionLostError, NomadError) as error:
+                    problem = error.message
+                except AgentEnvError as error:
+                    return StartFailed(f"{allocation.container} refuses us: {error.message}", error.next_step)
+            await asyncio.sleep(pause_s)
+            pause_s = min(_RETRY_MAX_S, pause_s * 2)
+        return slow_start(allocation, waited_s, problem)
+
+    async def _handle(self, allocation: Allocation, token: str) -> ContainerHandle:
+        address = allocation.address or (await self._api.allocation(allocation.id)).address
+        if address is None:
+            raise NomadError(404, f"allocation {allocation.id[:8]} has no port `http`")
+        return ContainerHandle(
+            id=allocation.container,
+            index=allocation.index,
+            base_url=f"http://{address}",
+            token=token,
+            slots=self._settings.slots_per_container,
+        )
+
+    async def _examine(self, handle: ContainerHandle, allocation_id: str) -> ContainerHandle | StartFailed:
+        server = await ContainerControl(handle, self._session).info(timeout_s=_HANDSHAKE_S)
+        if server.container != allocation_id:
+            raise ConnectionLostError(f"{handle.base_url} is answered by {server.container}, not {allocation_id}")
+        return unacceptable(server, self._settings) or handle
+
+    # -- draining -------------------------------------------------------------------------------
+
+    def await_empty(self, handle: ContainerHandle, at_most_s: float | None, answer: Callable[[bool], None]) -> None:
+        """Until nothing is leased there, time is over (answer False), or it is silent (answer True)."""
+
+        async def work() -> None:
+            answer(await self._become_empty(handle, at_most_s))
+
+        self._start(handle.id, work(), "drain")
+
+    async def _become_empty(self, handle: ContainerHandle, at_most_s: float | None) -> bool:
+        loop = asyncio.get_running_loop()
+        control = ContainerControl(handle, self._session)
+        until = None if at_most_s is None else loop.time() + at_most_s
+        silence, calm = Silence(_SUSPECT_S, _SILENT_S, loop.time()), 0
+        while calm < _CALM_LOOKS and (until is None or loop.time() < until):
+            await asyncio.sleep(_LOOK_S)
+            try:
+                reports = (await control.slots(timeout_s=_SUSPECT_S / 4)).slots
+            except AgentEnvError:
+                calm = 0
+                if silence.tick(loop.time()) is Verdict.gone:
+                    return True
+                continue
+            silence.heard(loop.time())
+            busy = any(report.state in (SlotState.leased, SlotState.resetting) for report in reports)
+            calm = 0 if busy else calm + 1
+        return False
+
+    # -- allocations ----------------------------------------------------------------------------
+
+    def stop(self, allocation: str, reason: str, after_s: float, wanted: Callable[[], bool]) -> None:
+        """Stop an allocation after a pause, however long it takes Nomad to hear of it, while ``wanted``."""
+        self._start(f"stop {allocation}", self._stop(allocation, reason, after_s, wanted), "errand")
+
+    async def _stop(self, allocation: str, reason: str, after_s: float, wanted: Callable[[], bool]) -> None:
+        await asyncio.sleep(after_s)
+        pause_s = _RETRY_MAX_S
+        while wanted():
+            async with self._stops:
+                await asyncio.sleep(1 / _STOPS_PER_S)
+                try:
+                    logger.debug("stopping allocation %s: %s", allocation, reason)
+                    return await self._api.stop(allocation)
+                except NomadError as error:
+                    logger.info("allocation %s could not be stopped yet: %s", allocation, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(_API_RETRY_MAX_S, pause_s * 2)
+        return None
+
+    def diagnose(self, allocation: Allocation, image: str, answer: Callable[[StartFailed], None]) -> None:
+        """Why it did not come to serve, from its task's events and last words."""
+        key = f"diagnose {allocation.container}"
+        under_way = sum(key.startswith("diagnose ") for key in self._tasks)
+        if under_way < _DIAGNOSES_AT_ONCE and key not in self._tasks:
+            self._start(key, self._diagnose(allocation, image, answer), "errand")
+
+    async def _diagnose(self, allocation: Allocation, image: str, answer: Callable[[StartFailed], None]) -> None:
+        stdout = await self._api.log_tail(allocation.id, "stdout")
+        stderr = await self._api.log_tail(allocation.id, "stderr")
+        answer(start_failure(allocation, image, stdout, stderr))
+
+    def _start(self, key: str, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=f"{name} of {key}")
+        tasks = self._tasks.setdefault(key, set())
+        tasks.add(task)
+        task.add_done_callback(lambda done: self._done(key, done))
+
+    def _done(self, key: str, task: asyncio.Task[None]) -> None:
+        tasks = self._tasks.get(key, set())
+        tasks.discard(task)
+        if not tasks:
+            self._tasks.pop(key, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s failed", task.get_name(), exc_info=error)

@@ -1,0 +1,119 @@
+"""Keeps up with what Nomad says: its event stream, and lists of everything from time to time. I/O, no decisions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Literal
+
+from agentenv.slots.backends import nomad_facts as facts
+from agentenv.slots.backends.nomad_api import NomadApi
+from agentenv.slots.backends.nomad_explain import NomadError
+from agentenv.slots.backends.nomad_stream import EventStream, pause
+
+logger = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 60.0
+"""Between two lists while the event stream is followed: it misses nothing, in theory."""
+POLL_S = 2.0
+"""Between two lists while there is no event stream."""
+TICK_S = 1.0
+RETRY_MIN_S, RETRY_MAX_S = 0.25, 10.0
+
+Following = Literal["stream", "polling", "unreachable"]
+
+
+class Follower:
+    """Hands every fact to ``tell``, in the order Nomad says them, and never gives up."""
+
+    def __init__(
+        self,
+        api: NomadApi,
+        stream: EventStream,
+        tell: Callable[[facts.Fact], None],
+        tick: Callable[[], None],
+    ) -> None:
+        self._api = api
+        self._stream = stream
+        self._tell = tell
+        self._tick = tick
+        self._index = 0
+        self._look_now = asyncio.Event()
+        self._look_due = False
+        self._streaming = False
+        self._answering = True
+        self.problem = ""
+        """Nomad's last refusal or silence; empty once it was answered again."""
+
+    @property
+    def following(self) -> Following:
+        """How changes come to be known at this moment."""
+        if self._streaming:
+            return "stream"
+        return "polling" if self._answering else "unreachable"
+
+    async def look(self) -> None:
+        """List everything once. Raises NomadError."""
+        snapshot = await self._api.snapshot()
+        self._index = snapshot.index
+        self._tell(snapshot)
+
+    async def keep_looking(self) -> None:
+        """List everything again: when asked to, every minute, and often while there is no stream."""
+        loop = asyncio.get_running_loop()
+        looked_at = loop.time()
+        while True:
+            await pause(TICK_S, self._look_now)
+            self._tick()
+            due_s = LOOK_AGAIN_S if self._streaming else POLL_S
+            if loop.time() - looked_at < due_s and not self._look_due:
+                continue
+            looked_at, self._look_due = loop.time(), False
+            try:
+                await self.look()
+            except NomadError as error:
+                self._trouble(error)
+            else:
+                self._answering, self.problem = True, ""
+
+    async def follow(self) -> None:
+        """Read the event stream; after a cut, again from the last index."""
+        nodes, pause_s = True, RETRY_MIN_S
+        while True:
+            began = asyncio.get_running_loop().time()
+            try:
+                async for line in self._stream.lines(after=self._index + 1, nodes=nodes):
+                    self._hear(line)
+            except NomadError as error:
+                self._streaming = False
+                if error.status == 403 and nodes:
+                    logger.info("no events of nodes without node:read: drains are seen when Nomad migrates")
+                    nodes = False
+                    continue
+                if asyncio.get_running_loop().time() - began > RETRY_MAX_S:
+                    pause_s = RETRY_MIN_S
+                logger.warning("no event stream of Nomad, listing every %g s until there is: %s", POLL_S, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(RETRY_MAX_S, pause_s * 2)
+
+    def _hear(self, line: dict[str, object]) -> None:
+        if not self._streaming:
+            self._streaming, self._answering = True, True
+            logger.info("following Nomad's event stream from index %d", self._index)
+            self.look_soon()  # what happened while nobody listened may have left the stream's memory
+        for fact in facts.events(line, self._api.settings.job_id):
+            self._tell(fact)
+        if isinstance(index := line.get("Index"), int):
+            self._index = max(self._index, index)
+
+    def look_soon(self) -> None:
+        """List everything at once."""
+        self._look_due = True
+        self._look_now.set()
+
+    def _trouble(self, error: NomadError) -> None:
+        if self._answering:
+            logger.warning("Nomad does not answer; the containers that are known go on: %s", error)
+        self._answering = self._streaming and error.status != 0
+        self.problem = error.message
