@@ -9,7 +9,9 @@ from agentenv.wire.tools import (
     ArtifactsArguments,
     BashArguments,
     ListFilesArguments,
+    PatchArguments,
     ReadFileArguments,
+    SearchArguments,
     WriteFileArguments,
 )
 
@@ -40,6 +42,23 @@ BUILTIN: Final = (
         name="list_files",
         description="List a directory of the workspace, with kinds, sizes and times. Symbolic links are not followed.",
         arguments=ListFilesArguments,
+    ),
+    ToolSpec(
+        name="search",
+        description=(
+            "Search the files of the workspace for a regular expression, line by line. Returns path, line number and "
+            "text of each match, in order of path. Binary files and what is in .git are left out."
+        ),
+        arguments=SearchArguments,
+    ),
+    ToolSpec(
+        name="patch",
+        description=(
+            "Change files by a unified diff (`diff -u` or git format): edit, create, delete or rename any number of "
+            "them at once. Either all of it is applied or nothing; an error says which hunk does not fit and what the "
+            "file has in its place."
+        ),
+        arguments=PatchArguments,
     ),
     ToolSpec(
         name="artifacts",

@@ -33,6 +33,8 @@ HEADER = struct.Struct("<BBHIIIQq")
 LENGTH = struct.Struct("<I")
 DIGEST_BYTES = 32
 MAX_NAME_BYTES = 8191
+OUTSIDE, NOT_REGULAR, TOO_LARGE = 200, 202, 204
+"""Verdicts of slotfiles beside errnos: a path outside the workspace, no regular file, too many entries."""
 _KINDS = b"fdlmxe"
 
 

@@ -308,6 +308,7 @@ void run_send(const char *path, uint64_t max_entries) {
                                .bytes_left = UINT64_MAX};
     walk.entries_left = max_entries;
     telling = TELL_RECORD;
+    be_patient();
     run_tree(&walk, path);
 }
 

@@ -55,6 +55,8 @@ struct walk {
 void run_walk(struct walk *walk, const char *path);
 void archive_file(struct walk *walk, int fd);
 
+/* A transfer is long, and nobody's next move waits for it: calls of every slot go first. */
+void be_patient(void);
 void run_send(const char *path, uint64_t max_entries);
 void run_receive(const char *path);
 void run_apply(void);

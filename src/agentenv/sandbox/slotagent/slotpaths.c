@@ -179,6 +179,10 @@ void find_target(const char *path, struct place *place) {
 
 /* ---- storing ---- */
 
+void be_patient(void) {
+    if (nice(10) < 0) {} /* only a courtesy */
+}
+
 void random_name(char name[32]) {
     uint64_t random;
     if (getrandom(&random, sizeof random, 0) != sizeof random)

@@ -38,6 +38,7 @@ static int take_root(const char *path, const struct record *record) {
 
 void run_receive(const char *path) {
     struct record record;
+    be_patient();
     telling = TELL_RECORD;
     snprintf(failing_path, sizeof failing_path, "%s", path);
     take(&record, sizeof record);

@@ -12,12 +12,13 @@ _HEADER = struct.Struct("<BBHIIIQq")
 _CHUNK = struct.Struct("<I")
 _MAX_NAME_BYTES = 8192
 _MAX_CHUNK_BYTES = 65536
-_KINDS = b"fndloe"
+_KINDS = b"fndlohxe"
 
 
 @dataclass(frozen=True)
 class Record:
-    """One entry. ``kind`` is f(ile), n(ew file), d(irectory), l(ink), o(ther) or e(nd)."""
+    """One entry. ``kind`` is f(ile), n(ew file), d(irectory), l(ink), o(ther), h(it of a search),
+    x (failed here) or e(nd)."""
 
     kind: str
     path: bytes = b""
@@ -43,6 +44,10 @@ class Reader:
             raise ProtocolError("slotfiles printed a malformed record")
         path, link = self._take(path_bytes), self._take(link_bytes)
         return Record(chr(kind), path, link, mode, size, modified_ns, bool(truncated))
+
+    def numbers(self, count: int) -> tuple[int, ...]:
+        """So many u64."""
+        return struct.unpack(f"<{count}Q", self._take(8 * count))
 
     def rest(self) -> bytes:
         """Everything left."""

@@ -7,6 +7,7 @@ stderr. Verdicts come from slotfiles' exit code, never from text a command could
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -15,16 +16,20 @@ from agentenv.errors import InvalidArgumentsError, ProtocolError
 from agentenv.sandbox.tools.artifacts import MAX_ENTRIES, TooLargeError, pack, readable_name, unpack
 from agentenv.sandbox.tools.file_records import Reader, Record
 from agentenv.sandbox.tools.file_verdicts import TOO_LARGE, as_data, check_verdict
+from agentenv.sandbox.tools.patch import Held, PatchFailedError, planned
 from agentenv.sandbox.tools.registry import parse_arguments
 from agentenv.sandbox.tools.runner import SlotRunner
+from agentenv.sandbox.tools.search import found, translated
 from agentenv.wire.base import MAX_FILE_BYTES, WireModel
 from agentenv.wire.tools import (
     ArtifactsArguments,
     FileEntry,
     ListFilesArguments,
     ListFilesReply,
+    PatchArguments,
     ReadFileArguments,
     ReadFileReply,
+    SearchArguments,
     WriteFileArguments,
     WriteFileReply,
 )
@@ -34,6 +39,8 @@ PROGRAM: Final = ("/run/agentenv/slotfiles", "/workspace")
 
 _KINDS: Final = {"f": "file", "d": "directory", "l": "symlink", "o": "other"}
 _RECORD_BYTES = 64
+_PATCH_FAILED = 1
+"""Exit code of a patch that does not fit, as patch(1) ends."""
 _OVERHEAD_BYTES = 32 * 1024 * 1024
 """Room for names and records beside the content of an archive, and for a listing."""
 _INLINE_BYTES = 256 * 1024
@@ -83,10 +90,16 @@ async def run_file_tool(
                 content = await files.list(model)
             case ArtifactsArguments():
                 content = await (files.archive(model) if model.action == "archive" else files.extract(model))
+            case PatchArguments():
+                content = await files.patch(model)
+            case SearchArguments():
+                content = await files.search(model)
             case _:
                 raise InvalidArgumentsError(f"{tool} is not a file tool")
     except _FailedError as failed:
         return failed.outcome
+    except PatchFailedError as failed_patch:
+        return FileOutcome(None, _PATCH_FAILED, str(failed_patch))
     return FileOutcome(content)
 
 
@@ -149,6 +162,42 @@ class _Files:
         for _ in Reader(printed).entries(with_content=False):
             pass
         return reply
+
+    async def patch(self, asked: PatchArguments) -> WireModel:
+        plan = await planned(asked, self._held)
+        if plan.files:
+            await self._apply(plan.instructions())
+        return plan.reply()
+
+    async def _held(self, path: str) -> Held | None:
+        try:
+            reply = await self.read(ReadFileArguments(path=path, binary=True))
+        except _FailedError as failed:
+            if failed.outcome.exit_code in (errno.ENOENT, errno.ENOTDIR):
+                return None
+            raise
+        if reply.truncated:
+            raise _failure(TOO_LARGE, path)
+        return Held(reply.data or b"", reply.mode & 0o777)
+
+    async def _apply(self, instructions: bytes) -> None:
+        program, root = self._program
+        argv = [program, root, "apply", "."]
+        done = await self._run.run(argv, stdin=instructions, output_bytes=_OVERHEAD_BYTES)
+        record = Reader(done.stdout).record() if done.stdout else None
+        if done.exit_code:
+            where = readable_name(record.path) if record else "patch"
+            check_verdict(done.exit_code, where)
+            code, text = as_data(done.exit_code, where)
+            raise _FailedError(code, f"{text}Nothing was changed.\n")
+        if record is None or record.kind != "e":
+            raise ProtocolError("slotfiles did not say that the patch is in place")
+
+    async def search(self, asked: SearchArguments) -> WireModel:
+        pattern = translated(asked)
+        given = (pattern.flags, str(asked.limit), asked.glob or "", pattern.needle, pattern.pattern)
+        printed = await self._call("search", asked.path, *given, output_bytes=_OVERHEAD_BYTES)
+        return await _worked(len(printed), lambda: found(printed, asked))
 
     async def _call(
         self, operation: str, path: str, *rest: str, stdin: bytes | None = None, output_bytes: int = 4096

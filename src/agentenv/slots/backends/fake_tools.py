@@ -11,13 +11,17 @@ import io
 import os
 import signal
 import stat
+import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
+from agentenv.sandbox.slotagent.build import ensure_built
+from agentenv.sandbox.tools.files import run_file_tool as run_slot_tool
+from agentenv.sandbox.tools.runner import Finished
 from agentenv.wire.base import MAX_FILE_BYTES, WireModel
 from agentenv.wire.tools import (
     ArtifactFile,
@@ -27,8 +31,10 @@ from agentenv.wire.tools import (
     FileEntry,
     ListFilesArguments,
     ListFilesReply,
+    PatchArguments,
     ReadFileArguments,
     ReadFileReply,
+    SearchArguments,
     WriteFileArguments,
     WriteFileReply,
 )
@@ -227,7 +233,30 @@ def run_file_tool(workspace: Path, arguments: WireModel) -> WireModel:
             return _archive(inside(workspace, arguments.path))
         case ArtifactsArguments():
             return _extract(inside(workspace, arguments.path), arguments.data)
+        case PatchArguments():
+            return _in_slotfiles("patch", workspace, arguments)
+        case SearchArguments():
+            return _in_slotfiles("search", workspace, arguments)
     raise InvalidArgumentsError(f"no file operation takes {type(arguments).__name__}")
+
+
+class _Child:
+    """Runs slotfiles as an ordinary child (:class:`agentenv.sandbox.tools.runner.SlotRunner`)."""
+
+    async def run(self, argv: Sequence[str], *, stdin: bytes | None = None, output_bytes: int) -> Finished:
+        command = [os.fsencode(word) for word in argv]
+        done = await asyncio.to_thread(subprocess.run, command, input=stdin or b"", capture_output=True)
+        code = 128 - done.returncode if done.returncode < 0 else done.returncode
+        return Finished(code, done.stdout[:output_bytes], done.stderr, max(0, len(done.stdout) - output_bytes))
+
+
+def _in_slotfiles(tool: str, workspace: Path, arguments: WireModel) -> WireModel:
+    """By the very program that slots have: what a pattern matches and where a hunk fits is the same there."""
+    program = (str(ensure_built().files), str(workspace))
+    outcome = asyncio.run(run_slot_tool(tool, arguments, _Child(), program=program))
+    if outcome.content is None:
+        raise OSError(outcome.exit_code, outcome.stderr)
+    return outcome.content
 
 
 def _read(path: Path, arguments: ReadFileArguments) -> ReadFileReply:

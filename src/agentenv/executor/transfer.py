@@ -1,0 +1,243 @@
+"""Files and directories of any size to and from a slot, streamed: over a connection of their own.
+
+No call waits for a transfer: not the slot's own, and not a neighbour's. Memory stays at a few MiB whatever
+the size, here, in the server and in the slot. Every file carries its SHA-256, and is compared by whoever
+receives it before it gets its name. A transfer that was cut is done again from its start; doing it twice
+leaves what doing it once does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import aiohttp
+from pydantic import ValidationError
+
+from agentenv import errors
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.slots.local_trees import Tally, TreeWriter, size_of, stream_of
+from agentenv.wire.leases import LeaseKey
+from agentenv.wire.server import ErrorReply
+from agentenv.wire.transfers import LEASE_HEADER, NOT_REGULAR, OUTSIDE, TOO_LARGE, BrokenOffError, TransferReply
+
+Progress = Callable[[int, int | None], None]
+"""Called with the bytes moved so far and, where it is known, the bytes in all; from the caller's event loop."""
+DEFAULT_MAX_BYTES = 8 * 1024**3
+"""What a download may bring at most unless told otherwise: a slot can hold files larger than any disk (of holes)."""
+
+_PIECE_BYTES = 1024 * 1024
+_ATTEMPTS = 3
+_PAUSE_S = 0.2
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=15.0, sock_read=150.0)
+_BY_CODE = errors.by_code()
+
+T = TypeVar("T")
+
+
+class Lease(Protocol):
+    """What a transfer needs of a lease."""
+
+    @property
+    def key(self) -> LeaseKey:
+        """What every request must show."""
+
+    @property
+    def container(self) -> ContainerHandle:
+        """Where the slot is."""
+
+    async def wait_lost(self) -> errors.LeaseLostError:
+        """Return when the lease ends by itself."""
+
+
+@dataclass(frozen=True)
+class Transferred:
+    """What a transfer carried. ``sha256`` is the file's, or for a directory that of the lines
+    ``<sha256>  <path>`` of its files, names sorted within each directory, as bytes."""
+
+    files: int
+    total_bytes: int
+    sha256: str
+
+
+async def upload(lease: Lease, local: Path, remote: str, *, progress: Progress | None = None) -> Transferred:
+    """Copy a local file or directory into the slot. A directory's content lands in ``remote``, beside what
+    is there; a file replaces what has its name.
+
+    Raises:
+        OSError: ``local`` cannot be read, or the slot cannot take it (no space, a directory in the way).
+        InvalidArgumentsError: ``local`` holds a device, a socket or a pipe.
+        PolicyRefusalError: ``remote`` leads outside the workspace.
+        InfraError: the slot or the connection failed.
+    """
+    total = await asyncio.to_thread(size_of, local)
+
+    async def once() -> Transferred:
+        tally = Tally()
+        async with _request(lease, "PUT", remote, _body(local, tally, total, progress)) as response:
+            reply = await _upload_reply(response)
+        if reply.exit_code:
+            raise OSError(_as_errno(reply.exit_code), reply.stderr.strip() or "the upload failed", remote)
+        if reply.total_bytes != tally.total_bytes:
+            raise errors.ProtocolError(f"{tally.total_bytes} bytes were sent, {reply.total_bytes} arrived")
+        return Transferred(tally.files, tally.total_bytes, tally.sha256)
+
+    return await _insisting(lease, once)
+
+
+async def download(
+    lease: Lease,
+    remote: str,
+    local: Path,
+    *,
+    progress: Progress | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+) -> Transferred:
+    """Copy a file or directory of the slot to ``local``. A directory's content lands in it, beside what is
+    there; a file replaces what has its name. What a slot sends is not trusted: nothing is written elsewhere.
+
+    Raises:
+        OSError: ``remote`` is missing or cannot be read, ``local`` cannot be written, there is more than
+            ``max_bytes``, a link leads out of ``local``, or something in the slot killed the transfer.
+        PolicyRefusalError: ``remote`` leads outside the workspace.
+        InfraError: the slot or the connection failed.
+    """
+
+    async def once() -> Transferred:
+        with TreeWriter(local, max_bytes=max_bytes) as writer:
+            async with _request(lease, "GET", remote) as response:
+                await _receive(response, writer, remote, progress)
+            if not await asyncio.to_thread(writer.finish):
+                raise OSError(errno.EIO, "the transfer was killed by something in the slot", remote)
+        return Transferred(writer.tally.files, writer.tally.total_bytes, writer.tally.sha256)
+
+    return await _insisting(lease, once)
+
+
+async def _insisting(lease: Lease, once: Callable[[], Awaitable[T]]) -> T:
+    """Try again what a cut connection ended; stop at once when the lease is lost."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return await _unless_lost(lease, once())
+        except errors.ConnectionLostError:
+            if attempt == _ATTEMPTS:
+                raise
+            await asyncio.sleep(_PAUSE_S * attempt)
+    raise AssertionError("the loop ends by returning or raising")  # pragma: no cover
+
+
+async def _unless_lost(lease: Lease, work: Awaitable[T]) -> T:
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(lease.wait_lost())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        lost = watching.result()
+        raise type(lost)(lost.message, next_step=lost.next_step)
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _request(
+    lease: Lease, method: str, remote: str, body: AsyncIterator[bytes] | None = None
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    container = lease.container
+    headers = {"Authorization": f"Bearer {container.token}", LEASE_HEADER: lease.key.model_dump_json()}
+    url = f"{container.base_url}/v1/slots/{lease.key.slot}/transfer"
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=False) as session,
+            session.request(method, url, params={"path": remote}, headers=headers, data=body) as response,
+        ):
+            if response.status != 200:
+                raise await _refusal(response)
+            yield response
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise errors.ConnectionLostError(f"a transfer with {container.id} was cut: {error!r}") from error
+
+
+async def _body(local: Path, tally: Tally, total: int, progress: Progress | None) -> AsyncIterator[bytes]:
+    pieces = stream_of(local, tally)
+    while piece := await asyncio.to_thread(_some, pieces):
+        yield piece
+        if progress is not None:
+            progress(tally.total_bytes, max(total, tally.total_bytes))
+
+
+def _some(pieces: Iterator[bytes]) -> bytes:
+    """The next of them, a megabyte or so at once: a thread for each would cost more than the reading."""
+    gathered = bytearray()
+    for piece in pieces:
+        gathered += piece
+        if len(gathered) >= _PIECE_BYTES:
+            break
+    return bytes(gathered)
+
+
+async def _receive(
+    response: aiohttp.ClientResponse, writer: TreeWriter, remote: str, progress: Progress | None
+) -> None:
+    gathered = bytearray()
+    try:
+        async for piece in response.content.iter_any():
+            gathered += piece
+            if len(gathered) >= _PIECE_BYTES:
+                await asyncio.to_thread(writer.feed, bytes(gathered))
+                gathered.clear()
+                if progress is not None:
+                    progress(writer.tally.total_bytes, writer.expected_bytes)
+        await asyncio.to_thread(writer.feed, bytes(gathered))
+    except BrokenOffError as broken:
+        raise _failure(broken, remote) from None
+    if progress is not None:
+        progress(writer.tally.total_bytes, writer.expected_bytes)
+
+
+def _failure(broken: BrokenOffError, remote: str) -> Exception:
+    where = "/".join(part for part in (remote, os.fsdecode(broken.path)) if part)
+    if broken.code == OUTSIDE:
+        return errors.PolicyRefusalError(
+            f"{where!r} is outside the workspace (or behind a link with an absolute target)",
+            next_step="use a path inside /workspace",
+        )
+    if broken.code == NOT_REGULAR:
+        return OSError(errno.EINVAL, "is not a regular file", where)
+    if broken.code == TOO_LARGE:
+        return OSError(errno.EFBIG, "has more entries than one transfer may carry", where)
+    code = _as_errno(broken.code)
+    return OSError(code, os.strerror(code), where)
+
+
+def _as_errno(code: int) -> int:
+    return code if 0 < code <= 128 else errno.EIO
+
+
+async def _upload_reply(response: aiohttp.ClientResponse) -> TransferReply:
+    try:
+        return TransferReply.model_validate_json(await response.read())
+    except ValidationError as error:
+        raise errors.ProtocolError("the answer to an upload is none") from error
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> errors.AgentEnvError:
+    """The error the container names. One that is only busy is as good as out of reach: ask again."""
+    try:
+        reply = ErrorReply.model_validate_json(await response.read())
+    except ValidationError:
+        return errors.ProtocolError(f"a transfer was answered with status {response.status}")
+    if response.status == 503:
+        return errors.ConnectionLostError(reply.message, next_step=reply.next_step)
+    kind = _BY_CODE.get(reply.error, errors.ProtocolError)
+    if issubclass(kind, errors.ConfigError):
+        kind = errors.ProtocolError
+    return kind(reply.message, next_step=reply.next_step)
