@@ -138,6 +138,16 @@ async def test_an_operator_ends_a_lease_by_its_epoch_alone(container: Client) ->
     assert (await container.run(following, "echo mine")).stdout == "mine\n"
 
 
+async def test_a_container_says_when_it_was_last_heard_from(container: Client) -> None:
+    await asyncio.sleep(0.2)
+    before = (await container.control.slots()).heard_s
+    await container.control.renew(RenewRequest(keys=(), ttl_s=30))
+    after = (await container.control.slots()).heard_s
+    assert before is not None
+    assert after is not None
+    assert after < before
+
+
 async def test_a_report_says_for_how_long_a_slot_is_in_its_state(container: Client) -> None:
     before = (await container.control.slots()).slots[0].in_state_s
     key = await container.lease(slot=0)

@@ -80,7 +80,7 @@ MODELS: tuple[WireModel, ...] = (
         proofs=(server.Proof(name="uid", holds=True, required=True),),
         allow_network=False,
     ),
-    server.SlotsReply(boot="0011223344556677", slots=(_REPORT,)),
+    server.SlotsReply(boot="0011223344556677", slots=(_REPORT,), heard_s=1.25),
     server.ErrorReply(error="stale_lease", message="m", next_step="n", fault="infra"),
     tools.BashArguments(command="true", cwd="sub", env={"A": "b"}, stdin="in"),
     tools.ReadFileArguments(path="a", offset=1, limit=2, binary=True),

@@ -47,6 +47,7 @@ class Container:
         self.draining = False
         self.counted = shared.statistics
         self._shared = shared
+        self._heard_at_s = shared.poller.loop.time()
         self._slots = [Slot(index, shared) for index in range(slots)]
 
     def __repr__(self) -> str:
@@ -153,6 +154,7 @@ class Container:
 
     def renew(self, request: RenewRequest) -> RenewReply:
         """One heartbeat for many leases."""
+        self._heard_at_s = self._shared.poller.loop.time()
         renewed: list[int] = []
         stale: list[int] = []
         for key in request.keys:
@@ -176,7 +178,8 @@ class Container:
 
     def inventory(self) -> SlotsReply:
         """For ``GET /v1/slots``."""
-        return SlotsReply(boot=self.boot, slots=tuple(slot.report() for slot in self._slots))
+        heard_s = self._shared.poller.loop.time() - self._heard_at_s
+        return SlotsReply(boot=self.boot, slots=tuple(slot.report() for slot in self._slots), heard_s=heard_s)
 
     def statistics(self) -> dict[str, int]:
         """For ``GET /v1/statistics``."""

@@ -48,6 +48,9 @@ class SlotsReply(WireModel):
 
     boot: str
     slots: tuple[SlotReport, ...]
+    heard_s: float | None = None
+    """Since the last heartbeat of whoever leases slots here (a pool beats even when it has no lease), or since
+    this server process started: a farm nobody beats belongs to nobody any more."""
 
 
 class ErrorReply(WireModel):

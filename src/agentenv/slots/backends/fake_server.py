@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 import agentenv
 from agentenv.errors import AgentEnvError, InvalidArgumentsError, PolicyRefusalError, StaleLeaseError
+from agentenv.slots.backends import fake_transfer
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.slots.backends.fake_slot import FakeSlot, refusal
 from agentenv.wire.base import MAX_BODY_BYTES, WireModel
@@ -38,6 +39,7 @@ class FakeContainer:
         self.slots = [FakeSlot(index, directory / str(index), env, output_bytes) for index in range(handle.slots)]
         self.streams: set[asyncio.Transport] = set()
         self.stalled_until = 0.0
+        self.heard_at = asyncio.get_running_loop().time()
         self.quarantine_next = False
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -115,6 +117,8 @@ class FakeServer:
                 web.post(prefix + "/v1/leases/seal", self._seal),
                 web.post(prefix + "/v1/batch", self._batch),
                 web.get(prefix + "/v1/stream", self._stream),
+                web.put(prefix + "/v1/slots/{slot}/transfer", self._put_transfer),
+                web.get(prefix + "/v1/slots/{slot}/transfer", self._get_transfer),
             ]
         )
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
@@ -183,7 +187,8 @@ class FakeServer:
     async def _slots(self, request: web.Request) -> web.Response:
         container = self._at(request)
         now = asyncio.get_running_loop().time()
-        return _reply(SlotsReply(boot=container.boot, slots=tuple(slot.report(now) for slot in container.slots)))
+        reports = tuple(slot.report(now) for slot in container.slots)
+        return _reply(SlotsReply(boot=container.boot, slots=reports, heard_s=now - container.heard_at))
 
     async def _lease(self, request: web.Request) -> web.Response:
         wanted = await _body(request, LeaseRequest)
@@ -192,7 +197,7 @@ class FakeServer:
 
     async def _renew(self, request: web.Request) -> web.Response:
         container, wanted = self._at(request), await _body(request, RenewRequest)
-        now = asyncio.get_running_loop().time()
+        now = container.heard_at = asyncio.get_running_loop().time()
         renewed = {key.slot for key in wanted.keys if container.slot(key.slot).renew(key, wanted.ttl_s, now)}
         stale = tuple(key.slot for key in wanted.keys if key.slot not in renewed)
         return _reply(RenewReply(renewed=tuple(sorted(renewed)), stale=stale))
@@ -222,6 +227,14 @@ class FakeServer:
         return _reply(ReleaseReply(slot=key.slot, state=SlotState.leased))
 
     # -- calls --------------------------------------------------------------------------------
+
+    async def _put_transfer(self, request: web.Request) -> web.StreamResponse:
+        key = fake_transfer.lease_key(request)
+        return await fake_transfer.put(request, self._at(request).slot(key.slot))
+
+    async def _get_transfer(self, request: web.Request) -> web.StreamResponse:
+        key = fake_transfer.lease_key(request)
+        return await fake_transfer.get(request, self._at(request).slot(key.slot))
 
     async def _batch(self, request: web.Request) -> web.StreamResponse:
         container, batch = self._at(request), await _body(request, Batch)
