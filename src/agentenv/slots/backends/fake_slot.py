@@ -28,7 +28,9 @@ from agentenv.wire.tools import (
     ArtifactsArguments,
     BashArguments,
     ListFilesArguments,
+    PatchArguments,
     ReadFileArguments,
+    SearchArguments,
     WriteFileArguments,
 )
 
@@ -38,6 +40,8 @@ ARGUMENTS: Mapping[str, type[WireModel]] = {
     "write_file": WriteFileArguments,
     "list_files": ListFilesArguments,
     "artifacts": ArtifactsArguments,
+    "patch": PatchArguments,
+    "search": SearchArguments,
 }
 
 
@@ -224,7 +228,7 @@ class FakeSlot:
             arguments = _validated(call)
             if isinstance(arguments, BashArguments):
                 return await self._bash(call, arguments)
-            content = await asyncio.to_thread(run_file_tool, self._workspace(), arguments)
+            content = await asyncio.to_thread(run_file_tool, self.workspace(), arguments)
             return CallResult(id=call.id, content=content.model_dump(mode="json"))
         except AgentEnvError as error:
             return refusal(call.id, error)
@@ -232,7 +236,7 @@ class FakeSlot:
             return CallResult(id=call.id, exit_code=error.errno or 1, stderr=f"{call.tool}: {error.strerror or error}")
 
     async def _bash(self, call: Call, arguments: BashArguments) -> CallResult:
-        self._workspace()
+        self.workspace()
         assert self._shell is not None
         try:
             async with asyncio.timeout(call.timeout_s):
@@ -240,7 +244,8 @@ class FakeSlot:
         except TimeoutError:
             return _finished(call.id, self._shell.partial(), timed_out=True)
 
-    def _workspace(self) -> Path:
+    def workspace(self) -> Path:
+        """Its directory, made at the first use."""
         if self._shell is None:
             self._directory.mkdir(parents=True, mode=0o700)
             self._shell = FakeShell(self._directory, self._env, self._output_bytes)
