@@ -1,6 +1,6 @@
-# A whole cluster in one process on one machine: `make nomad-dev`. For development and tests only: no
-# ACLs, listens on loopback. data_dir and ports are given by agentenv.dev (a second file beside this).
-name      = "agentenv-dev"
+# A Nomad agent for development and tests: no ACLs, no TLS, listens on loopback only. `make nomad-dev` runs it
+# with a second file that says whether it is server, client or both, its data_dir and its ports. By hand:
+# nomad agent -dev -config nomad/dev.hcl, then: nomad node meta apply agentenv_data_dir=<its data_dir>
 log_level = "WARN"
 bind_addr = "127.0.0.1"
 
@@ -15,19 +15,12 @@ disable_update_check = true
 leave_on_interrupt   = true
 leave_on_terminate   = true
 
-server {
-  enabled          = true
-  bootstrap_expect = 1
-}
-
 client {
-  enabled = true
-  servers = ["127.0.0.1"]
   # Containers answer on loopback; nothing of a development cluster is reachable from outside.
   network_interface = "lo"
-  # A stopped allocation's directory goes at once: nothing is left behind.
-  gc_interval              = "10s"
-  gc_max_allocs            = 20
+  # Stopped allocations' directories go soon: a farm starts and stops many.
+  gc_interval   = "10s"
+  gc_max_allocs = 20
   options = {
     # Clouds' metadata is of no use here, and asking for it can stop the start (AWS_CA_BUNDLE).
     "fingerprint.denylist" = "env_aws,env_gce,env_azure,env_digitalocean"
@@ -38,10 +31,13 @@ plugin "docker" {
   config {
     # What the sandbox job asks for, and nothing else (docs/nomad.md says why each).
     allow_caps = ["sys_admin", "setuid", "setgid", "setpcap", "kill"]
-    volumes { enabled = false }
+    # Binds of the job (ContainerSettings.binds) are mounts of this machine's paths.
+    volumes { enabled = true }
     gc {
       image     = false
       container = true
+      # It takes the containers of another agent on this machine for lost ones, and kills them.
+      dangling_containers { enabled = false }
     }
     extra_labels = ["job_name", "task_group_name", "task_name", "alloc_id"]
   }

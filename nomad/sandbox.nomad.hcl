@@ -60,7 +60,12 @@ variable "pids_limit" {
 }
 variable "client_data_dir" {
   type    = string
-  default = "/opt/nomad/data"
+  default = ""
+}
+
+locals {
+  # Interpolated on the client, hence the second dollar.
+  data_dir = var.client_data_dir != "" ? var.client_data_dir : "$${meta.agentenv_data_dir}"
 }
 
 job "sandbox" {
@@ -107,7 +112,7 @@ job "sandbox" {
         cap_add         = ["sys_admin", "setuid", "setgid", "setpcap", "kill"]
         security_opt = [
           "no-new-privileges",
-          "seccomp=${var.client_data_dir}/alloc/${NOMAD_ALLOC_ID}/sandbox/local/seccomp.json",
+          "seccomp=${local.data_dir}/alloc/${NOMAD_ALLOC_ID}/sandbox/local/seccomp.json",
         ]
         mount {
           type   = "tmpfs"

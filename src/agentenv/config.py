@@ -153,6 +153,11 @@ def cache_dir() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "agentenv"
 
 
+def nomad_releases() -> str:
+    """Below which address Nomad's official releases lie: ``$AGENTENV_NOMAD_RELEASES`` (a mirror), else the maker's."""
+    return os.environ.get("AGENTENV_NOMAD_RELEASES") or "https://releases.hashicorp.com/nomad"
+
+
 def state_dir() -> Path:
     """Where running containers keep their state: ``$AGENTENV_STATE_DIR``, else ``/run/agentenv``
     for root, else ``$XDG_RUNTIME_DIR/agentenv`` or ``/tmp/agentenv-UID``."""

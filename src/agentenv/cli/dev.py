@@ -1,0 +1,87 @@
+"""``agentenv dev up | down | status``: a Nomad cluster on this machine (``make nomad-dev``)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from agentenv.cli.options import JsonOption
+from agentenv.cli.present import EXIT_NOT_ALL_WELL, out, print_json, verb
+from agentenv.cli.progress import shown
+from agentenv.dev import cluster
+
+dev = typer.Typer(no_args_is_help=True, help="A Nomad cluster on this machine, for development.")
+
+
+@dev.command()
+@verb
+def up(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Nomad's HTTP port; 0: a free one.")] = cluster.HTTP_PORT,
+    as_json: JsonOption = False,
+) -> None:
+    """Start what is missing (Docker engine, image, Nomad agent) and wait until a slot answers.
+
+    May be repeated at any time, also after it was interrupted. Needs root: Nomad's clients do.
+
+    [bold]Examples[/bold]
+
+      sudo agentenv dev up
+
+      agentenv exec --backend nomad -- uname -a
+    """
+    with shown(quiet=as_json) as report:
+        found = cluster.up(http_port=port, report=report)
+    assert found.check is not None
+    if as_json:
+        print_json({"address": found.address, "ui": f"{found.address}/ui/", "isolation": found.check.isolation})
+        return
+    console = out()
+    held = sum(proof.holds for proof in found.check.proofs)
+    console.print(
+        f"[green]ready[/] a slot answered (isolation {found.check.isolation}, {held} of {len(found.check.proofs)} "
+        "proofs hold)",
+        soft_wrap=True,
+    )
+    console.print(
+        f"  Nomad   {found.address}  (NOMAD_ADDR)\n  web UI  {found.address}/ui/\n  log     {found.place.log}"
+    )
+
+
+@dev.command()
+@verb
+def down(as_json: JsonOption = False) -> None:
+    """Stop the cluster and remove everything of it: jobs, containers, files, and the engine if it was ours."""
+    with shown(quiet=as_json) as report:
+        engine = cluster.down(report=report)
+    if as_json:
+        print_json({"engine": engine})
+    else:
+        out().print(f"[green]gone[/] Docker engine {engine}")
+
+
+@dev.command()
+@verb
+def status(as_json: JsonOption = False) -> None:
+    """Say what runs. Exit code 1: the cluster is not up."""
+    found = cluster.status()
+    if as_json:
+        print_json({**dataclasses.asdict(found), "up": found.up})
+    else:
+        _show(found)
+    if not found.up:
+        raise typer.Exit(EXIT_NOT_ALL_WELL)
+
+
+def _show(found: cluster.ClusterStatus) -> None:
+    console = out()
+    colour = "green" if found.up else "yellow"
+    console.print(f"Nomad agent    [{colour}]{found.agent}[/]{f'  {found.address}/ui/' if found.up else ''}")
+    console.print(f"Docker engine  {escape(found.engine)}")
+    console.print(f"image          {escape(found.image) or 'unknown'}")
+    for title, lines in (("jobs", found.jobs), ("containers", found.containers)):
+        console.print(f"{title:<14} {len(lines)}")
+        for line in lines:
+            console.print(f"  {escape(line)}", soft_wrap=True)

@@ -1,0 +1,69 @@
+"""``agentenv image build | status``: the image of the farm's containers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from agentenv.cli.options import JsonOption
+from agentenv.cli.present import EXIT_NOT_ALL_WELL, out, print_json, verb
+from agentenv.cli.progress import shown
+from agentenv.image import IMAGE, ImageStatus, build_image, connect, ensure_image, image_status
+
+image = typer.Typer(no_args_is_help=True, help="The image every container of a farm on Nomad runs.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Repository and tag.")]
+
+
+@image.command()
+@verb
+def build(
+    name: NameArgument = IMAGE,
+    again: Annotated[bool, typer.Option("--again", help="Build even when there is one of this very source.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Build the image with this machine's Docker engine, unless it is there and current.
+
+    Starts from debian:bookworm-slim, or from the same made with mmdebstrap where no registry answers.
+    Slow things (the base, the packages) are kept in the cache directory.
+
+    [bold]Examples[/bold]
+
+      agentenv image build
+
+      agentenv image build registry.example.com/agentenv-sandbox:1
+    """
+    with contextlib.closing(connect()) as client, shown(quiet=as_json) as report:
+        if again or not name.endswith(":local"):
+            found = build_image(name, client=client, report=report)
+        else:
+            found = ensure_image(name, client=client, report=report)
+    _show(found, as_json=as_json)
+
+
+@image.command()
+@verb
+def status(name: NameArgument = IMAGE, as_json: JsonOption = False) -> None:
+    """Say whether the image is there and of this source. Exit code 1: missing or stale."""
+    with contextlib.closing(connect()) as client:
+        found = image_status(client, name)
+    _show(found, as_json=as_json)
+    if not found.present or found.stale:
+        raise typer.Exit(EXIT_NOT_ALL_WELL)
+
+
+def _show(found: ImageStatus, *, as_json: bool) -> None:
+    if as_json:
+        print_json({**dataclasses.asdict(found), "present": found.present, "stale": found.stale})
+        return
+    console = out()
+    if not found.present:
+        console.print(f"[yellow]missing[/] {escape(found.name)}: agentenv image build")
+        return
+    word = "[yellow]stale[/]" if found.stale else "[green]current[/]" if found.wanted else "[green]there[/]"
+    made = f", from {found.base}, content {found.content}" if found.content else ""
+    console.print(f"{word} {escape(found.name)}: {found.size_bytes / 1e6:.0f} MB{made}", soft_wrap=True)

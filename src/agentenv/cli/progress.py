@@ -1,0 +1,61 @@
+"""Shows the steps of long work: one line each with its time; on a terminal the current one moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from agentenv.cli.present import err
+from agentenv.image.progress import Report, Step, silent
+
+
+@contextmanager
+def shown(*, quiet: bool = False) -> Iterator[Report]:
+    """A report that shows what it is told, on stderr; ``quiet`` shows nothing."""
+    if quiet:
+        yield silent
+        return
+    console = err()
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        lines = _Lines(progress)
+        try:
+            yield lines.report
+        finally:
+            lines.finish()
+
+
+class _Lines:
+    """The step that runs, as a moving line; those that ended, as lines that stay."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("", total=None)
+        self._name = ""
+        self._began = time.monotonic()
+
+    def report(self, step: Step) -> None:
+        """Show this step."""
+        if step.name != self._name:
+            self.finish()
+            self._name, self._began = step.name, time.monotonic()
+            self._progress.reset(self._task)
+        words = escape(f"{step.name}: {step.detail}" if step.detail else step.name)
+        self._progress.update(self._task, description=words, completed=step.done, total=step.total or None)
+
+    def finish(self) -> None:
+        """Leave a line for the step that ran."""
+        if self._name:
+            took_s = time.monotonic() - self._began
+            self._progress.console.print(f"[green]✓[/] {escape(self._name):<10} {took_s:6.1f} s")
+        self._name = ""

@@ -1,0 +1,236 @@
+"""One Nomad agent, server and client at once, in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from agentenv import shipped
+from agentenv.dev import processes
+from agentenv.dev.nomad_http import NomadHttp
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox import syscalls
+
+_MARK = "AGENTENV_CLUSTER"
+_ENGINE_FD = 9
+"""Where the agent holds the Docker engine: any number above standard error."""
+_START_DEADLINE_S = 120.0
+_STOP_GRACE_S = 20.0
+_KEPT = ("PATH", "HOME", "TMPDIR", "DOCKER_HOST", "LANG")
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where one agent listens, on loopback."""
+
+    http: int
+    rpc: int
+    serf: int
+
+    @classmethod
+    def free(cls, *, http: int = 0) -> Ports:
+        """Ports nobody uses now; ``http`` may be named."""
+        with ExitStack() as stack:
+            sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+            for sock in sockets:
+                sock.bind(("127.0.0.1", 0))
+            first, second, third = (sock.getsockname()[1] for sock in sockets)
+        return cls(http or first, second, third)
+
+
+@dataclass(frozen=True)
+class AgentPlace:
+    """The directory everything of one agent is in. Short paths, please: sockets live below."""
+
+    root: Path
+
+    @property
+    def data_dir(self) -> Path:
+        """Nomad's ``data_dir``."""
+        return self.root / "data"
+
+    @property
+    def log(self) -> Path:
+        """What the agent says."""
+        return self.root / "nomad.log"
+
+    @property
+    def config(self) -> Path:
+        """Ports and directories, beside the shipped ``nomad/dev.hcl``."""
+        return self.root / "agent.hcl"
+
+    @property
+    def mark(self) -> str:
+        """What all processes of this agent bear."""
+        return f"{_MARK}={self.root}"
+
+
+class Role(StrEnum):
+    """What an agent is. ``both`` is a cluster in one process; a client of its own survives its server."""
+
+    both = "both"
+    server = "server"
+    client = "client"
+
+
+def local_config(place: AgentPlace, ports: Ports, name: str, role: Role, server_rpc: int) -> str:
+    """The part of the agent's configuration that is this place's own. Pure."""
+    serves, runs = str(role is not Role.client).lower(), str(role is not Role.server).lower()
+    return f'''name     = "{name}"
+data_dir = "{place.data_dir}"
+ports {{
+  http = {ports.http}
+  rpc  = {ports.rpc}
+  serf = {ports.serf}
+}}
+server {{
+  enabled          = {serves}
+  bootstrap_expect = {1 if role is not Role.client else 0}
+}}
+client {{
+  enabled = {runs}
+  servers = ["127.0.0.1:{server_rpc}"]
+  meta {{
+    agentenv_data_dir = "{place.data_dir}"
+  }}
+}}
+'''
+
+
+def is_running(place: AgentPlace) -> bool:
+    """Whether the agent's process lives (whatever it answers)."""
+    return any(process.runs("nomad", "agent") for process in processes.find(place.mark))
+
+
+def address(place: AgentPlace) -> str | None:
+    """The HTTP address this place's agent was configured with; None when there is no configuration."""
+    try:
+        lines = place.config.read_text().splitlines()
+    except OSError:
+        return None
+    port = next((line.split("=")[1].strip() for line in lines if line.strip().startswith("http")), None)
+    return f"http://127.0.0.1:{port}" if port else None
+
+
+def launch(
+    place: AgentPlace,
+    program: Path,
+    ports: Ports,
+    *,
+    name: str,
+    role: Role = Role.both,
+    server_rpc: int | None = None,
+    engine_fd: int,
+) -> int:
+    """Start the agent's process and return its pid at once; ``server_rpc`` is a client's server's port.
+
+    It holds the Docker engine (``engine_fd``) for as long as it lives. Raises SandboxUnavailableError: not
+    root.
+    """
+    if os.geteuid() != 0:
+        raise SandboxUnavailableError("a Nomad client runs as root only", next_step="sudo make nomad-dev")
+    place.root.mkdir(parents=True, exist_ok=True)
+    place.config.write_text(local_config(place, ports, name, role, server_rpc or ports.rpc))
+    argv = [str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl")), "-config", str(place.config)]
+    environment = {key: os.environ[key] for key in _KEPT if key in os.environ}
+    return processes.start(argv, place.mark, environment, place.log, {_ENGINE_FD: engine_fd})
+
+
+def start(place: AgentPlace, program: Path, ports: Ports, *, name: str, engine_fd: int) -> str:
+    """Start an agent that is server and client; its address, once it can run containers.
+
+    Raises SandboxUnavailableError with its last words when it does not come up.
+    """
+    place.log.unlink(missing_ok=True)
+    pid = launch(place, program, ports, name=name, engine_fd=engine_fd)
+    where = f"http://127.0.0.1:{ports.http}"
+    try:
+        wait_ready(NomadHttp(where, timeout_s=5), lambda: processes.reap(pid))
+    except SandboxUnavailableError as error:
+        kill(place)
+        raise SandboxUnavailableError(
+            f"{error.message}; its last words: {processes.last_words(place.log)}", next_step=f"see {place.log}"
+        ) from error
+    return where
+
+
+def wait_ready(nomad: NomadHttp, exited: Callable[[], int | None] = lambda: None) -> None:
+    """Return when there is a leader and a node that is ready with a healthy Docker driver.
+
+    ``exited`` says when waiting is of no use any more. Raises SandboxUnavailableError.
+    """
+    deadline = time.monotonic() + _START_DEADLINE_S
+    while (missing := _missing(nomad)) is not None:
+        code = exited()
+        if code is not None:
+            raise SandboxUnavailableError(f"the Nomad agent ended with {code}")
+        if time.monotonic() > deadline:
+            raise SandboxUnavailableError(f"the Nomad agent is not ready after {_START_DEADLINE_S:.0f} s: {missing}")
+        time.sleep(0.1)
+
+
+def _missing(nomad: NomadHttp) -> str | None:
+    """What the agent still lacks; None: nothing."""
+    try:
+        if not nomad.get("/v1/status/leader"):
+            return "no leader"
+        nodes = nomad.get("/v1/nodes")
+    except SandboxUnavailableError as error:
+        return error.message
+    return node_lacks(nodes)
+
+
+def node_lacks(nodes: list[dict[str, Any]]) -> str | None:
+    """What keeps the nodes from running containers; None: one can. Pure, on the answer of ``/v1/nodes``."""
+    lacks = "no node"
+    for node in nodes:
+        driver = (node.get("Drivers") or {}).get("docker") or {}
+        if node["Status"] != "ready":
+            lacks = f"node {node['Name']} is {node['Status']}"
+        elif not driver.get("Healthy"):
+            lacks = f"the Docker driver: {driver.get('HealthDescription') or 'not detected'}"
+        else:
+            return None
+    return lacks
+
+
+def stop(place: AgentPlace) -> None:
+    """Stop the agent in order, then whatever it left running."""
+    agents = [process for process in processes.find(place.mark) if process.runs("nomad", "agent")]
+    processes.end(place.mark, agents, grace_s=_STOP_GRACE_S)
+    kill(place)
+
+
+def kill(place: AgentPlace) -> None:
+    """End every process that bears the mark: agent, loggers, executors, raw_exec tasks."""
+    processes.end(place.mark, processes.find(place.mark), grace_s=2.0)
+
+
+def remove(place: AgentPlace) -> None:
+    """Unmount what is mounted below the place and remove it. Raises SandboxUnavailableError when it stays."""
+    for point in mounts_below(Path("/proc/self/mountinfo").read_text(), place.root):
+        _unmount(point)
+    shutil.rmtree(place.root, ignore_errors=True)
+    if place.root.exists():
+        raise SandboxUnavailableError(f"{place.root} cannot be removed", next_step="see what uses it: fuser -vm")
+
+
+def mounts_below(mountinfo: str, root: Path) -> list[str]:
+    """Mount points below ``root``, innermost first. Pure."""
+    points = [line.split()[4].encode().decode("unicode_escape") for line in mountinfo.splitlines() if line]
+    return sorted((point for point in points if Path(point).is_relative_to(root)), key=len, reverse=True)
+
+
+def _unmount(point: str) -> None:
+    try:
+        syscalls.umount(point, syscalls.MNT_DETACH)
+    except OSError as error:
+        raise SandboxUnavailableError(f"cannot unmount {point}: {error}") from error

@@ -1,0 +1,196 @@
+"""``nomad-dev``: a whole cluster on this machine, up, down and looked at.
+
+Nothing is written down about what runs: processes are found by the mark they bear, containers by where
+their files are, so a crash at any step leaves nothing that the next ``up`` or ``down`` would not see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+from docker.errors import DockerException, NotFound
+
+from agentenv.config import cache_dir
+from agentenv.dev import agent, docker_engine, farm_check, program
+from agentenv.dev.agent import AgentPlace, Ports
+from agentenv.dev.nomad_http import NomadHttp
+from agentenv.errors import SandboxUnavailableError
+from agentenv.image import IMAGE, Report, Step, connect, ensure_image, image_status, silent
+from agentenv.wire.server import ServerInfo
+
+HTTP_PORT = 4646
+_ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster. ``started``: the agent was not running before."""
+
+    place: AgentPlace
+    address: str
+    started: bool
+    check: ServerInfo | None = None
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """What there is of a cluster, looked at from outside."""
+
+    agent: str
+    address: str | None
+    engine: str
+    image: str
+    jobs: tuple[str, ...] = ()
+    containers: tuple[str, ...] = ()
+
+    @property
+    def up(self) -> bool:
+        """Whether the agent answers."""
+        return self.agent == "ready"
+
+
+def default_place() -> AgentPlace:
+    """Where ``make nomad-dev`` keeps its agent."""
+    return AgentPlace(cache_dir() / "nomad-dev")
+
+
+def up(
+    place: AgentPlace | None = None,
+    *,
+    report: Report = silent,
+    http_port: int = HTTP_PORT,
+    name: str = "agentenv-dev",
+    check: bool = True,
+) -> Cluster:
+    """Bring up whatever is missing: the program, the engine, the image, the agent; then see a slot answer.
+
+    ``http_port`` 0 takes a free one. May be repeated, and again after a crash at any step. Raises
+    SandboxUnavailableError naming what cannot be had and the cure.
+    """
+    place = place or default_place()
+    with _alone(place), docker_engine.using() as hold:
+        found = program.nomad_program(report)
+        report(Step("docker", "looking for an engine"))
+        docker_engine.ensure()
+        report(Step("image", IMAGE))
+        ensure_image(IMAGE, report=report)
+        report(Step("agent", "starting Nomad"))
+        address = _running_address(place)
+        started = address is None
+        if address is None:
+            _clear(place)
+            address = agent.start(place, found, Ports.free(http=http_port), name=name, engine_fd=hold)
+        described = None
+        if check:
+            report(Step("slot", "waiting for one to answer"))
+            described = farm_check.check(NomadHttp(address))
+    return Cluster(place, address, started, described)
+
+
+def down(place: AgentPlace | None = None, *, report: Report = silent) -> str:
+    """Stop everything of the cluster and leave nothing: jobs, containers, agent, mounts, files, and the
+    engine when it was started here and nobody else uses it; what became of the engine, in words.
+
+    May be repeated. Raises SandboxUnavailableError when something would not go.
+    """
+    place = place or default_place()
+    with _alone(place):
+        address = _running_address(place)
+        if address is not None:
+            report(Step("jobs", "stopping them"))
+            with contextlib.suppress(SandboxUnavailableError):  # what it cannot stop in order, we remove
+                _purge_jobs(NomadHttp(address))
+        report(Step("agent", "stopping Nomad"))
+        agent.stop(place)
+        report(Step("files", str(place.root)))
+        _clear(place)
+    report(Step("docker", "the engine"))
+    return docker_engine.stop()
+
+
+def status(place: AgentPlace | None = None) -> ClusterStatus:
+    """What there is now. Changes nothing."""
+    place = place or default_place()
+    address = _running_address(place)
+    state = "ready" if address else "starting or broken" if agent.is_running(place) else "not running"
+    engine, image, containers = _engine_facts(place)
+    jobs: tuple[str, ...] = ()
+    if address is not None:
+        jobs = tuple(f"{job['ID']}: {job['Status']}" for job in NomadHttp(address).get("/v1/jobs", namespace="*"))
+    return ClusterStatus(state, address or agent.address(place), engine, image, jobs, containers)
+
+
+def _engine_facts(place: AgentPlace) -> tuple[str, str, tuple[str, ...]]:
+    try:
+        client = connect(timeout_s=10)
+    except SandboxUnavailableError:
+        return "not running", "", ()
+    with contextlib.closing(client):
+        found = image_status(client)
+        image = f"{IMAGE} {'stale' if found.stale else 'current'}" if found.present else f"{IMAGE} missing"
+        names = tuple(sorted(container.name for container in containers_of(client, place)))
+    return ("running, started by agentenv" if docker_engine.is_ours() else "running"), image, names
+
+
+def _running_address(place: AgentPlace) -> str | None:
+    """Where this place's agent answers and could run containers; None: it has to be started (again)."""
+    address = agent.address(place)
+    if address is None or not agent.is_running(place):
+        return None
+    try:
+        agent.wait_ready(NomadHttp(address, timeout_s=5), lambda: None if agent.is_running(place) else -1)
+    except SandboxUnavailableError:
+        return None
+    return address
+
+
+def _purge_jobs(nomad: NomadHttp) -> None:
+    jobs = nomad.get("/v1/jobs", namespace="*")
+    for job in jobs:
+        nomad.delete(f"/v1/job/{job['ID']}", purge="true", namespace=job["Namespace"])
+    for job in jobs:
+        farm_check.purge(nomad, job["ID"], namespace=job["Namespace"])
+
+
+def _clear(place: AgentPlace) -> None:
+    """Remove what an agent that is no more left: processes, containers, mounts, files."""
+    agent.kill(place)
+    try:
+        client = connect(timeout_s=30)
+    except SandboxUnavailableError:
+        pass  # no engine, no containers
+    else:
+        with contextlib.closing(client):
+            for container in containers_of(client, place):
+                with contextlib.suppress(NotFound):
+                    container.remove(force=True)
+    agent.remove(place)
+
+
+def containers_of(client: docker.DockerClient, place: AgentPlace) -> list[docker.models.containers.Container]:
+    """Nomad's containers whose task directory lies in this place."""
+    try:
+        found = client.containers.list(all=True, filters={"label": _ALLOCATION_LABEL}, ignore_removed=True)
+    except (DockerException, OSError) as error:
+        raise SandboxUnavailableError(f"the Docker engine failed: {error}") from error
+    return [one for one in found if _mounted_from(one.attrs.get("Mounts") or [], place.data_dir)]
+
+
+def _mounted_from(mounts: list[dict[str, str]], directory: Path) -> bool:
+    return any(Path(mount.get("Source") or "/").is_relative_to(directory) for mount in mounts)
+
+
+@contextmanager
+def _alone(place: AgentPlace) -> Iterator[None]:
+    """One ``up`` or ``down`` of a place at a time; the lock lies beside it, because ``down`` removes it."""
+    path = place.root.with_name(f"{place.root.name}.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,153 @@
+"""Does a slot answer on this cluster? One container with one slot, one command, and nothing left of it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from agentenv import shipped
+from agentenv.dev.nomad_http import NomadHttp
+from agentenv.errors import SandboxUnavailableError
+from agentenv.image import IMAGE
+from agentenv.wire.base import WireModel
+from agentenv.wire.calls import Batch, Call, Result
+from agentenv.wire.leases import LeaseGrant, LeaseRequest
+from agentenv.wire.server import ServerInfo
+
+_DEADLINE_S = 90.0
+_QUICK_S = 10.0
+_OVER = ("complete", "failed", "lost")
+
+
+def check(nomad: NomadHttp, *, image: str = IMAGE) -> ServerInfo:
+    """Register a job, lease its slot, run ``echo`` in it, purge the job; the server's account of itself
+    (``isolation``, ``proofs``, …).
+
+    Raises SandboxUnavailableError saying which of these failed, in Nomad's or the container's own words.
+    """
+    job_id = f"agentenv-check-{secrets.token_hex(4)}"
+    token = secrets.token_hex(32)
+    with _job(nomad, job_id, token, {"slots": "1", "image": json.dumps(image), "memory_mib": "2048"}):
+        base_url = _wait_serving(nomad, job_id)
+        server = ServerInfo.model_validate(_ask(base_url, token, "/v1/info"))
+        said = _echo(base_url, token, server.boot)
+    if said != "42\n":
+        raise SandboxUnavailableError(f"a slot answered, but `echo` said {said!r}")
+    return server
+
+
+@contextmanager
+def _job(nomad: NomadHttp, job_id: str, token: str, variables: dict[str, str]) -> Iterator[None]:
+    source = shipped.path("nomad/sandbox.nomad.hcl").read_text()
+    nomad.put_token(job_id, token)
+    try:
+        job = nomad.parse_job(source, {"job_id": json.dumps(job_id), **variables})
+        nomad.put("/v1/jobs", {"Job": job})
+        yield
+    finally:
+        purge(nomad, job_id)
+
+
+def purge(nomad: NomadHttp, job_id: str, *, namespace: str = "default") -> None:
+    """Stop a job, wait until its allocations are over, remove it and its token."""
+    nomad.delete(f"/v1/job/{job_id}", purge="true", namespace=namespace)
+    nomad.delete(f"/v1/var/nomad/jobs/{job_id}", namespace=namespace)
+    deadline = time.monotonic() + _DEADLINE_S
+    while running := _unfinished(nomad, job_id, namespace):
+        if time.monotonic() > deadline:
+            raise SandboxUnavailableError(f"allocations of {job_id} do not end: {', '.join(running)}")
+        time.sleep(0.1)
+
+
+def _unfinished(nomad: NomadHttp, job_id: str, namespace: str) -> list[str]:
+    allocations = nomad.get(f"/v1/job/{job_id}/allocations", namespace=namespace, all="true") or []
+    return [found["ID"] for found in allocations if found["ClientStatus"] not in _OVER]
+
+
+def _wait_serving(nomad: NomadHttp, job_id: str) -> str:
+    """The address of the job's one container, once it says it is well."""
+    deadline = time.monotonic() + _DEADLINE_S
+    while True:
+        allocations = nomad.get(f"/v1/job/{job_id}/allocations")
+        for found in allocations:
+            url = url_of(nomad.get(f"/v1/allocation/{found['ID']}"))
+            if found["ClientStatus"] == "running" and url and healthy(url):
+                return url
+        if time.monotonic() > deadline:
+            raise SandboxUnavailableError(
+                f"no slot answered within {_DEADLINE_S:.0f} s: {_explain(nomad, job_id, allocations)}",
+                next_step="docs/nomad.md, 'When it does not start'",
+            )
+        time.sleep(0.1)
+
+
+def url_of(allocation: dict[str, Any]) -> str | None:
+    """Where an allocation (as ``/v1/allocation/ID`` describes it) serves; None before it was placed. Pure."""
+    ports = ((allocation.get("AllocatedResources") or {}).get("Shared") or {}).get("Ports") or []
+    return next((f"http://{port['HostIP']}:{port['Value']}" for port in ports if port["Label"] == "http"), None)
+
+
+def _explain(nomad: NomadHttp, job_id: str, allocations: list[dict[str, Any]]) -> str:
+    """The last thing Nomad said of the job."""
+    for found in allocations:
+        events = [
+            event.get("DisplayMessage", "")
+            for task in (found.get("TaskStates") or {}).values()
+            for event in task.get("Events") or []
+        ]
+        if events:
+            return str(events[-1])
+    evaluations = nomad.get(f"/v1/job/{job_id}/evaluations") or []
+    failures = [evaluation.get("FailedTGAllocs") for evaluation in evaluations]
+    return f"not placed: {json.dumps(next(filter(None, failures), None))[:400]}"
+
+
+def healthy(base_url: str) -> bool:
+    """Whether a sandbox server answers there."""
+    try:
+        _ask(base_url, "", "/health")
+    except SandboxUnavailableError:
+        return False
+    return True
+
+
+def _echo(base_url: str, token: str, boot: str) -> str:
+    """What ``echo $((6 * 7))`` says in slot 0, over the plain endpoints."""
+    wanted = LeaseRequest(slot=0, trajectory="agentenv-check", ttl_s=_DEADLINE_S, request_id=secrets.token_hex(8))
+    grant = LeaseGrant.model_validate(_ask(base_url, token, "/v1/leases", wanted))
+    call = Call(
+        id=secrets.token_hex(8),
+        lease=grant.key,
+        tool="bash",
+        arguments={"command": "echo $((6 * 7))"},
+        timeout_s=_QUICK_S,
+        boot=boot,
+    )
+    answer = Result.model_validate(_ask(base_url, token, "/v1/batch", Batch(calls=(call,))))
+    said: str = answer.result.stdout or answer.result.message or answer.result.stderr
+    return said
+
+
+def _ask(base_url: str, token: str, path: str, body: WireModel | None = None) -> Any:
+    """The last line of the answer, parsed."""
+    content = None if body is None else body.model_dump_json().encode()
+    request = urllib.request.Request(f"{base_url}{path}", data=content)  # noqa: S310 - our own http address
+    request.add_header("Authorization", f"Bearer {token}")
+    request.add_header("Content-Type", "application/json")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_QUICK_S) as answer:
+            lines = answer.read().splitlines()
+    except urllib.error.HTTPError as error:
+        with error:
+            words = error.read().decode(errors="replace")
+        raise SandboxUnavailableError(f"{base_url}{path}: {error.code} {words}") from error
+    except OSError as error:
+        raise SandboxUnavailableError(f"{base_url}{path}: {error}") from error
+    return json.loads(lines[-1])

@@ -1,0 +1,60 @@
+"""The little of Nomad's HTTP API that a development cluster needs. Blocking; standard library only."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import Any
+
+from agentenv.errors import SandboxUnavailableError
+
+_TIMEOUT_S = 30.0
+
+
+class NomadHttp:
+    """A Nomad agent by its address. Every method raises SandboxUnavailableError with Nomad's own words."""
+
+    def __init__(self, address: str, *, timeout_s: float = _TIMEOUT_S) -> None:
+        self.address = address.rstrip("/")
+        self._timeout_s = timeout_s
+        # No proxy stands between us and this machine, whatever the environment says.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """The parsed answer."""
+        return self._ask("GET", path, None, parameters)
+
+    def put(self, path: str, body: Any, **parameters: str) -> Any:
+        """The parsed answer."""
+        return self._ask("PUT", path, body, parameters)
+
+    def delete(self, path: str, **parameters: str) -> Any:
+        """The parsed answer."""
+        return self._ask("DELETE", path, None, parameters)
+
+    def _ask(self, method: str, path: str, body: Any, parameters: dict[str, str]) -> Any:
+        query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+        content = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.address}{path}{query}", data=content, method=method)  # noqa: S310
+        try:
+            with self._opener.open(request, timeout=self._timeout_s) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                words = error.read().decode(errors="replace").strip()
+            raise SandboxUnavailableError(f"Nomad refused {method} {path}: {error.code} {words}") from error
+        except (OSError, ValueError) as error:
+            raise SandboxUnavailableError(f"no Nomad agent answers at {self.address}: {error}") from error
+        return json.loads(text) if text.strip() else None
+
+    def parse_job(self, source: str, variables: dict[str, str]) -> Any:
+        """The job a file describes; ``variables`` are HCL expressions by name."""
+        given = "".join(f"{name} = {value}\n" for name, value in variables.items())
+        return self.put("/v1/jobs/parse", {"JobHCL": source, "Canonicalize": True, "Variables": given})
+
+    def put_token(self, job_id: str, token: str) -> None:
+        """The Nomad Variable a job's token is rendered from."""
+        path = f"nomad/jobs/{job_id}"
+        self.put(f"/v1/var/{path}", {"Path": path, "Items": {"token": token}})

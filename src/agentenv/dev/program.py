@@ -1,0 +1,204 @@
+"""The nomad program: on PATH, in the cache, the official release, or built from the Go module."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentenv import shipped
+from agentenv.config import cache_dir, nomad_releases
+from agentenv.errors import SandboxUnavailableError
+from agentenv.image.progress import Report, Step
+
+VERSION = "1.11.3"
+OLDEST = (1, 8, 0)
+"""The job needs dynamic node metadata and ``cgroupns`` in the Docker driver."""
+
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_CONNECT_TIMEOUT_S = 5.0
+_BUILD_TIMEOUT_S = 3600
+_CHUNK_BYTES = 1024 * 1024
+
+
+class ReleaseError(SandboxUnavailableError):
+    """The official release cannot be had: unreachable, or its checksum is wrong."""
+
+
+def nomad_program(report: Report, *, search_path: str | None = None) -> Path:
+    """The program, made available when it is not: minutes when it must be built, and only once.
+
+    ``search_path`` replaces ``$PATH`` in the search for one that is installed. Raises
+    SandboxUnavailableError naming what failed.
+    """
+    report(Step("nomad", "looking for it"))
+    installed = shutil.which("nomad", path=search_path)
+    if installed is not None and (version := version_of(Path(installed))) is not None and version >= OLDEST:
+        return Path(installed)
+    kept = cache_dir() / "nomad" / f"nomad-{VERSION}"
+    if not kept.exists():
+        with _one_at_a_time(kept.parent, report):
+            if not kept.exists():
+                _obtain(kept, report)
+    return kept
+
+
+def version_of(program: Path) -> tuple[int, ...] | None:
+    """What ``nomad version`` says; None when this is no nomad that runs here."""
+    try:
+        said = subprocess.run([program, "version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.match(r"Nomad v(\d+)\.(\d+)\.(\d+)", said)
+    return tuple(int(part) for part in found.groups()) if found else None
+
+
+def _obtain(kept: Path, report: Report) -> None:
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=kept.parent) as directory:
+        made = Path(directory) / "nomad"
+        try:
+            download(made, nomad_releases(), report)
+        except ReleaseError as error:
+            report(Step("nomad", f"no release ({error.message}); building it"))
+            build(made, Path(directory), report, error.message)
+        made.chmod(0o755)
+        if version_of(made) is None:
+            raise SandboxUnavailableError("the nomad program that was just made does not run")
+        made.replace(kept)
+
+
+# -- the official release ----------------------------------------------------------------------------
+
+
+def download(output: Path, releases: str, report: Report, *, version: str = VERSION) -> None:
+    """Fetch the release for this machine and write the program to ``output``.
+
+    ``releases`` is the address below which releases lie. The zip must have the checksum the release's
+    list states. Raises ReleaseError; nothing is written then.
+    """
+    machine = _MACHINES.get(platform.machine())
+    if machine is None:
+        raise ReleaseError(f"there is no release for {platform.machine()}")
+    name = f"nomad_{version}_linux_{machine}.zip"
+    wanted = checksum_of(
+        name, _fetch(f"{releases}/{version}/nomad_{version}_SHA256SUMS", report).decode("ascii", "replace")
+    )
+    content = _fetch(f"{releases}/{version}/{name}", report)
+    found = hashlib.sha256(content).hexdigest()
+    if found != wanted:
+        raise ReleaseError(f"{name} has the checksum {found}, its release says {wanted}")
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            output.write_bytes(archive.read("nomad"))
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ReleaseError(f"{name} is no release: {error}") from error
+
+
+def checksum_of(name: str, sums: str) -> str:
+    """The checksum a ``SHA256SUMS`` file states for a file. Raises ReleaseError: it states none. Pure."""
+    for line in sums.splitlines():
+        digest, _, file = line.partition("  ")
+        if file.strip() == name and re.fullmatch(r"[0-9a-f]{64}", digest):
+            return digest
+    raise ReleaseError(f"the release does not state a checksum of {name}")
+
+
+def _fetch(url: str, report: Report) -> bytes:
+    """The body of a URL, told as it arrives. Fails fast where it cannot be reached."""
+    parts: list[bytes] = []
+    done = 0
+    try:
+        with urllib.request.urlopen(url, timeout=_CONNECT_TIMEOUT_S) as answer:  # noqa: S310 - from settings, https
+            total = int(answer.headers.get("Content-Length") or 0)
+            while part := answer.read(_CHUNK_BYTES):
+                parts.append(part)
+                done += len(part)
+                report(Step("nomad", f"downloading {url.rpartition('/')[2]}", done, total))
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise ReleaseError(f"{url} cannot be fetched: {reason}") from error
+    if total and done != total:
+        raise ReleaseError(f"{url} ended after {done} of {total} bytes")
+    return b"".join(parts)
+
+
+# -- the Go module -----------------------------------------------------------------------------------
+
+
+def build_argv(go: str, output: Path) -> list[str]:
+    """Nomad from its own module, with the web UI, without what only its tests use."""
+    return [go, "build", "-mod=mod", "-v", "-tags", "ui,release", "-ldflags", "-s -w", "-o", str(output), _MODULE]
+
+
+_MODULE = "github.com/hashicorp/nomad"
+
+
+def build(output: Path, directory: Path, report: Report, why: str) -> None:
+    """Build the program from ``nomad/agent`` with Go: four minutes and 4 GB of Go's caches, on two cores.
+
+    Raises SandboxUnavailableError with the compiler's last words; ``why`` says why it had to be built.
+    """
+    go = shutil.which("go")
+    if go is None:
+        raise SandboxUnavailableError(
+            f"nomad is not installed, its release cannot be had ({why}), and there is no go to build it",
+            next_step="install nomad, or Go 1.26 or newer, and see that it is on PATH",
+        )
+    module = directory / "module"
+    module.mkdir()
+    for name in ("go.mod", "go.sum"):
+        shutil.copyfile(shipped.path(f"nomad/agent/{name}"), module / name)
+    words = _compile(build_argv(go, output), module, report)
+    if not output.exists():
+        raise SandboxUnavailableError(f"building nomad failed: {' | '.join(words[-10:])}"[:1200])
+
+
+def _compile(argv: list[str], module: Path, report: Report) -> list[str]:
+    """Run go in ``module``, telling each package; its last lines."""
+    words: list[str] = []
+    packages = 0
+    environment = {**os.environ, "GOFLAGS": "", "GOWORK": "off"}
+    process = subprocess.Popen(
+        argv,
+        cwd=module,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    with process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            words = [*words[-39:], line.strip()]
+            packages += not line.startswith("go: ")
+            report(Step("nomad", f"building: {packages} packages, {line.strip()[:80]}"))
+        try:
+            process.wait(timeout=_BUILD_TIMEOUT_S)
+        finally:
+            process.kill()
+    return words
+
+
+@contextmanager
+def _one_at_a_time(directory: Path, report: Report) -> Iterator[None]:
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(Step("nomad", "another process is getting it"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

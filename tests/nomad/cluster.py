@@ -1,0 +1,241 @@
+"""A Nomad cluster for tests: a server and a client as processes of their own, on free ports, in a directory
+of their own, over this machine's Docker engine (started where none runs).
+
+Server and client are apart so that a test can kill or restart either, as it happens on a real cluster.
+Nothing here touches another agent on the machine; job ids carry a prefix no other session has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import docker
+from docker.errors import NotFound
+
+from agentenv import shipped
+from agentenv.config import NomadSettings
+from agentenv.dev import agent, docker_engine, farm_check, processes
+from agentenv.dev.agent import AgentPlace, Ports, Role
+from agentenv.dev.cluster import containers_of
+from agentenv.dev.nomad_http import NomadHttp
+from agentenv.errors import SandboxUnavailableError
+from agentenv.image import IMAGE, connect
+
+T = TypeVar("T")
+START_DEADLINE_S = 90.0
+ATTEMPTS = 3
+
+
+@dataclass
+class Agent:
+    """One nomad process of the cluster."""
+
+    place: AgentPlace
+    program: Path
+    ports: Ports
+    role: Role
+    server_rpc: int
+    engine_fd: int
+    pid: int = 0
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.ports.http}"
+
+    def start(self) -> None:
+        """Start the process; does not wait until it is of use."""
+        self.pid = agent.launch(
+            self.place,
+            self.program,
+            self.ports,
+            name=f"test-{self.role.value}",
+            role=self.role,
+            server_rpc=self.server_rpc,
+            engine_fd=self.engine_fd,
+        )
+
+    def kill(self) -> None:
+        """SIGKILL to the agent alone: its loggers, its executors and the containers live on."""
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def stop(self) -> None:
+        """End the agent in order, then everything it left running."""
+        agent.stop(self.place)
+
+
+@dataclass
+class Cluster:
+    """What tests use. ``address`` is the server's; ``data_dir`` the client's."""
+
+    server: Agent
+    client: Agent
+    docker: docker.DockerClient
+    image: str = IMAGE
+    prefix: str = field(default_factory=lambda: f"t{secrets.token_hex(3)}")
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def address(self) -> str:
+        return self.server.address
+
+    @property
+    def data_dir(self) -> Path:
+        return self.client.place.data_dir
+
+    @property
+    def nomad(self) -> NomadHttp:
+        return NomadHttp(self.address)
+
+    def job_id(self, name: str = "job") -> str:
+        """A job id that nobody else has, now or before."""
+        return f"{self.prefix}-{next(self._numbers)}-{name}"
+
+    def settings(self, **given: Any) -> NomadSettings:
+        """Settings of a farm on this cluster, under a job id of its own unless one is given."""
+        return NomadSettings(**{"address": self.address, "job_id": self.job_id("farm"), "image": self.image, **given})
+
+    def run(self, job_id: str, *, source: str | None = None, **variables: str) -> str:
+        """Register the shipped job (or ``source``); ``variables`` are HCL expressions. The job's token."""
+        token = secrets.token_hex(32)
+        text = source or shipped.path("nomad/sandbox.nomad.hcl").read_text()
+        self.nomad.put_token(job_id, token)
+        given = {"job_id": json.dumps(job_id), "image": json.dumps(self.image), **variables}
+        self.nomad.put("/v1/jobs", {"Job": self.nomad.parse_job(text, given)})
+        return token
+
+    def allocations(self, job_id: str) -> list[dict[str, Any]]:
+        """Every allocation of the job, with all there is to know of each."""
+        stubs = self.nomad.get(f"/v1/job/{job_id}/allocations", all="true") or []
+        return [self.nomad.get(f"/v1/allocation/{stub['ID']}") for stub in stubs]
+
+    def serving(self, job_id: str, count: int = 1, *, deadline_s: float = START_DEADLINE_S) -> dict[str, str]:
+        """Wait until ``count`` containers of the job answer: allocation id → base URL."""
+
+        def urls() -> dict[str, str]:
+            running = [one for one in self.allocations(job_id) if one["ClientStatus"] == "running"]
+            found = {one["ID"]: url for one in running if (url := farm_check.url_of(one)) is not None}
+            return {one: url for one, url in found.items() if farm_check.healthy(url)}
+
+        return wait_for(lambda: found if len(found := urls()) >= count else None, deadline_s, lambda: self.tell(job_id))
+
+    def containers(self) -> list[docker.models.containers.Container]:
+        """The Docker containers of this cluster."""
+        return containers_of(self.docker, self.client.place)
+
+    def container(self, allocation_id: str) -> docker.models.containers.Container:
+        """The Docker container of one allocation."""
+        return self.docker.containers.get(f"sandbox-{allocation_id}")
+
+    def logs(self, allocation_id: str, kind: str = "stdout", task: str = "sandbox") -> str:
+        """What a task wrote."""
+        place = self.data_dir / "alloc" / allocation_id / "alloc" / "logs"
+        return "".join(path.read_text(errors="replace") for path in sorted(place.glob(f"{task}.{kind}.*")))
+
+    def purge(self, job_id: str) -> None:
+        """Stop and forget the job; returns when its allocations are over and their containers gone."""
+        ids = [one["ID"] for one in self.allocations(job_id)]
+        farm_check.purge(self.nomad, job_id)
+        for one in ids:
+            wait_for(lambda one=one: self._has_no_container(one) or None, 60.0, lambda: self.tell(job_id))  # type: ignore[misc]
+
+    def _has_no_container(self, allocation_id: str) -> bool:
+        try:
+            self.container(allocation_id)
+        except NotFound:
+            return True
+        return False
+
+    def tell(self, job_id: str) -> str:
+        """What Nomad has to say of the job, for a failing test's message."""
+        lines = []
+        for one in self.allocations(job_id):
+            lines.append(f"{one['ID']} {one['ClientStatus']} {one.get('ClientDescription')}")
+            for task in (one.get("TaskStates") or {}).values():
+                lines += [f"  {event['Type']}: {event['DisplayMessage']}" for event in task.get("Events") or []]
+            lines += [f"  stdout {self.logs(one['ID'])[-500:]}", f"  stderr {self.logs(one['ID'], 'stderr')[-500:]}"]
+        return "\n".join(lines) or json.dumps(self.nomad.get(f"/v1/job/{job_id}/evaluations"))[:1000]
+
+    def wait_ready(self) -> None:
+        """Return when the client is ready and its Docker driver healthy."""
+        agent.wait_ready(self.nomad)
+
+
+def wait_for(look: Callable[[], T | None], deadline_s: float, explain: Callable[[], str] = lambda: "") -> T:
+    """The first thing ``look`` returns that is not None; fails the test past the deadline."""
+    deadline = time.monotonic() + deadline_s
+    while (found := look()) is None:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"it did not happen within {deadline_s:.0f} s\n{explain()}")
+        time.sleep(0.05)
+    return found
+
+
+@contextmanager
+def running_cluster(root: Path, program: Path) -> Iterator[Cluster]:
+    """A fresh cluster in ``root``; everything of it is gone afterwards, and the engine too if it was
+    started for it. Call with the image built."""
+    with docker_engine.using() as hold:
+        docker_engine.ensure()
+        client = connect()
+        try:
+            found = _start(root, program, hold, client)
+            try:
+                yield found
+            finally:
+                _end(found)
+        finally:
+            client.close()
+    docker_engine.stop()
+
+
+def _start(root: Path, program: Path, hold: int, client: docker.DockerClient) -> Cluster:
+    """Free ports may be taken by the time they are used: then again with others."""
+    for attempt in range(1, ATTEMPTS + 1):
+        ports, others = Ports.free(), Ports.free()
+        server = Agent(AgentPlace(root / f"s{attempt}"), program, ports, Role.server, ports.rpc, hold)
+        runner = Agent(AgentPlace(root / f"c{attempt}"), program, others, Role.client, ports.rpc, hold)
+        cluster = Cluster(server, runner, client)
+        server.start()
+        runner.start()
+        try:
+            agent.wait_ready(NomadHttp(server.address, timeout_s=5), partial(_dead, server, runner))
+        except SandboxUnavailableError as error:
+            words = f"{processes.last_words(server.place.log)}\n{processes.last_words(runner.place.log)}"
+            _end(cluster)
+            if attempt == ATTEMPTS or "address already in use" not in words:
+                raise SandboxUnavailableError(f"{error.message}\n{words}") from error
+        else:
+            return cluster
+    raise AssertionError("unreachable")
+
+
+def _dead(*agents: Agent) -> int | None:
+    return next((code for one in agents if (code := processes.reap(one.pid)) is not None), None)
+
+
+def _end(cluster: Cluster) -> None:
+    with contextlib.suppress(SandboxUnavailableError):
+        for job in cluster.nomad.get("/v1/jobs", namespace="*"):
+            farm_check.purge(cluster.nomad, job["ID"], namespace=job["Namespace"])
+    for one in (cluster.client, cluster.server):
+        one.stop()
+    for container in cluster.containers():
+        with contextlib.suppress(NotFound):
+            container.remove(force=True)
+    for one in (cluster.client, cluster.server):
+        agent.remove(one.place)
+        shutil.rmtree(one.place.root, ignore_errors=True)

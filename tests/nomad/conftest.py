@@ -1,0 +1,52 @@
+"""The session's one cluster (``cluster``). What is slow and kept between runs is made before any test's clock
+runs: the nomad program, the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentenv.dev import docker_engine, program
+from agentenv.image import Step, ensure_image
+from tests.nomad.cluster import Cluster, running_cluster
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Minutes on a bare machine; nothing where it was done before."""
+    if session.config.option.collectonly or not any(_wants_cluster(item) for item in session.items):
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    told = ""
+
+    def report(step: Step) -> None:
+        nonlocal told
+        if reporter is not None and step.name != told:
+            reporter.write_line(f"nomad tests: {step.name} {step.detail}")
+        told = step.name
+
+    with docker_engine.using():
+        program.nomad_program(report)
+        docker_engine.ensure()
+        ensure_image(report=report)
+
+
+def _wants_cluster(item: pytest.Item) -> bool:
+    return "cluster" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A Nomad server and client of this session's own. See :class:`tests.nomad.cluster.Cluster`."""
+    root: Path = tmp_path_factory.mktemp("nomad")
+    with running_cluster(root, program.nomad_program(lambda _: None)) as found:
+        yield found
+
+
+@pytest.fixture
+def job_id(cluster: Cluster) -> Iterator[str]:
+    """A job id of the test's own; whatever runs under it is purged afterwards."""
+    name = cluster.job_id()
+    yield name
+    cluster.purge(name)
