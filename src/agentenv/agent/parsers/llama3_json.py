@@ -1,0 +1,102 @@
+"""Llama 3.1 and later with JSON calls: ``{"name": …, "parameters": {…}}``, anywhere in the text.
+
+Every top-level ``{`` is tried. An object without a name and arguments is an answer, not a call. What
+looks like a call and cannot be decoded is reported only when nothing else was a call, as vLLM's newer
+parser goes on to the next ``{``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from agentenv.agent.parsers.base import (
+    Malformed,
+    Parsed,
+    ParsedCall,
+    ToolCallParser,
+    as_json,
+    checked_name,
+    object_or_text,
+)
+from agentenv.agent.ports import ToolDefinition
+
+PYTHON_TAG = "<|python_tag|>"
+DEEP_CHARS = 8192
+"""What a failure by nesting is counted for: the decoder does not say how far it came."""
+
+
+class Llama3JsonParser(ToolCallParser):
+    """Llama 3.1, 3.2 and 3.3. Reasoning, where a fine-tuned model has it, is a leading ``<think>`` block."""
+
+    name = "llama3_json"
+    openers = (PYTHON_TAG,)
+    closer = None
+    end_marks = ("<|eom_id|>", "<|eot_id|>")
+
+    def split_reasoning(self, text: str, opened: bool) -> tuple[str, str, bool]:
+        """A block at the beginning only: further on, the mark would stand in some argument."""
+        opener, closer = self.reasoning_marks[0]
+        leading = text.lstrip().startswith(opener)
+        if not opened and not leading:
+            return "", text, False
+        begins = text.find(opener) + len(opener) if leading else 0
+        ends = text.find(closer, begins)
+        if ends < 0:
+            return text[begins:], "", True
+        return text[begins:ends], text[ends + len(closer) :], False
+
+    def read(self, answer: str, tools: Sequence[ToolDefinition]) -> Parsed:  # noqa: ARG002
+        """Every call there is. Raises: Malformed when there is none but an attempt at one."""
+        calls, first, broken = _calls(answer)
+        if calls:
+            return Parsed(answer[:first].replace(PYTHON_TAG, "").strip(), tuple(calls))
+        if broken is not None and _looks_like_call(answer[broken:]):
+            raise Malformed("the tool call is not valid JSON")
+        if PYTHON_TAG in answer:
+            raise Malformed(f"{PYTHON_TAG} is not followed by a tool call in JSON")
+        return Parsed(answer)
+
+    def written(self, calls: Sequence[ParsedCall]) -> str:
+        """Objects parted by semicolons."""
+        return "; ".join(as_json({"name": call.name, "parameters": call.arguments}) for call in calls)
+
+
+def _calls(text: str) -> tuple[list[ParsedCall], int, int | None]:
+    """(calls, where the first begins, where the first undecodable brace is).
+
+    Failed attempts may read four times the text altogether, then the rest is not searched: that keeps
+    the time linear, whatever is nested or left open.
+    """
+    decoder, calls, first, broken = json.JSONDecoder(), [], -1, None
+    allowance = 4 * len(text) + 16 * DEEP_CHARS
+    at = text.find("{")
+    while at >= 0 and allowance > 0:
+        try:
+            value, ends = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
+            broken = at if broken is None else broken
+            allowance -= error.pos - at + 1 if isinstance(error, json.JSONDecodeError) else DEEP_CHARS
+            ends = at + 1
+        else:
+            if (call := _call(value)) is not None:
+                first = at if first < 0 else first
+                calls.append(call)
+        at = text.find("{", ends)
+    return calls, first, broken
+
+
+def _call(value: Any) -> ParsedCall | None:
+    if not isinstance(value, dict) or not {"arguments", "parameters"} & value.keys():
+        return None
+    try:
+        name = checked_name(value.get("name"), "")
+    except Malformed:
+        return None
+    return ParsedCall(name, object_or_text(value["arguments"] if "arguments" in value else value["parameters"]))
+
+
+def _looks_like_call(text: str) -> bool:
+    named = text.find('"name"')
+    return named >= 0 and ('"parameters"' in text[named:] or '"arguments"' in text[named:])
