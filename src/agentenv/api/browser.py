@@ -1,0 +1,244 @@
+"""``browser_navigate`` and ``browser_snapshot``: one Chromium, one context with one page per trajectory."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Final, Self
+
+from playwright.async_api import Browser, BrowserContext, Page, Playwright, async_playwright
+from playwright.async_api import Error as PlaywrightError
+from playwright.async_api import TimeoutError as PlaywrightTimeoutError
+from pydantic import Field
+
+from agentenv.api.egress import REFUSED_HEADER, EgressProxy
+from agentenv.api.network import AllowList
+from agentenv.api.settings import BrowserSettings
+from agentenv.api.tool import ExternalTool, ToolFailure, ToolRun, external_tool
+from agentenv.config import launch_environment
+from agentenv.errors import AcquireTimeoutError, CallLostError, PolicyRefusalError, SandboxUnavailableError
+
+logger = logging.getLogger(__name__)
+
+_NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+_FLAGS: Final = (  # a closed network must not be asked for updates, and no packet may pass the proxy by
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
+)
+_START_S: Final = 60.0
+_CLOSE_S: Final = 10.0
+_MOST_SNAPSHOT_CHARS: Final = 2_000_000
+
+
+def chromium(settings: BrowserSettings) -> Path | None:
+    """The browser's program; None when there is none."""
+    if settings.executable is not None:
+        return settings.executable if settings.executable.exists() else None
+    found = next((path for name in _NAMES if (path := shutil.which(name))), None)
+    return Path(found) if found else None
+
+
+@dataclass
+class _Open:
+    context: BrowserContext
+    page: Page
+
+
+class BrowserTools:
+    """Starts Chromium at first use, closes it at the end; an async context manager.
+
+    A trajectory's page lives until :meth:`ended`. When Chromium dies, its trajectories' next calls raise
+    CallLostError (their pages are gone: infra), and the next one to navigate gets a new Chromium.
+    """
+
+    def __init__(self, settings: BrowserSettings, allowed: AllowList, unavailable: str = "") -> None:
+        self._settings = settings
+        self._allowed = allowed
+        self._unavailable = unavailable
+        self._proxy = EgressProxy(allowed)
+        self._stack = AsyncExitStack()
+        self._playwright: Playwright | None = None
+        self._browser: Browser | None = None
+        self._starting = asyncio.Lock()
+        self._open: dict[str, _Open] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for trajectory in tuple(self._open):
+            await self.ended(trajectory)
+        if self._browser is not None:
+            await _quietly(self._browser.close())
+        await self._stack.aclose()
+
+    async def ended(self, trajectory: str) -> None:
+        """Close the trajectory's page and all it stored. Repeatable."""
+        opened = self._open.pop(trajectory, None)
+        if opened is not None:
+            await _quietly(opened.context.close())
+
+    def tools(self) -> tuple[ExternalTool, ...]:
+        """Both tools."""
+        slack_s = self._settings.navigation_timeout_s + 30.0  # Chromium may have to be started first
+        return tuple(
+            external_tool(
+                function,
+                name=name,
+                timeout_s=slack_s,
+                concurrent=8,
+                stateful=True,
+                repeatable=True,
+                unavailable=self._unavailable,
+            )
+            for name, function in (
+                ("browser_navigate", self.browser_navigate),
+                ("browser_snapshot", self.browser_snapshot),
+            )
+        )
+
+    async def browser_navigate(
+        self,
+        url: Annotated[str, Field(min_length=1, max_length=8_192, description="A whole http:// or https:// URL.")],
+        *,
+        run: ToolRun,
+    ) -> dict[str, Any]:
+        """Open a URL in your browser page. Cookies and storage stay; look at the page with browser_snapshot."""
+        target = str(self._allowed.judged(url))
+        page = await self._page(run.scope.trajectory)
+        timeout_ms = self._settings.navigation_timeout_s * 1e3
+        try:
+            answer = await page.goto(target, wait_until="load", timeout=timeout_ms)
+        except PlaywrightTimeoutError as error:
+            raise ToolFailure(f"{target} was not loaded within {timeout_ms / 1e3:g} s") from error
+        except PlaywrightError as error:
+            self._refuse_lost(run.scope.trajectory, error)
+            raise ToolFailure(f"{target} cannot be opened: {_reason(error)}") from error
+        if answer is not None and (refused := answer.headers.get(REFUSED_HEADER)):
+            await page.goto("about:blank")
+            raise PolicyRefusalError(refused)
+        return {"url": page.url, "status": answer.status if answer else None, "title": await _title(page)}
+
+    async def browser_snapshot(
+        self,
+        offset: Annotated[int, Field(ge=0, description="First character to return, to read on.")] = 0,
+        limit: Annotated[int, Field(ge=1, le=100_000, description="At most this many characters.")] = 20_000,
+        *,
+        run: ToolRun,
+    ) -> dict[str, Any]:
+        """The page as an accessibility tree: roles, names, states, links; [ref=e5] names an element."""
+        page = await self._page(run.scope.trajectory)
+        if page.url == "about:blank":
+            raise ToolFailure("no page is open; use browser_navigate first", keep=True)
+        try:
+            text = await page.aria_snapshot(mode="ai", timeout=self._settings.navigation_timeout_s * 1e3)
+        except PlaywrightError as error:
+            self._refuse_lost(run.scope.trajectory, error)
+            raise ToolFailure(f"no snapshot can be taken: {_reason(error)}") from error
+        text = text[:_MOST_SNAPSHOT_CHARS]
+        more = offset + limit < len(text)
+        return {
+            "url": page.url,
+            "title": await _title(page),
+            "text": text[offset : offset + limit],
+            "total_chars": len(text),
+            "next_offset": offset + limit if more else None,
+        }
+
+    # -- Chromium ----------------------------------------------------------------------------------
+
+    async def _page(self, trajectory: str) -> Page:
+        opened = self._open.get(trajectory)
+        if opened is not None:
+            if opened.page.is_closed() or not self._running():
+                del self._open[trajectory]
+                raise CallLostError(f"the browser page of {trajectory} is gone")
+            return opened.page
+        async with self._starting:
+            browser = self._browser if self._browser and self._browser.is_connected() else await self._start()
+        if len(self._open) >= self._settings.max_contexts:
+            raise AcquireTimeoutError(
+                f"all {self._settings.max_contexts} browser contexts are in use", next_step="raise browser.max_contexts"
+            )
+        context = await browser.new_context(accept_downloads=False, service_workers="block")
+        try:
+            page = await context.new_page()
+        except BaseException:
+            await _quietly(context.close())
+            raise
+        self._open[trajectory] = _Open(context, page)
+        return page
+
+    def _running(self) -> bool:
+        return self._browser is not None and self._browser.is_connected()
+
+    async def _start(self) -> Browser:
+        program = chromium(self._settings)
+        if program is None:
+            raise SandboxUnavailableError("there is no Chromium", next_step="apt install chromium")
+        if self._playwright is None:
+            await self._stack.enter_async_context(self._proxy)
+            self._playwright = await self._stack.enter_async_context(async_playwright())
+        proxy = self._proxy
+        try:
+            self._browser = await self._playwright.chromium.launch(
+                executable_path=program,
+                args=list(_FLAGS),
+                chromium_sandbox=os.geteuid() != 0,  # its own sandbox does not start as root
+                env={**launch_environment()},  # of ours it needs nothing, our secrets least
+                proxy={
+                    "server": proxy.url,
+                    "bypass": "<-loopback>",  # loopback goes through the proxy as well
+                    "username": proxy.username,
+                    "password": proxy.password,
+                },
+                handle_sigint=False,
+                handle_sigterm=False,
+                handle_sighup=False,
+                timeout=_START_S * 1e3,
+            )
+        except PlaywrightError as error:
+            raise SandboxUnavailableError(f"Chromium at {program} does not start: {_reason(error)}") from error
+        return self._browser
+
+    def _refuse_lost(self, trajectory: str, error: PlaywrightError) -> None:
+        """Raises CallLostError when it was Chromium that died, not the page that failed."""
+        opened = self._open.get(trajectory)
+        if not self._running() or opened is None or opened.page.is_closed() or "crashed" in error.message.lower():
+            self._open.pop(trajectory, None)
+            raise CallLostError(f"the browser page of {trajectory} is gone: {_reason(error)}") from error
+
+
+async def _title(page: Page) -> str:
+    try:
+        return (await page.title())[:500]
+    except PlaywrightError:  # it is navigating on by itself
+        return ""
+
+
+async def _quietly(closing: Any) -> None:
+    """Close something that may be gone already, and do not wait for ever."""
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await closing
+    except (PlaywrightError, TimeoutError) as error:
+        logger.debug("closing: %r", error)
+
+
+def _reason(error: PlaywrightError) -> str:
+    """The first line of Playwright's message, without its method's name and the call log."""
+    return error.message.split("\n")[0].removeprefix("Page.goto: ")[:300]

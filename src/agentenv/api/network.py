@@ -1,0 +1,201 @@
+"""What web tools may reach: an allow list of hosts, and no address that is not public unless it is named.
+
+Names are judged before they are resolved, addresses after: a public name that points inside (or comes to,
+between two questions) leads nowhere, because only the addresses that were judged are connected to.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.resolver import ThreadedResolver
+from yarl import URL
+
+from agentenv.api.secrets import Secrets
+from agentenv.api.settings import AllowRule
+from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalError
+from agentenv.tools.schema import shown
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_WEB_PORTS: Final = (80, 443)
+_NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_MOST_URL_CHARS: Final = 8_192
+
+
+@dataclass(frozen=True)
+class _Rule:
+    host: str
+    network: Network | None
+    ports: tuple[int, ...]
+    headers: dict[str, str]
+
+    def names(self, host: str) -> bool:
+        """Whether this rule is for that name."""
+        if self.network is not None:
+            return False
+        return self.host in ("*", host) or (self.host.startswith("*.") and host.endswith(self.host[1:]))
+
+
+class AllowList:
+    """Judges hosts and addresses by the rules. Pure.
+
+    Raises:
+        ConfigError: a rule's host is neither a name, a pattern nor an address, or its headers name a secret
+            that is not declared.
+    """
+
+    def __init__(self, rules: Iterable[AllowRule] = (), secrets: Secrets | None = None) -> None:
+        self._rules = tuple(_read(rule, secrets or Secrets({})) for rule in rules)
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
+
+    def judged(self, url: str) -> URL:
+        """The URL, if it may be asked for; whether its addresses may is judged when they are known.
+
+        Raises:
+            InvalidArgumentsError: it is no http or https URL.
+            PolicyRefusalError: its host or port is not on the list.
+        """
+        parsed = parsed_url(url)
+        self.judge_host(parsed.raw_host or "", parsed.port or 0)  # parsed_url let only whole ones through
+        return parsed
+
+    def judge_host(self, host: str, port: int) -> None:
+        """Raises PolicyRefusalError when this host and port are not on the list."""
+        address = as_address(host)
+        if address is not None:
+            self.judge_address(address, port, any_name=False)
+            return
+        folded = host.lower().rstrip(".")
+        named = [rule for rule in self._rules if rule.names(folded)]
+        if not named:
+            raise PolicyRefusalError(f"the host {folded} is not on the tool server's allow list")
+        if not any(port in rule.ports for rule in named):
+            ports = ", ".join(str(each) for each in sorted({port for rule in named for port in rule.ports}))
+            raise PolicyRefusalError(
+                f"port {port} of {folded} is not on the tool server's allow list", next_step=f"allowed: {ports}"
+            )
+
+    def judge_address(self, address: Address, port: int, *, any_name: bool = True) -> None:
+        """``any_name``: a name that is on the list led here. Raises PolicyRefusalError."""
+        real = _unwrapped(address)
+        if any(rule.network is not None and real in rule.network and port in rule.ports for rule in self._rules):
+            return
+        if not real.is_global or real.is_multicast or real.is_reserved:
+            raise PolicyRefusalError(
+                f"{real} is not a public address, and the tool server's allow list does not name it"
+            )
+        if any_name or any(rule.host == "*" and port in rule.ports for rule in self._rules):
+            return
+        raise PolicyRefusalError(f"the address {real} is not on the tool server's allow list")
+
+    def headers_for(self, url: URL) -> dict[str, str]:
+        """What the operator has sent along to this host: credentials the policy never sees."""
+        host, port = (url.raw_host or "").lower().rstrip("."), url.port
+        address = as_address(host)
+        found: dict[str, str] = {}
+        for rule in self._rules:
+            exact = rule.network is not None and address is not None and _unwrapped(address) in rule.network
+            if (exact or rule.names(host)) and port in rule.ports:
+                found.update(rule.headers)
+        return found
+
+    async def addresses(self, host: str, port: int) -> list[str]:
+        """The addresses of a judged host that may be connected to.
+
+        Raises: PolicyRefusalError when it has none of them; OSError when it cannot be resolved.
+        """
+        self.judge_host(host, port)
+        found = await GuardedResolver(self).resolve(host, port, socket.AF_UNSPEC)
+        return [each["host"] for each in found]
+
+
+class GuardedResolver(AbstractResolver):
+    """Resolves names to those of their addresses that may be connected to."""
+
+    def __init__(self, allowed: AllowList) -> None:
+        self._allowed = allowed
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """As aiohttp asks. Raises: PolicyRefusalError when no address of the name may be connected to."""
+        found = await ThreadedResolver().resolve(host, port, family)
+        kept: list[ResolveResult] = []
+        refusal: PolicyRefusalError | None = None
+        for each in found:
+            try:
+                self._allowed.judge_address(ipaddress.ip_address(each["host"].partition("%")[0]), port)
+                kept.append(each)
+            except PolicyRefusalError as error:
+                refusal = error
+        if not kept and refusal is not None:
+            raise PolicyRefusalError(f"{host}: {refusal}")
+        return kept
+
+    async def close(self) -> None:
+        """Nothing is kept."""
+
+
+def parsed_url(url: str) -> URL:
+    """An http(s) URL with a host. Raises: InvalidArgumentsError, written for the model."""
+    try:
+        if len(url) > _MOST_URL_CHARS:
+            raise ValueError(f"it is longer than {_MOST_URL_CHARS} characters")
+        parsed = URL(url.strip())
+        if parsed.scheme not in ("http", "https") or not parsed.raw_host or not parsed.port:
+            raise ValueError("give a whole http:// or https:// URL")
+        if parsed.user is not None or parsed.password is not None:
+            raise ValueError("leave user and password out of it")
+    except (ValueError, UnicodeError) as error:
+        raise InvalidArgumentsError(f"{shown(url)} is not a URL that can be fetched: {error}") from error
+    return parsed
+
+
+def as_address(host: str) -> Address | None:
+    """The address a host is written as; None when it is a name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return None
+
+
+def _unwrapped(address: Address) -> Address:
+    """The IPv4 address inside an IPv6 one, where that is what is reached."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in _NAT64:
+            return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if address.sixtofour is not None:
+            return address.sixtofour
+    return address
+
+
+def _read(rule: AllowRule, secrets: Secrets) -> _Rule:
+    host = rule.host.lower().rstrip(".").strip("[]")
+    network: Network | None = None
+    try:
+        network = ipaddress.ip_network(host)
+    except ValueError as error:
+        wild = host.removeprefix("*.") if host != "*" else ""
+        if "*" in wild or "/" in host or ":" in host or " " in host:
+            cure = "give a name, *.name, *, an address or a network; ports go into `ports`"
+            raise ConfigError("network.allow.host", f"got {rule.host!r}", next_step=cure) from error
+    return _Rule(host, network, rule.ports or _WEB_PORTS, _filled(rule.headers, secrets))
+
+
+def _filled(headers: dict[str, str], secrets: Secrets) -> dict[str, str]:
+    class Values(dict[str, str]):
+        def __missing__(self, name: str) -> str:
+            return secrets.value(name)
+
+    return {name: text.format_map(Values()) for name, text in headers.items()}
