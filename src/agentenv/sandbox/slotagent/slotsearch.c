@@ -113,7 +113,7 @@ static void search_file(struct walk *walk, int fd) {
 
 static void compile(const char *pattern, int flags) {
     if (regcomp(&plain, pattern, flags))
-        fail(USAGE);
+        fail(ERANGE); /* too large for the library: what is wrong was refused before */
     has_wide = setlocale(LC_CTYPE, "C.UTF-8") && !regcomp(&wide, pattern, flags);
 }
 

@@ -196,7 +196,12 @@ class _Files:
     async def search(self, asked: SearchArguments) -> WireModel:
         pattern = translated(asked)
         given = (pattern.flags, str(asked.limit), asked.glob or "", pattern.needle, pattern.pattern)
-        printed = await self._call("search", asked.path, *given, output_bytes=_OVERHEAD_BYTES)
+        try:
+            printed = await self._call("search", asked.path, *given, output_bytes=_OVERHEAD_BYTES)
+        except _FailedError as failed:
+            if failed.outcome.exit_code == errno.ERANGE:
+                raise InvalidArgumentsError("search: the pattern is too large", next_step="search for less") from None
+            raise
         return await _worked(len(printed), lambda: found(printed, asked))
 
     async def _call(

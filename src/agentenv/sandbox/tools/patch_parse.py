@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 MAX_FILES = 500
 _HUNK = re.compile(rb"@@(?: -(\d{1,9})(?:,(\d{1,9}))? \+(\d{1,9})(?:,(\d{1,9}))? @@.*|.*)")
+_VERSION = re.compile(rb"\d+(\.\d+)+\S*")
 _NO_NEWLINE = b"\\"
 _DEV_NULL = b"/dev/null"
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b'"': b'"', b"\\": b"\\", b"a": b"\a", b"b": b"\b", b"f": b"\f"}
@@ -134,9 +135,9 @@ class _Parser:
                 part.deletes = True
                 self._mode(rest[10:])
             case (b"rename" | b"copy", b"from"):
-                part.old = self._stripped(_unquoted(rest[5:]), prefixed=False)
+                part.old = self._stripped(_unquoted(rest[5:]), bare=True)
             case (b"rename" | b"copy", b"to"):
-                part.new = self._stripped(_unquoted(rest[3:]), prefixed=False)
+                part.new = self._stripped(_unquoted(rest[3:]), bare=True)
                 part.renames, part.copies = word == b"rename", word == b"copy"
             case (b"GIT", b"binary") | (b"Binary", b"files"):
                 raise self._wrong("binary patches are not understood; write the file with write_file instead")
@@ -178,11 +179,12 @@ class _Parser:
         old, new = rest[:half], rest[half + 1 :]
         return self._stripped(old, prefixed=True) if old[2:] == new[2:] and old[2:] else None
 
-    def _stripped(self, name: bytes, *, prefixed: bool) -> bytes:
+    def _stripped(self, name: bytes, *, prefixed: bool = False, bare: bool = False) -> bytes:
+        """Without its prefix. ``bare``: git writes names after ``rename`` and ``copy`` without one."""
         count = self._strip
         if count is None:
             return name[2:] if prefixed and name.startswith(_GIT_PREFIXES) else name
-        if not prefixed:
+        if bare:
             count = max(0, count - 1)
         parts = name.split(b"/")
         if len(parts) <= count:
@@ -233,9 +235,11 @@ class _Parser:
     def _ends_hunk(self, counts: list[int] | None) -> bool:
         """Whether the line at hand, though it could be one of the hunk's, is not: the counts are used up (or
         never were) and it looks like what comes behind a hunk."""
+        line = self._line()
+        if line == b"-- " and _VERSION.fullmatch(self._line(1)):
+            return True  # the end of a mail that git wrote
         if counts is not None and max(counts) > 0:
             return False
-        line = self._line()
         return line in (b"-- ", b"--") or (line.startswith(b"--- ") and self._line(1).startswith(b"+++ "))
 
     # ----------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ _AS_THEY_ARE = {"b": r"\b", "B": r"\B", "A": "^", "Z": "$", "z": "$"}
 _CONTROL = {"t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b"}
 _SPECIAL = frozenset(r".[]{}()\*+?|^$")
 _MAX_REPEAT = 1000
+_MAX_SPELT_OUT = 512
 _REPEAT = re.compile(r"\{(\d*)(?:(,)(\d*))?\}")
 _CLASS_NAME = re.compile(r"\[:(\^?)(\w+):\]")
 _CLASSES = {"alnum", "alpha", "blank", "cntrl", "digit", "graph", "lower", "print", "punct", "space", "upper", "xdigit"}
@@ -59,7 +60,7 @@ def translated(asked: SearchArguments) -> Translated:
             re.compile(asked.pattern)
     except (re.error, OverflowError, RecursionError) as error:
         # What only Python finds wrong is tried all the same.
-        if not re.search(r"\\[zpPQE]|\[:", asked.pattern):
+        if not re.search(r"\\[zpPQEx]|\[:|\(\?<[A-Za-z]", asked.pattern):
             raise _wrong(str(error)) from error
     return _Translator(asked.pattern, asked.ignore_case).translated()
 
@@ -266,14 +267,18 @@ class _Translator:
         end = self._member()
         if end < start:
             raise _wrong(f"the range {start}-{end} runs backwards")
-        return f"{start}-{end}"
+        if end.isascii():
+            return f"{start}-{end}"
+        if ord(end) - ord(start) >= _MAX_SPELT_OUT:  # the C library knows no order of such characters
+            raise _wrong(f"the range {start}-{end} is too wide; ranges beyond ASCII may span {_MAX_SPELT_OUT}")
+        return "".join(map(chr, range(ord(start), ord(end) + 1)))
 
 
 def _bracket(members: list[str], named: str, negated: bool) -> str:
     """Where ``]``, ``^`` and ``-`` are no more than characters, POSIX has a place for each."""
-    singles = {member for member in members if len(member) == 1}
-    ranges = "".join(dict.fromkeys(member for member in members if len(member) > 1))
-    plain = "".join(dict.fromkeys(one for one in members if len(one) == 1 and one not in "]^-["))
+    ranges = "".join(dict.fromkeys(member for member in members if member[1:2] == "-"))
+    singles = dict.fromkeys("".join(member for member in members if member[1:2] != "-"))
+    plain = "".join(one for one in singles if one not in "]^-[")
     close, caret, dash, bracket = ("]" in singles, "^" in singles, "-" in singles, "[" in singles)
     body = ("]" if close else "") + ranges + plain + named + ("[" if bracket else "")
     if caret and not body and not negated:
