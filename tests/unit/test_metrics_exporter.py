@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from agentenv.errors import ConfigError, ConnectionLostError, ProtocolError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.catalog import METRICS
 from agentenv.metrics.exporter import KIND, Meter, exporting
+from agentenv.metrics.readings import Reading
 from agentenv.metrics.scrape import Samples, parse, scrape
 from agentenv.slots.announcement import announced
 from agentenv.slots.backends.fake import FakeBackend
@@ -23,6 +25,10 @@ from agentenv.tools.catalog import ToolCatalog
 def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("AGENTENV_STATE_DIR", str(tmp_path))
     return tmp_path
+
+
+async def nothing() -> Iterable[Reading]:
+    return ()
 
 
 async def measured() -> tuple[Samples, str]:
@@ -114,7 +120,7 @@ async def test_off_is_nothing() -> None:
 
 
 async def test_where_it_is_served_is_announced_while_it_is() -> None:
-    async with exporting(lambda: iter(()), "127.0.0.1", 0) as url:
+    async with exporting(nothing, "127.0.0.1", 0) as url:
         assert [said["url"] for said in announced(state_dir(), KIND)] == [url]
     assert announced(state_dir(), KIND) == []
     with pytest.raises(ConnectionLostError):
@@ -122,12 +128,21 @@ async def test_where_it_is_served_is_announced_while_it_is() -> None:
 
 
 async def test_a_taken_port_names_the_setting() -> None:
-    async with exporting(lambda: iter(()), "127.0.0.1", 0) as url:
+    async with exporting(nothing, "127.0.0.1", 0) as url:
         port = int(url.split(":")[2].partition("/")[0])
         with pytest.raises(ConfigError, match="metrics_port") as raised:
-            async with exporting(lambda: iter(()), "127.0.0.1", port):
+            async with exporting(nothing, "127.0.0.1", port):
                 raise AssertionError("it listened")
     assert "another port" in raised.value.next_step
+
+
+async def test_nothing_to_read_is_503_and_a_sentence() -> None:
+    async def fails() -> Iterable[Reading]:
+        raise ConnectionLostError("nobody answers")
+
+    async with exporting(fails, "127.0.0.1", 0) as url:
+        with pytest.raises(ProtocolError, match="503"):
+            await scrape(url)
 
 
 def test_what_is_no_exposition_is_a_typed_error() -> None:

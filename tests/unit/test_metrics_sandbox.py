@@ -43,9 +43,9 @@ def test_every_field_is_exposed() -> None:
 
 def test_the_process_is_measured() -> None:
     samples = parse(text(Statistics()))
-    assert (samples.one("process_resident_memory_bytes") or 0) > 1e6
-    assert (samples.one("process_cpu_seconds_total") or 0) > 0
-    assert (samples.one("process_open_fds") or 0) >= 3
+    assert (samples.one("agentenv_sandbox_server_resident_bytes") or 0) > 1e6
+    assert (samples.one("agentenv_sandbox_server_cpu_seconds_total") or 0) > 0
+    assert (samples.one("agentenv_sandbox_server_open_files") or 0) >= 3
 
 
 def test_label_values_cannot_break_out() -> None:

@@ -9,11 +9,19 @@ import typer
 import agentenv
 from agentenv.cli.bench import bench
 from agentenv.cli.demo import demo
+from agentenv.cli.dev import dev
 from agentenv.cli.doctor import doctor
+from agentenv.cli.down import down
 from agentenv.cli.execute import execute
 from agentenv.cli.gc import gc
+from agentenv.cli.image import image
+from agentenv.cli.logs import logs
+from agentenv.cli.options import RootBackendOption, for_every_verb
 from agentenv.cli.present import WAYS_TO_END
 from agentenv.cli.shell import shell
+from agentenv.cli.slots import slots
+from agentenv.cli.status import status
+from agentenv.cli.up import up
 
 app = typer.Typer(
     name="agentenv",
@@ -33,7 +41,9 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def root(
-    version: Annotated[
+    context: typer.Context,
+    backend: RootBackendOption = None,
+    version: Annotated[  # noqa: ARG001 - its callback has acted
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
     ] = False,
 ) -> None:
@@ -41,7 +51,11 @@ def root(
 
     Start with [bold]agentenv doctor[/bold]: what works on this machine, what is weaker, how to cure it.
     Then [bold]agentenv exec -- uname -a[/bold]: one command in a fresh slot.
+
+    [bold]agentenv up[/bold] keeps a farm for others; [bold]status[/bold], [bold]slots[/bold] and [bold]logs[/bold]
+    look at it, [bold]down[/bold] ends it, here or on a Nomad cluster (--backend nomad).
     """
+    for_every_verb(context, backend)
 
 
 app.command()(doctor)
@@ -50,3 +64,10 @@ app.command()(shell)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(demo)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 app.command()(gc)
+app.command()(up)
+app.command()(down)
+app.command()(status)
+app.command()(slots)
+app.command()(logs)
+app.add_typer(image, name="image")
+app.add_typer(dev, name="dev")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,11 +12,22 @@ import typer
 from rich.markup import escape
 
 from agentenv.cli import farm
-from agentenv.cli.options import Isolation, IsolationOption, JsonOption, NetworkOption, TimeoutOption, UploadOption
+from agentenv.cli.options import (
+    BackendOption,
+    Isolation,
+    IsolationOption,
+    JobOption,
+    JsonOption,
+    NetworkOption,
+    OwnOption,
+    TimeoutOption,
+    UploadOption,
+    backend_of,
+)
 from agentenv.cli.present import EXIT_INFRA, EXIT_TIMED_OUT, EXIT_USAGE, err, print_json, run_to_end, verb
 from agentenv.cli.upload import tar_of
-from agentenv.config import ContainerSettings
 from agentenv.errors import ConfigError
+from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.wire.calls import CallResult
 
 
@@ -25,6 +37,9 @@ def execute(
     timeout_s: TimeoutOption = 60.0,
     network: NetworkOption = False,
     isolation: IsolationOption = Isolation.auto,
+    backend: BackendOption = None,
+    job: JobOption = None,
+    own: OwnOption = False,
     upload: UploadOption = None,
     with_stdin: Annotated[
         bool, typer.Option("--stdin", help="Give the command this command's standard input.")
@@ -32,6 +47,9 @@ def execute(
     as_json: JsonOption = False,
 ) -> None:
     """Run one command in a fresh slot; its output and exit code become this command's.
+
+    Where a farm runs ([bold]agentenv up[/bold], or a Nomad job), the slot is one of its; else, or with --own, --network
+    or --isolation, of a container that lives as long as the command.
 
     Output is shown when the command ends, at most 1 MiB of each stream (head and tail; what was cut is said).
 
@@ -45,13 +63,17 @@ def execute(
 
       agentenv exec --network --timeout 300 -- git ls-remote https://example.org/repo.git
 
+      agentenv exec --backend nomad -- cat /etc/os-release
+
       echo hello | agentenv exec --stdin -- tr a-z A-Z
     """
     settings = farm.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
     arguments: dict[str, object] = {"command": command[0] if len(command) == 1 else shlex.join(command)}
     if with_stdin:
         arguments["stdin"] = _standard_input()
-    result = run_to_end(_run(settings, arguments, timeout_s, upload or []))
+    chosen = backend_of(backend)
+    alone = own or network or isolation is not Isolation.auto
+    result = run_to_end(_run(farm.open_farm(settings, chosen, own=alone, job=job), arguments, timeout_s, upload or []))
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
@@ -67,10 +89,13 @@ def _standard_input() -> str:
 
 
 async def _run(
-    settings: ContainerSettings, arguments: dict[str, object], timeout_s: float, upload: list[Path]
+    opened: AbstractAsyncContextManager[ToolExecutor],
+    arguments: dict[str, object],
+    timeout_s: float,
+    upload: list[Path],
 ) -> CallResult:
     archive = tar_of(upload) if upload else None
-    async with farm.open_executor(settings) as executor, executor.open("agentenv-exec") as session:
+    async with opened as executor, executor.open("agentenv-exec") as session:
         if archive is not None:
             refused = await farm.put(session, archive)
             if refused is not None:

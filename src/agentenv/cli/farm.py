@@ -7,17 +7,28 @@ from contextlib import asynccontextmanager
 
 from pydantic import ValidationError
 
+from agentenv.cli.access import access_to
+from agentenv.cli.look import containers_seen
+from agentenv.cli.options import Backend
+from agentenv.cli.sight import Census
 from agentenv.config import ContainerSettings, PoolSettings, explain
+from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.slots.backends.attached import AttachedBackend
+from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.control import ContainerControl
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
+from agentenv.wire.leases import SlotState
 from agentenv.wire.server import ServerInfo
 
 _UPLOAD_TIMEOUT_S = 120.0
+_ATTACHED_MOST = 4
+"""Containers of a farm that one command leases from: enough for one slot, whatever dies."""
 
 
 def container_settings(**fields: object) -> ContainerSettings:
@@ -28,15 +39,62 @@ def container_settings(**fields: object) -> ContainerSettings:
         raise explain(error) from None
 
 
+def build_backend(backend: Backend, settings: ContainerSettings) -> ContainerBackend:
+    """Where a farm of this machine gets its containers."""
+    return FakeBackend(settings) if backend is Backend.fake else LocalBackend(settings)
+
+
 @asynccontextmanager
-async def open_executor(container: ContainerSettings) -> AsyncIterator[ToolExecutor]:
-    """One local container and the way to call tools in it. Leaving stops everything it started.
+async def open_farm(
+    container: ContainerSettings, backend: Backend, *, own: bool, job: str | None = None
+) -> AsyncIterator[ToolExecutor]:
+    """Slots of the farm that runs (``agentenv up``, or a Nomad job); else, or with ``own``, of one container made
+    for this command alone. A farm's containers are never stopped by leaving.
+
+    Raises SandboxUnavailableError (cause and cure named), ConfigError when ``own`` is asked of Nomad.
+    """
+    if backend is Backend.nomad and own:
+        raise ConfigError(
+            "--own, --network, --isolation", "a Nomad farm is as it was started", next_step="start it so: agentenv up"
+        )
+    if not own:
+        census = await access_to(backend, job).census()
+        if census.exists:
+            async with _attached(census) as executor:
+                yield executor
+            return
+        if backend is Backend.nomad:
+            raise SandboxUnavailableError(f"{census.where}: no farm runs there", next_step=census.next_step)
+    async with open_executor(container, backend) as executor:
+        yield executor
+
+
+@asynccontextmanager
+async def _attached(census: Census) -> AsyncIterator[ToolExecutor]:
+    """Tools in slots of a farm somebody else keeps: in the few containers with most free slots."""
+    seen = [container for container in await containers_seen(census) if container.answers]
+    seen.sort(key=lambda container: -container.count(SlotState.free))
+    handles = [container.place.handle for container in seen[:_ATTACHED_MOST] if container.place.handle]
+    if not handles:
+        why = "; ".join(census.waiting_for) or "none of its containers answers"
+        raise SandboxUnavailableError(f"{census.where}: {why}", next_step="see `agentenv status`")
+    fixed = PoolSettings(min_containers=len(handles), max_containers=len(handles))
+    async with (
+        SlotPool(AttachedBackend(handles), fixed) as pool,
+        ToolExecutor(pool, ToolCatalog.builtin()) as executor,
+    ):
+        yield executor
+
+
+@asynccontextmanager
+async def open_executor(container: ContainerSettings, backend: Backend = Backend.local) -> AsyncIterator[ToolExecutor]:
+    """One container of this machine and the way to call tools in it. Leaving stops everything it started.
 
     Raises SandboxUnavailableError (cause and cure named) when no container can serve here.
     """
     one = PoolSettings(min_containers=1, max_containers=1)
     async with (
-        SlotPool(LocalBackend(container), one) as pool,  # it opens and closes its backend
+        SlotPool(build_backend(backend, container), one) as pool,  # it opens and closes its backend
         ToolExecutor(pool, ToolCatalog.builtin()) as executor,
     ):
         yield executor

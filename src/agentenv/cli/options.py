@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
+from agentenv.errors import ConfigError
 from agentenv.wire.base import MAX_TIMEOUT_S
+
+T = TypeVar("T")
+BACKEND_VARIABLE = "AGENTENV_BACKEND"
+VERBS_WITH_BACKEND = ("up", "down", "status", "slots", "logs", "exec", "shell", "gc", "demo", "bench")
 
 
 class Isolation(StrEnum):
@@ -19,7 +25,35 @@ class Isolation(StrEnum):
     user = "user"
 
 
+class Backend(StrEnum):
+    """Where containers run."""
+
+    local = "local"
+    nomad = "nomad"
+    fake = "fake"
+
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document on stdout instead.")]
+RootBackendOption = Annotated[
+    Backend | None,
+    typer.Option(
+        "--backend",
+        envvar=BACKEND_VARIABLE,
+        show_envvar=True,
+        help="Where containers run: local (the default) are processes of this machine, nomad a cluster "
+        "(NOMAD_ADDR, NOMAD_TOKEN, …), fake a stand-in without isolation. For every verb that takes --backend.",
+    ),
+]
+BackendOption = Annotated[
+    Backend | None,
+    typer.Option("--backend", "-b", help=f"local, nomad or fake; {BACKEND_VARIABLE} sets it for all verbs."),
+]
+JobOption = Annotated[
+    str | None,
+    typer.Option(
+        "--job", metavar="ID", help="Nomad: the job whose allocations are the containers.", show_default=False
+    ),
+]
 NetworkOption = Annotated[
     bool, typer.Option("--network", help="Let the slot reach the outside (never this machine's loopback).")
 ]
@@ -35,3 +69,27 @@ UploadOption = Annotated[
     list[Path] | None,
     typer.Option("--upload", exists=True, readable=True, help="Copy this file or directory into the workspace first."),
 ]
+OwnOption = Annotated[
+    bool, typer.Option("--own", help="Start a container of its own, even where a farm runs. Not with nomad.")
+]
+
+
+def backend_of(given: Backend | None) -> Backend:
+    """What the verb was told, else (see :func:`for_every_verb`) the one before it or in the environment, else local."""
+    return given or Backend.local
+
+
+def for_every_verb(context: typer.Context, backend: Backend | None) -> None:
+    """Make what stood before the verb, or in the environment, the default of every verb's ``--backend``."""
+    if backend is not None:
+        context.default_map = {name: {"backend": backend.value} for name in VERBS_WITH_BACKEND}
+
+
+def choose(named: Sequence[tuple[str, T]], beginning: str) -> T | None:
+    """The one whose name begins so; None when there is none. Raises ConfigError when it could be several."""
+    found = [(name, value) for name, value in named if name.startswith(beginning)]
+    if len({name for name, _ in found}) > 1:
+        raise ConfigError(
+            "CONTAINER", f"{beginning!r} could be {found[0][0]} or {found[1][0]}", next_step="write more of it"
+        )
+    return found[0][1] if found else None

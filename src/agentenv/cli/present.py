@@ -60,6 +60,12 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
+def print_json_line(value: object) -> None:
+    """One JSON document on one line of stdout, at once: for what goes on and on."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
 def print_error(error: AgentEnvError, *, as_json: bool) -> None:
     """The message in red on stderr with the next step below it; or one JSON document on stdout."""
     if as_json:

@@ -21,7 +21,17 @@ from rich.markup import escape
 
 from agentenv.cli import farm
 from agentenv.cli.execute import notes
-from agentenv.cli.options import Isolation, IsolationOption, NetworkOption, TimeoutOption, UploadOption
+from agentenv.cli.options import (
+    BackendOption,
+    Isolation,
+    IsolationOption,
+    JobOption,
+    NetworkOption,
+    OwnOption,
+    TimeoutOption,
+    UploadOption,
+    backend_of,
+)
 from agentenv.cli.present import InterruptedBySignalError, err, verb
 from agentenv.cli.upload import tar_of
 from agentenv.errors import SandboxUnavailableError
@@ -44,6 +54,9 @@ def shell(
     timeout_s: TimeoutOption = 600.0,
     network: NetworkOption = False,
     isolation: IsolationOption = Isolation.auto,
+    backend: BackendOption = None,
+    job: JobOption = None,
+    own: OwnOption = False,
     upload: UploadOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No banner.")] = False,
     as_json: Annotated[
@@ -51,6 +64,9 @@ def shell(
     ] = False,
 ) -> None:
     """Type commands into a fresh slot, line by line; leaving wipes it.
+
+    Where a farm runs ([bold]agentenv up[/bold], or a Nomad job), the slot is one of its; else, or with --own, --network
+    or --isolation, of a container that lives as long as the shell.
 
     Its exit code is that of the last command. Lines are read from a pipe just as well.
 
@@ -60,23 +76,29 @@ def shell(
 
       agentenv shell --network --upload .
 
+      agentenv shell --backend nomad
+
       printf 'cd /tmp\\npwd\\n' | agentenv shell --quiet
 
       printf 'make\\nmake test\\n' | agentenv shell --upload . --json | jq .exit_code
     """
     settings = farm.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
     archive = tar_of(upload) if upload else None
+    alone = own or network or isolation is not Isolation.auto
+    opened = farm.open_farm(settings, backend_of(backend), own=alone, job=job)
     with (
         _ending_signals_raise(),
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(farm.open_executor(settings)) as executor,
+        portal.wrap_async_context_manager(opened) as executor,
         portal.wrap_async_context_manager(executor.open("agentenv-shell")) as session,
     ):
         if archive is not None and (refused := portal.call(farm.put, session, archive)) is not None:
             raise SandboxUnavailableError(f"the upload failed: {refused.message or refused.stderr}")
         if not (quiet or as_json):
             described = portal.call(farm.describe, session)
-            err().print(_BANNER.format(isolation=described.isolation, network="on" if network else "off"))
+            err().print(
+                _BANNER.format(isolation=described.isolation, network="on" if described.allow_network else "off")
+            )
         code = converse(Conversation(portal, session, timeout_s), _show_json if as_json else _show)
     raise typer.Exit(code)
 

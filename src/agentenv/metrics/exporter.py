@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from agentenv.config import state_dir
-from agentenv.errors import ConfigError
+from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics import readings
 from agentenv.metrics.calls import CallCounts
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 KIND = "metrics"
 """Under what a process announces where it can be scraped (:mod:`agentenv.slots.announcement`)."""
 
-Read = Callable[[], Iterable[Reading]]
+Read = Callable[[], Awaitable[Iterable[Reading]]]
+"""Raises AgentEnvError when there is nothing to be read this time: whoever scrapes is answered 503."""
 
 
 class Meter:
@@ -55,7 +56,7 @@ class Meter:
             return
         counts = self.observer
 
-        def read() -> Iterator[Reading]:
+        async def read() -> Iterable[Reading]:
             mine = chain(readings.build(self._backend), readings.of_pool(pool.statistics()))
             if executor is None or counts is None:
                 return mine
@@ -66,12 +67,18 @@ class Meter:
 
 
 @asynccontextmanager
-async def exporting(read: Read, host: str, port: int) -> AsyncIterator[str]:
-    """Serve ``read()`` at ``/metrics`` (port 0: any free one); the URL. Raises ConfigError, see :class:`Meter`."""
-    render = _renderer(read)
+async def exporting(read: Read, host: str, port: int, *, announce: bool = True) -> AsyncIterator[str]:
+    """Serve ``read()`` at ``/metrics`` (port 0: any free one); the URL. Raises ConfigError, see :class:`Meter`.
+
+    ``announce``: let ``agentenv status`` on this machine find it, as a process that leases slots.
+    """
+    render = _renderer()
 
     async def answer(_: web.Request) -> web.Response:
-        body, kind = render()
+        try:
+            body, kind = render(await read())
+        except AgentEnvError as error:
+            return web.Response(status=503, text=f"{error}\n")
         return web.Response(body=body, headers={"Content-Type": kind})
 
     application = web.Application()
@@ -88,6 +95,9 @@ async def exporting(read: Read, host: str, port: int) -> AsyncIterator[str]:
                 next_step="take another port, or 0 for any free one",
             ) from error
         url = f"http://{_reachable(host)}:{runner.addresses[0][1]}/metrics"
+        if not announce:
+            yield url
+            return
         with Announcement.open(state_dir(), KIND, f"{os.getpid()}-{secrets.token_hex(3)}") as announcement:
             announcement.say({"url": url})
             yield url
@@ -100,7 +110,7 @@ def _reachable(host: str) -> str:
     return f"[{shown}]" if ":" in shown and not shown.startswith("[") else shown
 
 
-def _renderer(read: Read) -> Callable[[], tuple[bytes, str]]:
+def _renderer() -> Callable[[Iterable[Reading]], tuple[bytes, str]]:
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector
         from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -108,23 +118,27 @@ def _renderer(read: Read) -> Callable[[], tuple[bytes, str]]:
         raise ConfigError(
             "metrics_port", "metrics need the package prometheus-client", next_step="pip install 'agentenv[farm]'"
         ) from error
-    registry = CollectorRegistry(auto_describe=False)
-    ProcessCollector(registry=registry)
-    registry.register(_Readings(read))
-    return lambda: (generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
+
+    def render(read: Iterable[Reading]) -> tuple[bytes, str]:
+        registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=registry)
+        registry.register(_Readings(read))
+        return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+    return render
 
 
 class _Readings:
     """What prometheus_client asks for values."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Iterable[Reading]) -> None:
         self._read = read
 
     def describe(self) -> list[Family]:
         return []
 
     def collect(self) -> Iterator[Family]:
-        return map(_family, self._read())
+        return map(_family, self._read)
 
 
 def _family(reading: Reading) -> Family:

@@ -87,11 +87,10 @@ COUNTED = (
     Metric("agentenv_sandbox_calls_queued", "gauge", "Calls that wait for their slot's earlier ones.", "calls_queued"),
 )
 PROCESS = (
-    Metric("process_resident_memory_bytes", "gauge", "Resident memory of the server process."),
-    Metric("process_cpu_seconds_total", "counter", "User and system CPU time of the server process."),
-    Metric("process_open_fds", "gauge", "Open file descriptors of the server process."),
+    Metric("agentenv_sandbox_server_resident_bytes", "gauge", "Resident memory of the server process."),
+    Metric("agentenv_sandbox_server_cpu_seconds_total", "counter", "CPU time of the server process."),
+    Metric("agentenv_sandbox_server_open_files", "gauge", "Open file descriptors of the server process."),
 )
-"""Under the names Prometheus' own clients use."""
 METRICS = (INFO, SLOTS, *COUNTED, *PROCESS)
 
 

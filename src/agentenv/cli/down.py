@@ -1,0 +1,32 @@
+"""``agentenv down``: the end of a farm."""
+
+from __future__ import annotations
+
+from rich.markup import escape
+
+from agentenv.cli.access import access_to
+from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
+from agentenv.cli.present import err, print_json, run_to_end, verb
+
+
+@verb
+def down(backend: BackendOption = None, job: JobOption = None, as_json: JsonOption = False) -> None:
+    """End the farm, with everything that runs in it. Where none runs there is nothing to do.
+
+    [bold]local[/bold], [bold]fake[/bold]: ends the [bold]agentenv up[/bold] that keeps it. [bold]nomad[/bold]: purges
+    the job and its token; leases end as lost, and rollouts on them are tried again elsewhere.
+
+    [bold]Examples[/bold]
+
+      agentenv down
+
+      agentenv down --backend nomad --job my-farm
+    """
+    chosen = backend_of(backend)
+    access = access_to(chosen, job)
+    with err().status("ending the farm"):
+        done = run_to_end(access.down())
+    if as_json:
+        print_json({"backend": chosen.value, "done": done})
+    else:
+        err().print(escape(done), soft_wrap=True)

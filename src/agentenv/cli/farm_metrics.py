@@ -1,0 +1,48 @@
+"""What a farm kept by ``agentenv up`` exposes: its containers' own metrics, each with a ``container`` label.
+
+So one address is enough for a whole farm: no token, no discovery. Slots are counted where they are (in the
+containers), because the processes that lease them are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from agentenv.cli.sight import FarmSight
+from agentenv.metrics import catalog, readings
+from agentenv.metrics.catalog import Metric
+from agentenv.metrics.readings import Reading
+from agentenv.sandbox.metrics import METRICS
+from agentenv.slots.slot import ContainerState
+
+LABEL = "container"
+
+
+def of_farm(sight: FarmSight) -> Iterator[Reading]:
+    """Every metric of the farm at this moment."""
+    yield from readings.build(sight.census.backend)
+    yield Reading(catalog.POOL_CONTAINERS, _containers(sight))
+    yield Reading(catalog.POOL_GOAL, {(): sight.census.goal})
+    yield Reading(catalog.POOL_SLOTS, {(state,): sight.slots[state.value] for state in readings.SLOT_STATES})
+    for metric in METRICS:
+        labelled = Metric(metric.name, metric.kind, metric.help, (*metric.labels, LABEL))
+        yield Reading(labelled, dict(_values(sight, metric.name, metric.labels)))
+
+
+def _containers(sight: FarmSight) -> dict[tuple[str, ...], float]:
+    ready = sum(container.answers for container in sight.containers)
+    silent = sum(container.place.handle is not None and not container.answers for container in sight.containers)
+    counts = {
+        ContainerState.ready: ready,
+        ContainerState.suspect: silent,
+        ContainerState.starting: max(0, sight.census.goal - ready - silent),
+        ContainerState.draining: 0,
+    }
+    return {(state,): count for state, count in counts.items()}
+
+
+def _values(sight: FarmSight, name: str, labels: Iterable[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+    for container in sight.containers:
+        for found, value in container.samples.values.get(name, {}).items():
+            named = dict(found)
+            yield (*(named.get(label, "") for label in labels), container.place.id), value

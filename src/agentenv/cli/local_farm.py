@@ -1,0 +1,199 @@
+"""A farm of this machine that outlives one command: kept by ``agentenv up``, found by the other verbs.
+
+Its containers end with the process that started them, so ``up`` stays; it says in the state directory
+(:mod:`agentenv.slots.announcement`) where they can be reached. That file holds their tokens: mode 0600.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from agentenv.cli.options import Backend
+from agentenv.cli.sight import Census, Place
+from agentenv.config import state_dir
+from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.slots.announcement import AlreadyAnnouncedError, Announcement, announced, is_held
+from agentenv.slots.backends.base import (
+    ContainerBackend,
+    ContainerDraining,
+    ContainerEvent,
+    ContainerGone,
+    ContainerHandle,
+    ContainerStarted,
+    StartFailed,
+)
+
+KIND = "farm"
+_FAULTS_KEPT = 10
+_STOP_TIMEOUT_S = 60.0
+_STOP_POLL_S = 0.05
+
+
+def log_file(backend: Backend) -> Path:
+    """Where ``agentenv up`` writes what it and its containers log; kept after its end."""
+    return state_dir() / f"farm-{backend}.log"
+
+
+class FarmNotice:
+    """What ``up`` says of its farm, kept up to date with the backend's events."""
+
+    def __init__(self, announcement: Announcement, backend: Backend, goal: int) -> None:
+        self._announcement = announcement
+        self._said: dict[str, Any] = {"backend": backend.value, "goal": goal, "started_at": time.time()}
+        self._containers: dict[str, dict[str, Any]] = {}
+        self._faults: deque[str] = deque(maxlen=_FAULTS_KEPT)
+        self.say()
+
+    def heed(self, event: ContainerEvent) -> None:
+        """Take an event in, and say what follows from it."""
+        match event:
+            case ContainerStarted(handle):
+                self._containers[handle.id] = {
+                    **dataclasses.asdict(handle), "state": "running", "started_at": time.time()
+                }  # fmt: skip
+            case ContainerDraining(container, reason) if container in self._containers:
+                self._containers[container] |= {"state": "draining", "detail": reason}
+            case ContainerGone(container, reason):
+                if self._containers.pop(container, None) is not None:
+                    self._faults.append(f"container {container} is gone: {reason}")
+            case StartFailed(reason):
+                self._faults.append(f"a container did not start: {reason}")
+        self.say()
+
+    def say(self, **more: object) -> None:
+        """Say it, with what is new."""
+        self._said |= more
+        self._announcement.say(
+            {**self._said, "containers": list(self._containers.values()), "faults": list(self._faults)}
+        )
+
+
+@asynccontextmanager
+async def noticed(backend: Backend, goal: int) -> AsyncIterator[FarmNotice]:
+    """Be the farm of this machine. Raises ConfigError when there is one already."""
+    try:
+        announcement = Announcement.open(state_dir(), KIND, backend.value)
+    except AlreadyAnnouncedError as error:
+        raise ConfigError(
+            "up",
+            f"a {backend} farm runs already (process {error.said.get('pid', 'unknown')})",
+            next_step="see `agentenv status`; `agentenv down` ends it",
+        ) from None
+    with announcement:
+        yield FarmNotice(announcement, backend, goal)
+
+
+class Watched:
+    """A backend whose every event is shown to somebody else too."""
+
+    def __init__(self, backend: ContainerBackend, watch: Callable[[ContainerEvent], None]) -> None:
+        self.name = backend.name
+        self._backend = backend
+        self._watch = watch
+
+    async def __aenter__(self) -> Self:
+        await self._backend.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._backend.__aexit__(kind, error, trace)
+
+    async def scale(self, count: int) -> None:
+        """See :class:`ContainerBackend`."""
+        await self._backend.scale(count)
+
+    async def events(self) -> AsyncIterator[ContainerEvent]:
+        """See :class:`ContainerBackend`."""
+        async for event in self._backend.events():
+            self._watch(event)
+            yield event
+
+    async def replace(self, container_id: str, reason: str) -> None:
+        """See :class:`ContainerBackend`."""
+        await self._backend.replace(container_id, reason)
+
+
+class LocalFarm:
+    """The farm ``agentenv up`` keeps on this machine, seen from another process."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def census(self) -> Census:
+        """See :class:`FarmAccess`."""
+        said = self._said()
+        where = f"{self._backend} farm of this machine ({state_dir()})"
+        if said is None:
+            flag = "" if self._backend is Backend.local else f" --backend {self._backend}"
+            return Census(self._backend.value, where, exists=False, next_step=f"start one: `agentenv up{flag}`")
+        now = time.time()
+        places = tuple(_place(container, now) for container in said.get("containers", ()))
+        goal = int(said.get("goal", 0))
+        missing = goal - len(places)
+        return Census(
+            self._backend.value,
+            f"{where}, kept by process {said['pid']}",
+            exists=True,
+            goal=goal,
+            places=places,
+            waiting_for=(f"{missing} of {goal} containers are being started",) if missing > 0 else (),
+            faults=tuple(said.get("faults", ())),
+            metrics_url=said.get("metrics_url"),
+        )
+
+    async def down(self) -> str:
+        """See :class:`FarmAccess`. Raises SandboxUnavailableError when it does not end."""
+        said = self._said()
+        if said is None:
+            return f"no {self._backend} farm runs on this machine"
+        pid = int(said["pid"])
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            return "it has just ended"
+        except PermissionError as error:
+            raise ConfigError(
+                "down", f"process {pid} belongs to another user", next_step="run it as that user"
+            ) from error
+        directory = state_dir() / f"{KIND}-{self._backend}"
+        try:
+            async with asyncio.timeout(_STOP_TIMEOUT_S):
+                while is_held(directory):  # noqa: ASYNC110 - another process lets go of it
+                    await asyncio.sleep(_STOP_POLL_S)
+        except TimeoutError:
+            raise SandboxUnavailableError(
+                f"process {pid} has not ended within {_STOP_TIMEOUT_S:g} s",
+                next_step=f"`kill -9 {pid}` ends it with all its containers; then `agentenv gc`",
+            ) from None
+        return f"ended process {pid} and its {len(said.get('containers', ()))} containers"
+
+    def _said(self) -> dict[str, Any] | None:
+        said = announced(state_dir(), KIND)
+        return next((one for one in said if one.get("backend") == self._backend), None)
+
+
+def _place(said: dict[str, Any], now: float) -> Place:
+    handle = ContainerHandle(
+        id=said["id"], index=said["index"], base_url=said["base_url"], token=said["token"], slots=said["slots"]
+    )
+    return Place(
+        id=handle.id,
+        index=handle.index,
+        state=said.get("state", "running"),
+        node="this machine",
+        detail=said.get("detail", ""),
+        handle=handle,
+        age_s=now - said["started_at"],
+    )

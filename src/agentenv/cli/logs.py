@@ -1,0 +1,97 @@
+"""``agentenv logs``: what containers say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import typer
+
+from agentenv.cli.access import access_to
+from agentenv.cli.farm_log import lines_of
+from agentenv.cli.local_farm import log_file
+from agentenv.cli.options import Backend, BackendOption, JobOption, backend_of, choose
+from agentenv.cli.present import InterruptedBySignalError, print_json_line, run_to_end, verb
+
+
+def _complete(incomplete: str) -> list[str]:
+    """Containers of the local farm, for the shell's completion."""
+    try:
+        census = run_to_end(access_to(Backend.local, None).census())
+    except Exception:  # a completion never prints a traceback into somebody's prompt
+        return []
+    return [place.id for place in census.places if place.id.startswith(incomplete)]
+
+
+@verb
+def logs(
+    container: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only this container: its number, or the beginning of its id.",
+            metavar="[CONTAINER]",
+            autocompletion=_complete,
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
+    tail: Annotated[int, typer.Option("--tail", "-n", min=0, max=100_000, help="Begin so many lines back.")] = 100,
+    backend: BackendOption = None,
+    job: JobOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write each line as one JSON document.")] = False,
+) -> None:
+    """Show what the farm's containers log: supervisor, sandbox server, reasons of failed starts.
+
+    [bold]local[/bold]: the log of the farm kept by [bold]agentenv up[/bold], also after its end.
+    [bold]nomad[/bold]: standard error of the allocations, wherever they run.
+
+    [bold]Examples[/bold]
+
+      agentenv logs
+
+      agentenv logs 0 --follow
+
+      agentenv logs 7f3c --backend nomad --tail 500
+    """
+    chosen = backend_of(backend)
+    try:
+        run_to_end(_print(_lines(chosen, job, container, tail=tail, follow=follow), as_json=as_json))
+    except InterruptedBySignalError:
+        if not follow:
+            raise
+
+
+def _lines(
+    backend: Backend, job: str | None, container: str | None, *, tail: int, follow: bool
+) -> AsyncIterator[tuple[str, str]]:
+    if backend is Backend.nomad:
+        from agentenv.cli.nomad_farm import NomadFarm  # late: needs python-nomad
+
+        return NomadFarm.from_options(job).logs(container, tail=tail, follow=follow)
+    access_to(backend, job)  # refuses --job
+    return _local_lines(backend, container, tail=tail, follow=follow)
+
+
+async def _local_lines(
+    backend: Backend, container: str | None, *, tail: int, follow: bool
+) -> AsyncIterator[tuple[str, str]]:
+    named = "" if container is None else await _named(backend, container)
+    async for line in lines_of(log_file(backend), containing=named, tail=tail, follow=follow):
+        yield named, line
+
+
+async def _named(backend: Backend, container: str) -> str:
+    """The text that marks a container's lines. One that has ended is looked for as it was written."""
+    places = (await access_to(backend, None).census()).places
+    if container.isdigit():
+        return next((place.id for place in places if place.index == int(container)), container)
+    return choose([(place.id, place.id) for place in places], container) or container
+
+
+async def _print(lines: AsyncIterator[tuple[str, str]], *, as_json: bool) -> None:
+    async for container, line in lines:
+        if as_json:
+            print_json_line({"container": container or None, "line": line})
+        else:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()

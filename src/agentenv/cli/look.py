@@ -1,0 +1,67 @@
+"""Asking every container and every pool at once what they have to say. A silent one delays nobody for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import aiohttp
+
+from agentenv.cli.sight import Census, ContainerSight, FarmAccess, FarmSight, Place, PoolSight
+from agentenv.config import state_dir
+from agentenv.errors import AgentEnvError
+from agentenv.metrics.exporter import KIND
+from agentenv.metrics.scrape import Samples, scrape
+from agentenv.slots.announcement import announced
+from agentenv.slots.control import ContainerControl, open_session
+
+ANSWER_TIMEOUT_S = 3.0
+
+
+async def look(access: FarmAccess, scrape_urls: Iterable[str] = ()) -> FarmSight:
+    """The whole farm, the pools of this machine, and those at ``scrape_urls``."""
+    census, pools = await asyncio.gather(access.census(), pools_seen(scrape_urls))
+    return FarmSight(census, await containers_seen(census), pools)
+
+
+async def containers_seen(census: Census) -> tuple[ContainerSight, ...]:
+    """What each container of the census says, in order of index."""
+    async with open_session() as session:
+        seen = await asyncio.gather(*(_container(place, session) for place in census.places))
+    return tuple(sorted(seen, key=lambda sight: (sight.place.index, sight.place.id)))
+
+
+async def _container(place: Place, session: aiohttp.ClientSession) -> ContainerSight:
+    if place.handle is None:
+        return ContainerSight(place, problem=place.detail or place.state)
+    control = ContainerControl(place.handle, session)
+    try:
+        info, slots, samples = await asyncio.gather(
+            control.info(timeout_s=ANSWER_TIMEOUT_S),
+            control.slots(timeout_s=ANSWER_TIMEOUT_S),
+            _samples(place.handle.base_url + "/metrics", place.handle.token),
+        )
+    except AgentEnvError as error:
+        return ContainerSight(place, problem=error.message)
+    return ContainerSight(place, info, slots.slots, samples)
+
+
+async def _samples(url: str, token: str) -> Samples:
+    try:
+        return await scrape(url, timeout_s=ANSWER_TIMEOUT_S, token=token)
+    except AgentEnvError:  # an older server, or a fake one, has no metrics
+        return Samples()
+
+
+async def pools_seen(scrape_urls: Iterable[str] = ()) -> tuple[PoolSight, ...]:
+    """What every process of this machine that serves metrics says, and those at other addresses."""
+    known = {said["url"]: said["pid"] for said in announced(state_dir(), KIND) if "url" in said}
+    urls = {**known, **{url: known.get(url) for url in scrape_urls}}
+    return tuple(await asyncio.gather(*(_pool(url, pid) for url, pid in urls.items())))
+
+
+async def _pool(url: str, pid: int | None) -> PoolSight:
+    try:
+        return PoolSight(url, pid, await scrape(url, timeout_s=ANSWER_TIMEOUT_S))
+    except AgentEnvError as error:
+        return PoolSight(url, pid, Samples(), error.message)

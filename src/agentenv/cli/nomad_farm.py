@@ -1,0 +1,203 @@
+"""A farm that is a Nomad job, seen from outside: what Nomad says of it, and how its containers are reached."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Self
+
+from agentenv.cli.nomad_operator import OperatorApi, follow_log
+from agentenv.cli.options import choose
+from agentenv.cli.sight import Census, Place
+from agentenv.config import NomadSettings
+from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
+from agentenv.slots.backends import nomad_facts as facts
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.slots.backends.nomad_explain import end_of, placement
+
+_FAULTS_SHOWN = 5
+_ADDRESSES_AT_ONCE = 8
+_END_TIMEOUT_S = 90.0
+_LOG_LINE_BYTES = 160
+"""Nomad reads logs by bytes: so many are asked for per line that is to be shown."""
+
+
+class NomadFarm:
+    """The allocations of one job."""
+
+    def __init__(self, settings: NomadSettings) -> None:
+        self.settings = settings
+
+    @classmethod
+    def from_options(cls, job: str | None) -> Self:
+        """The job named, at the cluster of the NOMAD_* variables. Raises ConfigError."""
+        return cls(NomadSettings.from_environment(job_id=job))
+
+    @property
+    def where(self) -> str:
+        """The job and its cluster."""
+        settings = self.settings
+        return f"Nomad job {settings.job_id} ({settings.namespace}) at {settings.address}"
+
+    async def census(self) -> Census:
+        """See :class:`FarmAccess`."""
+        async with OperatorApi.opened(self.settings) as api:
+            job = await api.job()
+            if job is None or job.stopped:
+                flag = f" --job {self.settings.job_id}" if self.settings.job_id != NomadSettings().job_id else ""
+                return Census(
+                    "nomad", self.where, exists=False, next_step=f"start one: `agentenv up --backend nomad{flag}`"
+                )
+            snapshot, names, variable = await asyncio.gather(
+                api.snapshot(), api.node_names(), api.variable(self.settings.job_id)
+            )
+            alive = [one for one in snapshot.allocations if not _ended(one)]
+            token = (variable or {}).get("token")
+            places = await self._places(api, alive, names, token)
+        waiting = waiting_for(snapshot)
+        if token is None:
+            waiting.append("its containers cannot be asked: its Nomad variable has no item `token`")
+        return Census(
+            "nomad",
+            self.where,
+            exists=True,
+            goal=job.count,
+            places=places,
+            waiting_for=tuple(waiting),
+            faults=_faults(snapshot),
+        )
+
+    async def _places(
+        self, api: OperatorApi, allocations: list[facts.Allocation], names: Mapping[str, str], token: str | None
+    ) -> tuple[Place, ...]:
+        gate = asyncio.Semaphore(_ADDRESSES_AT_ONCE)
+
+        async def place(one: facts.Allocation) -> Place:
+            running = one.client == "running" and one.task_state == "running"
+            if running and one.address is None:  # lists leave addresses out
+                async with gate:
+                    one = await api.allocation(one.id)
+            return _place(one, names.get(one.node, one.node[:8]), token if running else None)
+
+        return tuple(await asyncio.gather(*map(place, allocations)))
+
+    async def down(self) -> str:
+        """See :class:`FarmAccess`. Raises SandboxUnavailableError when its containers do not end."""
+        async with OperatorApi.opened(self.settings) as api:
+            known = await api.job() is not None
+            await end_job(api)
+        return f"purged {self.where} and its token" if known else f"{self.where}: no farm runs there"
+
+    async def logs(self, container: str | None, *, tail: int, follow: bool) -> AsyncIterator[tuple[str, str]]:
+        """Lines of standard error, each with its allocation. Raises ConfigError when there is no such container."""
+        async with OperatorApi.opened(self.settings) as api:
+            found = [one for one in (await api.snapshot()).allocations if container is not None or not _ended(one)]
+            chosen = _chosen(found, container, self.where)
+            if not follow:
+                for one in chosen:
+                    text = await api.log_tail(one.id, "stderr")
+                    for line in text.splitlines()[-tail:] if tail else []:
+                        yield one.id, line if len(chosen) == 1 else f"{one.id[:8]} {line}"
+                return
+        async for identity, line in self._follow(chosen, tail):
+            yield identity, line if len(chosen) == 1 else f"{identity[:8]} {line}"
+
+    async def _follow(self, chosen: list[facts.Allocation], tail: int) -> AsyncIterator[tuple[str, str]]:
+        """Several logs as one, until all have ended."""
+        lines: asyncio.Queue[tuple[str, str | None]] = asyncio.Queue(maxsize=1000)
+
+        async def read(one: facts.Allocation) -> None:
+            try:
+                async for line in follow_log(self.settings, one.id, tail_bytes=tail * _LOG_LINE_BYTES):
+                    await lines.put((one.id, line))
+            except AgentEnvError as error:
+                await lines.put((one.id, f"({error.message})"))
+            await lines.put((one.id, None))
+
+        readers = [asyncio.create_task(read(one), name=f"log of {one.id}") for one in chosen]
+        try:
+            going = len(readers)
+            while going:
+                identity, line = await lines.get()
+                if line is None:
+                    going -= 1
+                else:
+                    yield identity, line
+        finally:
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def end_job(api: OperatorApi) -> None:
+    """Stop the job of ``api``, wait for the end of its containers, then forget it and its token.
+
+    Raises SandboxUnavailableError when they have not ended in time; NomadError.
+    """
+    await api.end_job(purge=False)
+    left = 0
+    try:
+        async with asyncio.timeout(_END_TIMEOUT_S):
+            while left := await api.left_over():  # noqa: ASYNC110 - Nomad is asked
+                await asyncio.sleep(0.2)
+    except TimeoutError:
+        raise SandboxUnavailableError(
+            f"{left} allocations of {api.settings.job_id} have not ended after {_END_TIMEOUT_S:g} s",
+            next_step="see `nomad node status`: a client that is down reports nothing; then `agentenv gc`",
+        ) from None
+    await api.end_job(purge=True)
+    await api.forget_token()
+
+
+def waiting_for(snapshot: facts.Snapshot) -> list[str]:
+    """Why containers are missing, in Nomad's terms: what it cannot place, what is slow to start, what drains."""
+    said = []
+    blocked = [one for one in snapshot.evaluations if one.status in ("blocked", "complete")]
+    latest = max(blocked, key=lambda one: one.modify_index, default=None)
+    if latest is not None and latest.failures:
+        unplaced = placement(latest.failures)
+        said.append(f"{unplaced.reason} ({unplaced.next_step})" if unplaced.next_step else unplaced.reason)
+    for one in snapshot.allocations:
+        if one.desired == "run" and one.client == "pending":
+            last = one.events[-1] if one.events else None
+            latest_word = f"{last.kind}: {last.message}" if last else "no Nomad client has taken it up"
+            said.append(f"container {one.id[:8]} is starting: {latest_word}")
+    said += [f"node {node.name or node.id[:8]} is being drained" for node in snapshot.nodes if node.draining]
+    return said
+
+
+def _faults(snapshot: facts.Snapshot) -> tuple[str, ...]:
+    """The latest ends nobody asked for."""
+    ended = [one for one in snapshot.allocations if one.client in ("failed", "lost")]
+    ended.sort(key=lambda one: one.modify_index)
+    return tuple(f"container {one.id[:8]} {one.client}: {end_of(one)}" for one in ended[-_FAULTS_SHOWN:])
+
+
+def _place(one: facts.Allocation, node: str, token: str | None) -> Place:
+    handle = None
+    if one.address is not None and token is not None:
+        handle = ContainerHandle(
+            id=one.container, index=one.index, base_url=f"http://{one.address}", token=token, slots=0
+        )
+    state = one.client if one.desired == "run" and not one.migrating else "draining"
+    last = one.events[-1] if one.events else None
+    return Place(one.container, one.index, state, node, f"{last.kind}: {last.message}" if last else "", handle)
+
+
+def _ended(one: facts.Allocation) -> bool:
+    return one.client in ("complete", "failed") or (one.client == "lost" and one.desired != "run")
+
+
+def _chosen(found: list[facts.Allocation], container: str | None, where: str) -> list[facts.Allocation]:
+    if container is None:
+        if not found:
+            raise ConfigError("logs", f"{where} has no container", next_step="see `agentenv status`")
+        return sorted(found, key=lambda one: one.index)
+    newest = sorted(found, key=lambda one: -one.modify_index)
+    by_index = {one.index: one for one in reversed(newest)}
+    if container.isdigit() and int(container) in by_index:
+        return [by_index[int(container)]]
+    place = choose([(one.id, one) for one in newest], container)
+    if place is None:
+        raise ConfigError("CONTAINER", f"{where} has no container {container!r}", next_step="see `agentenv status`")
+    return [place]

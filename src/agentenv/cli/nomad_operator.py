@@ -1,0 +1,120 @@
+"""What operators ask of Nomad besides what the backend does."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import aiohttp
+
+from agentenv.config import NomadSettings
+from agentenv.slots.backends import nomad_facts as facts
+from agentenv.slots.backends.nomad import checked_address
+from agentenv.slots.backends.nomad_api import NomadApi
+from agentenv.slots.backends.nomad_explain import NomadError, opening_error
+from agentenv.slots.backends.nomad_stream import open_stream_session
+
+KEPT = "kept"
+"""Item of a job's variable: its farm was left running on purpose, by ``agentenv up``."""
+_VARIABLES = "nomad/jobs/"
+
+
+@dataclass(frozen=True)
+class JobLine:
+    """One job of the namespace. ``ours``: its task is a sandbox (or it is gone and only its token is left)."""
+
+    id: str
+    status: str
+    stopped: bool
+
+
+class OperatorApi(NomadApi):
+    """The requests of ``agentenv status``, ``down``, ``logs`` and ``gc``. Every method raises NomadError."""
+
+    async def node_names(self) -> dict[str, str]:
+        """Every node's name by its id; empty when the token may not know."""
+        try:
+            return {raw["ID"]: raw.get("Name") or "" for raw in await self._run(lambda c: c.nodes.get_nodes())}
+        except NomadError as error:
+            if error.status != 403:
+                raise
+            return {}
+
+    async def variable(self, job_id: str) -> dict[str, str] | None:
+        """The items of a job's variable: ``token``, and ``kept`` when it is to stay. None when there is none."""
+        kept = await self._run(lambda c: c.variable.get_variable(_VARIABLES + job_id), missing=True)
+        return None if kept is None else {str(name): str(value) for name, value in (kept.get("Items") or {}).items()}
+
+    async def keep(self, job_id: str, *, kept: bool) -> None:
+        """Mark the job's farm as left running on purpose, or not."""
+        items = await self.variable(job_id) or {}
+        wanted = {name: value for name, value in items.items() if name != KEPT} | ({KEPT: "up"} if kept else {})
+        if wanted != items:
+            path = _VARIABLES + job_id
+            body = {"Path": path, "Namespace": self.settings.namespace, "Items": wanted}
+            await self._run(lambda c: c.variable.create_variable(path, body))
+
+    async def variable_owners(self) -> list[str]:
+        """Ids of jobs that have a variable."""
+        found = await self._run(lambda c: c.variables.get_variables(prefix=_VARIABLES))
+        paths = [str(raw["Path"]).removeprefix(_VARIABLES) for raw in found]
+        return [path for path in paths if path and "/" not in path]
+
+    async def jobs(self) -> list[JobLine]:
+        """Every service job of the namespace."""
+        found = await self._run(lambda c: c.jobs.get_jobs(namespace=self.settings.namespace))
+        return [
+            JobLine(raw["ID"], raw.get("Status") or "", bool(raw.get("Stop")))
+            for raw in found
+            if raw.get("Type") == "service"
+        ]
+
+    async def whole_job(self, job_id: str) -> Mapping[str, Any]:
+        """A job as registered."""
+        job: Mapping[str, Any] = await self._run(lambda c: c.job.get_job(job_id))
+        return job
+
+    async def status_of(self, allocation_id: str) -> str | None:
+        """An allocation's client status; None when Nomad knows it no more."""
+        raw = await self._run(lambda c: c.allocation.get_allocation(allocation_id), missing=True)
+        return None if raw is None else facts.allocation(raw).client
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, settings: NomadSettings) -> AsyncIterator[Self]:
+        """One that answers. What goes wrong in the block is raised with what to do about it."""
+        address = checked_address(settings.address)
+        api = cls(settings, address)
+        try:
+            await api.check_access()
+            yield api
+        except NomadError as error:
+            raise opening_error(error, address, settings.namespace, settings.token is not None) from error
+        finally:
+            await api.aclose()
+
+
+async def follow_log(settings: NomadSettings, allocation_id: str, *, tail_bytes: int) -> AsyncIterator[str]:
+    """What an allocation's task writes to standard error, line by line, until its end. Raises NomadError."""
+    params = {
+        "task": facts.TASK, "type": "stderr", "origin": "end", "offset": str(tail_bytes), "plain": "true",
+        "follow": "true", "namespace": settings.namespace, **({"region": settings.region} if settings.region else {}),
+    }  # fmt: skip
+    url = f"{checked_address(settings.address)}/v1/client/fs/logs/{allocation_id}"
+    headers = {"X-Nomad-Token": settings.token} if settings.token else {}
+    try:
+        async with (
+            open_stream_session(settings) as session,
+            session.get(
+                url, params=params, headers=headers, timeout=aiohttp.ClientTimeout(total=None),
+                server_hostname=settings.tls_server_name if url.startswith("https:") else None,
+            ) as reply,
+        ):  # fmt: skip
+            if reply.status != 200:
+                raise NomadError(reply.status, f"no log of {allocation_id[:8]}: {(await reply.text()).strip()[:300]}")
+            async for line in reply.content:
+                yield line.decode("utf-8", "replace").rstrip("\n")
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise NomadError(0, f"the log of {allocation_id[:8]} broke off: {error or type(error).__name__}") from error

@@ -1,0 +1,51 @@
+"""``agentenv up --backend nomad``: register or scale the job, wait until its containers answer, leave it running."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from agentenv.cli.arrival import Arrival
+from agentenv.cli.look import look
+from agentenv.cli.nomad_farm import NomadFarm
+from agentenv.cli.nomad_operator import OperatorApi
+from agentenv.cli.sight import as_json
+from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.slots.backends.nomad import NomadBackend
+
+
+async def bring_up(
+    containers: ContainerSettings,
+    count: int,
+    timeout_s: float,
+    *,
+    job: str | None,
+    image: str | None,
+    memory_mib: int | None,
+) -> dict[str, Any]:
+    """What ``agentenv status --json`` says once all answer.
+
+    Raises SandboxUnavailableError when they do not in time: the job stays, Nomad goes on trying.
+    """
+    settings = NomadSettings.from_environment(
+        job_id=job, image=image, memory_mib=memory_mib, purge_job_on_shutdown=False
+    )
+    backend = NomadBackend(containers, settings, start_timeout_s=timeout_s)
+    with Arrival(count, "asking Nomad") as arrival:
+        async with backend:
+            await backend.scale(count)
+            arrival.says("containers")
+            reader = asyncio.create_task(_read(backend, arrival), name="events of up")
+            try:
+                await arrival.complete(timeout_s)
+            finally:
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
+    async with OperatorApi.opened(settings) as api:
+        await api.keep(settings.job_id, kept=True)  # so that gc knows it was left running on purpose
+    return as_json(await look(NomadFarm(settings)))
+
+
+async def _read(backend: NomadBackend, arrival: Arrival) -> None:
+    async for event in backend.events():
+        arrival.heed(event)

@@ -1,0 +1,181 @@
+"""What operators see of a farm, as plain records: the backend's own account, and what containers and pools say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentenv.metrics.scrape import Samples
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.wire.leases import SlotReport, SlotState
+from agentenv.wire.server import ServerInfo
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a container is, or should be. ``state`` is the backend's word; ``handle`` when it can be reached."""
+
+    id: str
+    index: int
+    state: str
+    node: str = ""
+    detail: str = ""
+    handle: ContainerHandle | None = None
+    age_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Census:
+    """A farm as its backend knows it. ``exists`` False: there is none, and ``next_step`` says how to have one."""
+
+    backend: str
+    where: str
+    exists: bool
+    goal: int = 0
+    places: tuple[Place, ...] = ()
+    waiting_for: tuple[str, ...] = ()
+    """What keeps missing containers from running, in the backend's terms."""
+    faults: tuple[str, ...] = ()
+    """What went wrong lately."""
+    next_step: str = ""
+    metrics_url: str | None = None
+
+    @property
+    def handles(self) -> tuple[ContainerHandle, ...]:
+        """Of every container that can be reached."""
+        return tuple(place.handle for place in self.places if place.handle is not None)
+
+
+class FarmAccess(Protocol):
+    """One way to look at a farm and to end it."""
+
+    async def census(self) -> Census:
+        """What there is. Raises AgentEnvError when it cannot be known."""
+
+    async def down(self) -> str:
+        """End the farm, whole; what was done. Nothing to end is no error."""
+
+
+@dataclass(frozen=True)
+class ContainerSight:
+    """One container. ``problem`` is why it did not answer; then the rest is empty."""
+
+    place: Place
+    info: ServerInfo | None = None
+    slots: tuple[SlotReport, ...] = ()
+    samples: Samples = field(default_factory=Samples)
+    problem: str = ""
+
+    @property
+    def answers(self) -> bool:
+        """Whether its server was heard."""
+        return self.info is not None
+
+    def count(self, state: SlotState) -> int:
+        """Slots in a state."""
+        return sum(slot.state is state for slot in self.slots)
+
+
+@dataclass(frozen=True)
+class PoolSight:
+    """What one process that leases slots says of itself."""
+
+    url: str
+    pid: int | None
+    samples: Samples
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class FarmSight:
+    """Everything at one moment."""
+
+    census: Census
+    containers: tuple[ContainerSight, ...] = ()
+    pools: tuple[PoolSight, ...] = ()
+
+    @property
+    def answering(self) -> int:
+        """Containers whose server was heard."""
+        return sum(container.answers for container in self.containers)
+
+    @property
+    def slots(self) -> Counter[str]:
+        """Slots by state."""
+        return Counter(slot.state.value for container in self.containers for slot in container.slots)
+
+    @property
+    def well(self) -> bool:
+        """Whether everything that should be there is, and answers."""
+        census = self.census
+        whole = census.exists and self.answering == len(self.containers) and self.answering >= census.goal
+        return whole and not census.waiting_for and not self.slots[SlotState.quarantined.value]
+
+
+def as_json(sight: FarmSight) -> dict[str, Any]:
+    """The ``--json`` document of ``agentenv status``. No token is in it."""
+    census = sight.census
+    return {
+        "backend": census.backend,
+        "where": census.where,
+        "exists": census.exists,
+        "well": sight.well,
+        "goal_containers": census.goal,
+        "answering_containers": sight.answering,
+        "slots": dict(sight.slots),
+        "containers": [_container(container) for container in sight.containers],
+        "queue": [_pool(pool) for pool in sight.pools],
+        "waiting_for": list(census.waiting_for),
+        "faults": list(census.faults),
+        "metrics_url": census.metrics_url,
+        "next_step": census.next_step,
+    }
+
+
+def slot_rows(sight: FarmSight) -> list[dict[str, Any]]:
+    """The ``--json`` document of ``agentenv slots``."""
+    return [
+        {"container": container.place.id, "index": container.place.index, **slot.model_dump(mode="json")}
+        for container in sight.containers
+        for slot in container.slots
+    ]
+
+
+def _container(sight: ContainerSight) -> dict[str, Any]:
+    place, counted = sight.place, sight.samples
+    return {
+        "id": place.id,
+        "index": place.index,
+        "state": place.state,
+        "node": place.node,
+        "detail": place.detail,
+        "age_s": place.age_s,
+        "url": place.handle.base_url if place.handle else None,
+        "answers": sight.answers,
+        "problem": sight.problem,
+        "isolation": sight.info.isolation if sight.info else None,
+        "slots": dict(Counter(slot.state.value for slot in sight.slots)),
+        "calls": counted.one("agentenv_sandbox_calls_total"),
+        "calls_running": counted.one("agentenv_sandbox_calls_running"),
+        "calls_queued": counted.one("agentenv_sandbox_calls_queued"),
+        "calls_faulted": counted.one("agentenv_sandbox_calls_faulted_total"),
+        "calls_oom_killed": counted.one("agentenv_sandbox_calls_oom_killed_total"),
+        "leases_expired": counted.one("agentenv_sandbox_leases_expired_total"),
+        "slots_lost": counted.one("agentenv_sandbox_slots_lost_total"),
+        "server_bytes": counted.one("agentenv_sandbox_server_resident_bytes"),
+    }
+
+
+def _pool(pool: PoolSight) -> dict[str, Any]:
+    return {
+        "url": pool.url,
+        "pid": pool.pid,
+        "problem": pool.problem,
+        "backend": next(iter(pool.samples.by("agentenv_build_info", "backend")), None),
+        "waiting": pool.samples.one("agentenv_pool_waiting"),
+        "sessions": pool.samples.one("agentenv_executor_sessions"),
+        "calls_running": pool.samples.one("agentenv_executor_calls_running"),
+        "leases_lost": pool.samples.one("agentenv_pool_leases_lost_total"),
+        "faults": pool.samples.by("agentenv_pool_faults_total", "code"),
+    }

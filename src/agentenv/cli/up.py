@@ -1,0 +1,161 @@
+"""``agentenv up``: a farm that others lease slots of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from agentenv.cli import farm
+from agentenv.cli.arrival import Arrival
+from agentenv.cli.farm_log import logging_to
+from agentenv.cli.farm_metrics import of_farm
+from agentenv.cli.local_farm import FarmNotice, LocalFarm, Watched, log_file, noticed
+from agentenv.cli.look import look
+from agentenv.cli.options import (
+    Backend,
+    BackendOption,
+    Isolation,
+    IsolationOption,
+    JobOption,
+    JsonOption,
+    NetworkOption,
+    backend_of,
+)
+from agentenv.cli.present import InterruptedBySignalError, err, print_json, run_to_end, verb
+from agentenv.cli.sight import as_json as sight_as_json
+from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.errors import ConfigError
+from agentenv.metrics.exporter import exporting
+from agentenv.metrics.readings import Reading
+from agentenv.slots.backends.base import ContainerEvent
+from agentenv.slots.pool import SlotPool
+from agentenv.wire.spec import MIB
+
+
+@verb
+def up(
+    backend: BackendOption = None,
+    containers: Annotated[int, typer.Option("--containers", "-n", min=1, max=10_000, help="How many containers.")] = 1,
+    slots: Annotated[int, typer.Option(min=1, max=1000, help="Slots in each container.")] = 10,
+    isolation: IsolationOption = Isolation.auto,
+    network: NetworkOption = False,
+    slot_memory_mib: Annotated[int | None, typer.Option("--slot-memory", metavar="MIB", help="Of each slot.")] = None,
+    workspace_mib: Annotated[int | None, typer.Option("--workspace", metavar="MIB", help="Of each slot.")] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Serve the farm's Prometheus metrics here (0: any free port). Not nomad."),
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="The address metrics are served on.")] = "127.0.0.1",
+    job: JobOption = None,
+    image: Annotated[str | None, typer.Option(help="Nomad: the image of the containers.")] = None,
+    memory_mib: Annotated[
+        int | None, typer.Option("--memory", metavar="MIB", help="Nomad: hard memory limit of each container.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="The longest until all containers answer.")
+    ] = 300.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a farm and wait until every container answers.
+
+    [bold]local[/bold], [bold]fake[/bold]: it stays until Ctrl-C or [bold]agentenv down[/bold], because its containers
+    end with it. In another terminal, status, slots, exec, shell and logs find it by themselves.
+
+    [bold]nomad[/bold]: it registers the job, or scales the one that is there, and leaves it running.
+
+    [bold]Examples[/bold]
+
+      agentenv up --containers 2 --slots 16
+
+      agentenv up --metrics-port 9100
+
+      agentenv up --backend nomad --containers 10 --job my-farm
+    """
+    chosen = backend_of(backend)
+    limits = {"memory_bytes": slot_memory_mib, "workspace_bytes": workspace_mib}
+    settings = farm.container_settings(
+        slots_per_container=slots,
+        isolation=isolation.value,
+        allow_network=network,
+        limits={name: mib * MIB for name, mib in limits.items() if mib is not None},
+    )
+    if chosen is Backend.nomad:
+        from agentenv.cli.nomad_up import bring_up  # late: needs python-nomad
+
+        if metrics_port is not None:
+            raise ConfigError(
+                "--metrics-port",
+                "up does not stay with nomad",
+                next_step="scrape the containers as docs/metrics.md says, or `agentenv metrics --backend nomad`",
+            )
+        told = run_to_end(bring_up(settings, containers, timeout_s, job=job, image=image, memory_mib=memory_mib))
+        _say(told, as_json=as_json, stays=False, job=job)
+        return
+    if any(option is not None for option in (job, image, memory_mib)):
+        raise ConfigError("--job, --image, --memory", f"mean nothing with {chosen}", next_step="add --backend nomad")
+    try:
+        run_to_end(_keep(chosen, settings, containers, timeout_s, metrics_port, metrics_host, as_json))
+    except InterruptedBySignalError as ended:
+        err().print(f"ended by {ended}; every container is stopped")
+
+
+async def _keep(
+    backend: Backend,
+    settings: ContainerSettings,
+    count: int,
+    timeout_s: float,
+    metrics_port: int | None,
+    metrics_host: str,
+    as_json: bool,
+) -> None:
+    """Be the farm until cancelled."""
+    with logging_to(log_file(backend)):
+        async with noticed(backend, count) as notice, AsyncExitStack() as stack:
+            with Arrival(count, "containers") as arrival:
+                watched = Watched(farm.build_backend(backend, settings), lambda event: _both(event, notice, arrival))
+                fixed = PoolSettings(min_containers=count, max_containers=count, start_timeout_s=timeout_s)
+                await stack.enter_async_context(SlotPool(watched, fixed))  # beats: a silent container is replaced
+                await arrival.complete(timeout_s)
+            if metrics_port is not None:
+                url = await stack.enter_async_context(_exporting(backend, metrics_host, metrics_port))
+                notice.say(metrics_url=url)
+            _say(sight_as_json(await look(LocalFarm(backend))), as_json=as_json, stays=True)
+            await asyncio.Event().wait()
+
+
+def _both(event: ContainerEvent, notice: FarmNotice, arrival: Arrival) -> None:
+    notice.heed(event)
+    arrival.heed(event)
+
+
+@asynccontextmanager
+async def _exporting(backend: Backend, host: str, port: int) -> AsyncIterator[str]:
+    async def read() -> Iterable[Reading]:
+        return of_farm(await look(LocalFarm(backend)))
+
+    async with exporting(read, host, port, announce=False) as url:
+        yield url
+
+
+def _say(told: dict[str, Any], *, as_json: bool, stays: bool, job: str | None = None) -> None:
+    if as_json:
+        print_json(told)
+        return
+    slots, count = sum(told["slots"].values()), told["answering_containers"]
+    farm_size = f"{count} container{'s' if count != 1 else ''}, {slots} slot{'s' if slots != 1 else ''}"
+    flag = ("" if told["backend"] == "local" else f" --backend {told['backend']}") + (f" --job {job}" if job else "")
+    console = err()
+    console.print(
+        f"[green]up[/] {farm_size} · {escape(told['where'])}",
+        soft_wrap=True,
+    )
+    if told["metrics_url"]:
+        console.print(f"metrics    {told['metrics_url']}", soft_wrap=True)
+    console.print(f"look       agentenv status{flag} --watch · agentenv slots{flag}", soft_wrap=True)
+    console.print(f"try        agentenv exec{flag} -- uname -a · agentenv shell{flag}", soft_wrap=True)
+    console.print("end        Ctrl-C, or agentenv down" + flag if stays else f"end        agentenv down{flag}")

@@ -1,0 +1,51 @@
+"""Containers somebody else keeps running: lease their slots, start and stop nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from agentenv.slots.backends.base import ContainerEvent, ContainerGone, ContainerHandle, ContainerStarted
+
+
+class AttachedBackend:
+    """A fixed set of containers, found elsewhere. What their owner leases meanwhile, each container arbitrates.
+
+    A container that does not answer is left alone: :meth:`replace` only forgets it.
+    """
+
+    name = "attached"
+
+    def __init__(self, handles: Sequence[ContainerHandle]) -> None:
+        self._handles = {handle.id: handle for handle in handles}
+        self._events: asyncio.Queue[ContainerEvent | None] = asyncio.Queue()
+
+    async def __aenter__(self) -> Self:
+        for handle in self._handles.values():
+            self._events.put_nowait(ContainerStarted(handle))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for container in tuple(self._handles):
+            await self.replace(container, "detached")
+        self._events.put_nowait(None)
+
+    async def scale(self, count: int) -> None:
+        """Nothing: how many there are is their owner's affair."""
+
+    async def events(self) -> AsyncIterator[ContainerEvent]:
+        """See :class:`ContainerBackend`."""
+        while (event := await self._events.get()) is not None:
+            yield event
+
+    async def replace(self, container_id: str, reason: str) -> None:
+        """Forget it. See :class:`ContainerBackend`."""
+        if self._handles.pop(container_id, None) is not None:
+            self._events.put_nowait(ContainerGone(container_id, reason))
+
+    def __repr__(self) -> str:
+        return f"<AttachedBackend {len(self._handles)} containers>"
