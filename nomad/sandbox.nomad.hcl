@@ -126,7 +126,7 @@ job "sandbox" {
         change_mode     = "noop"
         left_delimiter  = "%[["
         right_delimiter = "]]%"
-        data = jsonencode({
+        data = replace(jsonencode({
           container     = "%[[ env `NOMAD_ALLOC_ID` ]]%"
           token_file    = "/secrets/token"
           data_dir      = "/run/agentenv"
@@ -139,7 +139,8 @@ job "sandbox" {
           env           = var.env
           output_bytes  = var.output_bytes
           spare_shells  = var.spare_shells
-        })
+          uid_block     = "PORT"
+        }), "\"PORT\"", "%[[ env `NOMAD_HOST_PORT_http` ]]%")
       }
       template {
         destination = "secrets/token"

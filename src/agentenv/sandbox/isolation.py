@@ -66,10 +66,10 @@ class Identity:
     uid_block: int = 0
 
     def slot_uid(self, slot: int) -> int:
-        """``full``: 20000 + slot (further containers on one machine take the next blocks of 1000)."""
+        """``full``: 20000 + slot (further containers on one machine take other blocks of 1000)."""
         if self.mode == USER:
             return self.own_uid
-        return FIRST_SLOT_UID + self.uid_block * UIDS_PER_CONTAINER + slot
+        return _first_uid(self.uid_block) + slot
 
     def slot_gid(self, slot: int) -> int:
         """The group that goes with :meth:`slot_uid`."""
@@ -79,6 +79,36 @@ class Identity:
     def server_uid(self) -> int:
         """The uid the server runs as."""
         return self.own_uid if self.mode == USER else SERVER_UID
+
+
+def fitting_block(wanted: int, uid_map: str) -> int:
+    """The block of uids to use instead of ``wanted`` in a user namespace with this ``/proc/self/uid_map``.
+
+    That is ``wanted`` itself wherever all ids exist. Where ids are remapped (dockerd's ``userns-remap``: 65536
+    of them), the blocks that fit are shared out by remainder: containers of one machine may then meet in
+    one. Raises SandboxUnavailableError when not even one fits.
+    """
+    ranges = [(int(first), int(count)) for first, _, count in (line.split() for line in uid_map.splitlines())]
+    if any(_first_uid(wanted) >= first and _first_uid(wanted + 1) <= first + count for first, count in ranges):
+        return wanted
+    fitting = [
+        block
+        for first, count in ranges
+        for block in range(
+            max(0, -(-(first - FIRST_SLOT_UID) // UIDS_PER_CONTAINER)),
+            (first + count - FIRST_SLOT_UID) // UIDS_PER_CONTAINER,
+        )
+    ]
+    if not fitting:
+        raise SandboxUnavailableError(
+            f"this user namespace has no {UIDS_PER_CONTAINER} uids from {FIRST_SLOT_UID} on",
+            next_step="give the container a larger id range, or run it without one",
+        )
+    return fitting[wanted % len(fitting)]
+
+
+def _first_uid(block: int) -> int:
+    return FIRST_SLOT_UID + block * UIDS_PER_CONTAINER
 
 
 def bwrap_argv(bwrap: str, root: Path, workspace: Path, limits: SlotLimits, info_fd: int) -> list[str]:

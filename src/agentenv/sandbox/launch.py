@@ -100,7 +100,7 @@ def _check_lifeline() -> None:
 def _contain(spec: SandboxSpec, server_argv: Sequence[str], *, lifeline: bool) -> int:
     directory = Path(spec.data_dir).absolute() / spec.container
     token = read_token(Path(spec.token_file))
-    held = _hold(directory)
+    held = _hold(directory, claim=os.geteuid() == 0 and spec.uid_block < 0)
     try:
         launch = _prepare(spec, directory, token, held, server_argv, lifeline=lifeline)
         return _fork_supervisor(launch)
@@ -127,8 +127,8 @@ def read_token(path: Path) -> str:
     return text
 
 
-def _hold(directory: Path) -> Held:
-    """Sweep the dead, then take this container's name and uids."""
+def _hold(directory: Path, *, claim: bool) -> Held:
+    """Sweep the dead, then take this container's name and, to ``claim``, its uids."""
     sweep.sweep(directory.parent)
     try:
         lock = sweep.take_lock(directory)
@@ -142,7 +142,7 @@ def _hold(directory: Path) -> Held:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         cure = "free some space" if full else "name a directory this user can write to"
         raise ConfigError("data_dir", f"cannot write {directory}: {error.strerror}", next_step=cure) from error
-    return Held(lock, claim_uids() if os.geteuid() == 0 else None)
+    return Held(lock, claim_uids() if claim else None)
 
 
 def claim_uids() -> socket.socket:
@@ -164,7 +164,12 @@ def claim_uids() -> socket.socket:
     )
 
 
-def _block_of(held: Held) -> int:
+def _block_of(spec: SandboxSpec, held: Held) -> int:
+    if spec.uid_block >= 0 and os.geteuid() == 0:
+        block = isolation.fitting_block(spec.uid_block, Path("/proc/self/uid_map").read_text())
+        if block != spec.uid_block:
+            logging.warning("uid block %d is not in this user namespace: using %d", spec.uid_block, block)
+        return block
     if held.uids is None:
         return 0
     return int(held.uids.getsockname().decode().rsplit("-", 1)[1])
@@ -180,7 +185,7 @@ def _prepare(
     built = ensure_built()
     network_tool = network.find_tool() if spec.allow_network else None
     listener = listen(spec.host, spec.port)
-    identity = Identity(mode, os.geteuid(), os.getegid(), _block_of(held))
+    identity = Identity(mode, os.geteuid(), os.getegid(), _block_of(spec, held))
     if mode != USER:
         with contextlib.suppress(OSError):
             mounts.make_cgroups_writable()

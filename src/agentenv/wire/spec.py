@@ -80,6 +80,10 @@ class SandboxSpec:
     spare_shells: bool = True
     reply_memory: int = 1024
     """Finished replies remembered per lease, for callers that ask again."""
+    uid_block: int = -1
+    """Which thousand of uids the slots use (slot k: 20000 + 1000 * uid_block + k). -1 claims a block nobody
+    else on this machine has, which needs a network namespace all containers of the machine share; where each
+    has its own (Docker), whoever starts them names a number that is unique on the machine: Nomad the host port."""
 
     def __post_init__(self) -> None:
         checks = {
@@ -89,6 +93,7 @@ class SandboxSpec:
             "isolation": (self.isolation in ("auto", "full", "user"), "auto, full or user"),
             "output_bytes": (1024 <= self.output_bytes <= 64 * MIB, "1 KiB to 64 MiB"),
             "reply_memory": (1 <= self.reply_memory <= 100_000, "1 to 100000"),
+            "uid_block": (-1 <= self.uid_block <= 2_000_000, "-1 to 2000000"),
         }
         for name, (good, allowed) in checks.items():
             if not good:
