@@ -20,7 +20,7 @@ from agentenv.agent.parsers.base import (
     blocks,
     checked_name,
 )
-from agentenv.agent.parsers.typed import Schemas, json_or_literal
+from agentenv.agent.parsers.typed import Schemas
 from agentenv.agent.ports import ToolDefinition
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
@@ -76,7 +76,7 @@ def _call(text: str, where: str, schemas: Schemas) -> ParsedCall:
     while at < len(marks):
         key, value, at = _pair(text, marks, at, where)
         types = schemas.types(name, key)
-        arguments[key] = value if "string" in types else _typed(value)
+        arguments[key] = value if "string" in types else _typed(value, schemas)
     return ParsedCall(name, arguments)
 
 
@@ -95,6 +95,6 @@ def _pair(text: str, marks: Sequence[re.Match[str]], at: int, where: str) -> tup
     return key, text[marks[at + 2].end() : marks[ends].start()].strip(), ends + 1
 
 
-def _typed(text: str) -> Any:
-    value = json_or_literal(text)
+def _typed(text: str, schemas: Schemas) -> Any:
+    value = schemas.json_or_literal(text)
     return value if value is not None or text == "null" else text

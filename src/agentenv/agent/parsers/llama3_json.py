@@ -1,13 +1,14 @@
 """Llama 3.1 and later with JSON calls: ``{"name": …, "parameters": {…}}``, anywhere in the text.
 
-Every top-level ``{`` is tried. An object without a name and arguments is an answer, not a call. What
+Every top-level object is tried. An object without a name and arguments is an answer, not a call. What
 looks like a call and cannot be decoded is reported only when nothing else was a call, as vLLM's newer
-parser goes on to the next ``{``.
+parser goes on to the next one.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,11 @@ from agentenv.agent.parsers.base import (
 from agentenv.agent.ports import ToolDefinition
 
 PYTHON_TAG = "<|python_tag|>"
+OBJECT = re.compile(r'\{\s*+"(?:[^"\\]|\\.){0,256}+"\s*+:', re.DOTALL)
+"""What every object with a name begins with."""
+WINDOW_CHARS = 4096
+FAILURE_CHARS = 256
+"""What any failed attempt is counted for, at least."""
 DEEP_CHARS = 8192
 """What a failure by nesting is counted for: the decoder does not say how far it came."""
 
@@ -64,26 +70,30 @@ class Llama3JsonParser(ToolCallParser):
 
 
 def _calls(text: str) -> tuple[list[ParsedCall], int, int | None]:
-    """(calls, where the first begins, where the first undecodable brace is).
+    """(calls, where the first begins, where the first undecodable object is).
 
     Failed attempts may read four times the text altogether, then the rest is not searched: that keeps
     the time linear, whatever is nested or left open.
     """
     decoder, calls, first, broken = json.JSONDecoder(), [], -1, None
     allowance = 4 * len(text) + 16 * DEEP_CHARS
-    at = text.find("{")
-    while at >= 0 and allowance > 0:
+    rest, cut, ends = text, 0, 0  # rest is text[cut:]: an error of the decoder costs time by its position
+    while allowance > 0 and (found := OBJECT.search(text, ends)):
+        at = found.start()
+        if at - cut > WINDOW_CHARS:
+            rest, cut = text[at:], at
         try:
-            value, ends = decoder.raw_decode(text, at)
+            value, ends = decoder.raw_decode(rest, at - cut)
+            ends += cut
         except (ValueError, RecursionError) as error:
             broken = at if broken is None else broken
-            allowance -= error.pos - at + 1 if isinstance(error, json.JSONDecodeError) else DEEP_CHARS
+            read = error.pos + cut - at if isinstance(error, json.JSONDecodeError) else DEEP_CHARS
+            allowance -= read + FAILURE_CHARS
             ends = at + 1
         else:
             if (call := _call(value)) is not None:
                 first = at if first < 0 else first
                 calls.append(call)
-        at = text.find("{", ends)
     return calls, first, broken
 
 

@@ -20,7 +20,7 @@ from agentenv.agent.parsers.base import (
     blocks,
     checked_name,
 )
-from agentenv.agent.parsers.typed import Schemas, value_of
+from agentenv.agent.parsers.typed import Schemas
 from agentenv.agent.ports import ToolDefinition
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
@@ -71,7 +71,7 @@ def _call(text: str, closed: bool, schemas: Schemas) -> ParsedCall:
         key, bracket, value = body[mark.end() : following.start() if following else len(body)].partition(">")
         if not bracket:
             raise Malformed(f"a <parameter= of {name} is not closed with '>'")
-        arguments[key.strip()] = value_of(_unwrapped(value), schemas.types(name, key.strip()))
+        arguments[key.strip()] = schemas.value(name, key.strip(), _unwrapped(value))
     return ParsedCall(name, arguments)
 
 

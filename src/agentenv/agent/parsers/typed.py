@@ -13,6 +13,8 @@ from typing import Any
 from agentenv.agent.ports import ToolDefinition
 
 LITERAL_BYTES = 64 * 1024
+LITERALS = 64
+"""Tried per message: Python's parser takes its time."""
 LITERAL_DEPTH = 40
 SIGNS = re.compile(r"[-+~ ]{200}")
 """Python's own parser may use up the stack on text nested deeper, by brackets or by signs."""
@@ -25,10 +27,11 @@ NAMES = {
 
 
 class Schemas:
-    """The schemas of the arguments of some tools."""
+    """The schemas of the arguments of some tools, for reading one message."""
 
     def __init__(self, tools: Sequence[ToolDefinition]) -> None:
         self._tools: dict[str, Mapping[str, Any]] = {}
+        self._literals_left = LITERALS
         for tool in tools:
             function = tool.get("function") or {}
             properties = (function.get("parameters") or {}).get("properties") or {}
@@ -38,6 +41,29 @@ class Schemas:
         """The types the argument may have, by schema; empty when nothing is known of it."""
         schema = self._tools.get(tool, {}).get(key)
         return tuple(dict.fromkeys(_types(schema))) if isinstance(schema, Mapping) else ()
+
+    def value(self, tool: str, key: str, text: str) -> Any:
+        """``text`` as the first of the types it fits; itself when it fits none, a string may be meant,
+        or nothing is known. ``null`` (any case) is None whatever the type; a boolean is true or else false.
+        """
+        types = self.types(tool, key)
+        if text.strip().lower() == "null":
+            return None
+        for name in () if "string" in types else types:
+            if name == "boolean":
+                return text.strip().lower() == "true"
+            value = self.json_or_literal(text) if name in ("object", "array") else _number(name, text)
+            if value is not None:
+                return value
+        return text
+
+    def json_or_literal(self, text: str) -> Any:
+        """A JSON value, else a Python literal of JSON's types, else None."""
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            self._literals_left -= 1
+            return _literal(text) if self._literals_left >= 0 else None
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
@@ -49,42 +75,16 @@ def _types(schema: Mapping[str, Any]) -> list[str]:
     return [name for choice in choices if isinstance(choice, Mapping) for name in _types(choice)] or ["string"]
 
 
-def value_of(text: str, types: Sequence[str]) -> Any:
-    """``text`` as the first of the types it fits; itself when it fits none, or a string may be meant.
-
-    ``null`` (any case) is None whatever the type. A boolean is true when it says so, else false.
-    """
-    if text.strip().lower() == "null":
-        return None
-    for name in () if "string" in types else types:
-        if name == "boolean":
-            return text.strip().lower() == "true"
-        value = _as(name, text)
-        if value is not None:
-            return value
-    return text
-
-
-def _as(name: str, text: str) -> Any:
+def _number(name: str, text: str) -> int | float | None:
     try:
         if name == "integer":
             return int(text)
-        if name == "number":
-            number = float(text)
-            if not math.isfinite(number):
-                return None
-            return int(number) if number.is_integer() and abs(number) < 2**53 else number
-    except (ValueError, OverflowError):
+        number = float(text) if name == "number" else math.nan
+    except ValueError:
         return None
-    return json_or_literal(text) if name in ("object", "array") else None
-
-
-def json_or_literal(text: str) -> Any:
-    """A JSON value, else a Python literal of JSON's types, else None."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return _literal(text)
+    if not math.isfinite(number):
+        return None
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
 
 
 def _literal(text: str) -> Any:
