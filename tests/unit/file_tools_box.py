@@ -103,6 +103,11 @@ class Box:
         assert isinstance(done.content, ArtifactsReply), done
         return done.content
 
+    def tree(self) -> dict[str, str]:
+        """Every file below the workspace, with its content."""
+        files = (path for path in sorted(self.path.rglob("*")) if not path.is_dir())
+        return {str(path.relative_to(self.path)): path.read_text(errors="replace") for path in files}
+
     def make(self, path: str, content: str = "") -> Path:
         """A file of the workspace, made by somebody other than the tools."""
         file = self.path / path

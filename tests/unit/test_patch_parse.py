@@ -103,15 +103,14 @@ def test_what_is_no_diff_is_refused_with_its_line(text: bytes, why: str) -> None
         parse(text, 3 if "strip" in why else None)
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            [b"--- a/x\n", b"+++ b/x\n", b"@@ -1 +1 @@\n", b" a\n", b"-b\n", b"+c\n", b"\n", b"diff --git a/x b/x\n"]
-            + [b"\\ No newline\n", b"rename from x\n", b"new file mode 100644\n", b"@@", b"\r\n", b"--- /dev/null\n"]
-            + [b'diff --git "a/\\xx" "b/\n', b"+++ ", b"old mode\n", b"new mode\n"]
-        )
-    )
+PIECES = (
+    *(b"--- a/x\n", b"+++ b/x\n", b"@@ -1 +1 @@\n", b" a\n", b"-b\n", b"+c\n", b"\n", b"diff --git a/x b/x\n"),
+    *(b"\\ No newline\n", b"rename from x\n", b"new file mode 100644\n", b"@@", b"\r\n", b"--- /dev/null\n"),
+    *(b'diff --git "a/\\xx" "b/\n', b"+++ ", b"old mode\n", b"new mode\n"),
 )
+
+
+@given(st.lists(st.sampled_from(PIECES)))
 def test_no_text_breaks_the_parser(lines: list[bytes]) -> None:
     try:
         parts = parse(b"".join(lines), None)

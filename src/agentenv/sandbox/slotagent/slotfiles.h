@@ -85,8 +85,10 @@ struct place { int directory; char name[256]; bool exists; struct stat found; };
 void find_place(int base, const char *path, struct place *place);
 void find_target(const char *path, struct place *place);
 
-/* A new file beside its place, under a temporary name: what apply stages. Fails with an errno. */
-int stage(const struct place *place, mode_t mode, uint64_t bytes, char name[32]);
+/* A new file that is to take `place`: open and without a name (a kill leaves nothing), or, where the file system
+ * has no such files, closed (-1) and with a temporary name. Fails with an errno, as give_name does. */
+int stage(const struct place *place, mode_t mode, uint64_t bytes, char name[32], int *fd);
+int give_name(int fd, int directory, const char *name);
 void random_name(char name[32]);
 
 /* Puts `bytes` of stdin at `place`, all or nothing: a full disk leaves the old file as it was. */

@@ -249,25 +249,28 @@ static int copy_input(int fd, uint64_t bytes) {
     return bytes == CHUNKED ? copy_chunks(fd) : copy_bytes(fd, bytes, NULL);
 }
 
-static int give_name(int fd, int directory, const char *name) {
+int give_name(int fd, int directory, const char *name) {
     char path[32];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     return linkat(AT_FDCWD, path, directory, name, AT_SYMLINK_FOLLOW) ? errno : 0;
 }
 
-int stage(const struct place *place, mode_t mode, uint64_t bytes, char name[32]) {
+int stage(const struct place *place, mode_t mode, uint64_t bytes, char name[32], int *fd) {
     bool named;
-    int fd = open_unnamed(place->directory, name, &named);
-    if (fd < 0)
+    *fd = open_unnamed(place->directory, name, &named);
+    if (*fd < 0)
         return errno;
-    int error = copy_input(fd, bytes);
-    if (!error && fchmod(fd, mode))
+    int error = copy_input(*fd, bytes);
+    if (!error && fchmod(*fd, mode))
         error = errno;
-    if (!error && !named)
-        error = give_name(fd, place->directory, name);
-    else if (error && named)
+    if (error && named)
         unlinkat(place->directory, name, 0);
-    close(fd);
+    if (error || !named)
+        *name = 0;
+    if (error || named) {
+        close(*fd);
+        *fd = -1;
+    }
     return error;
 }
 

@@ -62,7 +62,7 @@ void run_receive(const char *path) {
 enum { MAX_CHANGES = 2000 };
 
 /* One file that is to change. `staged` holds its new content; once `done`, its old one (if it had one). */
-struct change { struct place place; char staged[32]; bool removes, done; char *path; };
+struct change { struct place place; char staged[32]; int fd; bool removes, done; char *path; };
 static struct change *changes;
 static size_t change_count;
 
@@ -109,11 +109,21 @@ static void stage_change(const struct record *record) {
     change->removes = record->kind == 'u';
     if (change->removes)
         return;
-    char name[32];
-    int error = stage(place, record->mode & 0777, record->size, name);
+    int error = stage(place, record->mode & 0777, record->size, change->staged, &change->fd);
     if (error)
         give_up(change, error);
-    memcpy(change->staged, name, sizeof name);
+}
+
+static void name_staged(struct change *change) {
+    if (change->removes || *change->staged)
+        return;
+    random_name(change->staged);
+    int error = give_name(change->fd, change->place.directory, change->staged);
+    if (error) {
+        *change->staged = 0;
+        give_up(change, error);
+    }
+    close(change->fd);
 }
 
 /* Puts one change in place so that it can be taken back. */
@@ -173,6 +183,8 @@ void run_apply(void) {
             break;
         stage_change(&record);
     }
+    for (size_t i = 0; i < change_count; i++)
+        name_staged(&changes[i]);
     for (size_t i = 0; i < change_count; i++)
         carry_out(&changes[i]);
     undo = NULL;
