@@ -58,6 +58,10 @@ variable "pids_limit" {
   type    = number
   default = 8192
 }
+variable "drain_s" {
+  type    = number
+  default = 300
+}
 variable "client_data_dir" {
   type    = string
   default = ""
@@ -78,6 +82,30 @@ job "sandbox" {
 
   group "sandbox" {
     count = var.count
+
+    # A container that has died is never restarted in place: its slots and their leases are gone, so what
+    # replaces it is another allocation, which is another container. The farm has Nomad replace the first
+    # ones at once; a crash loop is slowed down by these delays.
+    restart {
+      attempts = 0
+      mode     = "fail"
+    }
+    reschedule {
+      delay          = "5s"
+      delay_function = "exponential"
+      max_delay      = "2m"
+      unlimited      = true
+    }
+
+    # Allocations that are to go (a drained node, a lower count) run on for so long, for the leases they
+    # have, while their replacements start at once. The farm ends each of them as soon as it is empty.
+    shutdown_delay = "${var.drain_s}s"
+    migrate {
+      max_parallel     = 1000
+      health_check     = "task_states"
+      min_healthy_time = "1s"
+      healthy_deadline = "1m"
+    }
 
     network {
       port "http" { to = 8642 }

@@ -56,7 +56,7 @@ def _job(nomad: NomadHttp, job_id: str, token: str, variables: dict[str, str]) -
 
 def purge(nomad: NomadHttp, job_id: str, *, namespace: str = "default") -> None:
     """Stop a job, wait until its allocations are over, remove it and its token."""
-    nomad.delete(f"/v1/job/{job_id}", purge="true", namespace=namespace)
+    nomad.delete(f"/v1/job/{job_id}", purge="true", no_shutdown_delay="true", namespace=namespace)
     nomad.delete(f"/v1/var/nomad/jobs/{job_id}", namespace=namespace)
     deadline = time.monotonic() + _DEADLINE_S
     while running := _unfinished(nomad, job_id, namespace):
