@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
+from agentenv.slots.counts import FREEING_S
 from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
 from agentenv.slots.slot import ContainerState, LeaseState
 from agentenv.wire.leases import SlotState
@@ -35,8 +36,11 @@ class LedgerMachine(RuleBasedStateMachine):
         """Leases in somebody's hands: where."""
         self.dirty: set[tuple[str, int]] = set()
         """Slots whose reset was ordered and not answered."""
+        self.dirty_since: dict[tuple[str, int], float] = {}
         self.alive: set[str] = set()
         self.accepting = True
+        self.bound = 4
+        """Containers of this index and above take no new leases."""
 
     # -- performing, as the pool would ---------------------------------------------------------
 
@@ -61,6 +65,7 @@ class LedgerMachine(RuleBasedStateMachine):
                     assert lease not in self.held
                     assert (container, slot) not in self.dirty
                     self.dirty.add((container, slot))
+                    self.dirty_since[container, slot] = self.now
                     self.asking.pop(lease or -1, None)
                 case Retire(container, _):
                     self.lose(container)
@@ -76,6 +81,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert all(served < ticket for ticket in waiting), "somebody who asked later was served first"
         container = next(one for one in self.ledger.containers() if one.id == grant.container)
         assert container.state is ContainerState.ready, "a new lease on a container that is not ready"
+        assert container.index < self.bound, "a new lease on a container that is to go"
 
     def lose(self, container: str) -> None:
         self.alive.discard(container)
@@ -168,7 +174,8 @@ class LedgerMachine(RuleBasedStateMachine):
         assert asking <= set(self.asking)
 
     @rule(index=st.integers(0, 4))
-    def scale_down(self, index: int) -> None:
+    def move_the_goal(self, index: int) -> None:
+        self.bound = index
         self.perform(self.ledger.drain_from(index))
 
     @rule(container=consumes(containers))
@@ -218,6 +225,20 @@ class LedgerMachine(RuleBasedStateMachine):
         assert found[SlotState.leased] == len(self.held) + len(self.asking)
         assert found[SlotState.resetting] == len(self.dirty)
         assert {one.id for one in self.ledger.containers()} == self.alive
+        assert self.ledger.container_counts() == dict(Counter(one.state for one in self.ledger.containers()))
+
+    @invariant()
+    def the_load_is_what_the_slots_are(self) -> None:
+        load, containers = self.ledger.load(self.now), self.ledger.containers()
+        assert load.waiting == self.ledger.waiting
+        assert load.free == sum(container.free for container in containers)
+        assert load.leased == len(self.held) + len(self.asking)
+        assert load.freeing + load.stuck == len(self.dirty)
+        young = {where for where, since in self.dirty_since.items() if self.now - since < FREEING_S}
+        leasing = {container.id for container in containers if container.state is ContainerState.ready}
+        assert load.freeing <= len([1 for where in self.dirty & young if where[0] in leasing])
+        assert load.serving == sum(container.serving for container in containers)
+        assert load.draining == sum(container.leaving for container in containers)
 
     @invariant()
     def nobody_waits_beside_a_free_slot(self) -> None:

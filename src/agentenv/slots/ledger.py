@@ -13,13 +13,14 @@ must perform, in order. The rules it keeps, whatever the order of events:
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from agentenv.errors import ContainerLostError, LeaseLostError, StaleLeaseError
-from agentenv.slots.slot import Container, ContainerState, Lease, LeaseState, Slot
+from agentenv.slots.counts import Counts, Load
+from agentenv.slots.slot import Container, ContainerState, Lease, LeaseState
 from agentenv.wire.leases import SlotState
 
 
@@ -103,7 +104,8 @@ class Ledger:
         self._queue: list[int] = []
         self._deadlines: list[tuple[float, int]] = []
         self._leases: dict[int, Lease] = {}
-        self._slots: Counter[SlotState] = Counter()
+        self._counts = Counts()
+        self._bound: float = math.inf
         self._next = 0
 
     # -- waiters ------------------------------------------------------------------------------
@@ -124,7 +126,7 @@ class Ledger:
     def dismiss_waiters(self) -> list[int]:
         """Empty the queue (closing, or no container can ever serve); the tickets, in order."""
         tickets = sorted(self._waiters)
-        for ticket in tickets:
+        for ticket in reversed(tickets):  # from the queue's end: nothing behind it has to move up
             self._forget(ticket)
         return tickets
 
@@ -192,7 +194,7 @@ class Ledger:
         container = self._containers.get(container_id)
         if container is None or container.slots[index].state is not SlotState.resetting:
             return []
-        self._move(container, container.slots[index], state, now)
+        self._counts.move_slot(container, container.slots[index], state, now)
         self._offer(container)
         return self._retire_if_spoiled(container) + self._settle(now)
 
@@ -203,6 +205,9 @@ class Ledger:
         container = Container(container_id, index)
         self._containers[container_id] = container
         insort(self._ordered, container, key=lambda one: one.index)
+        self._counts.started(container)
+        if index >= self._bound:
+            self._stop_leasing(container)
         return []
 
     def inventory(self, container_id: str, states: Iterable[SlotState], now: float) -> list[Command]:
@@ -211,9 +216,8 @@ class Ledger:
         if container is None or container.state is not ContainerState.starting:
             return []
         kept = (SlotState.free, SlotState.quarantined)
-        container.fill((state if state in kept else SlotState.resetting for state in states), now)
-        self._slots.update(slot.state for slot in container.slots)
-        container.move(ContainerState.ready)
+        self._counts.fill(container, (state if state in kept else SlotState.resetting for state in states), now)
+        self._counts.move_container(container, ContainerState.ready)
         self._offer(container)
         held = [slot for slot in container.slots if slot.state is SlotState.resetting]
         reclaims = [Reclaim(container_id, slot.index, None) for slot in held]
@@ -223,7 +227,7 @@ class Ledger:
         """It is late: no new leases. What it has, it keeps."""
         container = self._containers.get(container_id)
         if container is not None and container.state is ContainerState.ready:
-            container.move(ContainerState.suspect)
+            self._counts.move_container(container, ContainerState.suspect)
         return []
 
     def recovered(self, container_id: str, now: float) -> list[Command]:
@@ -231,7 +235,7 @@ class Ledger:
         container = self._containers.get(container_id)
         if container is None or container.state is not ContainerState.suspect:
             return []
-        container.move(ContainerState.ready)
+        self._counts.move_container(container, ContainerState.ready)
         self._offer(container)
         return self._settle(now)
 
@@ -243,7 +247,8 @@ class Ledger:
         return []
 
     def drain_from(self, index: int) -> list[Command]:
-        """Scaling down: no new leases on containers of this index and above."""
+        """The goal is here now: no new leases on containers of this index and above, nor on such that start later."""
+        self._bound = index
         for container in self._ordered[bisect_left(self._ordered, index, key=lambda one: one.index) :]:
             self._stop_leasing(container)
         return []
@@ -254,14 +259,14 @@ class Ledger:
         if container is None:
             return []
         self._ordered.remove(container)
-        container.move(ContainerState.gone)
+        self._counts.move_container(container, ContainerState.gone)
         commands: list[Command] = []
         for slot in container.slots:
             if slot.lease is not None:
                 commands += self._lose_lease(self._leases.pop(slot.lease), reason)
             slot.lease = None
-            self._move(container, slot, SlotState.gone, now)
-        del self._slots[SlotState.gone]
+            self._counts.move_slot(container, slot, SlotState.gone, now)
+        self._counts.forget_gone()
         return commands + self._settle(now)
 
     # -- views --------------------------------------------------------------------------------
@@ -272,11 +277,15 @@ class Ledger:
 
     def slot_counts(self) -> dict[SlotState, int]:
         """How many slots are in each state (states with none are left out)."""
-        return {state: count for state, count in self._slots.items() if count}
+        return {state: count for state, count in self._counts.slots.items() if count}
 
     def container_counts(self) -> dict[ContainerState, int]:
         """How many containers are in each state (states with none are left out)."""
-        return dict(Counter(container.state for container in self._ordered))
+        return {state: count for state, count in self._counts.containers.items() if count}
+
+    def load(self, now: float) -> Load:
+        """How much is used and how much is there."""
+        return self._counts.load(len(self._queue), now)
 
     @property
     def waiting(self) -> int:
@@ -307,7 +316,7 @@ class Ledger:
     def _grant(self, waiter: Waiter, container: Container, now: float) -> Grant:
         slot = container.lowest_free()
         lease = Lease(self._number(), waiter.ticket, waiter.trajectory, slot)
-        self._move(container, slot, SlotState.leased, now)
+        self._counts.move_slot(container, slot, SlotState.leased, now)
         slot.lease = waiter.lease = lease.id
         self._leases[lease.id] = lease
         return Grant(lease.id, container.id, slot.index, waiter.trajectory, waiter.deadline)
@@ -342,7 +351,7 @@ class Ledger:
         container = self._containers[lease.container]
         slot = container.slots[lease.slot]
         slot.lease = None
-        self._move(container, slot, SlotState.resetting, now)
+        self._counts.move_slot(container, slot, SlotState.resetting, now)
         return [Reclaim(lease.container, lease.slot, lease.id)]
 
     def _lose_lease(self, lease: Lease, reason: str) -> list[Command]:
@@ -359,7 +368,7 @@ class Ledger:
 
     def _stop_leasing(self, container: Container) -> None:
         if container.state is not ContainerState.draining:
-            container.move(ContainerState.draining)
+            self._counts.move_container(container, ContainerState.draining)
 
     def _retire_if_spoiled(self, container: Container) -> list[Command]:
         """Mostly quarantined: no new leases; replaced once its last lease has ended."""
@@ -384,12 +393,6 @@ class Ledger:
             if container is not None:
                 container.offered = False
         return None
-
-    def _move(self, container: Container, slot: Slot, to: SlotState, now: float) -> None:
-        before = slot.state
-        container.move_slot(slot, to, now)
-        self._slots[before] -= 1
-        self._slots[to] += 1
 
     def _number(self) -> int:
         self._next += 1

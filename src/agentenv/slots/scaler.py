@@ -8,7 +8,7 @@ from agentenv.config import PoolSettings
 from agentenv.errors import AgentEnvError
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.ledger import Ledger
-from agentenv.slots.scaling import ScalePolicy, ScaleState
+from agentenv.slots.scaling import Peak, ScalePolicy, ScaleState
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ _UNKNOWN_SLOTS = 10_000
 
 
 class Scaler:
-    """The pool's goal, and how it moves."""
+    """The pool's goal, how it moves, and what the backend has been told of it."""
 
     def __init__(self, backend: ContainerBackend, settings: PoolSettings, now: float) -> None:
         self._backend = backend
@@ -29,32 +29,57 @@ class Scaler:
             target_idle_slots=settings.target_idle_slots,
             cooldown_s=min(settings.scale_cooldown_s, idle_s / 2),
         )
+        self._peak = Peak(idle_s)
         self._changed_at = now
+        self._told: int | None = None
+        self._lowest_untold: int | None = None
         self.goal = settings.min_containers
         self.slots_per_container = _UNKNOWN_SLOTS
 
     async def start(self) -> None:
-        """Ask for the first containers."""
-        await self._backend.scale(self.goal)
+        """Ask for the first containers. Raises AgentEnvError."""
+        await self._tell()
 
     async def follow(self, ledger: Ledger, now: float) -> None:
-        """Decide anew, and ask the backend when the goal has moved. Raises AgentEnvError; tried again next time."""
+        """Decide anew, and tell the backend what it has not heard. Raises AgentEnvError; tried again next time."""
+        wanted = self.decide(ledger, now)
+        if wanted != self.goal:
+            logger.info("scaling from %d to %d containers", self.goal, wanted)
+            self._move(wanted, now)
+            ledger.drain_from(wanted)  # before anybody is given a slot of a container that is to go
+        await self._tell()
+
+    def decide(self, ledger: Ledger, now: float) -> int:
+        """The number of containers there should be at this moment."""
+        load = ledger.load(now)
         state = ScaleState(
             goal=self.goal,
-            waiting=ledger.waiting,
+            load=load,
             containers=ledger.containers(),
             slots_per_container=self.slots_per_container,
             changed_at=self._changed_at,
+            peak=self._peak.add(load.demand, now),
         )
-        wanted = self._policy.decide(state, now)
-        if wanted == self.goal:
-            return
+        return self._policy.decide(state, now)
+
+    def _move(self, wanted: int, now: float) -> None:
         if wanted < self.goal:
-            ledger.drain_from(wanted)  # before anybody is given a slot of a container that is to go
-        logger.info("scaling from %d to %d containers", self.goal, wanted)
-        try:
-            await self._backend.scale(wanted)
-        except AgentEnvError as error:
-            logger.warning("scaling to %d containers failed, tried again soon: %s", wanted, error)
-            raise
+            self._lowest_untold = wanted if self._lowest_untold is None else min(wanted, self._lowest_untold)
         self.goal, self._changed_at = wanted, now
+
+    async def _tell(self) -> None:
+        """A goal that was lower for a moment is told first: its containers take no leases any more and must go."""
+        lowest, goal = self._lowest_untold, self.goal
+        if lowest is not None and lowest < goal:
+            await self._say(lowest)
+        if self._told != goal:
+            await self._say(goal)
+        self._lowest_untold = None
+
+    async def _say(self, count: int) -> None:
+        try:
+            await self._backend.scale(count)
+        except AgentEnvError as error:
+            logger.warning("scaling to %d containers failed, tried again soon: %s", count, error)
+            raise
+        self._told = count

@@ -54,8 +54,8 @@ LEASE_MOVES: Mapping[LeaseState, frozenset[LeaseState]] = {
 }
 
 
-# Looked at for every container in every scale decision, and enum attributes are slow in Python 3.11.
-_READY, _SUSPECT = ContainerState.ready, ContainerState.suspect
+# Looked at for every container a scale decision takes away, and enum attributes are slow in Python 3.11.
+_READY, _SUSPECT, _DRAINING = ContainerState.ready, ContainerState.suspect, ContainerState.draining
 
 
 class IllegalMoveError(RuntimeError):
@@ -154,6 +154,11 @@ class Container(_Stateful[ContainerState]):
         return self._state is _READY or self._state is _SUSPECT
 
     @property
+    def leaving(self) -> bool:
+        """It is on its way out, for good."""
+        return self._state is _DRAINING
+
+    @property
     def free(self) -> int:
         """Slots that could be leased now: 0 unless ready."""
         return len(self._free) if self._state is _READY else 0
@@ -163,8 +168,7 @@ class Container(_Stateful[ContainerState]):
         before = slot.state
         slot.move(to)
         if before is SlotState.free:
-            self._free.remove(slot.index)
-            heapq.heapify(self._free)
+            self._take_out(slot.index)
         if to is SlotState.free:
             heapq.heappush(self._free, slot.index)
         self.quarantined += (to is SlotState.quarantined) - (before is SlotState.quarantined)
@@ -174,6 +178,13 @@ class Container(_Stateful[ContainerState]):
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = now
+
+    def _take_out(self, index: int) -> None:
+        if self._free[0] == index:  # as it is for every lease
+            heapq.heappop(self._free)
+            return
+        self._free.remove(index)
+        heapq.heapify(self._free)
 
     def lowest_free(self) -> Slot:
         """The free slot of lowest index. Raises IndexError when there is none."""

@@ -1,0 +1,1 @@
+"""A farm in simulated time: the real ledger and scale policy, everything else made up."""

@@ -1,0 +1,98 @@
+"""What a ledger holds, counted as it moves: a farm of 10,000 slots is never looked through."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentenv.slots.slot import Container, ContainerState, Slot
+from agentenv.wire.leases import SlotState
+
+FREEING_S = 2.0
+"""For this long a slot being reset counts as about to be free; after it, as stuck."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much is used and how much is there, at one moment.
+
+    ``free``: slots that can be leased now. ``freeing``: slots whose reset began less than FREEING_S ago, on
+    containers that lease. ``leased``: of all containers. ``stuck``: resets that take longer. ``serving``,
+    ``draining``: containers.
+    """
+
+    waiting: int = 0
+    free: int = 0
+    freeing: int = 0
+    leased: int = 0
+    stuck: int = 0
+    serving: int = 0
+    draining: int = 0
+
+    @property
+    def demand(self) -> int:
+        """Slots needed at this moment: waited for, leased, or not coming back from their reset."""
+        return self.waiting + self.leased + self.stuck
+
+
+class Counts:
+    """Moves slots and containers, and keeps the counts of them. Each method raises IllegalMoveError as they do."""
+
+    def __init__(self) -> None:
+        self.slots: Counter[SlotState] = Counter()
+        self.containers: Counter[ContainerState] = Counter()
+        self._free = 0
+        self._freeing: OrderedDict[Slot, float] = OrderedDict()
+
+    def started(self, container: Container) -> None:
+        """A container there was not before."""
+        self.containers[container.state] += 1
+
+    def fill(self, container: Container, states: Iterable[SlotState], now: float) -> None:
+        """Its slots, of which there were none before."""
+        container.fill(states, now)
+        self.slots.update(slot.state for slot in container.slots)
+
+    def move_container(self, container: Container, to: ContainerState) -> None:
+        """Move a container along its table."""
+        before, free = container.state, container.free
+        container.move(to)
+        self.containers[before] -= 1
+        self.containers[to] += 1
+        self._free += container.free - free
+        if to is not ContainerState.ready:
+            for slot in container.slots:
+                self._freeing.pop(slot, None)
+
+    def move_slot(self, container: Container, slot: Slot, to: SlotState, now: float) -> None:
+        """Move a slot along its table."""
+        before, free = slot.state, container.free
+        container.move_slot(slot, to, now)
+        self.slots[before] -= 1
+        self.slots[to] += 1
+        self._free += container.free - free
+        if before is SlotState.resetting:
+            self._freeing.pop(slot, None)
+        elif to is SlotState.resetting and container.state is ContainerState.ready:
+            self._freeing[slot] = now
+
+    def forget_gone(self) -> None:
+        """What is gone is not counted."""
+        del self.containers[ContainerState.gone]
+        del self.slots[SlotState.gone]
+
+    def load(self, waiting: int, now: float) -> Load:
+        """All of it, with so many waiting."""
+        while self._freeing and now - next(iter(self._freeing.values())) >= FREEING_S:
+            self._freeing.popitem(last=False)
+        freeing = len(self._freeing)
+        return Load(
+            waiting=waiting,
+            free=self._free,
+            freeing=freeing,
+            leased=self.slots[SlotState.leased],
+            stuck=self.slots[SlotState.resetting] - freeing,
+            serving=self.containers[ContainerState.ready] + self.containers[ContainerState.suspect],
+            draining=self.containers[ContainerState.draining],
+        )
