@@ -19,7 +19,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Iterator
 from contextlib import AsyncExitStack
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import aiohttp
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig, generate_html
@@ -43,10 +43,10 @@ from agentenv.agent.rollout import Farm, Rollout
 from agentenv.agent.sequences import scored_group
 from agentenv.agent.served_model import ServedModel
 from agentenv.agent.settings import AgentSettings
-from agentenv.agent.toolsets import choose
 from agentenv.agent.transcript import Transcript
 from agentenv.config import explain
 from agentenv.env_config import AgentFields
+from agentenv.env_tools import EnvTools, GroupFarms, default_tool_server
 from agentenv.env_wandb import WandbReporting
 from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.executor.tool_executor import ToolExecutor
@@ -55,6 +55,9 @@ from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
+
+if TYPE_CHECKING:
+    from agentenv.api.tool_server import ToolServer
 
 logger = logging.getLogger(__name__)
 
@@ -146,8 +149,12 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         return self.config.agent_settings()  # type: ignore[no-any-return]
 
     def build_tools(self) -> ToolCatalog:
-        """The tools of this environment: by default the built-in ones the config enables."""
-        return choose(ToolCatalog.builtin(), self.config.enabled_toolsets, self.config.disabled_toolsets)
+        """The tools of this environment: by default those built in, and the tool server's, that the config enables."""
+        return self._env_tools.offered()
+
+    def build_tool_server(self) -> ToolServer:
+        """Runs external tools with ``tool_server_url="inprocess"``; by default as ``tool_server_config`` says."""
+        return default_tool_server(self.config)
 
     # -- for its use ------------------------------------------------------------------------------
 
@@ -206,6 +213,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         self.counts: Counter[str] = Counter()
         self._items = None
         self._farm: Farm | None = None
+        self._group_farms: GroupFarms
+        self._env_tools = EnvTools(config)
         self._resources = AsyncExitStack()
         self._retries = ItemRetries(config.item_retries)
         self._tokenizing = asyncio.Lock()
@@ -217,13 +226,14 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         Raises: SandboxUnavailableError and its kin with cause and cure; TaskError when the hook raised.
         """
         config: AgentEnvConfig = self.config
-        catalog = self.build_tools()
         async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._env_tools.opened(self.build_tool_server))
+            catalog = self.build_tools()
             meter = Meter(config.tool_pool_mode, config.metrics_port, config.metrics_host)
             pool = await stack.enter_async_context(SlotPool(self.build_backend(), config.pool_settings()))
-            tools = ToolCatalog.builtin().extended(*_added(catalog))
+            tools, run = self._env_tools.runnable(catalog)
             executor = await stack.enter_async_context(
-                ToolExecutor(pool, tools, config.executor_settings(), observer=meter.observer)
+                ToolExecutor(pool, tools, config.executor_settings(), external=run, observer=meter.observer)
             )
             if url := await stack.enter_async_context(meter.serving(pool, executor)):
                 logger.info("metrics are at %s", url)
@@ -240,6 +250,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
                 infra_retry_delay_s=config.infra_retry_delay_s,
                 verification=config.verification,
             )
+            self._group_farms = self._env_tools.group_farms(self._farm, executor, catalog)
             await call_hook("setup_agent_env", self.setup_agent_env)
             self._resources = stack.pop_all()
 
@@ -300,7 +311,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
     async def _roll_out(self, item: Any, size: int) -> list[Transcript]:
         key = item_id(item)
         group = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)[:80]}-{uuid.uuid4().hex[:8]}"
-        rollout = Rollout(self._opened(), self, item, key)
+        self._opened()
+        rollout = Rollout(self._group_farms.of(group, key), self, item, key)
         transcripts = await run_group([f"{group}-{n}" for n in range(size)], rollout.run, key)
         for transcript in transcripts:
             self.counts["rollouts"] += 1
@@ -380,11 +392,6 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         except KeyboardInterrupt:  # everything is closed by now
             sys.exit(128 + signal.SIGINT)
         sys.exit(0)
-
-
-def _added(catalog: ToolCatalog) -> list[Any]:
-    """The tools an environment brought itself; hooks may use the built-in ones whatever the model gets."""
-    return [spec for spec in catalog.specs if spec.name not in ToolCatalog.builtin()]
 
 
 def _say(error: AgentEnvError, status: int) -> NoReturn:

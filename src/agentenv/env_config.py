@@ -16,6 +16,7 @@ from agentenv.agent.prompts import SYSTEM_PROMPT
 from agentenv.agent.settings import AgentSettings
 from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings, explain
 from agentenv.errors import ConfigError
+from agentenv.tools.distributions import distribution
 from agentenv.wire.spec import MIB, Bind, SlotLimits
 
 S = TypeVar("S", bound=BaseModel)
@@ -89,11 +90,13 @@ class AgentFields(BaseModel):
     tool_batch_window_ms: float = Field(default=20.0, ge=0, description="Longest a call waits for company")
     tool_max_batch_size: int = Field(default=200, ge=1, le=1000)
     tool_timeout_s: float = Field(default=60.0, gt=0, description="Time limit of one tool call")
-    enabled_toolsets: Names | None = Field(default=None, description="terminal, files or tool names; all by default")
+    enabled_toolsets: Names | None = Field(default=None, description="Toolsets or tool names; all by default")
     disabled_toolsets: Names | None = None
-    distribution: str | None = Field(default=None, description="Sampled toolsets (not in this version)")
-    tool_server_url: str | None = Field(default=None, description="External tools (not in this version)")
-    tool_server_token: str | None = Field(default=None, repr=False)
+    distribution: str | None = Field(default=None, description="Toolsets drawn per group: a name, or JSON of chances")
+    distribution_seed: int = Field(default=0, description="Of the draws: the same seed draws the same tools")
+    tool_server_url: str | None = Field(default=None, description="External tools: a URL, or inprocess")
+    tool_server_token: str | None = Field(default=None, repr=False, description="Or file:PATH of it")
+    tool_server_config: str | None = Field(default=None, description="With inprocess: its TOML file")
     tool_call_parser: str | None = Field(default=None, description="Unused with an OpenAI-type server, which parses")
     # Metrics
     metrics_port: int | None = Field(
@@ -231,24 +234,37 @@ def _take_aliases(config: AgentFields) -> None:
 def _refuse_later_versions(config: AgentFields) -> None:
     later = {
         "tool_pool_mode": (config.tool_pool_mode == "nomad", "use tool_pool_mode='local'"),
-        "tool_server_url": (config.tool_server_url is not None, "leave it unset; the tools of the slot work without"),
         "require_stateful_sandbox": (
             config.require_stateful_sandbox,
             "set it to false; each bash call is a fresh shell",
         ),
-        "distribution": (config.distribution is not None, "use enabled_toolsets"),
     }
     for field, (asked, instead) in later.items():
         if asked:
             raise ConfigError(field, f"{getattr(config, field)!r} is not in this version", next_step=instead)
 
 
+def _refuse_tool_contradictions(config: AgentFields) -> None:
+    url, token = config.tool_server_url, config.tool_server_token
+    if url not in (None, "inprocess") and not url.startswith(("http://", "https://")):
+        raise ConfigError("tool_server_url", f"got {url!r}", next_step="allowed: http(s)://host:port, or inprocess")
+    if token is not None and url in (None, "inprocess"):
+        raise ConfigError("tool_server_token", "is set without tool_server_url of a server", next_step="unset it")
+    if token is None and url not in (None, "inprocess"):
+        raise ConfigError("tool_server_token", "is missing", next_step="give file:PATH of the server's token file")
+    if config.tool_server_config is not None and url != "inprocess":
+        raise ConfigError("tool_server_config", "is for tool_server_url='inprocess'", next_step="unset it")
+    if config.distribution is not None:
+        distribution(config.distribution)
+        if config.enabled_toolsets is not None:
+            raise ConfigError("distribution", "is set beside enabled_toolsets", next_step="set one of them")
+
+
 def _refuse_contradictions(config: AgentFields) -> None:
     if config.min_containers > config.max_containers:
         problem = f"{config.min_containers} is more than max_containers={config.max_containers}"
         raise ConfigError("min_containers", problem, next_step="allowed: 0 to max_containers")
-    if config.tool_server_token is not None:
-        raise ConfigError("tool_server_token", "is set without tool_server_url", next_step="unset it")
+    _refuse_tool_contradictions(config)
     if not config.require_sandbox and config.isolation == "full":
         raise ConfigError(
             "require_sandbox", "false contradicts isolation='full'", next_step="allowed: isolation auto or user"

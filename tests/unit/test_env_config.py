@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from agentenv.agent.toolsets import choose
 from agentenv.env import AgentEnvConfig
 from agentenv.env_config import ALIASES, TOOL_CALL_PARSERS
 from agentenv.errors import ConfigError
 from agentenv.tools.catalog import ToolCatalog
+from agentenv.tools.toolsets import choose
 
 # fmt: off
 KNOWN = (
@@ -72,11 +72,15 @@ def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> 
     [
         ({"tool_pool_mode": "nomad"}, "tool_pool_mode", "not in this version"),
         ({"tool_pool_mode": "modal"}, "tool_pool_mode", "'local'"),
-        ({"tool_server_url": "http://x"}, "tool_server_url", "not in this version"),
-        ({"tool_server_url": "inprocess"}, "tool_server_url", "not in this version"),
+        ({"tool_server_url": "ftp://x"}, "tool_server_url", "http(s)://host:port, or inprocess"),
+        ({"tool_server_url": "http://x"}, "tool_server_token", "file:PATH"),
+        ({"tool_server_url": "inprocess", "tool_server_token": "t"}, "tool_server_token", "without tool_server_url"),
         ({"tool_server_token": "t"}, "tool_server_token", "without tool_server_url"),
+        ({"tool_server_config": "x.toml"}, "tool_server_config", "inprocess"),
         ({"require_stateful_sandbox": True}, "require_stateful_sandbox", "not in this version"),
-        ({"distribution": "science"}, "distribution", "enabled_toolsets"),
+        ({"distribution": "reserch"}, "distribution", "did you mean 'research'?"),
+        ({"distribution": '{"terminal": 2}'}, "distribution", "0 to 1"),
+        ({"distribution": "research", "enabled_toolsets": "web"}, "distribution", "beside enabled_toolsets"),
         ({"min_containers": 5, "max_containers": 4}, "min_containers", "max_containers=4"),
         ({"require_sandbox": False, "isolation": "full"}, "require_sandbox", "auto or user"),
         ({"enabled_toolsets": "files,bash", "disabled_toolsets": "bash"}, "disabled_toolsets", "'bash'"),
@@ -116,8 +120,12 @@ def test_toolsets_and_tool_names_choose_tools() -> None:
     assert choose(builtin, None, None).names == builtin.names
     assert choose(builtin, ["terminal"], None).names == ("bash",)
     assert "bash" not in choose(builtin, None, ["terminal"])
-    assert choose(builtin, ["files"], ["artifacts"]).names == ("read_file", "write_file", "list_files")
-    with pytest.raises(ConfigError, match=r"enabled_toolsets.*'browser'"):
+    assert choose(builtin, ["files"], ["artifacts", "search", "patch"]).names == (
+        "read_file",
+        "write_file",
+        "list_files",
+    )
+    with pytest.raises(ConfigError, match=r"enabled_toolsets.*'browser'.*set tool_server_url"):
         choose(builtin, ["browser"], None)
     with pytest.raises(ConfigError, match="no tool is left"):
         choose(builtin, ["bash"], ["terminal"])

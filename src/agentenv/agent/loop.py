@@ -35,6 +35,8 @@ class AgentResult:
     finish_reason: FinishReason = "stop"
     model_faults: int = 0
     phases: list[Phase] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+    """The tools the model was offered, by name."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class AgentLoop:
         self._tools = [tool for tool in tools if chosen is None or tool["function"]["name"] in chosen]
         self._names = [tool["function"]["name"] for tool in self._tools]
         self._calls_made = 0
-        self.result = AgentResult(messages=[], phases=self._timeline.phases)
+        self.result = AgentResult(messages=[], phases=self._timeline.phases, tools=self._names)
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
         """Continue ``messages`` until the model answers without a tool call or a limit is met.

@@ -172,6 +172,7 @@ class Rollout:
             began_unix_s=timeline.began_unix_s,
             messages=agent.messages,
             steps=agent.steps,
+            tools=agent.tools,
             phases=timeline.phases,
             final_response=agent.final_response,
             finish_reason="fault" if error else agent.finish_reason,

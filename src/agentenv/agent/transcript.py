@@ -70,6 +70,8 @@ class Transcript(Record):
     began_unix_s: float
     messages: list[dict[str, Any]] = Field(default_factory=list)
     steps: list[Step] = Field(default_factory=list)
+    tools: list[str] = Field(default_factory=list)
+    """The tools the model was offered, by name."""
     phases: list[Phase] = Field(default_factory=list)
     final_response: str = ""
     finish_reason: FinishReason = "stop"

@@ -141,9 +141,9 @@ class BrowserTools:
         run: ToolRun,
     ) -> dict[str, Any]:
         """The page as an accessibility tree: roles, names, states, links; [ref=e5] names an element."""
-        page = await self._page(run.scope.trajectory)
-        if page.url == "about:blank":
+        if run.scope.trajectory not in self._open:
             raise ToolFailure("no page is open; use browser_navigate first", keep=True)
+        page = await self._page(run.scope.trajectory)
         try:
             text = await page.aria_snapshot(mode="ai", timeout=self._settings.navigation_timeout_s * 1e3)
         except PlaywrightError as error:

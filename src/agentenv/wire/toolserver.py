@@ -18,7 +18,7 @@ MAX_WAIT_S = 60.0
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """Largest request a tool server reads: external tools take questions, not files."""
 
-Name = Annotated[str, Field(max_length=256)]
+Name = Annotated[str, Field(max_length=1_024)]
 
 
 class CallScope(WireModel):
@@ -29,7 +29,7 @@ class CallScope(WireModel):
     stays the same from run to run: cassettes are kept under it. Both may be empty: no group.
     """
 
-    trajectory: Annotated[str, Field(min_length=1, max_length=256)]
+    trajectory: Annotated[str, Field(min_length=1, max_length=1_024)]
     group: Name = ""
     item: Name = ""
 
@@ -89,14 +89,14 @@ class ToolCallReply(WireModel):
 class CancelCalls(WireModel):
     """``POST /v1/cancel``: end these calls of a trajectory; nobody waits for them any more."""
 
-    trajectory: Annotated[str, Field(min_length=1, max_length=256)]
+    trajectory: Annotated[str, Field(min_length=1, max_length=1_024)]
     ids: Annotated[tuple[CallId, ...], Field(max_length=1_000)]
 
 
 class EndTrajectory(WireModel):
     """``POST /v1/trajectories/end``: end its calls, close what it held (browser pages), forget its replies."""
 
-    trajectory: Annotated[str, Field(min_length=1, max_length=256)]
+    trajectory: Annotated[str, Field(min_length=1, max_length=1_024)]
 
 
 class Done(WireModel):

@@ -1,0 +1,183 @@
+"""Which tools an environment's groups get, and who runs those that are not the slot's.
+
+Kept apart from ``env.py`` so that it needs no atroposlib.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from agentenv.agent.rollout import Farm
+from agentenv.env_config import AgentFields
+from agentenv.errors import ConfigError
+from agentenv.executor.session import ExternalTools
+from agentenv.executor.tool_executor import GroupSessions, ToolExecutor
+from agentenv.executor.toolserver_client import ToolServerClient
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.tools.distributions import Distribution, distribution
+from agentenv.tools.remote import remote_spec
+from agentenv.tools.spec import ToolSpec
+from agentenv.tools.toolsets import TOOLSETS, choose
+from agentenv.wire.toolserver import ToolDescription
+
+if TYPE_CHECKING:
+    from agentenv.api.tool_server import ToolServer
+
+logger = logging.getLogger(__name__)
+
+INPROCESS: Final = "inprocess"
+_IN_FILE: Final = "file:"
+_MOST_ITEM_CHARS: Final = 256
+
+
+@dataclass(frozen=True)
+class OutsideTools:
+    """The tools of a tool server, and what runs them; without a server neither."""
+
+    run: ExternalTools | None = None
+    tools: tuple[ToolDescription, ...] = ()
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """All of them: hooks may call what is not available, and read why."""
+        return tuple(remote_spec(tool) for tool in self.tools)
+
+    def known(self, named: Iterable[str]) -> ToolCatalog:
+        """The built-in tools and those available here, for a model to be given.
+
+        ``named`` are the toolsets and tools asked for by name. Raises: ConfigError, with the server's reason,
+        when one of them is not available; a set of which a part is not is only warned of.
+        """
+        why = {tool.name: tool.unavailable for tool in self.tools if tool.unavailable}
+        for name in named:
+            members = [tool for tool in TOOLSETS.get(name, (name,)) if tool in {each.name for each in self.tools}]
+            lacking = [tool for tool in members if tool in why]
+            if lacking and len(lacking) == len(members):
+                raise ConfigError(name, f"{lacking[0]} cannot be used: {why[lacking[0]]}")
+        for tool, reason in why.items():
+            logger.warning("the tool %s is not offered: %s", tool, reason)
+        return ToolCatalog.builtin().extended(*(spec for spec in self.specs if spec.name not in why))
+
+    def runnable(self, offered: ToolCatalog) -> ToolCatalog:
+        """Everything hooks may call: what is built in, here or there, and what the environment brought itself."""
+        theirs = {tool.name for tool in self.tools}
+        builtin = ToolCatalog.builtin()
+        own = [spec for spec in offered.specs if spec.name not in builtin and spec.name not in theirs]
+        return builtin.extended(*own, *self.specs)
+
+
+@asynccontextmanager
+async def outside_tools(config: AgentFields, build: Callable[[], ToolServer]) -> AsyncIterator[OutsideTools]:
+    """Reach the tool server the config names, or run one here (``build`` makes it).
+
+    Raises: ConnectionLostError when nobody is there; ConfigError when the token or the server's config is wrong.
+    """
+    url = config.tool_server_url
+    if url is None:
+        yield OutsideTools()
+    elif url == INPROCESS:
+        from agentenv.api.inprocess import InProcessTools  # late: its tools need [farm]
+
+        async with build() as server:
+            here = InProcessTools(server)
+            yield OutsideTools(here, here.tools)
+    else:
+        async with ToolServerClient(url, token_of(config.tool_server_token or "")) as client:
+            yield OutsideTools(client, client.tools)
+
+
+def default_tool_server(config: AgentFields) -> ToolServer:
+    """The tool server of ``tool_server_config``; without a file, one with nothing to reach. Raises: ConfigError."""
+    from agentenv.api.assembly import tool_server
+    from agentenv.api.settings import ToolServerSettings
+
+    path = config.tool_server_config
+    return tool_server(ToolServerSettings.from_file(Path(path)) if path else ToolServerSettings())
+
+
+def token_of(given: str) -> str:
+    """The token itself, or what is in ``file:PATH``: so that it need not be on a command line. Raises: ConfigError."""
+    if not given.startswith(_IN_FILE):
+        return given
+    path = Path(given.removeprefix(_IN_FILE))
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("tool_server_token", f"{path} cannot be read: {error}") from error
+
+
+class GroupTools:
+    """Draws each group's tools: all that are offered, or by a distribution, once per group.
+
+    The n-th group of an item gets the same draw in every run with the same seed.
+    """
+
+    def __init__(self, offered: ToolCatalog, distribution: Distribution | None, seed: int) -> None:
+        """Raises: ConfigError when the distribution names what is not offered."""
+        if distribution is not None:
+            distribution.check(offered)
+        self._offered = offered
+        self._distribution = distribution
+        self._seed = seed
+        self._groups: Counter[str] = Counter()
+
+    def draw(self, item: str) -> ToolCatalog:
+        """The tools of the next group of this item."""
+        if self._distribution is None:
+            return self._offered
+        number = self._groups[item]
+        self._groups[item] += 1
+        return self._distribution.catalog(self._offered, self._seed, f"{item}#{number}")
+
+
+@dataclass(frozen=True)
+class GroupFarms:
+    """What each group's rollouts share: the environment's farm, with the group's own tools and name."""
+
+    farm: Farm
+    executor: ToolExecutor
+    draws: GroupTools
+
+    def of(self, group: str, item: str) -> Farm:
+        """The farm of this group. Long item ids are told to tool servers by their digest."""
+        told = item if len(item) <= _MOST_ITEM_CHARS else hashlib.sha256(item.encode("utf-8", "replace")).hexdigest()
+        sessions = GroupSessions(self.executor, group, told)
+        return replace(self.farm, sessions=sessions, tools=tuple(self.draws.draw(item).openai_tools()))
+
+
+class EnvTools:
+    """The tools of one environment: what its config names, of what is there once :meth:`opened`."""
+
+    def __init__(self, config: AgentFields) -> None:
+        """Raises: ConfigError when the distribution is not known."""
+        self._config = config
+        self._distribution = distribution(config.distribution) if config.distribution else None
+        self._outside = OutsideTools()
+
+    @asynccontextmanager
+    async def opened(self, build: Callable[[], ToolServer]) -> AsyncIterator[None]:
+        """Reach the tool server, or run one. Raises as :func:`outside_tools` does."""
+        async with outside_tools(self._config, build) as self._outside:
+            yield
+
+    def offered(self) -> ToolCatalog:
+        """What the config enables, built in or outside. Raises: ConfigError."""
+        config, drawn = self._config, self._distribution.chances if self._distribution else {}
+        named = config.enabled_toolsets or [name for name, chance in drawn.items() if chance]
+        known = self._outside.known(name for name in named if name not in (config.disabled_toolsets or ()))
+        return choose(known, config.enabled_toolsets, config.disabled_toolsets)
+
+    def runnable(self, offered: ToolCatalog) -> tuple[ToolCatalog, ExternalTools | None]:
+        """Everything hooks may call, and who runs what is not the slot's."""
+        return self._outside.runnable(offered), self._outside.run
+
+    def group_farms(self, farm: Farm, executor: ToolExecutor, offered: ToolCatalog) -> GroupFarms:
+        """Raises: ConfigError when the distribution names what is not offered."""
+        return GroupFarms(farm, executor, GroupTools(offered, self._distribution, self._config.distribution_seed))
