@@ -1,37 +1,125 @@
-"""``agentenv gc``: clear away what dead containers left."""
+"""``agentenv gc``: clear away what dead runs left."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from agentenv.cli.doctor_facts import swept_directories
-from agentenv.cli.options import JsonOption
-from agentenv.cli.present import EXIT_NOT_ALL_WELL, err, out, print_json, verb
-from agentenv.config import state_dir
+from agentenv.cli.access import access_to
+from agentenv.cli.doctor_facts import current_stale_containers, swept_directories
+from agentenv.cli.gc_leases import orphaned_leases
+from agentenv.cli.options import Backend, BackendOption, JobOption, JsonOption, backend_of
+from agentenv.cli.orphans import UNATTENDED_AFTER_S, Orphan
+from agentenv.cli.present import EXIT_NOT_ALL_WELL, err, out, print_json, run_to_end, verb
+from agentenv.config import NomadSettings, state_dir
 from agentenv.sandbox.sweep import sweep
 
 
 @verb
-def gc(as_json: JsonOption = False) -> None:
-    """Remove what dead containers left behind: cgroups, directories. The living are not touched.
+def gc(
+    backend: BackendOption = None,
+    job: JobOption = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")] = False,
+    end_leases: Annotated[
+        bool, typer.Option("--end-leases", help="End leases nobody renews, instead of waiting for their end.")
+    ] = False,
+    observe_s: Annotated[
+        float,
+        typer.Option(
+            "--observe", min=0, metavar="SECONDS", help="How long leases are watched for a renewal; 0: they are not."
+        ),
+    ] = 6.0,
+    unattended_after_s: Annotated[
+        float,
+        typer.Option(
+            "--unattended-after", min=10, metavar="SECONDS", help="Nomad: a run not heard from for so long is dead."
+        ),
+    ] = UNATTENDED_AFTER_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Find what belongs to nobody any more, remove it, and say what was done. The living are not touched.
 
-    Never needed in the ordinary way: the next container to start does the same.
+    [bold]local[/bold]: cgroups and directories of dead containers, what dead farms and processes announced. Never
+    needed in the ordinary way: the next container to start does the same.
+
+    [bold]nomad[/bold]: jobs of runs that died (no container has heard from anybody for a while; a farm left running
+    by [bold]agentenv up[/bold] is not one), stopped jobs, tokens without a job, and on this machine Docker containers
+    of allocations that have ended.
+
+    Leases nobody renews end by themselves; they are shown, and ended with --end-leases.
+    Exit code 1: something is left.
 
     [bold]Examples[/bold]
 
       agentenv gc
 
-      agentenv gc --json
+      agentenv gc --backend nomad --dry-run
+
+      agentenv gc --end-leases --json
     """
-    state = state_dir()
-    found = [swept for directory in swept_directories(state) for swept in sweep(directory)]
-    removed = [swept.container for swept in found if not swept.left]
-    left = [path for swept in found for path in swept.left]
+    chosen = backend_of(backend)
+    access = access_to(chosen, job)
+    with err().status("looking"):
+        if chosen is Backend.nomad:
+            found = run_to_end(_on_nomad(job, unattended_after_s, dry_run=dry_run))
+        else:
+            found = _on_this_machine(dry_run=dry_run)
+        found += run_to_end(orphaned_leases(access, observe_s, end=end_leases and not dry_run))
+    left = [orphan for orphan in found if orphan.problem and orphan.kind != "lease"]
     if as_json:
-        print_json({"state_dir": str(state), "removed": removed, "left": left})
+        print_json(_document(chosen, found, dry_run=dry_run))
     else:
-        out().print(f"{escape(str(state))}: removed what {len(removed)} dead containers left", soft_wrap=True)
-        for path in left:
-            err().print(f"[yellow]could not be removed:[/] {escape(path)}", soft_wrap=True)
+        _show(chosen, found, dry_run=dry_run)
     raise typer.Exit(EXIT_NOT_ALL_WELL if left else 0)
+
+
+async def _on_nomad(job: str | None, unattended_after_s: float, *, dry_run: bool) -> list[Orphan]:
+    from agentenv.cli.gc_nomad import collect  # late: needs python-nomad
+
+    settings = NomadSettings.from_environment(job_id=job)
+    return await collect(settings, only=job, unattended_after_s=unattended_after_s, dry_run=dry_run)
+
+
+def _on_this_machine(*, dry_run: bool) -> list[Orphan]:
+    state = state_dir()
+    why = "its process is dead"
+    if dry_run:
+        return [Orphan("container", name, why) for name in current_stale_containers(state)]
+    return [
+        Orphan("container", swept.container, why, removed=not swept.left, problem=", ".join(swept.left))
+        for directory in swept_directories(state)
+        for swept in sweep(directory)
+    ]
+
+
+def _document(backend: Backend, found: list[Orphan], *, dry_run: bool) -> dict[str, object]:
+    return {
+        "backend": backend.value,
+        "dry_run": dry_run,
+        "removed": [orphan.name for orphan in found if orphan.removed],
+        "left": [orphan.name for orphan in found if orphan.problem],
+        "orphans": [dataclasses.asdict(orphan) for orphan in found],
+    }
+
+
+def _show(backend: Backend, found: list[Orphan], *, dry_run: bool) -> None:
+    console = out()
+    for orphan in found:
+        if orphan.removed:
+            did = "[green]removed[/]"
+        elif orphan.problem:
+            did = "[yellow]left[/]"
+        else:
+            did = "would remove"
+        problem = f" → {escape(orphan.problem)}" if orphan.problem else ""
+        console.print(f"{did} {orphan.kind} {escape(orphan.name)}: {escape(orphan.why)}{problem}", soft_wrap=True)
+    removed = sum(orphan.removed for orphan in found)
+    if not found:
+        console.print(f"{backend}: nothing is left over")
+    elif not dry_run:
+        console.print(f"{backend}: {len(found)} found, {removed} removed")
+    else:
+        console.print(f"{backend}: {len(found)} found, nothing removed (--dry-run)")

@@ -52,7 +52,7 @@ class NomadFarm:
                 api.snapshot(), api.node_names(), api.variable(self.settings.job_id)
             )
             alive = [one for one in snapshot.allocations if not _ended(one)]
-            token = (variable or {}).get("token")
+            token = variable.token if variable is not None else None
             places = await self._places(api, alive, names, token)
         waiting = waiting_for(snapshot)
         if token is None:

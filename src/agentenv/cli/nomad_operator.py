@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,12 +23,16 @@ _VARIABLES = "nomad/jobs/"
 
 
 @dataclass(frozen=True)
-class JobLine:
-    """One job of the namespace. ``ours``: its task is a sandbox (or it is gone and only its token is left)."""
+class JobVariable:
+    """``items``: ``token``, and ``kept`` when the farm is to stay. ``age_s``: since it was last written."""
 
-    id: str
-    status: str
-    stopped: bool
+    items: Mapping[str, str]
+    age_s: float
+
+    @property
+    def token(self) -> str | None:
+        """What the job's containers want to be shown."""
+        return self.items.get("token")
 
 
 class OperatorApi(NomadApi):
@@ -42,14 +47,18 @@ class OperatorApi(NomadApi):
                 raise
             return {}
 
-    async def variable(self, job_id: str) -> dict[str, str] | None:
-        """The items of a job's variable: ``token``, and ``kept`` when it is to stay. None when there is none."""
+    async def variable(self, job_id: str) -> JobVariable | None:
+        """A job's variable. None when there is none."""
         kept = await self._run(lambda c: c.variable.get_variable(_VARIABLES + job_id), missing=True)
-        return None if kept is None else {str(name): str(value) for name, value in (kept.get("Items") or {}).items()}
+        if kept is None:
+            return None
+        items = {str(name): str(value) for name, value in (kept.get("Items") or {}).items()}
+        return JobVariable(items, max(0.0, time.time() - (kept.get("ModifyTime") or 0) / 1e9))
 
     async def keep(self, job_id: str, *, kept: bool) -> None:
         """Mark the job's farm as left running on purpose, or not."""
-        items = await self.variable(job_id) or {}
+        variable = await self.variable(job_id)
+        items = variable.items if variable is not None else {}
         wanted = {name: value for name, value in items.items() if name != KEPT} | ({KEPT: "up"} if kept else {})
         if wanted != items:
             path = _VARIABLES + job_id
@@ -62,18 +71,9 @@ class OperatorApi(NomadApi):
         paths = [str(raw["Path"]).removeprefix(_VARIABLES) for raw in found]
         return [path for path in paths if path and "/" not in path]
 
-    async def jobs(self) -> list[JobLine]:
-        """Every service job of the namespace."""
-        found = await self._run(lambda c: c.jobs.get_jobs(namespace=self.settings.namespace))
-        return [
-            JobLine(raw["ID"], raw.get("Status") or "", bool(raw.get("Stop")))
-            for raw in found
-            if raw.get("Type") == "service"
-        ]
-
-    async def whole_job(self, job_id: str) -> Mapping[str, Any]:
-        """A job as registered."""
-        job: Mapping[str, Any] = await self._run(lambda c: c.job.get_job(job_id))
+    async def whole_job(self, job_id: str) -> Mapping[str, Any] | None:
+        """A job as registered, or None."""
+        job: Mapping[str, Any] | None = await self._run(lambda c: c.job.get_job(job_id), missing=True)
         return job
 
     async def status_of(self, allocation_id: str) -> str | None:

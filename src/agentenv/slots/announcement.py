@@ -83,8 +83,13 @@ def announced(state: Path, kind: str) -> list[dict[str, Any]]:
 
 def is_held(directory: Path) -> bool:
     """Whether the process that made the directory lives."""
+    return is_locked(directory / _LOCK)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody has an exclusive flock on a file. Changes nothing."""
     try:
-        descriptor = os.open(directory / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -1,0 +1,50 @@
+"""Leases whose trajectories' owners do not renew them: seen by looking twice, ended when asked."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentenv.cli.look import containers_seen
+from agentenv.cli.orphans import Orphan, SeenLease, unrenewed
+from agentenv.cli.sight import Census, FarmAccess
+from agentenv.errors import AgentEnvError
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.slots.control import ContainerControl
+from agentenv.wire.leases import EndRequest, SlotState
+
+
+async def orphaned_leases(access: FarmAccess, observe_s: float, *, end: bool) -> list[Orphan]:
+    """Those of the farm; with ``end`` they are ended and their slots reset. Takes ``observe_s`` if any is leased."""
+    census = await access.census()
+    before, _ = await _leases(census)
+    if not before or observe_s <= 0:
+        return []
+    began = asyncio.get_running_loop().time()
+    await asyncio.sleep(observe_s)
+    after, handles = await _leases(census)
+    found = unrenewed(before, after, asyncio.get_running_loop().time() - began)
+    return [await _ended(lease, handles[lease.container], end=end) for lease in found]
+
+
+async def _leases(census: Census) -> tuple[list[SeenLease], dict[str, ContainerHandle]]:
+    seen = await containers_seen(census)
+    leases = [
+        SeenLease(sight.place.id, slot.slot, slot.epoch, slot.trajectory or "", slot.expires_in_s)
+        for sight in seen
+        for slot in sight.slots
+        if slot.state is SlotState.leased and slot.expires_in_s is not None
+    ]
+    return leases, {sight.place.id: sight.place.handle for sight in seen if sight.place.handle is not None}
+
+
+async def _ended(lease: SeenLease, handle: ContainerHandle, *, end: bool) -> Orphan:
+    name = f"{lease.trajectory} on {lease.container}/{lease.slot}"
+    why = f"nobody renews it; it ends by itself in {lease.expires_in_s:.0f} s"
+    if not end:
+        return Orphan("lease", name, why, problem="--end-leases ends it now")
+    try:
+        async with ContainerControl(handle) as control:
+            await control.end(EndRequest(slot=lease.slot, epoch=lease.epoch))
+    except AgentEnvError as error:
+        return Orphan("lease", name, why, problem=error.message)
+    return Orphan("lease", name, why, removed=True)

@@ -1,0 +1,142 @@
+"""What dead runs leave on a cluster: jobs, tokens, and on this machine Docker containers Nomad knows no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentenv.cli.nomad_farm import NomadFarm, end_job
+from agentenv.cli.nomad_operator import KEPT, OperatorApi
+from agentenv.cli.orphans import JobFacts, Orphan, is_sandbox, judge_job
+from agentenv.config import NomadSettings
+from agentenv.errors import AgentEnvError
+from agentenv.slots.announcement import is_locked
+from agentenv.slots.control import ContainerControl, open_session
+
+_ANSWER_TIMEOUT_S = 3.0
+_ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
+
+
+async def collect(
+    settings: NomadSettings, *, only: str | None, unattended_after_s: float, dry_run: bool
+) -> list[Orphan]:
+    """Find and remove. ``only``: leave jobs of other ids alone. Raises what opening Nomad raises."""
+    async with OperatorApi.opened(settings) as api:
+        ids = [only] if only is not None else await _candidates(api)
+        found = []
+        for job_id in ids:
+            orphan = judge_job(await _facts(api, settings, job_id), unattended_after_s)
+            if orphan is not None:
+                found.append(await _removed(settings, job_id, orphan, dry_run=dry_run))
+        return found + await _docker_containers(api, settings.image, dry_run=dry_run)
+
+
+async def _candidates(api: OperatorApi) -> list[str]:
+    """Jobs that could be ours: those with a token in their variable, registered or not."""
+    owners = await api.variable_owners()
+    variables = await asyncio.gather(*(api.variable(owner) for owner in owners))
+    return [owner for owner, found in zip(owners, variables, strict=True) if found is not None and found.token]
+
+
+async def _facts(api: OperatorApi, settings: NomadSettings, job_id: str) -> JobFacts:
+    job = await api.whole_job(job_id)
+    variable = await api.variable(job_id)
+    facts = JobFacts(job_id, registered=job is not None, token_age_s=variable.age_s if variable else 0.0)
+    if job is None:
+        return facts
+    stopped = bool(job.get("Stop")) or job.get("Status") == "dead"
+    kept = variable is not None and KEPT in variable.items
+    facts = dataclasses.replace(facts, sandbox=is_sandbox(job), stopped=stopped, kept=kept)
+    if stopped or kept or not facts.sandbox:
+        return facts
+    census = await NomadFarm(settings.model_copy(update={"job_id": job_id})).census()
+    running = [place for place in census.places if place.state == "running"]
+    async with open_session() as session:
+        asked = (ContainerControl(handle, session) for handle in census.handles)
+        heard = await asyncio.gather(*map(_heard, asked))
+    return dataclasses.replace(
+        facts, running=len(running), heard_s=tuple(seconds for seconds in heard if seconds is not None)
+    )
+
+
+async def _heard(control: ContainerControl) -> float | None:
+    try:
+        return (await control.slots(timeout_s=_ANSWER_TIMEOUT_S)).heard_s
+    except AgentEnvError:
+        return None
+
+
+async def _removed(settings: NomadSettings, job_id: str, orphan: Orphan, *, dry_run: bool) -> Orphan:
+    if dry_run or orphan.problem:
+        return orphan
+    try:
+        async with OperatorApi.opened(settings.model_copy(update={"job_id": job_id})) as api:
+            if orphan.kind == "token":
+                await api.forget_token()
+            else:
+                await end_job(api)
+    except AgentEnvError as error:
+        return dataclasses.replace(orphan, problem=error.message)
+    return dataclasses.replace(orphan, removed=True)
+
+
+async def _docker_containers(api: OperatorApi, image: str, *, dry_run: bool) -> list[Orphan]:
+    """Containers of this machine's engine, from our image, whose allocation has ended or is unknown to Nomad.
+
+    Nomad's clients remove their own; these are what a client left that was killed and its state lost.
+    """
+    found = []
+    async with contextlib.AsyncExitStack() as stack:
+        containers = await asyncio.to_thread(_engine_containers, stack, image)
+        for container in containers:
+            allocation = str(container.labels[_ALLOCATION_LABEL])
+            status = await api.status_of(allocation)
+            if status is None and belongs_to_a_client(container.attrs.get("Mounts") or (), allocation):
+                continue  # of another cluster, which shares this engine
+            if status in (None, "complete", "failed"):
+                why = f"allocation {allocation[:8]} is {status or 'unknown to Nomad'}"
+                orphan = Orphan("docker container", container.name, why)
+                found.append(orphan if dry_run else await asyncio.to_thread(_remove, container, orphan))
+    return found
+
+
+def belongs_to_a_client(mounts: Iterable[Mapping[str, Any]], allocation: str) -> bool:
+    """Whether a Nomad client lives that keeps this allocation: it holds the lock of its state beside it."""
+    for mount in mounts:
+        data_dir, found, _ = str(mount.get("Source") or "").partition(f"/alloc/{allocation}")
+        if found:
+            return is_locked(Path(data_dir) / "client" / "state.db")
+    return False
+
+
+def _engine_containers(stack: contextlib.AsyncExitStack, image: str) -> Iterable[Any]:
+    try:
+        import docker
+        from docker.errors import DockerException
+    except ImportError:
+        return ()
+    try:
+        client = docker.from_env(timeout=10)
+        stack.callback(client.close)
+        running: Iterable[Any] = client.containers.list(
+            all=True, filters={"label": _ALLOCATION_LABEL, "ancestor": image}
+        )
+    except DockerException:
+        return ()  # no engine here: then none of its containers either
+    return running
+
+
+def _remove(container: Any, orphan: Orphan) -> Orphan:
+    from docker.errors import DockerException, NotFound
+
+    try:
+        container.remove(force=True)
+    except NotFound:
+        pass
+    except DockerException as error:
+        return dataclasses.replace(orphan, problem=str(error))
+    return dataclasses.replace(orphan, removed=True)

@@ -1,0 +1,89 @@
+"""What ``agentenv gc`` finds, and the rules by which something belongs to nobody any more. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+UNATTENDED_AFTER_S = 60.0
+"""A pool beats every container it leases from every few seconds, leased or not. One that is silent for so
+long is dead: even its leases have expired."""
+_RENEWED_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Orphan:
+    """Something left behind. ``problem``: why it could not be removed, or must not be."""
+
+    kind: str
+    name: str
+    why: str
+    removed: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """One Nomad job that has a token of ours, or is a sandbox. ``heard_s``: of each container that answered."""
+
+    id: str
+    registered: bool
+    token_age_s: float = 0.0
+    sandbox: bool = True
+    stopped: bool = False
+    kept: bool = False
+    running: int = 0
+    heard_s: tuple[float, ...] = ()
+
+
+def judge_job(job: JobFacts, unattended_after_s: float = UNATTENDED_AFTER_S) -> Orphan | None:
+    """Whether a job belongs to nobody; None when it is somebody's, or nothing can be said against it."""
+    if not job.registered:
+        if job.token_age_s < unattended_after_s:
+            return None  # a farm that is just being made writes its token first
+        return Orphan("token", f"nomad/jobs/{job.id}", "its job is not registered any more")
+    if not job.sandbox:
+        return None
+    if job.stopped:
+        return Orphan("job", job.id, "it was stopped, and is only remembered")
+    if job.kept or not job.running:
+        return None
+    if len(job.heard_s) < job.running:
+        silent = job.running - len(job.heard_s)
+        problem = f"{silent} of {job.running} containers do not answer, so whose they are cannot be told"
+        return Orphan("job", job.id, "perhaps a run that died", problem=f"{problem}; `agentenv down` ends it")
+    quiet_s = min(job.heard_s)
+    if quiet_s < unattended_after_s:
+        return None
+    return Orphan("job", job.id, f"its run died: nobody has been heard from for {quiet_s:.0f} s")
+
+
+def is_sandbox(job: Mapping[str, Any]) -> bool:
+    """Whether a registered job is a farm of ours, by its group and task."""
+    return any(
+        group.get("Name") == "sandbox" and any(task.get("Name") == "sandbox" for task in group.get("Tasks") or ())
+        for group in job.get("TaskGroups") or ()
+    )
+
+
+@dataclass(frozen=True)
+class SeenLease:
+    """A lease at one look."""
+
+    container: str
+    slot: int
+    epoch: int
+    trajectory: str
+    expires_in_s: float
+
+
+def unrenewed(before: Sequence[SeenLease], after: Sequence[SeenLease], between_s: float) -> list[SeenLease]:
+    """Leases that only counted down between two looks: their owners do not renew them."""
+    then = {(lease.container, lease.slot, lease.epoch): lease.expires_in_s for lease in before}
+    return [
+        lease
+        for lease in after
+        if (earlier_s := then.get((lease.container, lease.slot, lease.epoch))) is not None
+        and earlier_s - lease.expires_in_s > between_s * _RENEWED_SHARE
+    ]
