@@ -13,13 +13,10 @@ the rollout is then tried again and never scored, even if the verifier caught it
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import errno
-import io
-import shlex
-import tarfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -32,11 +29,20 @@ from agentenv.errors import (
     PolicyRefusalError,
     PoolClosedError,
     ToolCallError,
+    UnknownToolError,
     by_code,
 )
-from agentenv.wire.base import MAX_FILE_BYTES
+from agentenv.executor import transfer
+from agentenv.executor.transfer import Lease, Progress, Transferred
 from agentenv.wire.calls import CallResult
-from agentenv.wire.tools import ArtifactsReply, ListFilesReply, ReadFileReply, WriteFileReply
+from agentenv.wire.tools import (
+    ArtifactsReply,
+    ListFilesReply,
+    PatchReply,
+    ReadFileReply,
+    SearchReply,
+    WriteFileReply,
+)
 
 
 class ToolContext:
@@ -60,15 +66,8 @@ class ToolContext:
 
         Raises: InfraError when the slot failed; PoolClosedError after :meth:`cleanup`.
         """
-        if not self._open:
-            raise PoolClosedError(
-                "this tool context is closed", next_step="use it only inside the hook it was given to"
-            )
-        try:
+        async with self._watched():
             return checked(await self._session.call(tool, arguments or {}, timeout_s=timeout_s))
-        except InfraError as error:
-            self.infra_error = self.infra_error or error
-            raise
 
     async def call_tool(
         self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
@@ -91,10 +90,24 @@ class ToolContext:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        session: str | None = None,
+        pty: bool | None = None,
     ) -> CallResult:
-        """Run a bash command in the workspace. Its exit code, output and timeout are in the result."""
-        given = {"command": command, "cwd": cwd, "env": dict(env) if env else None, "stdin": stdin}
-        return await self.call_tool("bash", _without_none(given), timeout_s=timeout_s)
+        """Run a bash command in the workspace. Its exit code, output and timeout are in the result.
+
+        Without ``session`` it is a fresh ``bash -c``, killed at ``timeout_s``. With one it runs in the bash of
+        that name, which stays: directory, variables and functions are kept, and what still runs at
+        ``timeout_s`` goes on (an empty command returns more of its output). ``stdin`` is for the first only,
+        ``pty`` for the second.
+        """
+        given: dict[str, Any] = {"command": command, "env": dict(env) if env else None}
+        if session is None:
+            given |= {"cwd": cwd, "stdin": stdin}
+            return await self.call_tool("bash", _without_none(given), timeout_s=timeout_s)
+        if stdin is not None:
+            raise InvalidArgumentsError("terminal: a session has no stdin", next_step="call its tool with input")
+        given |= {"session": session, "timeout_s": timeout_s, "workdir": cwd, "pty": pty}
+        return await self.call_tool("terminal", _without_none(given))
 
     @overload
     async def read_file(self, path: str, *, binary: Literal[False] = False) -> str: ...
@@ -120,57 +133,89 @@ class ToolContext:
         """The entries of a directory of the slot."""
         return ListFilesReply.model_validate(await self._file_call("list_files", {"path": path, "depth": depth}))
 
-    async def upload(self, local: Path | str, remote: str) -> None:
-        """Copy a local file or directory into the slot. A directory's content lands in ``remote``.
+    async def upload(self, local: Path | str, remote: str, *, progress: Progress | None = None) -> Transferred:
+        """Copy a local file or directory of any size into the slot; see :func:`agentenv.executor.transfer.upload`.
 
-        Raises: OSError; InvalidArgumentsError when it is larger than 64 MiB.
+        Raises: OSError, InvalidArgumentsError, PolicyRefusalError, InfraError.
         """
-        content, mode = await asyncio.to_thread(_packed, Path(local))
-        if mode is None:
-            await self.extract(content, remote)
-        else:
-            await self.write_file(remote, content, mode=mode)
+        async with self._watched():
+            return await transfer.upload(self._lease(), Path(local), remote, progress=progress)
 
     async def extract(self, archive: bytes, remote: str) -> ArtifactsReply:
         """Unpack a tar (plain or gzip) into a directory of the slot."""
         given = {"action": "extract", "path": remote, "data": _base64(archive)}
         return ArtifactsReply.model_validate(await self._file_call("artifacts", given))
 
-    async def download(self, remote: str, local: Path | str) -> None:
-        """Copy a file or directory of the slot to a local path (a directory's content lands in it).
+    async def download(
+        self,
+        remote: str,
+        local: Path | str,
+        *,
+        progress: Progress | None = None,
+        max_bytes: int = transfer.DEFAULT_MAX_BYTES,
+    ) -> Transferred:
+        """Copy a file or directory of the slot to a local path (a directory's content lands in it); see
+        :func:`agentenv.executor.transfer.download`. What a slot sends is not trusted.
 
-        What a slot sends is not trusted. Raises: OSError for names and links that lead out of ``local``,
-        devices, a missing ``remote``.
+        Raises: OSError, PolicyRefusalError, InfraError.
         """
-        reply = ArtifactsReply.model_validate(await self._file_call("artifacts", {"action": "archive", "path": remote}))
-        await asyncio.to_thread(_unpack, reply.data or b"", Path(remote).name, Path(local))
+        async with self._watched():
+            return await transfer.download(self._lease(), remote, Path(local), progress=progress, max_bytes=max_bytes)
 
-    async def search(self, pattern: str, path: str = ".", *, max_matches: int = 200) -> list[str]:
-        """Lines matching an extended regular expression, as ``file:line:text``; binary files are left out.
+    async def archive(self, path: str = ".") -> ArtifactsReply:
+        """A file or directory of the slot as a tar (at most 64 MiB), with the SHA-256 of every file in it."""
+        given = {"action": "archive", "path": path}
+        return ArtifactsReply.model_validate(await self._file_call("artifacts", given))
 
-        Raises: InvalidArgumentsError when the pattern or path is wrong.
+    async def search(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        glob: str | None = None,
+        ignore_case: bool = False,
+        literal: bool = False,
+        limit: int = 200,
+    ) -> SearchReply:
+        """Lines of the slot's files that match a regular expression, by path and line; what was left out is
+        counted in the reply.
+
+        Raises: InvalidArgumentsError when the pattern is wrong; OSError when there is no such path.
         """
-        grep = f"grep -rnIE -- {shlex.quote(pattern)} {shlex.quote(path)}"
-        result = await self.terminal(f"{grep} | head -n {int(max_matches)}; exit ${{PIPESTATUS[0]}}")
-        if result.exit_code not in (0, 1, 141):  # 141: head closed the pipe on enough matches
-            raise InvalidArgumentsError(f"search failed: {result.stderr.strip()}")
-        return result.stdout.splitlines()
+        given = {"pattern": pattern, "path": path, "glob": glob, "limit": limit}
+        given |= {"ignore_case": ignore_case or None, "literal": literal or None}
+        return SearchReply.model_validate(await self._file_call("search", _without_none(given)))
 
-    async def web_search(self, *_: Any, **__: Any) -> CallResult:
-        """Not in this version. Raises: ToolCallError."""
-        raise _needs_tool_server("web_search")
+    async def patch(
+        self, patch: str, path: str = ".", *, strip: int | None = None, fuzz: int | None = None
+    ) -> PatchReply:
+        """Apply a unified diff to the slot's files: all of it, or nothing.
 
-    async def web_extract(self, *_: Any, **__: Any) -> CallResult:
-        """Not in this version. Raises: ToolCallError."""
-        raise _needs_tool_server("web_extract")
+        Raises: InvalidArgumentsError when it is no diff or does not fit (the message says which hunk, why, and
+        what is there instead); OSError when the slot cannot write.
+        """
+        given = _without_none({"patch": patch, "path": path, "strip": strip, "fuzz": fuzz})
+        result = await self.call_tool("patch", given)
+        if result.exit_code == 1:
+            raise InvalidArgumentsError(result.stderr.strip())
+        _check_file_result("patch", path, result)
+        return PatchReply.model_validate(result.content)
 
-    async def browser_navigate(self, *_: Any, **__: Any) -> CallResult:
-        """Not in this version. Raises: ToolCallError."""
-        raise _needs_tool_server("browser_navigate")
+    async def web_search(self, query: str, **more: Any) -> CallResult:
+        """Search the web through the tool server. Raises: UnknownToolError where there is none."""
+        return await self._outside("web_search", "web", {"query": query, **more})
 
-    async def browser_snapshot(self, *_: Any, **__: Any) -> CallResult:
-        """Not in this version. Raises: ToolCallError."""
-        raise _needs_tool_server("browser_snapshot")
+    async def web_extract(self, url: str, **more: Any) -> CallResult:
+        """A web page's text through the tool server. Raises: UnknownToolError where there is none."""
+        return await self._outside("web_extract", "web", {"url": url, **more})
+
+    async def browser_navigate(self, url: str, **more: Any) -> CallResult:
+        """Open a page in the trajectory's browser. Raises: UnknownToolError where there is no tool server."""
+        return await self._outside("browser_navigate", "browser", {"url": url, **more})
+
+    async def browser_snapshot(self, **more: Any) -> CallResult:
+        """The open page as text. Raises: UnknownToolError where there is no tool server."""
+        return await self._outside("browser_snapshot", "browser", more)
 
     async def cleanup(self) -> None:
         """No more calls through this context; the slot itself is the rollout's. Repeatable."""
@@ -178,17 +223,49 @@ class ToolContext:
 
     async def _file_call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         result = await self.call_tool(tool, arguments)
-        if result.exit_code:
-            raise OSError(result.exit_code, result.stderr.strip() or f"{tool} failed", str(arguments.get("path")))
+        _check_file_result(tool, str(arguments.get("path")), result)
         return result.content
+
+    async def _outside(self, tool: str, toolset: str, arguments: Mapping[str, Any]) -> CallResult:
+        try:
+            return await self.call_tool(tool, arguments)
+        except UnknownToolError as error:
+            raise UnknownToolError(
+                f"{tool} runs on a tool server, and is not enabled here: {error.message}",
+                next_step=f'set tool_server_url (or "inprocess") and enable the toolset {toolset!r}',
+            ) from error
+
+    def _lease(self) -> Lease:
+        lease: Lease | None = getattr(self._session, "lease", None)
+        if lease is None:
+            raise InvalidArgumentsError("this session has no lease to transfer files under")
+        return lease
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """Remembers an InfraError; refuses once closed."""
+        if not self._open:
+            raise _closed()
+        try:
+            yield
+        except InfraError as error:
+            self.infra_error = self.infra_error or error
+            raise
+
+
+def _closed() -> PoolClosedError:
+    return PoolClosedError("this tool context is closed", next_step="use it only inside the hook it was given to")
+
+
+def _check_file_result(tool: str, path: str, result: CallResult) -> None:
+    if result.timed_out or result.cancelled:
+        raise TimeoutError(errno.ETIMEDOUT, f"{tool} did not end in time", path)
+    if result.exit_code:
+        raise OSError(result.exit_code, result.stderr.strip() or f"{tool} failed", path)
 
 
 def _made(kind: type[AgentEnvError], message: str) -> AgentEnvError:
     return kind(message) if issubclass(kind, (ToolCallError, PolicyRefusalError)) else ToolCallError(message)
-
-
-def _needs_tool_server(tool: str) -> ToolCallError:
-    return ToolCallError(f"{tool} needs a tool server (not in this version)", next_step="use terminal or call_tool")
 
 
 def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,35 +274,3 @@ def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
-
-
-def _bounded(content: bytes, source: Path) -> bytes:
-    if len(content) > MAX_FILE_BYTES:
-        raise InvalidArgumentsError(f"{source} is larger than the {MAX_FILE_BYTES} bytes one upload carries")
-    return content
-
-
-def _packed(source: Path) -> tuple[bytes, int | None]:
-    """A file's content and mode, or a directory as a tar and None."""
-    if not source.is_dir():
-        return _bounded(source.read_bytes(), source), source.stat().st_mode & 0o777
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        tar.add(source, arcname=".")
-    return _bounded(archive.getvalue(), source), None
-
-
-def _unpack(archive: bytes, name: str, target: Path) -> None:
-    """A tar of one file called ``name`` becomes ``target``; any other is extracted into it."""
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        members = tar.getmembers()
-        if len(members) == 1 and members[0].isfile() and members[0].name == name:
-            held = tar.extractfile(members[0])
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(held.read() if held else b"")
-            return
-        target.mkdir(parents=True, exist_ok=True)
-        try:
-            tar.extractall(target, filter="data")
-        except tarfile.FilterError as error:
-            raise OSError(errno.EPERM, f"the slot sent something unsafe to extract: {error}", name) from error

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import base64
-import io
-import tarfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,20 +87,69 @@ async def test_file_methods() -> None:
         await exec_tool.read_file("a")
 
 
-async def test_search_tells_no_match_from_a_bad_pattern() -> None:
-    exec_tool, session = context(ok("a:1:x\n"))
-    assert await exec_tool.search("it's", "dir") == ["a:1:x"]
-    assert "-- 'it'\"'\"'s' dir" in session.calls[0][1]["command"]
-    assert await context(ok(exit_code=1))[0].search("x") == []
-    with pytest.raises(InvalidArgumentsError, match="unmatched"):
-        await context(ok(exit_code=2, stderr="grep: unmatched ("))[0].search("(")
+async def test_a_session_is_the_terminal_tool() -> None:
+    session = StubSession("t", echo)
+    exec_tool = ToolContext(session)
+    await exec_tool.terminal("make", 5, session="build", cwd="src", pty=True)
+    given = {"command": "make", "session": "build", "timeout_s": 5, "workdir": "src", "pty": True}
+    assert session.calls == [("terminal", given, None)]
+    with pytest.raises(InvalidArgumentsError, match="stdin"):
+        await exec_tool.terminal("cat", stdin="x", session="build")
 
 
-async def test_web_and_browser_need_a_tool_server() -> None:
+async def test_search_and_patch() -> None:
+    found = {"matches": [{"path": "a", "line": 1, "text": "x"}], "files_searched": 1}
+    exec_tool, session = context(CallResult(id="c", content=found))
+    (match,) = (await exec_tool.search("it's", "dir", glob="*.py")).matches
+    assert (match.path, match.line, match.text) == ("a", 1, "x")
+    assert session.calls[0][:2] == ("search", {"pattern": "it's", "path": "dir", "glob": "*.py", "limit": 200})
+    exec_tool, session = context(CallResult(id="c", content={"files": [{"path": "a", "action": "modified"}]}))
+    assert (await exec_tool.patch("--- a\n", fuzz=0)).files[0].action == "modified"
+    assert session.calls[0][:2] == ("patch", {"patch": "--- a\n", "path": ".", "fuzz": 0})
+    with pytest.raises(InvalidArgumentsError, match="hunk 1"):
+        await context(ok(exit_code=1, stderr="a: hunk 1 of 1"))[0].patch("x")
+    with pytest.raises(OSError, match="No space"):
+        await context(ok(exit_code=28, stderr="No space left"))[0].patch("x")
+
+
+async def test_a_file_call_cut_short_is_no_empty_file() -> None:
+    exec_tool, _ = context(CallResult(id="c", timed_out=True))
+    with pytest.raises(TimeoutError):
+        await exec_tool.read_file("a")
+
+
+async def test_web_and_browser_go_to_the_tool_server() -> None:
+    exec_tool, session = context(ok())
+    await exec_tool.web_search("query", count=3)
+    await exec_tool.web_extract("http://x")
+    await exec_tool.browser_navigate("http://x")
+    await exec_tool.browser_snapshot()
+    assert session.calls == [
+        ("web_search", {"query": "query", "count": 3}, None),
+        ("web_extract", {"url": "http://x"}, None),
+        ("browser_navigate", {"url": "http://x"}, None),
+        ("browser_snapshot", {}, None),
+    ]
+
+
+async def test_without_a_tool_server_the_error_says_how_to_have_one() -> None:
+    exec_tool, _ = context(CallResult(id="c", fault="model", error="unknown_tool", message="unknown tool"))
+    for method, given in (
+        ("web_search", "x"),
+        ("web_extract", "x"),
+        ("browser_navigate", "x"),
+        ("browser_snapshot", ""),
+    ):
+        with pytest.raises(UnknownToolError, match=f"{method} runs on a tool server.*set tool_server_url"):
+            await getattr(exec_tool, method)(*([given] if given else []))
+
+
+async def test_transfers_need_a_lease() -> None:
     exec_tool, _ = context(ok())
-    for method in ("web_search", "web_extract", "browser_navigate", "browser_snapshot"):
-        with pytest.raises(ToolCallError, match="needs a tool server"):
-            await getattr(exec_tool, method)("x")
+    with pytest.raises(InvalidArgumentsError, match="no lease"):
+        await exec_tool.upload("x", "y")
+    with pytest.raises(InvalidArgumentsError, match="no lease"):
+        await exec_tool.download("x", "y")
 
 
 async def test_nothing_goes_through_a_closed_context() -> None:
@@ -112,6 +158,8 @@ async def test_nothing_goes_through_a_closed_context() -> None:
     await exec_tool.cleanup()
     with pytest.raises(PoolClosedError):
         await exec_tool.terminal("ls")
+    with pytest.raises(PoolClosedError):
+        await exec_tool.upload("x", "y")
     assert session.calls == []
 
 
@@ -151,25 +199,3 @@ async def test_process_gives_up_after_failures_in_a_row() -> None:
     source = Source(10, dict.fromkeys(range(10), 99))
     with pytest.raises(InfraError, match="3 groups in a row"):
         await ProcessRun(source, 5, at_once=1, give_up_after=3).run()
-
-
-@pytest.mark.parametrize("member", ["../out", "/abs", "link", "device"])
-async def test_a_download_never_leaves_its_directory(tmp_path: Path, member: str) -> None:
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        entry = tarfile.TarInfo(member)
-        if member == "link":
-            entry.type, entry.linkname = tarfile.SYMTYPE, "../../etc"
-        if member == "device":
-            entry.type = tarfile.CHRTYPE
-        tar.addfile(entry)
-        tar.addfile(tarfile.TarInfo("second"))
-    data = base64.b64encode(archive.getvalue()).decode()
-    exec_tool, _ = context(CallResult(id="c", content={"data": data, "files": [], "total_bytes": 0}))
-    if member == "/abs":  # made relative, as tar itself does
-        await exec_tool.download("dir", tmp_path / "in")
-        assert (tmp_path / "in" / "abs").exists()
-    else:
-        with pytest.raises(PermissionError):
-            await exec_tool.download("dir", tmp_path / "in")
-    assert {path.name for path in tmp_path.iterdir()} == {"in"}

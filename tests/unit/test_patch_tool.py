@@ -94,7 +94,7 @@ async def test_what_the_system_refuses_undoes_all(box: Box) -> None:
     box.make("one", "a\nb\nc\n")
     box.make("locked", "a\nb\nc\n").chmod(0o444)
     (box.path / "link").symlink_to("one")
-    os.mkdir(box.path / "directory")
+    (box.path / "directory").mkdir()
     for name in ("locked", "link", "directory"):
         done = await refused(box, "--- /dev/null\n+++ b/made\n@@ -0,0 +1 @@\n+x\n" + EDIT.replace("one", name))
         assert done.stderr.startswith(name), done
