@@ -127,7 +127,7 @@ class TreeWriter:
         self._max_bytes = max_bytes
         self._trust_links = trust_links
         self._links: dict[bytes, bytes] = {}
-        self._modes: list[tuple[Path, int]] = []
+        self._modes: dict[Path, int] = {}
         self._made: set[Path] = set()
         self.entries = 0
         """Records taken so far."""
@@ -161,7 +161,7 @@ class TreeWriter:
             with contextlib.suppress(FileNotFoundError):
                 place.unlink()
             place.symlink_to(os.fsdecode(link))
-        for directory, mode in reversed(self._modes):
+        for directory, mode in reversed(self._modes.items()):
             directory.chmod(mode | 0o700)  # its owner must be able to remove it
         return True
 
@@ -185,7 +185,8 @@ class TreeWriter:
         else:
             place = self._place(entry.path)
             self._directory(place)
-            self._modes.append((place, entry.mode & 0o777 or 0o755))
+            if entry.mode:
+                self._modes[place] = entry.mode & 0o777
 
     def _content(self, piece: bytes) -> None:
         self.tally.total_bytes += len(piece)
