@@ -1,70 +1,127 @@
+# A farm's containers under Nomad's Docker driver.
+#
+# Every container of a farm is one allocation of this job. agentenv registers it (NomadBackend, `agentenv up`);
+# by hand, with any Nomad 1.8 or newer:
+#
+#   nomad var put nomad/jobs/agentenv-sandbox token=$(openssl rand -hex 32)
+#   nomad job run nomad/sandbox.nomad.hcl
+#
+# docs/nomad.md explains each variable and what clients need. Copy and change this file freely: only the
+# group and task name `sandbox`, the port label `http` and the rendered spec are agentenv's contract.
+
 variable "job_id" {
   type    = string
   default = "agentenv-sandbox"
 }
+
 variable "namespace" {
   type    = string
   default = "default"
 }
+
 variable "datacenters" {
   type    = list(string)
   default = ["*"]
 }
+
+variable "node_pool" {
+  type    = string
+  default = "default"
+}
+
 variable "count" {
-  type    = number
-  default = 1
+  type        = number
+  default     = 1
+  description = "Containers. The farm scales it."
 }
-variable "image" {
-  type    = string
-  default = "agentenv-sandbox:local"
-}
+
 variable "slots" {
-  type    = number
-  default = 10
+  type        = number
+  default     = 10
+  description = "Slots of each container."
 }
+
 variable "isolation" {
-  type    = string
-  default = "full"
+  type        = string
+  default     = "full"
+  description = "full: refuse to start as anything less. auto, user: see docs/isolation.md."
 }
+
 variable "allow_network" {
-  type    = bool
-  default = false
+  type        = bool
+  default     = false
+  description = "Slots reach the outside through slirp4netns; the client needs /dev/net/tun."
 }
+
 variable "limits" {
-  type    = map(number)
-  default = {}
+  type        = map(number)
+  default     = {}
+  description = "Of each slot: processes, memory_bytes, workspace_bytes, workspace_inodes, tmp_bytes, shm_bytes, open_files, cpu_weight. What is not named keeps agentenv's default."
 }
+
+variable "binds" {
+  type        = list(object({ source = string, target = string }))
+  default     = []
+  description = "Directories or files of the client, shown read-only in every slot. The client's docker plugin must allow volumes."
+}
+
 variable "env" {
-  type    = map(string)
-  default = {}
+  type        = map(string)
+  default     = {}
+  description = "Extra environment of every command in a slot."
 }
+
 variable "output_bytes" {
-  type    = number
-  default = 1048576
+  type        = number
+  default     = 1048576
+  description = "Cap on each of stdout and stderr of a call."
 }
+
 variable "spare_shells" {
   type    = bool
   default = true
 }
+
 variable "cpu_mhz" {
-  type    = number
-  default = 500
+  type        = number
+  default     = 500
+  description = "Reserved for each container; it may use more when the client has it."
 }
+
 variable "memory_mib" {
-  type    = number
-  default = 2048
+  type        = number
+  default     = 2048
+  description = "The hard limit of each container. Files of slots (workspace, /tmp) are memory and count. Below slots x limits.memory_bytes, slots that all use their limit at once meet this one first, and the kernel picks whom to kill."
 }
+
+variable "image" {
+  type        = string
+  default     = "agentenv-sandbox:local"
+  description = "`agentenv image build NAME` makes it; push it where clients can pull it. A tag `local` is never pulled."
+}
+
+variable "force_pull" {
+  type        = bool
+  default     = false
+  description = "Ask the registry at every start whether the tag has moved."
+}
+
+variable "runtime" {
+  type        = string
+  default     = ""
+  description = "Another container runtime of the client's Docker engine, such as gVisor's runsc (allow_runtimes)."
+}
+
 variable "pids_limit" {
-  type    = number
-  default = 8192
+  type        = number
+  default     = 16384
+  description = "All processes and threads of a container: above slots x limits.processes it is never met."
 }
-variable "drain_s" {
-  type    = number
-  default = 300
-}
+
 variable "client_data_dir" {
-  type    = string
-  default = ""
+  type        = string
+  default     = ""
+  description = "The clients' data_dir, below which they find the seccomp profile this job renders. Empty: each client says so itself, in its meta agentenv_data_dir; clients that do not are left out."
 }
 
 locals {
@@ -76,36 +133,45 @@ job "sandbox" {
   id          = var.job_id
   namespace   = var.namespace
   datacenters = var.datacenters
+  node_pool   = var.node_pool
   type        = "service"
 
+  # No deployments: while one is active Nomad refuses to scale.
   update { max_parallel = 0 }
 
   group "sandbox" {
     count = var.count
 
-    # A container that has died is never restarted in place: its slots and their leases are gone, so what
-    # replaces it is another allocation, which is another container. The farm has Nomad replace the first
-    # ones at once; a crash loop is slowed down by these delays.
+    # A client that says where its data is has been prepared for this job.
+    dynamic "constraint" {
+      for_each = var.client_data_dir == "" ? ["is_set"] : []
+      content {
+        attribute = "$${meta.agentenv_data_dir}"
+        operator  = constraint.value
+      }
+    }
+
+    # A container that died is made again at once and in place; one that keeps dying goes elsewhere, with
+    # growing patience: a farm has no use for a node that cannot run its containers.
     restart {
-      attempts = 0
+      attempts = 2
+      interval = "1m"
+      delay    = "1s"
       mode     = "fail"
     }
     reschedule {
+      unlimited      = true
       delay          = "5s"
       delay_function = "exponential"
       max_delay      = "2m"
-      unlimited      = true
+    }
+    # A drained node's containers end side by side: their trajectories are over by then or start again.
+    migrate {
+      max_parallel     = 10
+      min_healthy_time = "2s"
     }
 
-    # Allocations that are to go (a drained node, a lower count) run on for so long, for the leases they
-    # have, while their replacements start at once. The farm ends each of them as soon as it is empty.
-    shutdown_delay = "${var.drain_s}s"
-    migrate {
-      max_parallel     = 1000
-      health_check     = "task_states"
-      min_healthy_time = "1s"
-      healthy_deadline = "1m"
-    }
+    ephemeral_disk { size = 64 } # MiB: logs; a container keeps nothing on disk
 
     network {
       port "http" { to = 8642 }
@@ -124,31 +190,45 @@ job "sandbox" {
     }
 
     task "sandbox" {
-      driver      = "docker"
-      kill_signal = "SIGTERM"
+      driver = "docker"
+
+      kill_signal  = "SIGTERM" # stops in order, within seconds
       kill_timeout = "15s"
 
+      logs {
+        max_files     = 3
+        max_file_size = 8
+      }
+
       config {
-        image           = var.image
-        force_pull      = false
-        ports           = ["http"]
+        image      = var.image
+        force_pull = var.force_pull
+        ports      = ["http"]
+        runtime    = var.runtime
+
+        # A real init reaps; the root file system is the image's and stays so; what it writes is in memory.
         init            = true
         readonly_rootfs = true
-        cgroupns        = "private"
-        pids_limit      = var.pids_limit
-        cap_drop        = ["all"]
-        cap_add         = ["sys_admin", "setuid", "setgid", "setpcap", "kill"]
+        mount = concat(
+          [{ type = "tmpfs", target = "/run", tmpfs_options = [{ size = 16777216 }] }],
+          [for index, bind in var.binds :
+          { type = "bind", source = bind.source, target = "/binds/${index}", readonly = true }],
+        )
+        devices = [for path in ["/dev/net/tun"] : { host_path = path, container_path = path } if var.allow_network]
+
+        # What making slots takes, and nothing else; the server gives up even this (docs/isolation.md).
+        cap_drop = ["all"]
+        cap_add  = ["sys_admin", "setuid", "setgid", "setpcap", "kill"]
         security_opt = [
           "no-new-privileges",
           "seccomp=${local.data_dir}/alloc/${NOMAD_ALLOC_ID}/sandbox/local/seccomp.json",
         ]
-        mount {
-          type   = "tmpfs"
-          target = "/run"
-          tmpfs_options { size = 16777216 }
-        }
+        cgroupns   = "private"
+        pids_limit = var.pids_limit
       }
 
+      # What the container is asked to be (src/agentenv/wire/spec.py). The host port is unique on a client, so
+      # it names the uids of the container's slots.
       template {
         destination     = "local/spec.json"
         change_mode     = "noop"
@@ -158,24 +238,29 @@ job "sandbox" {
           container     = "%[[ env `NOMAD_ALLOC_ID` ]]%"
           token_file    = "/secrets/token"
           data_dir      = "/run/agentenv"
-          slots         = var.slots
           host          = "0.0.0.0"
           port          = 8642
+          uid_block     = "@HOST_PORT@"
+          slots         = var.slots
           isolation     = var.isolation
           allow_network = var.allow_network
           limits        = var.limits
+          binds         = [for index, bind in var.binds : { source = "/binds/${index}", target = bind.target }]
           env           = var.env
           output_bytes  = var.output_bytes
           spare_shells  = var.spare_shells
-          uid_block     = "PORT"
-        }), "\"PORT\"", "%[[ env `NOMAD_HOST_PORT_http` ]]%")
+        }), "\"@HOST_PORT@\"", "%[[ env `NOMAD_HOST_PORT_http` ]]%")
       }
+
+      # The token: never in an argument, an environment or the job itself.
       template {
         destination = "secrets/token"
         change_mode = "noop"
         perms       = "600"
         data        = "{{ with nomadVar (print `nomad/jobs/` (env `NOMAD_JOB_ID`)) }}{{ .token }}{{ end }}"
       }
+
+      # docker/seccomp.json, word for word (a test compares): here, so that nothing is copied to clients.
       template {
         destination     = "local/seccomp.json"
         change_mode     = "noop"
