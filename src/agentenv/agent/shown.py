@@ -64,7 +64,21 @@ def _content(tool: str, content: Any, limit_bytes: int) -> str:
             return f"{'created' if content.get('created') else 'overwritten'}, {content['size_bytes']} bytes"
         if tool == "list_files" and isinstance(content.get("entries"), list):
             return _listing(content, limit_bytes)
+        if isinstance(content.get("text"), str):
+            return _document(content, limit_bytes)
     return cut_middle(json.dumps(content, ensure_ascii=False), limit_bytes)[0]
+
+
+def _document(content: dict[str, Any], limit_bytes: int) -> str:
+    """What is mostly a text (a web page): the rest of it as lines above, how to read on below."""
+    around = {name: value for name, value in content.items() if name not in ("text", "next_offset", "truncated")}
+    lines = [
+        f"{name}: {value}" for name, value in around.items() if isinstance(value, (str, int, float)) and value != ""
+    ]
+    text, _ = cut_middle(content["text"], limit_bytes)
+    notes = [f"[it goes on: offset={content['next_offset']}]"] if content.get("next_offset") else []
+    notes += ["[the source was longer than what is read of one]"] if content.get("truncated") else []
+    return "\n".join([*lines, "", text, *notes]).strip()
 
 
 def _file_text(content: dict[str, Any], limit_bytes: int) -> str:

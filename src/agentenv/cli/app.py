@@ -21,6 +21,7 @@ from agentenv.cli.present import WAYS_TO_END
 from agentenv.cli.shell import shell
 from agentenv.cli.slots import slots
 from agentenv.cli.status import status
+from agentenv.cli.tool_server import tool_server
 from agentenv.cli.up import up
 
 app = typer.Typer(
@@ -69,5 +70,6 @@ app.command()(down)
 app.command()(status)
 app.command()(slots)
 app.command()(logs)
+app.command(name="tool-server")(tool_server)
 app.add_typer(image, name="image")
 app.add_typer(dev, name="dev")

@@ -1,0 +1,95 @@
+"""``agentenv tool-server``: external tools, outside the sandbox, for trainers elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from agentenv.cli.options import JsonOption
+from agentenv.cli.present import err, out, print_json_line, run_to_end, verb
+from agentenv.errors import ConfigError
+
+if TYPE_CHECKING:  # what these import is in [farm]; they are imported when the verb runs
+    from agentenv.api.settings import ToolServerSettings
+    from agentenv.wire.toolserver import ToolList
+
+
+@verb
+def tool_server(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Its TOML file: secrets, allow list, search, cassettes.")
+    ] = None,
+    token_file: Annotated[
+        Path, typer.Option(help="Where the bearer token is; made, for your eyes only, when it is not there.")
+    ] = Path("tool-server.token"),
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8790,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read the config, say what there is to call, and end.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run external tools (web search, web pages, a browser, your own) outside the sandbox.
+
+    They have network and secrets, which the policy never sees. It serves until Ctrl-C; an environment
+    reaches it with tool_server_url and tool_server_token=file:PATH.
+
+    [bold]Examples[/bold]
+
+      agentenv tool-server --config tools.toml
+
+      agentenv tool-server --config tools.toml --check
+    """
+    try:
+        from agentenv.api.auth import token_from
+        from agentenv.api.settings import ToolServerSettings
+    except ImportError as error:
+        raise ConfigError(
+            "tool-server", f"needs more packages: {error}", next_step="pip install 'agentenv[farm]'"
+        ) from error
+    settings = ToolServerSettings.from_file(config) if config else ToolServerSettings()
+    if check:
+        run_to_end(_check(settings, as_json))
+        return
+    token = token_from(token_file)
+    run_to_end(_serve(settings, token, token_file, host, port, as_json))
+
+
+async def _check(settings: ToolServerSettings, as_json: bool) -> None:
+    from agentenv.api.assembly import tool_server as assembled
+
+    _show(assembled(settings).describe(), as_json)
+
+
+async def _serve(
+    settings: ToolServerSettings, token: str, token_file: Path, host: str, port: int, as_json: bool
+) -> None:
+    from agentenv.api.assembly import tool_server as assembled
+    from agentenv.api.tool_serving import served
+
+    async with assembled(settings) as server, served(server, token, host=host, port=port) as url:
+        if as_json:
+            names = [tool.name for tool in server.describe().tools if not tool.unavailable]
+            print_json_line({"event": "ready", "url": url, "token_file": str(token_file), "tools": names})
+        else:
+            _show(server.describe(), as_json=False)
+            err().print(f"[green]listening[/] on {url} · token in {escape(str(token_file))} · Ctrl-C ends it")
+        await asyncio.Event().wait()
+
+
+def _show(listed: ToolList, as_json: bool) -> None:
+    if as_json:
+        tools = [{"name": tool.name, "unavailable": tool.unavailable} for tool in listed.tools]
+        print_json_line({"version": listed.version, "tools": tools})
+        return
+    for tool in listed.tools:
+        mark = (
+            f"[yellow]no[/]  {tool.name}: {escape(tool.unavailable)}"
+            if tool.unavailable
+            else f"[green]yes[/] {tool.name}"
+        )
+        out().print(mark, soft_wrap=True)
