@@ -12,21 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentenv.agent.context_budget import ContextBudget
 from agentenv.agent.jsonable import clean_text
-from agentenv.agent.ports import Completion, ContextOverflow, Message, Model, Session, ToolDefinition
+from agentenv.agent.ports import REASONING_FIELDS, Completion, ContextOverflow, Message, Model, Session, ToolDefinition
 from agentenv.agent.settings import AgentSettings
-from agentenv.agent.shown import shown
+from agentenv.agent.shown import cut_middle, shown
 from agentenv.agent.timeline import Timeline
-from agentenv.agent.transcript import FinishReason, Phase, Step, ToolRecord
+from agentenv.agent.transcript import FinishReason, Phase, Shortening, Step, StepOutcome, ToolRecord
 from agentenv.errors import CallLostError, ConfigError, InfraError, by_code
 from agentenv.wire.calls import CallResult
+
+UNREADABLE_BYTES = 4096
+"""How much of an unreadable call its record shows; ``Step.raw`` has all."""
 
 
 @dataclass
 class AgentResult:
     """What one agent did. ``messages`` is the whole conversation; it is valid also when cut short.
 
-    ``model_faults`` counts calls the model got wrong (unknown tool, bad arguments, refused path).
+    ``model_faults`` counts calls the model got wrong (unreadable, unknown tool, bad arguments, refused
+    path). ``shortenings`` says which old tool outputs were taken out of ``messages``, and when.
     """
 
     messages: list[Message]
@@ -35,6 +40,7 @@ class AgentResult:
     finish_reason: FinishReason = "stop"
     model_faults: int = 0
     phases: list[Phase] = field(default_factory=list)
+    shortenings: list[Shortening] = field(default_factory=list)
     tools: list[str] = field(default_factory=list)
     """The tools the model was offered, by name."""
 
@@ -89,6 +95,12 @@ def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
     return history
 
 
+def with_reasoning(history: Message, sent: Message) -> Message:
+    """``history`` with the reasoning fields of the message it was made from, for servers that want them back."""
+    kept = {name: clean_text(sent[name]) for name in REASONING_FIELDS if isinstance(sent.get(name), str)}
+    return {**history, **kept}
+
+
 def _text_of(content: Any) -> str:
     """A message's content as text; some servers send it in parts."""
     if isinstance(content, list):
@@ -98,6 +110,15 @@ def _text_of(content: Any) -> str:
 
 def _as_object(arguments: dict[str, Any] | str) -> dict[str, Any]:
     return arguments if isinstance(arguments, dict) else {"unparsable": arguments}
+
+
+def outcome_of_turn(completion: Completion, calls: Sequence[RequestedCall]) -> StepOutcome:
+    """What a model turn came to."""
+    if completion.finish_reason == "length":
+        return "truncated"
+    if completion.problem:
+        return "malformed"
+    return "tool_calls" if calls else "answer"
 
 
 class AgentLoop:
@@ -121,6 +142,7 @@ class AgentLoop:
         self._tools = [tool for tool in tools if chosen is None or tool["function"]["name"] in chosen]
         self._names = [tool["function"]["name"] for tool in self._tools]
         self._calls_made = 0
+        self._budget = ContextBudget(settings)
         self.result = AgentResult(messages=[], phases=self._timeline.phases, tools=self._names)
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
@@ -132,23 +154,55 @@ class AgentLoop:
         result = self.result
         result.messages = list(messages)
         for index in range(self._settings.max_steps):
+            self._fit_context(index)
             try:
-                step, reason = await self._turn(index)
+                step, completion = await self._turn(index)
             except ContextOverflow:
                 result.finish_reason = "context_overflow"
                 return result
             calls = requested_calls(step.message, index)
-            result.messages.append(as_history(step.message, calls))
-            result.final_response = result.messages[-1]["content"]
-            if not calls:
-                result.finish_reason = "length" if reason == "length" else "stop"
+            step.outcome = outcome_of_turn(completion, calls)
+            self._remember(step, calls)
+            if not calls and not completion.problem:
+                result.finish_reason = "length" if step.outcome == "truncated" else "stop"
                 return result
             for number, call in enumerate(calls):
                 await self._run_call(step, call, number)
+            if completion.problem:
+                self._answer_problem(step, completion.problem)
         result.finish_reason = "max_steps"
         return result
 
-    async def _turn(self, index: int) -> tuple[Step, str]:
+    def _fit_context(self, index: int) -> None:
+        messages, shortening = self._budget.fit(self.result.messages, index)
+        if shortening is not None:
+            self.result.messages = messages
+            self.result.shortenings.append(shortening)
+
+    def _remember(self, step: Step, calls: Sequence[RequestedCall]) -> None:
+        history = as_history(step.message, calls)
+        self.result.messages.append(with_reasoning(history, step.message) if self._settings.send_reasoning else history)
+        self.result.final_response = history["content"]
+
+    def _answer_problem(self, step: Step, problem: str) -> None:
+        """Tell the model what could not be read, and count it."""
+        now, call_id = self._timeline.now(), f"call_{step.index}_unreadable"
+        step.problem = problem
+        step.tool_calls.append(
+            ToolRecord(
+                call_id=call_id,
+                tool="",
+                arguments=cut_middle(clean_text(step.raw or self.result.final_response), UNREADABLE_BYTES)[0],
+                started_s=now,
+                ended_s=now,
+                result=CallResult(id=call_id, fault="model", error="malformed_call", message=problem),
+                shown=f"error: {problem}",
+            )
+        )
+        self.result.model_faults += 1
+        self.result.messages.append({"role": "user", "content": f"error: {problem}"})
+
+    async def _turn(self, index: int) -> tuple[Step, Completion]:
         started_s = self._timeline.now()
         with self._timeline.phase("model", f"step {index + 1}"):
             completion: Completion = await self._model.complete(
@@ -160,9 +214,12 @@ class AgentLoop:
             model_ended_s=self._timeline.now(),
             message=completion.message,
             usage=completion.usage,
+            reasoning=clean_text(completion.reasoning),
+            raw=completion.raw,
         )
+        self._budget.learn(self.result.messages, completion.usage)
         self.result.steps.append(step)
-        return step, completion.finish_reason
+        return step, completion
 
     async def _run_call(self, step: Step, call: RequestedCall, number: int) -> None:
         if self._calls_made and self._settings.tool_delay_s:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,14 +17,25 @@ Message = dict[str, Any]
 ToolDefinition = dict[str, Any]
 """One entry of an OpenAI ``tools`` list."""
 
+REASONING_FIELDS = ("reasoning_content", "reasoning")
+"""Where OpenAI-style servers put what the model thought."""
+
 
 @dataclass(frozen=True)
 class Completion:
-    """One model turn. ``message`` is the assistant message (content and/or ``tool_calls``)."""
+    """One model turn. ``message`` is the assistant message (content and/or ``tool_calls``).
+
+    ``finish_reason`` ``length`` means that the message was cut. ``reasoning`` is what the model thought
+    before it answered. ``problem`` says what in the message was meant as a tool call and could not be
+    read as one, worded for the model. ``raw`` is the message exactly as written, where that is known.
+    """
 
     message: Message
     finish_reason: str = "stop"
     usage: dict[str, Any] | None = None
+    reasoning: str = ""
+    problem: str = ""
+    raw: str | None = None
 
 
 class ContextOverflow(Exception):
@@ -40,6 +51,16 @@ class Model(Protocol):
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], **params: Any) -> Completion:
         """The next assistant message."""
+
+
+@asynccontextmanager
+async def opened(model: Model) -> AsyncIterator[Model]:
+    """``model``, entered and left where it has something to open."""
+    if isinstance(model, AbstractAsyncContextManager):
+        async with model:
+            yield model
+    else:
+        yield model
 
 
 class Session(Protocol):

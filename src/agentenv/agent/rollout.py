@@ -16,10 +16,11 @@ from typing import Any, Literal
 from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, genuinely_cancelled
 from agentenv.agent.jsonable import jsonable
 from agentenv.agent.loop import AgentLoop, AgentResult
-from agentenv.agent.ports import Handle, Model, Session, SessionOpener, ToolDefinition
+from agentenv.agent.ports import Handle, Model, Session, SessionOpener, ToolDefinition, opened
 from agentenv.agent.prompts import opening
 from agentenv.agent.timeline import Timeline, totals
-from agentenv.agent.transcript import PhaseName, Transcript
+from agentenv.agent.token_sequences import TokenSequence, sequences_of
+from agentenv.agent.transcript import PhaseName, SequenceSummary, Transcript
 from agentenv.errors import AgentEnvError, InfraError
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Attempt:
     workspace_meta: dict[str, Any] = field(default_factory=dict)
     verification: dict[str, Any] = field(default_factory=dict)
     score: float | None = None
+    sequences: list[TokenSequence] = field(default_factory=list)
 
 
 class Rollout:
@@ -106,9 +108,11 @@ class Rollout:
         settings = await call_hook("build_agent_config", hooks.build_agent_config, item)
         async with self._session(attempt) as session:
             await self._prepare(attempt, session)
-            loop = AgentLoop(self._farm.model_for(attempt.trajectory), session, self._farm.tools, settings, timeline)
-            attempt.agent = loop.result
-            await loop.run(opening(settings.system_prompt, task))
+            async with opened(self._farm.model_for(attempt.trajectory)) as model:
+                loop = AgentLoop(model, session, self._farm.tools, settings, timeline)
+                attempt.agent = loop.result
+                await loop.run(opening(settings.system_prompt, task))
+                attempt.sequences = sequences_of(model)
             await self._verify(attempt, session)
 
     @asynccontextmanager
@@ -182,6 +186,13 @@ class Rollout:
             earlier_attempts=earlier,
             workspace_meta=jsonable(attempt.workspace_meta),
             verification=jsonable(attempt.verification),
+            model_faults=agent.model_faults,
+            shortenings=agent.shortenings,
+            sequences=[
+                SequenceSummary(first_step=one.first_step, tokens=len(one.tokens), trained=one.trained)
+                for one in attempt.sequences
+            ],
+            token_sequences=attempt.sequences,
             totals=totals(timeline.phases, agent.steps, timeline.now()),
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agentenv.agent.hooks import genuinely_cancelled
-from agentenv.agent.ports import Completion, ContextOverflow, Message, ToolDefinition
+from agentenv.agent.ports import REASONING_FIELDS, Completion, ContextOverflow, Message, ToolDefinition
 from agentenv.errors import ModelServerError
 
 OVERFLOW_MARKS = ("context_length_exceeded", "maximum context length", "context window", "max_model_len")
@@ -38,22 +38,28 @@ class ServedModel:
         asked = {**self._constant, **params, "messages": list(messages), "n": 1}
         if tools:
             asked["tools"] = list(tools)
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                reply = await self._chat_completion(**asked)
-        except TimeoutError as error:
-            raise ModelServerError(f"the model's server did not answer in {self._timeout_s:g} s") from error
-        except asyncio.CancelledError as error:
-            if genuinely_cancelled():
-                raise
-            raise ModelServerError("the request to the model's server was cancelled from inside") from error
-        except Exception as error:
-            raise failure_of(error) from error
-        return completion_of(reply)
+        return completion_of(await ask(self._chat_completion, self._timeout_s, asked))
+
+
+async def ask(chat_completion: Callable[..., Awaitable[Any]], timeout_s: float, asked: dict[str, Any]) -> Any:
+    """The server's reply. Raises: ContextOverflow, ModelServerError; nothing else but cancellation."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await chat_completion(**asked)
+    except TimeoutError as error:
+        raise ModelServerError(f"the model's server did not answer in {timeout_s:g} s") from error
+    except asyncio.CancelledError as error:
+        if genuinely_cancelled():
+            raise
+        raise ModelServerError("the request to the model's server was cancelled from inside") from error
+    except Exception as error:
+        raise failure_of(error) from error
 
 
 def failure_of(error: BaseException) -> Exception:
     """What a client's exception means: the conversation is too long, or the server failed."""
+    if isinstance(error, (ContextOverflow, ModelServerError)):
+        return error
     attempt = getattr(error, "last_attempt", None)  # tenacity.RetryError hides the real one
     if attempt is not None and (hidden := attempt.exception()) is not None:
         error = hidden
@@ -74,4 +80,5 @@ def completion_of(reply: Any) -> Completion:
         raise ModelServerError("the model's server answered without a message") from error
     kept = {name: message[name] for name in MESSAGE_FIELDS if name in message}
     usage = reply.usage.model_dump(exclude_none=True) if getattr(reply, "usage", None) else None
-    return Completion({"role": "assistant", **kept}, choice.finish_reason or "stop", usage)
+    reasoning = next((kept[name] for name in REASONING_FIELDS if isinstance(kept.get(name), str)), "")
+    return Completion({"role": "assistant", **kept}, choice.finish_reason or "stop", usage, reasoning)

@@ -18,6 +18,9 @@ class AgentSettings:
     stdout and stderr as the model sees them (head and tail kept, the dropped bytes counted).
     ``temperature``, ``max_tokens`` and ``extra_body`` go to the model's server when set.
     ``tools`` restricts the agent to these names (None: all that are enabled).
+    ``context_tokens`` bounds prompt and answer of a turn together; when the next turn would pass it,
+    all tool outputs but the last ``keep_tool_outputs`` are shortened (None: never), which the
+    transcript states. ``send_reasoning`` gives a served model its earlier reasoning back.
     """
 
     max_steps: int = 50
@@ -30,6 +33,9 @@ class AgentSettings:
     shown_bytes: int = 32 * 1024
     system_prompt: str = SYSTEM_PROMPT
     tools: tuple[str, ...] | None = None
+    context_tokens: int | None = None
+    keep_tool_outputs: int | None = None
+    send_reasoning: bool = False
 
     def sampling(self) -> dict[str, Any]:
         """The parameters for ``Model.complete``; only what was set."""

@@ -10,11 +10,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentenv.agent.token_sequences import TokenSequence
 from agentenv.errors import Fault
 from agentenv.wire.calls import CallResult
 
 PhaseName = Literal["slot_wait", "prepare", "model", "tool", "verify", "release"]
 FinishReason = Literal["stop", "max_steps", "length", "context_overflow", "fault"]
+"""``length``: the last message was cut at its token limit; ``context_overflow``: no further turn fitted."""
+StepOutcome = Literal["answer", "tool_calls", "malformed", "truncated"]
+"""``malformed``: something meant as a call could not be read; ``truncated``: cut at the token limit."""
 
 
 class Record(BaseModel):
@@ -59,6 +63,29 @@ class Step(Record):
     message: dict[str, Any]
     tool_calls: list[ToolRecord] = Field(default_factory=list)
     usage: dict[str, Any] | None = None
+    outcome: StepOutcome = "answer"
+    problem: str = ""
+    """What the model was told of a call it wrote wrongly."""
+    reasoning: str = ""
+    raw: str | None = None
+    """The message exactly as the model wrote it, markup included (managed servers)."""
+
+
+class Shortening(Record):
+    """Old tool outputs taken out of the conversation before a step; ``ToolRecord.shown`` still has them."""
+
+    step: int
+    outputs: int
+    bytes_removed: int
+
+
+class SequenceSummary(Record):
+    """One token sequence a trainer was given: ``trained`` of its ``tokens`` are the policy's own.
+    It begins with the prompt of step ``first_step``."""
+
+    first_step: int
+    tokens: int
+    trained: int
 
 
 class Transcript(Record):
@@ -84,6 +111,13 @@ class Transcript(Record):
     workspace_meta: dict[str, Any] = Field(default_factory=dict)
     verification: dict[str, Any] = Field(default_factory=dict)
     """What the verifier chose to keep (tests run, their outcome)."""
+    model_faults: int = 0
+    """Calls the model got wrong: unreadable, unknown tool, bad arguments, refused path."""
+    shortenings: list[Shortening] = Field(default_factory=list)
+    sequences: list[SequenceSummary] = Field(default_factory=list)
+    """What a managed server's tokens came to: more than one when the conversation stopped extending."""
+    token_sequences: list[TokenSequence] = Field(default_factory=list, exclude=True, repr=False)
+    """The sequences themselves: for the trainer, not written down."""
     totals: dict[str, float] = Field(default_factory=dict)
     """Seconds by kind: slot_wait_s, prepare_s, model_s, batch_wait_s, queue_s, run_s, verify_s, total_s."""
 

@@ -29,7 +29,7 @@ OBJECT = re.compile(r'\{\s*+"(?:[^"\\]|\\.){0,256}+"\s*+:', re.DOTALL)
 WINDOW_CHARS = 4096
 FAILURE_CHARS = 256
 """What any failed attempt is counted for, at least."""
-DEEP_CHARS = 8192
+DEEP_CHARS = 16384
 """What a failure by nesting is counted for: the decoder does not say how far it came."""
 
 

@@ -25,6 +25,7 @@ from agentenv.agent.ports import ToolDefinition
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"
+MOST_MARKS = 2000
 PARAMETER = re.compile(r"<parameter=|</parameter>")
 
 
@@ -62,6 +63,8 @@ def _call(text: str, closed: bool, schemas: Schemas) -> ParsedCall:
         raise Malformed(f"{FUNCTION} is not closed with '>'")
     name = checked_name(head, FUNCTION)
     marks = list(PARAMETER.finditer(body))
+    if len(marks) > MOST_MARKS:
+        raise Malformed(f"{name} has more than {MOST_MARKS // 2} parameters")
     arguments: dict[str, Any] = {}
     for mark, following in zip(marks, [*marks[1:], None], strict=True):
         if mark.group() == "</parameter>":

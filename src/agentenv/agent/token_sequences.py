@@ -1,0 +1,74 @@
+"""What a managed server keeps of a conversation: tokens, which of them are the policy's, their logprobs.
+
+The conventions are atropos': ``masks`` is -100 where a token is not the policy's and the token itself
+where it is; ``logprobs`` is 1.0 where it is not and what the server gave where it is.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from agentenv.errors import ModelServerError
+
+IGNORED = -100
+NO_LOGPROB = 1.0
+ROUNDING = 1e-4
+"""How far above zero a logprob may be by rounding."""
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """One sequence to train on. All three have the same length. ``first_step`` is the model turn whose
+    prompt it began with."""
+
+    tokens: list[int]
+    masks: list[int]
+    logprobs: list[float]
+    first_step: int = 0
+
+    @property
+    def trained(self) -> int:
+        """How many of the tokens are the policy's."""
+        return sum(mask != IGNORED for mask in self.masks)
+
+
+@runtime_checkable
+class TokenModel(Protocol):
+    """A model that keeps the tokens of its conversation."""
+
+    def sequences(self) -> list[TokenSequence]:
+        """Every sequence there is, in the order they began."""
+
+
+def sequences_of(model: object) -> list[TokenSequence]:
+    """A model's sequences; none for a model that has no tokens to give."""
+    return model.sequences() if isinstance(model, TokenModel) else []
+
+
+def sequence_of(node: Any, first_step: int = 0) -> TokenSequence:
+    """A managed server's node, checked token by token.
+
+    Raises: ModelServerError when its parts do not fit each other, when a logprob is missing (atropos
+    pads with 1.0) or impossible, and for placeholders (atropos' dummy server): such a sequence would
+    train the policy on noise.
+    """
+    if (getattr(node, "metadata", None) or {}).get("dummy_tokens"):
+        raise ModelServerError(
+            "the managed server gives placeholder tokens, which must never be trained on",
+            next_step="use server_type vllm or sglang, or tool calls of an openai server",
+        )
+    tokens, masks, logprobs = list(node.tokens), list(node.masked_tokens), list(node.logprobs)
+    if not len(tokens) == len(masks) == len(logprobs):
+        raise ModelServerError(f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs do not fit")
+    for at, (token, mask, logprob) in enumerate(zip(tokens, masks, logprobs, strict=True)):
+        if not _fits(token, mask, logprob):
+            raise ModelServerError(f"token {at} is {token}, its mask {mask}, its logprob {logprob}: they do not fit")
+    return TokenSequence(tokens, masks, logprobs, first_step)
+
+
+def _fits(token: int, mask: int, logprob: float) -> bool:
+    if mask == IGNORED:
+        return logprob == NO_LOGPROB
+    return mask == token and math.isfinite(logprob) and logprob <= ROUNDING
