@@ -13,14 +13,17 @@ EXTRAS := sandbox,env,farm,dev
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
+BACKEND ?=
+NOMAD_PORT ?= 4646
 SLOTAGENT := src/agentenv/sandbox/slotagent
 
-.PHONY: help setup system browser slotagent demo test check format bench doctor clean
+.PHONY: help setup system browser containers slotagent image nomad-dev nomad-dev-down nomad-dev-status
+.PHONY: demo test check format bench doctor clean
 
 help: ## Say what can be made
 	@printf 'agentenv: a farm of sandbox slots for reinforcement learning of LLM agents\n\n'
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: PYTHON (interpreter for .venv), PYTEST_ARGS, DEMO_ARGS, BENCH_ARGS\n'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@printf '\nVariables: PYTHON (interpreter for .venv), BACKEND, NOMAD_PORT,\n           PYTEST_ARGS, DEMO_ARGS, BENCH_ARGS\n'
 
 setup: system $(STAMPS)/python ## Install system packages (root on Debian) and the virtual environment
 
@@ -36,6 +39,9 @@ system:
 browser:
 	@scripts/system-packages browser
 
+containers:
+	@scripts/system-packages nomad
+
 $(STAMPS)/python: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@echo "installing the Python packages of constraints.txt into $(VENV) (minutes when cold)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
@@ -46,10 +52,22 @@ $(STAMPS)/python: pyproject.toml constraints.txt | $(STAMPS)/venv
 slotagent: setup ## Compile the two static C programs that run inside a slot
 	@$(BIN)/python -m agentenv.sandbox.slotagent.build
 
-demo: slotagent ## Repair real programs in a farm on this machine; writes out/demo/report.html
-	@exec $(BIN)/agentenv demo $(DEMO_ARGS)
+image: slotagent containers ## Build the image of the farm's containers, unless it is there and current
+	@exec $(BIN)/agentenv image build
 
-test: slotagent browser ## Run every test
+nomad-dev: slotagent containers ## A Nomad cluster on this machine: engine, image, agent; root (NOMAD_PORT)
+	@exec $(BIN)/agentenv dev up --port $(NOMAD_PORT)
+
+nomad-dev-down: setup ## Stop that cluster and leave nothing of it
+	@exec $(BIN)/agentenv dev down
+
+nomad-dev-status: setup ## Say what of it runs
+	@exec $(BIN)/agentenv dev status
+
+demo: slotagent ## Repair real programs in a farm; writes out/demo/report.html (BACKEND=nomad: on that cluster)
+	@exec $(BIN)/agentenv demo $(if $(BACKEND),--backend $(BACKEND)) $(DEMO_ARGS)
+
+test: slotagent browser containers ## Run every test
 	@exec $(BIN)/python -m pytest --color=no $(PYTEST_ARGS)
 
 check: setup ## Format, lint, strict types and import contracts; changes nothing

@@ -53,6 +53,12 @@ variable "allow_network" {
   description = "Slots reach the outside through slirp4netns; the client needs /dev/net/tun."
 }
 
+variable "closed_networks" {
+  type        = list(string)
+  default     = []
+  description = "With allow_network: IPv4 networks (as 10.0.0.0/8) that slots must not reach, beside the client and the containers on it."
+}
+
 variable "limits" {
   type        = map(number)
   default     = {}
@@ -235,20 +241,21 @@ job "sandbox" {
         left_delimiter  = "%[["
         right_delimiter = "]]%"
         data = replace(jsonencode({
-          container     = "%[[ env `NOMAD_ALLOC_ID` ]]%"
-          token_file    = "/secrets/token"
-          data_dir      = "/run/agentenv"
-          host          = "0.0.0.0"
-          port          = 8642
-          uid_block     = "@HOST_PORT@"
-          slots         = var.slots
-          isolation     = var.isolation
-          allow_network = var.allow_network
-          limits        = var.limits
-          binds         = [for index, bind in var.binds : { source = "/binds/${index}", target = bind.target }]
-          env           = var.env
-          output_bytes  = var.output_bytes
-          spare_shells  = var.spare_shells
+          container       = "%[[ env `NOMAD_ALLOC_ID` ]]%"
+          token_file      = "/secrets/token"
+          data_dir        = "/run/agentenv"
+          host            = "0.0.0.0"
+          port            = 8642
+          uid_block       = "@HOST_PORT@"
+          slots           = var.slots
+          isolation       = var.isolation
+          allow_network   = var.allow_network
+          closed_networks = concat(["attached", "%[[ env `NOMAD_HOST_IP_http` ]]%/32"], var.closed_networks)
+          limits          = var.limits
+          binds           = [for index, bind in var.binds : { source = "/binds/${index}", target = bind.target }]
+          env             = var.env
+          output_bytes    = var.output_bytes
+          spare_shells    = var.spare_shells
         }), "\"@HOST_PORT@\"", "%[[ env `NOMAD_HOST_PORT_http` ]]%")
       }
 

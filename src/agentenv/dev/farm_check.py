@@ -16,7 +16,7 @@ from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE
 from agentenv.wire.base import WireModel
-from agentenv.wire.calls import Batch, Call, Result
+from agentenv.wire.calls import Batch, Call, CallResult, Result
 from agentenv.wire.leases import LeaseGrant, LeaseRequest
 from agentenv.wire.server import ServerInfo
 
@@ -35,10 +35,10 @@ def check(nomad: NomadHttp, *, image: str = IMAGE) -> ServerInfo:
     token = secrets.token_hex(32)
     with _job(nomad, job_id, token, {"slots": "1", "image": json.dumps(image), "memory_mib": "2048"}):
         base_url = _wait_serving(nomad, job_id)
-        server = ServerInfo.model_validate(_ask(base_url, token, "/v1/info"))
-        said = _echo(base_url, token, server.boot)
-    if said != "42\n":
-        raise SandboxUnavailableError(f"a slot answered, but `echo` said {said!r}")
+        server = server_info(base_url, token)
+        result = run_in_slot(base_url, token, "echo $((6 * 7))")
+    if result.stdout != "42\n":
+        raise SandboxUnavailableError(f"a slot answered, but `echo` gave {result!r}")
     return server
 
 
@@ -117,21 +117,31 @@ def healthy(base_url: str) -> bool:
     return True
 
 
-def _echo(base_url: str, token: str, boot: str) -> str:
-    """What ``echo $((6 * 7))`` says in slot 0, over the plain endpoints."""
-    wanted = LeaseRequest(slot=0, trajectory="agentenv-check", ttl_s=_DEADLINE_S, request_id=secrets.token_hex(8))
+def run_in_slot(base_url: str, token: str, command: str, *, slot: int = 0) -> CallResult:
+    """Lease a slot over the plain endpoints, run one command in it, give it back.
+
+    Raises SandboxUnavailableError with the server's words when one of these is refused.
+    """
+    boot = server_info(base_url, token).boot
+    wanted = LeaseRequest(slot=slot, trajectory="agentenv-check", ttl_s=_DEADLINE_S, request_id=secrets.token_hex(8))
     grant = LeaseGrant.model_validate(_ask(base_url, token, "/v1/leases", wanted))
-    call = Call(
-        id=secrets.token_hex(8),
-        lease=grant.key,
-        tool="bash",
-        arguments={"command": "echo $((6 * 7))"},
-        timeout_s=_QUICK_S,
-        boot=boot,
-    )
-    answer = Result.model_validate(_ask(base_url, token, "/v1/batch", Batch(calls=(call,))))
-    said: str = answer.result.stdout or answer.result.message or answer.result.stderr
-    return said
+    try:
+        call = Call(
+            id=secrets.token_hex(8),
+            lease=grant.key,
+            tool="bash",
+            arguments={"command": command},
+            timeout_s=_QUICK_S,
+            boot=boot,
+        )
+        return Result.model_validate(_ask(base_url, token, "/v1/batch", Batch(calls=(call,)))).result
+    finally:
+        _ask(base_url, token, "/v1/leases/release", grant.key)
+
+
+def server_info(base_url: str, token: str) -> ServerInfo:
+    """The server's account of itself. Raises SandboxUnavailableError: no answer, or the token is wrong."""
+    return ServerInfo.model_validate(_ask(base_url, token, "/v1/info"))
 
 
 def _ask(base_url: str, token: str, path: str, body: WireModel | None = None) -> Any:

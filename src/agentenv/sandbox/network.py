@@ -28,6 +28,7 @@ from agentenv.sandbox.isolation import ROOT_LINKS, USER
 from agentenv.sandbox.reaper import Reaper, end_of, readable
 from agentenv.sandbox.slot_process import Ground, SlotProcess
 from agentenv.sandbox.template import root_entry
+from agentenv.wire.spec import ATTACHED, SandboxSpec
 
 READY_DEADLINE_S = 10.0
 _TOOL = "slirp4netns"
@@ -69,8 +70,25 @@ def machine_addresses(fib_trie: str) -> list[IPv4Network]:
     return sorted(network for network in found if not network.is_loopback)
 
 
-def _machine_addresses_now() -> list[IPv4Network]:
-    return machine_addresses(Path("/proc/net/fib_trie").read_text())
+def attached_networks(routes: str) -> list[IPv4Network]:
+    """The networks this machine is directly on, from the text of ``/proc/net/route``; no loopback."""
+    found: set[IPv4Network] = set()
+    for line in routes.splitlines()[1:]:
+        device, destination, gateway, *_, mask = line.split()[:8]
+        if device != "lo" and int(gateway, 16) == 0 and int(mask, 16) != 0:
+            address, bits = (int(word, 16).to_bytes(4, "little") for word in (destination, mask))
+            found.add(IPv4Network((address, int.from_bytes(bits).bit_count())))
+    return sorted(found)
+
+
+def closed_networks(spec: SandboxSpec) -> list[IPv4Network]:
+    """Everything a slot with network may not reach on this machine, now."""
+    named = [IPv4Network(name) for name in spec.closed_networks if name != ATTACHED]
+    if ATTACHED in spec.closed_networks:
+        named += attached_networks(Path("/proc/net/route").read_text())
+    own = machine_addresses(Path("/proc/net/fib_trie").read_text())
+    # One route each: the kernel refuses the same twice.
+    return sorted({*_ALWAYS_CLOSED, *own, *(network for network in named if not network.is_loopback)})
 
 
 def route_message(network: IPv4Network, sequence: int) -> bytes:
@@ -112,7 +130,7 @@ async def attach(ground: Ground, slot: SlotProcess, reaper: Reaper, tool: str) -
 
     Raises SandboxUnavailableError when either fails: the slot must then not be used.
     """
-    closed = [*_ALWAYS_CLOSED, *_machine_addresses_now()]
+    closed = closed_networks(ground.spec)
     pid = os.fork()
     if pid == 0:
         _close_routes(ground, slot, closed)

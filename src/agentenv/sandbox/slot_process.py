@@ -25,6 +25,7 @@ HELLO_DEADLINE_S = 10.0
 KILL_DEADLINE_S = 10.0
 _INFO_FD = 4
 _NETWORK_PROCESSES = 8
+_OOM_SCORE_ADJ = 500
 
 
 @dataclass(frozen=True)
@@ -172,10 +173,18 @@ async def _hello(running: SlotProcess, info_read: int, ground: Ground) -> None:
     # Written by bwrap before it let the agent run, so it is all there.
     running.agent_pid = int(json.loads(os.read(info_read, 4096))["child-pid"])
     running.agent_pidfd = os.pidfd_open(running.agent_pid)
+    _prefer_as_victim(running.agent_pid)
     if ground.identity.mode == USER:
         # Only now, inside the slot's own user namespace, does it count the slot's processes alone.
         processes = ground.spec.limits.processes + OWN_PROCESSES
         resource.prlimit(running.agent_pid, resource.RLIMIT_NPROC, (processes, processes))
+
+
+def _prefer_as_victim(agent_pid: int) -> None:
+    """Where all slots together exhaust the container's memory (a hard limit of Docker's or Nomad's), the kernel
+    takes a slot's process, not the server that holds every slot's calls. Inherited by all commands."""
+    with contextlib.suppress(OSError):  # a preference: without it the largest process goes
+        Path(f"/proc/{agent_pid}/oom_score_adj").write_text(str(_OOM_SCORE_ADJ))
 
 
 def _why(error: BaseException, running: SlotProcess, error_read: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -16,6 +17,9 @@ from agentenv.errors import ConfigError
 MIB = 1024 * 1024
 MEMORY_HEADROOM_BYTES = 64 * MIB
 """Least memory left to a slot's processes when all its file systems are full."""
+
+ATTACHED = "attached"
+"""In :attr:`SandboxSpec.closed_networks`: whatever networks the container itself is directly on."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,11 @@ class SandboxSpec:
     else on this machine has, which needs a network namespace all containers of the machine share; where each
     has its own (Docker), whoever starts them names a number that is unique on the machine: Nomad the host port."""
 
+    closed_networks: tuple[str, ...] = ()
+    """With ``allow_network``: IPv4 networks (``10.0.0.0/8``) no slot may reach, beside the container's own
+    addresses and 169.254.0.0/16, which never can. ``attached``: the networks the container is directly on
+    (under Docker: its host's bridge, and the containers beside it)."""
+
     def __post_init__(self) -> None:
         checks = {
             "container": (self.container.replace("-", "").replace("_", "").isalnum(), "letters, digits, - and _"),
@@ -93,6 +102,10 @@ class SandboxSpec:
             "isolation": (self.isolation in ("auto", "full", "user"), "auto, full or user"),
             "output_bytes": (1024 <= self.output_bytes <= 64 * MIB, "1 KiB to 64 MiB"),
             "reply_memory": (1 <= self.reply_memory <= 100_000, "1 to 100000"),
+            "closed_networks": (
+                all(map(_is_network, self.closed_networks)),
+                "IPv4 networks as 10.0.0.0/8, or attached",
+            ),
             "uid_block": (-1 <= self.uid_block <= 2_000_000, "-1 to 2000000"),
         }
         for name, (good, allowed) in checks.items():
@@ -112,6 +125,13 @@ class SandboxSpec:
             raise ConfigError("spec", f"cannot read {path}: {error}") from error
         spec: SandboxSpec = _build(cls, raw, "spec")
         return spec
+
+
+def _is_network(name: str) -> bool:
+    try:
+        return name == ATTACHED or bool(IPv4Network(name))
+    except ValueError:
+        return False
 
 
 def _build(kind: Any, raw: Any, where: str) -> Any:
