@@ -6,7 +6,9 @@ Every class says whose failure it is (``fault``), what survived it and what to d
     ├── ConfigError                 a setting is missing, contradicts another, or is out of range
     ├── ToolCallError               fault=model: the call itself is wrong; the model may correct it
     │   ├── UnknownToolError
-    │   └── InvalidArgumentsError
+    │   ├── InvalidArgumentsError
+    │   ├── SessionBusyError            the terminal session runs something else
+    │   └── UnknownSessionError         no such session, process or tmux session in the slot
     ├── PolicyRefusalError          fault=policy: a well-formed call that the rules forbid
     ├── TaskError                   fault=task: the user's own task, verifier or preparation raised
     └── InfraError                  fault=infra: ours; never a reward, never shown to the model
@@ -80,6 +82,18 @@ class InvalidArgumentsError(ToolCallError):
     """The arguments do not fit the tool's schema. Nothing ran."""
 
     code = "invalid_arguments"
+
+
+class SessionBusyError(ToolCallError):
+    """The terminal session runs a command already; the message names it. Nothing was typed."""
+
+    code = "session_busy"
+
+
+class UnknownSessionError(ToolCallError):
+    """The slot has no session or process of that name (any more). Nothing ran."""
+
+    code = "unknown_session"
 
 
 class PolicyRefusalError(AgentEnvError):

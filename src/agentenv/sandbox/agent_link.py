@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from agentenv.errors import ProtocolError
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.slotagent.protocol import (
     SCRIPT_PIPE,
+    TERMINAL,
     Kind,
     Message,
     SpawnStep,
@@ -27,19 +29,23 @@ from agentenv.sandbox.slotagent.protocol import (
     send,
 )
 
-RUN_IDS = 16
-"""Run ids are reused from a small ring, so that a server that comes back after a crash can name, and
-kill, whatever its predecessor had running. Each server generation (``era``) has its own ring."""
-MAX_ERA = 2**27
-_SCRIPT_PIPE = int(SCRIPT_PIPE)  # enum arithmetic costs more than the system calls around it
+RUN_IDS = 512
+"""Run ids are reused from a ring. Each server generation (``era``) has its own, so that a server that comes
+back after a crash can have whatever its predecessors had running killed: their numbers are lower."""
+MAX_ERA = 2**22
+MAX_UNSENT_BYTES = 4 * 1024 * 1024
+"""What may wait for the agent to read: it is busy for milliseconds when many sessions start at once."""
+_SCRIPT_PIPE, _TERMINAL = int(SCRIPT_PIPE), int(TERMINAL)  # enum arithmetic costs more than the system calls around it
+
+_PTMX = os.makedev(5, 2)
 
 
 class RunEvents(Protocol):
     """What happens to one run. After ``on_spawn_failed``, ``on_exit`` or ``on_lost`` nothing more does."""
 
     def on_spawned(self, fds: tuple[int, ...]) -> None:
-        """The run has begun. ``fds`` (stdout, stderr and, with SCRIPT_PIPE, the script) are pipes and
-        the receiver's to close."""
+        """The run has begun. ``fds`` (stdout, stderr and, with SCRIPT_PIPE, the script) are pipes, or with
+        TERMINAL our side of its terminal; they are the receiver's to close."""
 
     def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
         """The run could not be started; ``error`` is an errno, ``step`` says what failed."""
@@ -52,11 +58,12 @@ class RunEvents(Protocol):
 
 
 class _Run:
-    __slots__ = ("events", "pipes", "spawned")
+    __slots__ = ("events", "pipes", "spawned", "terminal")
 
-    def __init__(self, events: RunEvents, pipes: int) -> None:
+    def __init__(self, events: RunEvents, pipes: int, *, terminal: bool) -> None:
         self.events = events
         self.pipes = pipes
+        self.terminal = terminal
         self.spawned = False
 
 
@@ -75,21 +82,22 @@ class AgentLink:
         self._last_run = 0
         self._adopted = era > 0
         self._runs: dict[int, _Run] = {}
+        self._unsent: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._unsent_bytes = 0
         self._on_lost = on_lost
         self.closed = False
         poller.add(sock.fileno(), self._readable)
 
     def kill_former_runs(self) -> None:
-        """Kill what the previous server (the era before) had running here: nobody can have its results."""
-        for number in range(1, RUN_IDS):
-            self._send(encode(Kind.KILL, self._first_run - RUN_IDS + number))
+        """Kill what the previous servers (the eras before) had running here: nobody can have its results."""
+        self._send(encode(Kind.KILL_BEFORE, self._first_run))
 
     def spawn(self, payload: bytes, flags: int, fds: Sequence[int], events: RunEvents) -> int:
         """Ask for a run and return its id. ``fds`` stay the caller's. Raises ValueError when the packet
         would be too large; a lost agent is reported through ``events.on_lost``."""
         run = self._free_run()
         packet = encode(Kind.SPAWN, run, flags, payload)
-        self._runs[run] = _Run(events, 3 if flags & _SCRIPT_PIPE else 2)
+        self._runs[run] = _Run(events, 3 if flags & _SCRIPT_PIPE else 2, terminal=bool(flags & _TERMINAL))
         self._send(packet, fds)
         return run
 
@@ -98,12 +106,18 @@ class AgentLink:
         if run in self._runs:
             self._send(encode(Kind.KILL, run))
 
+    def signal(self, run: int, number: int) -> None:
+        """Send a signal to the process group of a run's leader. Nothing happens when it has ended."""
+        if run in self._runs:
+            self._send(encode(Kind.SIGNAL, run, number))
+
     def close(self) -> None:
         """Let go of the agent (its slot ends when every holder has). Runs hear ``on_lost``. Repeatable."""
         if self.closed:
             return
         self.closed = True
         self._poller.remove(self._sock.fileno())
+        self._drop_unsent()
         self._sock.close()
         runs, self._runs = self._runs, {}
         for run in runs.values():
@@ -122,13 +136,39 @@ class AgentLink:
             # Deferred, as an answer would be: the caller is still setting the run up.
             self._poller.defer(self._fail_closed)
             return
+        if self._unsent or not self._sent(packet, fds):
+            if self._unsent_bytes + len(packet) > MAX_UNSENT_BYTES:
+                self._defer_loss("the slot agent does not read", False)
+                return
+            if not self._unsent:
+                self._poller.loop.add_writer(self._sock.fileno(), self._writable)
+            self._unsent.append((packet, tuple(os.dup(fd) for fd in fds)))
+            self._unsent_bytes += len(packet)
+
+    def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
+        """Whether the packet is gone (or the agent is, which is told later), not waiting for room."""
         try:
             send(self._sock, packet, fds)
         except BlockingIOError:
-            # Calls of a slot run one at a time: the socket's buffer cannot fill while the agent reads.
-            self._defer_loss("the slot agent does not read", False)
+            return False
         except OSError as error:
             self._defer_loss(f"the slot agent is gone ({error})", True)
+        return True
+
+    def _writable(self) -> None:
+        while self._unsent:
+            packet, fds = self._unsent[0]
+            if not self._sent(packet, fds):
+                return
+            self._unsent.popleft()
+            self._unsent_bytes -= len(packet)
+            _close_all(fds)
+        self._drop_unsent()
+
+    def _drop_unsent(self) -> None:
+        self._poller.loop.remove_writer(self._sock.fileno())
+        while self._unsent:
+            _close_all(self._unsent.popleft()[1])
 
     def _fail_closed(self) -> None:
         runs, self._runs = self._runs, {}
@@ -189,7 +229,7 @@ class AgentLink:
         try:
             run = self._known(message, spawned=False)
             if run is not None:
-                _check_pipes(message.fds, run.pipes)
+                _check_terminal(message.fds) if run.terminal else _check_pipes(message.fds, run.pipes)
         except ProtocolError:
             _close_all(message.fds)
             raise
@@ -215,6 +255,12 @@ def _check_pipes(fds: tuple[int, ...], expected: int) -> None:
     for fd in fds:
         if not stat.S_ISFIFO(os.fstat(fd).st_mode):
             raise ProtocolError("the slot agent sent a descriptor that is no pipe")
+
+
+def _check_terminal(fds: tuple[int, ...]) -> None:
+    found = [os.fstat(fd) for fd in fds]
+    if len(found) != 1 or not stat.S_ISCHR(found[0].st_mode) or found[0].st_rdev != _PTMX:
+        raise ProtocolError("the slot agent sent something else than a terminal with SPAWNED")
 
 
 def _close_all(fds: Sequence[int]) -> None:

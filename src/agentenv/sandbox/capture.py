@@ -7,6 +7,7 @@ import os
 from collections import OrderedDict
 
 from agentenv.sandbox.poller import Poller
+from agentenv.sessions.head_tail import HeadTail
 
 _FIRST_READ_BYTES = 64 * 1024
 """The size of a new pipe: a full read means that the writer waits for us."""
@@ -18,94 +19,6 @@ _ORPHAN_BURST_BYTES = 1024 * 1024
 _ORPHAN_PAUSE_S = 0.01
 _SPLICE_F_NONBLOCK = 2
 MAX_ORPHANS = 16
-
-
-class HeadTail:
-    """The first and the last bytes of a stream, ``cap_bytes`` together; what lies between is counted.
-
-    Memory is bounded by ``cap_bytes`` however small or many the pieces are. Pure.
-    """
-
-    __slots__ = ("_at", "_cap", "_head", "_tail", "total_bytes")
-
-    def __init__(self, cap_bytes: int) -> None:
-        if cap_bytes < 2:
-            raise ValueError("cap_bytes must be at least 2")
-        self._cap = cap_bytes
-        self._head: bytes | bytearray = b""
-        self._tail: bytearray | None = None
-        self._at = 0
-        self.total_bytes = 0
-
-    def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the stream."""
-        self.total_bytes += len(chunk)
-        if self._tail is not None:
-            self._keep_last(memoryview(chunk))
-        elif self.total_bytes > self._cap:
-            self._overflow(chunk)
-        elif not self._head:
-            self._head = chunk
-        else:
-            if isinstance(self._head, bytes):
-                self._head = bytearray(self._head)
-            self._head += chunk
-
-    def parts(self) -> tuple[bytes, bytes]:
-        """Head and tail as they are, before any cut at character boundaries."""
-        if self._tail is None:
-            return bytes(self._head), b""
-        return bytes(self._head), bytes(self._tail[self._at :] + self._tail[: self._at])
-
-    def text(self) -> tuple[str, int]:
-        """Head and tail decoded (U+FFFD for what is not UTF-8), and how many bytes are missing between.
-
-        The cut never splits a character: what would be left of one is dropped, and counted.
-        """
-        if self._tail is None:
-            return str(self._head, "utf-8", "replace"), 0
-        head, tail = self.parts()
-        head = head[: _whole_end(head)]
-        tail = tail[_whole_start(tail) :]
-        dropped = self.total_bytes - len(head) - len(tail)
-        return head.decode("utf-8", "replace") + tail.decode("utf-8", "replace"), dropped
-
-    def _overflow(self, chunk: bytes) -> None:
-        head_cap = self._cap // 2
-        everything = memoryview(bytes(self._head) + chunk) if self._head else memoryview(chunk)
-        self._head = bytes(everything[:head_cap])
-        self._tail = bytearray(self._cap - head_cap)
-        self._keep_last(everything[head_cap:])
-
-    def _keep_last(self, chunk: memoryview) -> None:
-        tail = self._tail
-        assert tail is not None
-        size = len(tail)
-        chunk = chunk[-size:]
-        first = min(len(chunk), size - self._at)
-        tail[self._at : self._at + first] = chunk[:first]
-        rest = len(chunk) - first
-        tail[:rest] = chunk[first:]
-        self._at = (self._at + len(chunk)) % size
-
-
-def _whole_end(head: bytes) -> int:
-    """Where to cut so that ``head`` does not end inside a character."""
-    for back in range(1, min(4, len(head)) + 1):
-        byte = head[-back]
-        if byte & 0xC0 == 0x80:
-            continue
-        needs = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-        return len(head) - back if needs > back else len(head)
-    return len(head)
-
-
-def _whole_start(tail: bytes) -> int:
-    """How many bytes of a cut character ``tail`` begins with."""
-    start = 0
-    while start < min(3, len(tail)) and tail[start] & 0xC0 == 0x80:
-        start += 1
-    return start
 
 
 class PipeReader:

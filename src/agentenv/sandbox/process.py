@@ -94,10 +94,10 @@ class Process:
         try:
             if stdin is not None:
                 flags |= _STDIN
-                self._memory_files.append(_memory_file("stdin", stdin))
+                self._memory_files.append(memory_file("stdin", stdin))
             if script is not None:
                 flags |= _SCRIPT_FD
-                self._memory_files.append(_memory_file("script", script))
+                self._memory_files.append(memory_file("script", script))
             self._run = self._io.link.spawn(payload, flags, self._memory_files, self)
         except BaseException:
             self._free_memory_files()
@@ -205,7 +205,8 @@ class Process:
         self._memory_files.clear()
 
 
-def _memory_file(name: str, content: bytes) -> int:
+def memory_file(name: str, content: bytes) -> int:
+    """A file in memory that holds ``content``, to be read from its start."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     try:
         rest = memoryview(content)

@@ -14,6 +14,7 @@ from agentenv.errors import (
     StaleLeaseError,
 )
 from agentenv.sandbox.agent_link import AgentLink
+from agentenv.sandbox.beside import Beside
 from agentenv.sandbox.calls import Asked, Outlet, Stop, answer, ended, refusal
 from agentenv.sandbox.capture import Orphans
 from agentenv.sandbox.leases import Lease, move
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 
 
 class Slot:
-    """One slot. Its calls run one at a time, in the order they came; slots never wait for each other."""
+    """One slot. Its calls run one at a time, in the order they came (those on sessions beside them); slots
+    never wait for each other."""
 
     def __init__(self, index: int, shared: Shared) -> None:
         self.index = index
@@ -57,6 +59,7 @@ class Slot:
         self._settled: list[asyncio.Future[None]] = []
         self._expiry: asyncio.TimerHandle | None = None
         self._current: Asked | None = None
+        self._beside = Beside(shared)
 
     def __repr__(self) -> str:
         busy = "running" if self._current else "idle"
@@ -92,7 +95,7 @@ class Slot:
             epoch=self.epoch,
             trajectory=lease.trajectory if lease else None,
             expires_in_s=max(0.0, lease.expires_at_s - self._loop.time()) if lease else None,
-            running_calls=(self._current is not None) + len(self._queue),
+            running_calls=(self._current is not None) + len(self._queue) + len(self._beside),
             in_state_s=self._loop.time() - self._state_since_s,
             reason=self.reason,
         )
@@ -144,6 +147,7 @@ class Slot:
         if not self._sealing:
             self._sealing = True
             self._stop_current(Stop.cancelled)
+            self._beside.stop()
             self._close_bench()
             self._shared.supervisor.seal(self.index, self.epoch)
         await self._settle()
@@ -171,6 +175,7 @@ class Slot:
             self._renewed(packet)
         self._wake_settled()
         self._pump()
+        self._beside.pump()
 
     def failed(self, epoch: int, reason: str) -> None:
         """The slot could not be proved clean."""
@@ -220,12 +225,15 @@ class Slot:
 
     def ask(self, call: Call, arguments: WireModel, memory: ReplyMemory, outlet: Outlet, held_bytes: int) -> None:
         """Queue a new call, whose JSON took ``held_bytes``. Raises SandboxUnavailableError when too many wait."""
-        if len(self._queue) >= MAX_QUEUED_CALLS:
+        if len(self._queue) + len(self._beside) >= MAX_QUEUED_CALLS:
             raise SandboxUnavailableError(f"{MAX_QUEUED_CALLS} calls wait in slot {self.index} already")
         asked = Asked(call, arguments, memory, outlet, self._loop.time())
         memory.begin(asked)
         asked.held_bytes = held_bytes
         self._shared.statistics.held_bytes += held_bytes
+        if self._beside.takes(arguments):
+            self._beside.ask(asked)
+            return
         self._queue.append(asked)
         self._pump()
 
@@ -233,13 +241,14 @@ class Slot:
         """End this call now, whether it waits or runs. Nothing happens when it has ended."""
         if asked is self._current and self._bench is not None:
             self._bench.stop(asked, Stop.cancelled)
-        elif asked.message is None and asked in self._queue:
+        elif asked.message is None and not self._beside.cancel(asked) and asked in self._queue:
             self._queue.remove(asked)
             asked.stop = Stop.cancelled
             answer(asked, ended(asked, self._loop.time(), {}), self._shared.statistics)
 
     def made_room(self) -> None:
         """A reply was sent or forgotten: a slot that paused for room may go on."""
+        self._beside.pump()
         if self._queue and self._current is None:
             self._pump()
 
@@ -312,6 +321,7 @@ class Slot:
         io = SlotIo(link, shared.poller, Orphans(shared.poller))
         watch = MemoryWatch.open(packet.oom_path, packet.peak_path)
         self._bench = Workbench(shared, io, watch, self._call_ended, self._agent_lost)
+        self._beside.open(io)
         if self.lease is not None:
             shared.poller.defer(self._bench.prepare)
 
@@ -319,6 +329,7 @@ class Slot:
         bench, self._bench = self._bench, None
         if bench is not None:
             bench.close()
+        self._beside.close()
 
     def _agent_lost(self, reason: str, gone: bool) -> None:
         self.lost(reason, ask_reset=not gone)
@@ -339,6 +350,7 @@ class Slot:
             self._expiry = None
         error = LeaseLostError(f"slot {self.index}: {reason}")
         self._stop_current(Stop.lost, error)
+        self._beside.end(error)
         queued, self._queue = self._queue, deque()
         for asked in queued:
             answer(asked, refusal(asked.call_id, error), self._shared.statistics)

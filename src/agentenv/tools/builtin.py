@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from agentenv.tools.spec import ToolSpec
+from agentenv.wire.sessions import ProcessArguments, TerminalArguments
 from agentenv.wire.tools import (
     ArtifactsArguments,
     BashArguments,
@@ -24,6 +25,26 @@ BUILTIN: Final = (
             "code; very long output is cut in the middle."
         ),
         arguments=BashArguments,
+    ),
+    ToolSpec(
+        name="terminal",
+        description=(
+            "Run a command in a bash that stays: current directory, variables, functions and jobs are kept between "
+            "calls. Several named sessions work side by side. A command that takes longer than `timeout_s` goes on; "
+            "an empty command returns more of its output, `keys` such as C-c reach it, `reset` starts afresh. With "
+            "`pty` the session has a terminal, for programs that ask questions. `background` starts a process that "
+            "the `process` tool watches."
+        ),
+        arguments=TerminalArguments,
+    ),
+    ToolSpec(
+        name="process",
+        description=(
+            "Run commands in the background: start, list, poll (state and new output), log (kept output), wait, kill, "
+            "write, submit (input and Enter) and close (end of input). The last 200 kB of output are kept. All end "
+            "with the task."
+        ),
+        arguments=ProcessArguments,
     ),
     ToolSpec(
         name="read_file",

@@ -45,6 +45,7 @@ class Kind(IntEnum):
     KILL_ALL = 3
     PING = 4
     SIGNAL = 5
+    KILL_BEFORE = 6
     HELLO = 100
     SPAWNED = 101
     SPAWN_FAILED = 102
@@ -60,6 +61,7 @@ class SpawnFlag(IntFlag):
     SCRIPT_PIPE = 2
     SCRIPT_FD = 4
     PROGRAM = 8
+    TERMINAL = 16
 
 
 class SpawnStep(IntEnum):
@@ -75,6 +77,7 @@ STDIN = SpawnFlag.STDIN
 SCRIPT_PIPE = SpawnFlag.SCRIPT_PIPE
 SCRIPT_FD = SpawnFlag.SCRIPT_FD
 PROGRAM = SpawnFlag.PROGRAM
+TERMINAL = SpawnFlag.TERMINAL
 
 _KINDS = {int(kind): kind for kind in Kind}
 

@@ -33,10 +33,10 @@
 
 enum { VERSION = 1 };
 enum kind {
-    SPAWN = 1, KILL = 2, KILL_ALL = 3, PING = 4, SIGNAL = 5,
+    SPAWN = 1, KILL = 2, KILL_ALL = 3, PING = 4, SIGNAL = 5, KILL_BEFORE = 6,
     HELLO = 100, SPAWNED = 101, SPAWN_FAILED = 102, EXITED = 103, KILLED = 104, PONG = 105,
 };
-enum spawn_flag { WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4, PROGRAM = 8 };
+enum spawn_flag { WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4, PROGRAM = 8, TERMINAL = 16 };
 enum exit_code { EXIT_USAGE = 64, EXIT_MALFORMED = 65, EXIT_SYSTEM = 71 };
 enum { MAX_FDS = 4, MAX_STRINGS = MAX_PACKET, REAPS_PER_TURN = 256, TICKS_PER_S = 100, SIGNALS = 64 };
 
@@ -190,11 +190,29 @@ static void close_all(int *fds, size_t count) {
     }
 }
 
+/* Everything the child is to have: from[0..2] and, with a script, from[3]. Returns an errno or 0. */
+static int make_ends(int flags, uint32_t id, int from[4], int ours[3]) {
+    if (find_run(id))
+        return EEXIST; /* a server that came back after a crash may not know what runs */
+    if (run_count == MAX_RUNS)
+        return EAGAIN;
+    if (flags & TERMINAL)
+        return make_terminal(from, ours);
+    if (from[0] < 0 && (from[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)
+        return errno;
+    return make_pipes(flags & SCRIPT_PIPE, from, ours);
+}
+
+static bool flags_fit(int flags, size_t fd_count) {
+    size_t wanted_fds = !!(flags & WITH_STDIN) + (size_t)!!(flags & SCRIPT_FD);
+    if ((flags & ~(WITH_STDIN | SCRIPT_PIPE | SCRIPT_FD | PROGRAM | TERMINAL)) || fd_count != wanted_fds)
+        return false;
+    return !(flags & SCRIPT_PIPE) || !(flags & (SCRIPT_FD | TERMINAL));
+}
+
 static void spawn(const struct header *header, char *payload, int *fds, size_t fd_count) {
     int flags = header->arg, from[4] = {-1, -1, -1, -1}, ours[3] = {-1, -1, -1};
-    size_t wanted_fds = !!(flags & WITH_STDIN) + (size_t)!!(flags & SCRIPT_FD);
-    bool both_scripts = (flags & SCRIPT_PIPE) && (flags & SCRIPT_FD);
-    if (!header->run || (flags & ~(WITH_STDIN | SCRIPT_PIPE | SCRIPT_FD | PROGRAM)) || both_scripts || fd_count != wanted_fds)
+    if (!header->run || !flags_fit(flags, fd_count))
         leave(EXIT_MALFORMED);
     char **env;
     const char *cwd = parse_spawn(payload, header->payload_bytes, &env), *program = strings[0];
@@ -206,30 +224,11 @@ static void spawn(const struct header *header, char *payload, int *fds, size_t f
         from[0] = fds[taken++];
     if (flags & SCRIPT_FD)
         from[3] = fds[taken];
-    int error = 0;
-    if (find_run(header->run))
-        error = EEXIST; /* a server that came back after a crash may not know what runs */
-    else if (run_count == MAX_RUNS)
-        error = EAGAIN;
-    else if (from[0] < 0 && (from[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)
-        error = errno;
-    /* Made here, so that pipes count against the slot's own quota and not the server's. */
-    for (int i = 0; !error && i < 3; i++) {
-        int ends[2];
-        if (i == 2 && !(flags & SCRIPT_PIPE))
-            break;
-        if (pipe2(ends, O_CLOEXEC) < 0) {
-            error = errno;
-            break;
-        }
-        ours[i] = ends[i == 2];
-        from[i + 1] = ends[i != 2];
-    }
+    int step = STEP_RESOURCES, error = make_ends(flags, header->run, from, ours);
     uint64_t started = ticks_now();
     pid_t pid = -1;
-    int step = STEP_RESOURCES;
     if (!error)
-        pid = start_child(cwd, program, argv, env, from, &error, &step);
+        pid = start_child(cwd, program, argv, env, from, flags & TERMINAL, &error, &step);
     close_all(from, 4); /* the child's ends; descriptors of the packet are among them */
     if (error) {
         close_all(ours, 3);
@@ -237,8 +236,17 @@ static void spawn(const struct header *header, char *payload, int *fds, size_t f
         return;
     }
     remember_run(header->run, pid, started);
-    say(SPAWNED, header->run, pid, NULL, 0, ours, flags & SCRIPT_PIPE ? 3 : 2);
+    say(SPAWNED, header->run, pid, NULL, 0, ours, flags & TERMINAL ? 1 : flags & SCRIPT_PIPE ? 3 : 2);
     close_all(ours, 3);
+}
+
+/* A server that came back after a crash ends what its predecessor had running, whose numbers are lower. */
+static size_t kill_before(uint32_t id) {
+    size_t killed = 0;
+    for (size_t i = 0; i < run_count; i++)
+        if (runs[i].id < id)
+            killed += kill_processes(&runs[i]);
+    return killed;
 }
 
 /* ---- the loop ---- */
@@ -256,6 +264,9 @@ static void handle(const struct header *header, char *payload, int *fds, size_t 
         break;
     case KILL_ALL:
         say(KILLED, 0, (int32_t)kill_processes(NULL), NULL, 0, NULL, 0);
+        break;
+    case KILL_BEFORE:
+        say(KILLED, header->run, (int32_t)kill_before(header->run), NULL, 0, NULL, 0);
         break;
     case PING:
         say(PONG, 0, header->arg, NULL, 0, NULL, 0);

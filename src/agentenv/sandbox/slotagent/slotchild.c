@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -46,7 +47,8 @@ static void exec_program(const char *program, char *const *argv, char *const *en
 
 /* In the vforked child: our memory is the parent's, which sleeps until the exec. Writes only locals,
  * `path` above, child_errno and child_step. `from` is what becomes 0, 1, 2 and (or -1) 9. */
-static _Noreturn void child(const char *cwd, const char *program, char *const *argv, char *const *env, const int from[4]) {
+static _Noreturn void child(const char *cwd, const char *program, char *const *argv, char *const *env, const int from[4],
+                            bool terminal) {
     sigset_t none;
     sigemptyset(&none);
     setsid();
@@ -54,6 +56,8 @@ static _Noreturn void child(const char *cwd, const char *program, char *const *a
     for (int fd = 0; fd < 3; fd++)
         if (dup2(from[fd], fd) < 0)
             goto failed;
+    if (terminal && ioctl(1, TIOCSCTTY, 0) < 0)
+        goto failed;
     unsigned first = 3;
     if (from[3] >= 0) {
         /* dup2 onto itself would keep close-on-exec. */
@@ -76,12 +80,12 @@ failed:
 
 /* Nothing of ours that changes may live in a register across vfork: hence the volatile statics. */
 pid_t start_child(const char *cwd, const char *program, char *const *argv, char *const *env, const int *from,
-                  int *error, int *step) {
+                  bool terminal, int *error, int *step) {
     child_errno = 0;
     child_step = STEP_RESOURCES;
     pid_t pid = vfork();
     if (!pid)
-        child(cwd, program, argv, env, from);
+        child(cwd, program, argv, env, from, terminal);
     if (pid < 0)
         child_errno = errno;
     else if (child_errno)

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from agentenv.errors import InvalidArgumentsError, UnknownToolError
 from agentenv.wire.base import WireModel
+from agentenv.wire.sessions import ProcessArguments, TerminalArguments
 from agentenv.wire.tools import (
     ArtifactsArguments,
     BashArguments,
@@ -20,6 +21,8 @@ from agentenv.wire.tools import (
 
 ARGUMENTS: dict[str, type[WireModel]] = {
     "bash": BashArguments,
+    "terminal": TerminalArguments,
+    "process": ProcessArguments,
     "read_file": ReadFileArguments,
     "write_file": WriteFileArguments,
     "list_files": ListFilesArguments,

@@ -1,0 +1,101 @@
+"""Starts the programs of sessions in a slot, through its agent (:class:`agentenv.sessions.port.Host`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+
+from agentenv.sandbox.agent_link import AgentLink
+from agentenv.sandbox.process import SlotIo, memory_file
+from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage, spawn_payload
+from agentenv.sandbox.tools.bash import WORKSPACE
+from agentenv.sessions.port import Program, ProgramEvents
+from agentenv.sessions.ptys import set_size
+
+_SCRIPT_FD, _STDIN, _TERMINAL = int(SCRIPT_FD), int(STDIN), int(TERMINAL)
+
+
+class SlotHost:
+    """One slot's agent as sessions see it."""
+
+    def __init__(self, io: SlotIo, env: Mapping[str, str]) -> None:
+        self._io = io
+        self.env = env
+        self.workspace = WORKSPACE
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Host."""
+        return self._io.poller.loop
+
+    def start(self, program: Program, events: ProgramEvents) -> SlotProgram:
+        """Host. Raises ValueError when argv and env do not fit in a packet, or too much runs."""
+        payload = spawn_payload(program.argv, program.env, program.cwd)
+        started = SlotProgram(self._io.link, program, events)
+        flags, fds, script = (_TERMINAL if program.terminal else 0), [], -1
+        if program.stdin is not None:
+            flags |= _STDIN
+            fds.append(program.stdin)
+        if program.script is not None:
+            flags |= _SCRIPT_FD
+            script = memory_file("script", program.script)
+            fds.append(script)
+        try:
+            started.run = self._io.link.spawn(payload, flags, fds, started)
+        finally:
+            if script >= 0:
+                os.close(script)
+        return started
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Host."""
+        self._io.poller.add(fd, callback)
+
+    def unwatch(self, fd: int) -> None:
+        """Host."""
+        self._io.poller.remove(fd)
+
+    def orphan(self, fd: int) -> None:
+        """Host."""
+        if self._io.link.closed:
+            os.close(fd)  # the slot ends, and all that writes to it
+        else:
+            self._io.orphans.add(fd)
+
+
+class SlotProgram:
+    """One run of the agent's (RunEvents) as a program of a session's."""
+
+    def __init__(self, link: AgentLink, program: Program, events: ProgramEvents) -> None:
+        self._link = link
+        self._size = program.terminal
+        self._events = events
+        self.run = 0
+
+    def kill(self) -> None:
+        """Started."""
+        self._link.kill(self.run)
+
+    def signal(self, number: int) -> None:
+        """Started."""
+        self._link.signal(self.run, number)
+
+    def on_spawned(self, fds: tuple[int, ...]) -> None:
+        """RunEvents."""
+        if self._size is not None:
+            set_size(fds[0], *self._size)
+        self._events.on_started(fds)
+
+    def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
+        """RunEvents."""
+        self._events.on_failed(error, cwd=step is SpawnStep.CWD)
+
+    def on_exit(self, status: int, usage: Usage) -> None:  # noqa: ARG002 (RunEvents)
+        """RunEvents."""
+        code = os.waitstatus_to_exitcode(status)
+        self._events.on_ended(code if code >= 0 else 128 - code)
+
+    def on_lost(self) -> None:
+        """RunEvents."""
+        self._events.on_lost()

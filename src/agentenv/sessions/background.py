@@ -1,0 +1,177 @@
+"""One background process: its output as it comes, its input, its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentenv.errors import InvalidArgumentsError
+from agentenv.sessions.port import Host, Program
+from agentenv.sessions.reader import Reader
+from agentenv.sessions.rolling import Rolling
+from agentenv.sessions.waiting import Changes
+from agentenv.wire.sessions import ProcessState
+
+CANNOT_START = 126
+_MAX_ARGV_BYTES = 32 * 1024
+_SHOWN_CHARS = 500
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to start."""
+
+    command: str
+    cwd: str
+    env: Mapping[str, str]
+    pty: bool = False
+    check_interval_s: float | None = None
+    size: tuple[int, int] = (40, 120)
+
+
+class Background:
+    """From its start to :meth:`close`. Nothing here waits."""
+
+    def __init__(self, host: Host, name: str, order: Order) -> None:
+        self.name = name
+        self.order = order
+        self.output = Rolling(terminal=order.pty)
+        self.changes = Changes(host.loop)
+        self.exit_code: int | None = None
+        self.lost = False
+        self.polled_bytes = 0
+        """Up to where its output was given to a ``poll``."""
+        self.noticed_s = host.loop.time()
+        """When somebody was last told how it stands."""
+        self.end_told = False
+        self._host = host
+        self._began_s = host.loop.time()
+        self._ended_s: float | None = None
+        self._readers: list[Reader] = []
+        self._input = -1
+        self._start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.exit_code is None and not self.lost
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is known that it runs, ran, or could not be started."""
+        return bool(self._readers) or not self.running
+
+    def state(self) -> ProcessState:
+        """How it stands."""
+        command = self.order.command
+        ended_s = self._host.loop.time() if self._ended_s is None else self._ended_s
+        return ProcessState(
+            process=self.name,
+            command=command if len(command) <= _SHOWN_CHARS else command[:_SHOWN_CHARS] + "…",
+            state="running" if self.running else "exited",
+            exit_code=self.exit_code,
+            pty=self.order.pty,
+            runs_s=ended_s - self._began_s,
+            total_bytes=self.output.total_bytes,
+            dropped_bytes=self.output.dropped_bytes,
+            unread_bytes=self.output.total_bytes - self.polled_bytes,
+        )
+
+    def write(self, data: bytes) -> int:
+        """Give it input; how many bytes it took (fewer when it does not read them). Raises
+        InvalidArgumentsError when it has no input any more."""
+        fd = self._readers[0].fd if self.order.pty and self._readers else self._input
+        if fd < 0 or not self.running:
+            raise InvalidArgumentsError(
+                f"{self.name} takes no input: {'it' if self.running else 'it has ended and'} is closed"
+            )
+        try:
+            return os.write(fd, data) if data else 0
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise InvalidArgumentsError(f"{self.name} takes no input: {os.strerror(error.errno or 0)}") from error
+
+    def end_input(self) -> None:
+        """No more input: end of file for what reads it."""
+        if self.order.pty:
+            self.write(b"\x04")
+        elif self._input >= 0:
+            os.close(self._input)
+            self._input = -1
+
+    def kill(self) -> None:
+        """Kill it and all it started; it has ended a moment later."""
+        self._started.kill()
+
+    def close(self) -> None:
+        """Let go of it, whether it has ended or its slot ends it. Repeatable."""
+        self._release()
+        self.changes.tell()
+
+    def _start(self) -> None:
+        script = self.order.command.encode("utf-8", "surrogateescape")
+        literal = len(script) <= _MAX_ARGV_BYTES
+        theirs = -1
+        if not self.order.pty:
+            theirs, self._input = os.pipe()
+            os.set_blocking(self._input, False)
+        try:
+            self._started = self._host.start(
+                Program(
+                    argv=("bash", "-c", self.order.command) if literal else ("bash", "/dev/fd/9"),
+                    env={**self._host.env, **self.order.env},
+                    cwd=self.order.cwd,
+                    stdin=None if theirs < 0 else theirs,
+                    script=None if literal else script + b"\n",
+                    terminal=self.order.size if self.order.pty else None,
+                ),
+                self,
+            )
+        except ValueError as error:
+            self._release()
+            raise InvalidArgumentsError(f"process: env is too large: {error}") from error
+        finally:
+            if theirs >= 0:
+                os.close(theirs)
+
+    def _release(self) -> None:
+        for reader in self._readers:
+            reader.close()
+        if self._input >= 0:
+            os.close(self._input)
+            self._input = -1
+
+    def _came(self, chunk: bytes) -> None:
+        if chunk:
+            self.output.feed(chunk)
+            self.changes.tell()
+
+    def on_started(self, fds: tuple[int, ...]) -> None:
+        """ProgramEvents."""
+        self._readers = [Reader(self._host, fd, self._came, terminal=self.order.pty) for fd in fds]
+        self.changes.tell()
+
+    def on_failed(self, error: int, *, cwd: bool) -> None:
+        """ProgramEvents: data, as a shell would put it."""
+        what = f"cd: {self.order.cwd}" if cwd else "cannot start"
+        self.output.feed(f"bash: {what}: {os.strerror(error)}\n".encode())
+        self._end(1 if cwd else CANNOT_START)
+
+    def on_ended(self, exit_code: int) -> None:
+        """ProgramEvents."""
+        for reader in self._readers:
+            reader.drain()
+        self._end(exit_code)
+
+    def on_lost(self) -> None:
+        """ProgramEvents."""
+        self.lost = True
+        self.close()
+
+    def _end(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self._ended_s = self._host.loop.time()
+        self._release()
+        self.changes.tell()

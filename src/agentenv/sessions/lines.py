@@ -1,0 +1,132 @@
+"""What is typed to a session's shell, and how it answers. Pure.
+
+The shell is an interactive ``bash`` whose standard input is one end of a socket nobody else has: bash
+reads its commands there, a line at a time, and answers there. Around each command we type two things::
+
+    { <command>
+    } <&253 253<&- 2>&254 254>&-
+    for _ in; do :; done 2>&0 <"/NONCE/$?/…/NONCE/" || …
+
+- The group gives the command its own standard input and errors, and takes ours away: bash keeps ours
+  meanwhile in descriptors that are closed by every exec. So the command cannot read what we type, and
+  nothing it starts has a descriptor of ours. Prompts, ``set -v`` and job notices go where nobody looks.
+- A group is no level of evaluation: ``set -x`` shows ``+ cmd``, traps and ``$_`` see the command alone.
+- The last line runs no command at all, so ``set -x`` and the DEBUG, ERR and RETURN traps have nothing to
+  show: its loop has no turns, and its redirection fails on purpose, after ``2>&0`` has sent bash's
+  complaint, which holds ``$?`` and more, to us. The ``||`` keeps ``set -e`` and ERR out of it. The nonce
+  is new for each command and typed only behind it: nothing a command prints can pass for an answer.
+- It stands on a line of its own because an interrupt (C-c) makes bash drop the line it is in.
+
+Text that is not surely a whole command (an open quote would swallow what we type behind it) is parsed by
+the shell first, in a subshell that runs none of it; what does not parse goes through ``eval``, which says
+what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agentenv.sessions.reserved import RESERVED_WORDS
+
+STDIN_FD, STDERR_FD = 253, 254
+MAX_NATIVE_BYTES = 32 * 1024
+"""A longer command goes through eval: bash runs the commands of one group by recursion."""
+MAX_PLAIN_BYTES = 4 * 1024
+
+SHELL_ARGV = ("bash", "--norc", "--noprofile", "--noediting", "+H", "-i")
+NOTHING = "for _ in; do :; done"
+_REDIRECTS = f"<&{STDIN_FD} {STDIN_FD}<&- 2>&{STDERR_FD} {STDERR_FD}>&-"
+_QUIET = "</dev/null >/dev/null 2>&1"
+
+_EXPANSION = r"\$(?:[A-Za-z_?]|\{[A-Za-z_]\w*+\}|\(\([\w \t+*/%<>=-]++\)\)|\([\w \t./=:,-]++\))"
+_WORD = (
+    rf"(?:[A-Za-z0-9_./:=,@%+^~*?\[\]-]|'[^']*+'|\"(?:[^\"$`\\]|{_EXPANSION})*+\"|{_EXPANSION}"
+    r"|\\[A-Za-z0-9_. /-])++"
+)
+_ATOM = rf"(?:[12]?>&[12]|[12]?>>?[ \t]*+{_WORD}|<[ \t]*+{_WORD}|{_WORD})"
+_SIMPLE = rf"{_ATOM}(?:[ \t]++{_ATOM})*+"
+_PLAIN = re.compile(rf"[ \t]*+{_SIMPLE}(?:[ \t]*+(?:;|&&|\|\|?|\n)[ \t\n]*+{_SIMPLE})*+[ \t]*+;?[ \t\n]*+")
+_BARE_WORDS = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z\[\]!{}]+")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the shell said of itself after a command."""
+
+    exit_code: int
+    pipe_status: tuple[int, ...]
+    flags: str
+    cwd: str
+
+
+def first_lines(*, terminal: bool) -> str:
+    """What a new shell is told before anything else."""
+    user_stdin = "<&1" if terminal else "</dev/null"
+    return f"set +o history; history -c; unset HISTFILE; exec {STDIN_FD}{user_stdin} {STDERR_FD}>&2 2>/dev/null\n"
+
+
+def question(nonce: str, *, marker: bool) -> str:
+    """The line that makes the shell report. With ``marker`` it also writes the nonce to its terminal, as
+    its last output: what a terminal has taken arrives later than what a pipe has."""
+    asked = f'"/{nonce}/$?/${{PIPESTATUS[*]/#/,}}/$-/${{PWD-}}/{nonce}/"'
+    marked = f"{NOTHING} 2>&{STDERR_FD} </{nonce} || " if marker else ""
+    return f"{NOTHING} 2>&0 <{asked} || {marked}{NOTHING}\n"
+
+
+def report(nonce: str, said: bytes) -> Report | None:
+    """The answer to the question with that nonce, when it is complete."""
+    mark = nonce.encode()
+    found = re.search(rb"/%b/(\d+)/([^/]*)/([^/]*)/(.*?)/%b/" % (mark, mark), said, re.DOTALL)
+    if found is None:
+        return None
+    statuses = tuple(int(number) for number in re.findall(rb"\d+", found[2]))
+    return Report(int(found[1]), statuses, found[3].decode("ascii", "replace"), found[4].decode("utf-8", "replace"))
+
+
+def marker_line(nonce: str) -> re.Pattern[bytes]:
+    """The line that ends a command's output on a terminal."""
+    return re.compile(rb"(?:bash: )?/%b: [^\r\n]*\r?\n" % nonce.encode())
+
+
+def restored(last: Report) -> str:
+    """What makes ``$?`` and ``PIPESTATUS`` what they were after the last command."""
+    statuses = last.pipe_status if last.pipe_status and last.pipe_status[-1] == last.exit_code else (last.exit_code,)
+    if not any(statuses):
+        return ""
+    ended = " | ".join(rf"( \builtin exit {status} )" for status in statuses)
+    return f"{ended} {'&&' if last.exit_code else '||'} {NOTHING}\n"
+
+
+def is_plain(command: str) -> bool:
+    """Whether the text is surely a list of whole simple commands. Errs on the side of False."""
+    if len(command) > MAX_PLAIN_BYTES or _PLAIN.fullmatch(command) is None:
+        return False
+    return not RESERVED_WORDS.intersection(_BARE_WORDS.findall(command))
+
+
+def fits(command: str) -> bool:
+    """Whether the text is short enough to be typed as it is."""
+    return len(command.encode()) <= MAX_NATIVE_BYTES
+
+
+def check(command: str) -> str:
+    """Parses the command and runs none of it. Reports 1 when it is whole, 0 when it is not."""
+    wrapped = f"for _ in; do {{ {command}\n\n}} ; done"
+    return f"! ( \\builtin eval {quoted(wrapped)} ) {_QUIET}\n"
+
+
+def native(command: str) -> str:
+    """Runs a command that is whole. The empty line outlives a backslash at its end."""
+    return f"{{ {command}\n\n}} {_REDIRECTS}\n\n"
+
+
+def evaluated(command: str) -> str:
+    """Runs any text: what is not whole is an error message. The empty line is for bash, which drops the
+    first word it reads after some of these errors."""
+    return f"\\builtin eval {quoted(command)} {_REDIRECTS}\n\n"
+
+
+def quoted(text: str) -> str:
+    """``text`` as one word of a shell."""
+    return "'" + text.replace("'", "'\\''") + "'"

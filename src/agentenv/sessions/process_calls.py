@@ -1,0 +1,226 @@
+"""The calls of the ``process`` tool, on the background processes of one slot."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Mapping
+
+from agentenv.errors import InvalidArgumentsError, LeaseLostError, UnknownSessionError
+from agentenv.sessions.answers import SessionAnswer
+from agentenv.sessions.background import Background, Order
+from agentenv.sessions.port import Host
+from agentenv.wire.sessions import ProcessArguments, ProcessReply, ProcessState
+
+MAX_RUNNING = 100
+MAX_ENDED = 16
+"""Ended processes of which the output is kept; the oldest go first."""
+MAX_LONGEST_WAIT_S = 300.0
+_DEFAULT_WAIT_S = 30.0
+_KILL_WAIT_S = 15.0
+_WRITE_WAIT_S = 5.0
+_START_WAIT_S = 5.0
+
+
+class ProcessCalls:
+    """All background processes of one slot, until :meth:`close`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._processes: dict[str, Background] = {}
+        self._started = 0
+
+    async def call(self, arguments: ProcessArguments, deadline_s: float) -> SessionAnswer:
+        """One call, answered by ``deadline_s`` (the loop's clock). Raises ToolCallError, LeaseLostError."""
+        act = {
+            "start": self._start, "list": self._list, "poll": self._poll, "log": self._log, "wait": self._wait,
+            "kill": self._kill, "write": self._write, "submit": self._write, "close": self._close,
+        }[arguments.action]  # fmt: skip
+        answer = await act(arguments, deadline_s)
+        for process in self._processes.values():
+            if process.lost:
+                raise LeaseLostError("the slot was lost")
+        notices = self.notices()
+        return answer if not notices else _noted(answer, notices)
+
+    async def start(self, order: Order) -> Background:
+        """Start one, and wait until it runs or could not be started. Raises InvalidArgumentsError."""
+        if sum(process.running for process in self._processes.values()) >= MAX_RUNNING:
+            raise InvalidArgumentsError(
+                f"{MAX_RUNNING} background processes run in this slot", next_step="kill one that is not needed"
+            )
+        self._started += 1
+        process = Background(self._host, f"p{self._started}", order)
+        self._processes[process.name] = process
+        self._forget_ended()
+        deadline_s = self._host.loop.time() + _START_WAIT_S
+        while not process.begun and await process.changes.until(deadline_s):
+            pass
+        return process
+
+    def order(
+        self,
+        command: str,
+        workdir: str | None,
+        env: Mapping[str, str] | None,
+        *,
+        pty: bool,
+        check_interval_s: float | None,
+    ) -> Order:
+        """What to start, in the workspace unless said otherwise."""
+        cwd = posixpath.join(self._host.workspace, workdir or ".")
+        return Order(command, cwd, dict(env or {}), pty, check_interval_s)
+
+    def notices(self) -> tuple[str, ...]:
+        """How those stand whose ``check_interval`` has passed since anybody was told."""
+        now = self._host.loop.time()
+        said = []
+        for process in self._processes.values():
+            interval_s = process.order.check_interval_s
+            due = interval_s is not None and (not process.running or now - process.noticed_s >= interval_s)
+            if due and not process.end_told:
+                said.append(_standing(process.state()))
+                process.noticed_s = now
+                process.end_told = not process.running
+        return tuple(said)
+
+    def close(self) -> None:
+        """The slot's processes end otherwise. Repeatable."""
+        for process in self._processes.values():
+            process.close()
+        self._processes.clear()
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    async def _start(self, arguments: ProcessArguments, _: float) -> SessionAnswer:
+        order = self.order(
+            arguments.command or "",
+            arguments.workdir,
+            arguments.env,
+            pty=arguments.pty,
+            check_interval_s=arguments.check_interval,
+        )
+        process = await self.start(order)
+        return _answer(process, ProcessReply(process=process.state()))
+
+    async def _list(self, _: ProcessArguments, __: float) -> SessionAnswer:
+        states = tuple(process.state() for process in self._processes.values())
+        return SessionAnswer(ProcessReply(processes=states))
+
+    async def _poll(self, arguments: ProcessArguments, _: float) -> SessionAnswer:
+        return self._new_output(self._named(arguments), arguments.limit)
+
+    async def _log(self, arguments: ProcessArguments, _: float) -> SessionAnswer:
+        process = self._named(arguments)
+        output = process.output
+        wanted = arguments.offset
+        if wanted is None:
+            wanted = max(0, output.total_bytes - arguments.limit)
+        text, offset, next_offset = output.read(wanted, arguments.limit)
+        process.polled_bytes = max(process.polled_bytes, next_offset)
+        reply = ProcessReply(
+            process=process.state(),
+            offset=offset,
+            next_offset=next_offset,
+            truncated=next_offset < output.total_bytes,
+            note=f"the first {offset} bytes are no longer kept" if offset - wanted > 3 else "",
+        )
+        return _answer(process, reply, text)
+
+    async def _wait(self, arguments: ProcessArguments, deadline_s: float) -> SessionAnswer:
+        process = self._named(arguments)
+        began_s = self._host.loop.time()
+        longest_s = min(MAX_LONGEST_WAIT_S, max(0.0, deadline_s - began_s))
+        wanted_s = min(_DEFAULT_WAIT_S, longest_s) if arguments.timeout_s is None else arguments.timeout_s
+        until_s = began_s + min(wanted_s, longest_s)
+        while process.running and await process.changes.until(until_s):
+            pass
+        answer = self._new_output(process, arguments.limit)
+        assert isinstance(answer.content, ProcessReply)
+        clamped = wanted_s > longest_s
+        note = f"waited at most {longest_s:.1f} s, not {wanted_s:g} s" if clamped else ""
+        changed = {
+            "waited_s": self._host.loop.time() - began_s,
+            "clamped_to_s": longest_s if clamped else None,
+            "note": answer.content.note or note,
+        }
+        fields = {**answer.fields, "timed_out": True} if process.running else answer.fields
+        return SessionAnswer(answer.content.model_copy(update=changed), fields)
+
+    async def _kill(self, arguments: ProcessArguments, _: float) -> SessionAnswer:
+        process = self._named(arguments)
+        process.kill()
+        until_s = self._host.loop.time() + _KILL_WAIT_S
+        while process.running and await process.changes.until(until_s):
+            pass
+        return self._new_output(process, arguments.limit)
+
+    async def _write(self, arguments: ProcessArguments, deadline_s: float) -> SessionAnswer:
+        process = self._named(arguments)
+        data = (arguments.input or "").encode("utf-8", "surrogatepass")
+        if arguments.action == "submit":
+            data += b"\r" if process.order.pty else b"\n"
+        until_s = min(deadline_s, self._host.loop.time() + _WRITE_WAIT_S)
+        written = process.write(data)
+        while written < len(data) and process.running and self._host.loop.time() < until_s:
+            await asyncio.sleep(0.005)
+            written += process.write(data[written:])
+        note = "" if written == len(data) else f"it took {written} of {len(data)} bytes: it does not read its input"
+        return _answer(process, ProcessReply(process=process.state(), written_bytes=written, note=note))
+
+    async def _close(self, arguments: ProcessArguments, _: float) -> SessionAnswer:
+        process = self._named(arguments)
+        process.end_input()
+        return _answer(process, ProcessReply(process=process.state()))
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _named(self, arguments: ProcessArguments) -> Background:
+        process = self._processes.get(arguments.process or "")
+        if process is None:
+            known = ", ".join(self._processes) or "there are none"
+            raise UnknownSessionError(
+                f"there is no background process {arguments.process!r}", next_step=f"known: {known}"
+            )
+        return process
+
+    def _new_output(self, process: Background, limit: int) -> SessionAnswer:
+        output = process.output
+        text, offset, next_offset = output.read(process.polled_bytes, limit)
+        lost = max(0, offset - process.polled_bytes)
+        process.polled_bytes = next_offset
+        reply = ProcessReply(
+            process=process.state(),
+            offset=offset,
+            next_offset=next_offset,
+            truncated=next_offset < output.total_bytes,
+            note=f"{lost} bytes before this are no longer kept" if lost > 3 else "",
+        )
+        return _answer(process, reply, text)
+
+    def _forget_ended(self) -> None:
+        ended = [name for name, process in self._processes.items() if not process.running]
+        for name in ended[: max(0, len(ended) - MAX_ENDED)]:
+            self._processes.pop(name).close()
+
+
+def _answer(process: Background, reply: ProcessReply, text: str = "") -> SessionAnswer:
+    fields: dict[str, object] = {"stdout": text} if text else {}
+    if process.exit_code is not None:
+        fields["exit_code"] = process.exit_code
+        process.end_told = True
+    return SessionAnswer(reply, fields)
+
+
+def _noted(answer: SessionAnswer, notices: tuple[str, ...]) -> SessionAnswer:
+    return SessionAnswer(answer.content.model_copy(update={"notices": notices}), answer.fields)
+
+
+def _standing(state: ProcessState) -> str:
+    shown = state.command if len(state.command) <= 80 else state.command[:80] + "…"
+    how = (
+        f"has been running for {state.runs_s:.0f} s"
+        if state.state == "running"
+        else f"ended with exit code {state.exit_code} after {state.runs_s:.0f} s"
+    )
+    return f"{state.process} ({shown}) {how}; {state.unread_bytes} bytes of its output were not read"

@@ -1,0 +1,94 @@
+"""Reads one output descriptor of a session: all that comes, but never faster than is good for the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from agentenv.sessions.port import Host
+
+_READ_BYTES = 64 * 1024
+_DRAIN_BYTES = 1024 * 1024
+"""The most a pipe holds: so much is read at once when everything printed so far is wanted."""
+_FLOOD_BYTES_PER_S = 16 * 1024 * 1024
+_FLOOD_BURST_BYTES = 4 * 1024 * 1024
+"""A session that floods is read at most this fast: it slows down itself, not the server."""
+
+
+class Reader:
+    """One descriptor (a pipe, or our side of a terminal), from its start to :meth:`close`. Owns it.
+
+    ``on_bytes`` gets each piece; an empty one is the end.
+    """
+
+    def __init__(self, host: Host, fd: int, on_bytes: Callable[[bytes], None], *, terminal: bool) -> None:
+        os.set_blocking(fd, False)
+        self._host = host
+        self._fd = fd
+        self._on_bytes = on_bytes
+        self._terminal = terminal
+        self._allowed_bytes = float(_FLOOD_BURST_BYTES)
+        self._since_s = host.loop.time()
+        host.watch(fd, self._readable)
+
+    @property
+    def open(self) -> bool:
+        """Whether more can come."""
+        return self._fd >= 0
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, -1 once closed: for writing to a terminal."""
+        return self._fd
+
+    def drain(self) -> None:
+        """Read what is there now, without waiting for more."""
+        budget = _DRAIN_BYTES
+        while budget > 0 and self._fd >= 0:
+            count = self._read()
+            if not count:
+                return
+            budget -= count
+
+    def close(self) -> None:
+        """Let go of it; whoever still writes to a pipe goes on undisturbed. Repeatable."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._host.unwatch(fd)
+            if self._terminal:
+                os.close(fd)
+            else:
+                self._host.orphan(fd)
+
+    def _readable(self) -> None:
+        count = self._read()
+        if count and self._fd >= 0:
+            self._throttle(count)
+
+    def _read(self) -> int | None:
+        """One read: how many bytes; 0 at the end (now closed); None when there is nothing now."""
+        try:
+            chunk = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            chunk = b""  # EIO: everybody has closed the terminal
+        if not chunk:
+            self._host.unwatch(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+        self._on_bytes(chunk)
+        return len(chunk)
+
+    def _throttle(self, count: int) -> None:
+        now = self._host.loop.time()
+        earned = (now - self._since_s) * _FLOOD_BYTES_PER_S
+        self._since_s = now
+        self._allowed_bytes = min(self._allowed_bytes + earned, _FLOOD_BURST_BYTES) - count
+        if self._allowed_bytes < 0:
+            self._host.unwatch(self._fd)
+            self._host.loop.call_later(-self._allowed_bytes / _FLOOD_BYTES_PER_S + 0.001, self._resume, self._fd)
+
+    def _resume(self, fd: int) -> None:
+        if self._fd == fd >= 0:
+            self._host.watch(fd, self._readable)

@@ -1,0 +1,48 @@
+"""The last bytes of an endless output. Pure."""
+
+from __future__ import annotations
+
+from agentenv.sessions.head_tail import whole_end, whole_start
+
+ROLLING_BYTES = 200_000
+
+
+class Rolling:
+    """The last ``cap_bytes`` of a stream; what came before is counted. A byte keeps its offset for ever."""
+
+    def __init__(self, cap_bytes: int = ROLLING_BYTES, *, terminal: bool = False) -> None:
+        self._cap_bytes = cap_bytes
+        self._terminal = terminal
+        self._kept = bytearray()
+        self._carry = b""
+        self.total_bytes = 0
+
+    @property
+    def dropped_bytes(self) -> int:
+        """How many bytes at the beginning are gone."""
+        return max(0, self.total_bytes - self._cap_bytes)
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes; of a terminal, with its line ends made plain again."""
+        if self._terminal:
+            chunk = self._carry + chunk
+            self._carry = b"\r" if chunk.endswith(b"\r") else b""
+            chunk = chunk[: len(chunk) - len(self._carry)].replace(b"\r\n", b"\n")
+        self.total_bytes += len(chunk)
+        self._kept += chunk
+        if len(self._kept) > 2 * self._cap_bytes:
+            del self._kept[: len(self._kept) - self._cap_bytes]
+
+    def read(self, offset: int, limit: int) -> tuple[str, int, int]:
+        """Text from byte ``offset`` on, at most ``limit`` bytes: the text, where it really begins (later
+        when those bytes are gone), and where the next read should begin. No character is split."""
+        del self._kept[: max(0, len(self._kept) - self._cap_bytes)]
+        begin = min(max(offset, self.dropped_bytes), self.total_bytes)
+        at = begin - self.dropped_bytes
+        data = bytes(self._kept[at : at + limit])
+        if begin > offset:  # cut somewhere: not inside a character
+            skipped = whole_start(data)
+            begin, data = begin + skipped, data[skipped:]
+        end = whole_end(data)
+        data = data[: end or len(data)]
+        return data.decode("utf-8", "replace"), begin, begin + len(data)

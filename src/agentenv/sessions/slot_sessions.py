@@ -1,0 +1,36 @@
+"""All that lives between calls in one slot, and the calls on it."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from agentenv.sessions.answers import SessionAnswer
+from agentenv.sessions.port import Host
+from agentenv.sessions.process_calls import ProcessCalls
+from agentenv.sessions.terminal_calls import TerminalCalls
+from agentenv.wire.sessions import ProcessArguments, TerminalArguments
+
+SessionArguments = TerminalArguments | ProcessArguments
+
+
+class SlotSessions:
+    """From a slot's hand-over to :meth:`close`. Calls run side by side, whatever others wait for."""
+
+    def __init__(self, host: Host, cap_bytes: int) -> None:
+        self._processes = ProcessCalls(host)
+        self._terminals = TerminalCalls(host, cap_bytes, self._processes)
+
+    async def call(self, arguments: SessionArguments, deadline_s: float) -> SessionAnswer:
+        """One call, answered by ``deadline_s`` (the loop's clock). Raises ToolCallError, LeaseLostError."""
+        match arguments:
+            case TerminalArguments():
+                return await self._terminals.call(arguments, deadline_s)
+            case ProcessArguments():
+                return await self._processes.call(arguments, deadline_s)
+            case _:
+                assert_never(arguments)
+
+    def close(self) -> None:
+        """Let go of everything: the slot ends what runs in it. Repeatable."""
+        self._terminals.close()
+        self._processes.close()

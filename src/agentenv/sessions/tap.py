@@ -1,0 +1,119 @@
+"""Reads one output for as long as it lives; keeps what has come since it was last taken, under a cap."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from agentenv.sessions.head_tail import HeadTail, whole_end
+from agentenv.sessions.port import Host
+from agentenv.sessions.reader import Reader
+
+_PREFIX = b"bash: "
+_TTY_NOISE = re.compile(rb"bash: \[\d+: \d+ \(\d+\)\] tcsetattr: Inappropriate ioctl for device\n")
+"""What an interactive bash without a terminal says when a signal ended a command."""
+
+
+class Tap(Reader):
+    """A reader that keeps what has come. ``on_bytes`` is called after each read.
+
+    A *terminal*'s line ends are made plain again, and a marker
+    that is expected is cut out of its stream (``marked`` is then called).
+    """
+
+    def __init__(self, host: Host, fd: int, cap_bytes: int, on_bytes: Callable[[], None], *, terminal: bool) -> None:
+        self._cap_bytes = cap_bytes
+        self._window = HeadTail(cap_bytes)
+        self._held = b""
+        self._marker: re.Pattern[bytes] | None = None
+        self._mark = b""
+        self._marked: Callable[[], None] | None = None
+        self._arrived = on_bytes
+        super().__init__(host, fd, self._feed, terminal=terminal)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How much has come that was not taken."""
+        return self._window.total_bytes + len(self._held)
+
+    def expect(self, nonce: str, marker: re.Pattern[bytes], marked: Callable[[], None]) -> None:
+        """Cut ``marker`` (a line that holds ``nonce``) out of the stream when it comes, then call back."""
+        self._mark, self._marker, self._marked = nonce.encode(), marker, marked
+
+    @property
+    def expecting(self) -> bool:
+        """Whether a marker is yet to come."""
+        return self._marker is not None and self._fd >= 0
+
+    def expect_nothing(self) -> None:
+        """The marker will not come."""
+        self._marker = self._marked = None
+
+    def take(self, *, last: bool = False) -> tuple[str, int]:
+        """What has come since, decoded, and how many bytes were dropped from its middle. A character of
+        which only a part has come is left for the next time, unless this is the ``last``."""
+        if self._held:
+            self._window.feed(self._held)
+            self._held = b""
+        window, self._window = self._window, HeadTail(self._cap_bytes)
+        head, tail = window.parts()
+        end = tail or head
+        cut = len(end) if last else whole_end(end)
+        if self._terminal and not last and end[:cut].endswith(b"\r"):
+            cut -= 1
+        if rest := end[cut:]:
+            self._window.feed(rest)
+            head, tail = (head, tail[:cut]) if tail else (head[:cut], b"")
+        return self._decoded(head, tail, window.total_bytes - len(rest))
+
+    def forget(self) -> None:
+        """Drop what has come so far."""
+        self._window = HeadTail(self._cap_bytes)
+        self._held = b""
+
+    def _decoded(self, head: bytes, tail: bytes, came_bytes: int) -> tuple[str, int]:
+        if tail:
+            head = head[: whole_end(head)]
+            while tail and tail[0] & 0xC0 == 0x80:
+                tail = tail[1:]
+        dropped = came_bytes - len(head) - len(tail)
+        kept = head + tail
+        kept = kept.replace(b"\r\n", b"\n") if self._terminal else _TTY_NOISE.sub(b"", kept)
+        return kept.decode("utf-8", "replace"), dropped
+
+    def _feed(self, chunk: bytes) -> None:
+        if self._marker is None:
+            self._window.feed(chunk)
+        else:
+            self._feed_marked(self._held + chunk)
+        self._arrived()
+
+    def _feed_marked(self, stream: bytes) -> None:
+        assert self._marker is not None
+        found = self._marker.search(stream) if self._mark in stream else None
+        if found is None and self._fd >= 0:
+            # Held back only while it may be the beginning of the marker.
+            keep = stream.find(b"/" + self._mark)
+            if keep < 0:
+                keep = len(stream) - _overlap(stream, _PREFIX + b"/" + self._mark)
+            elif stream.endswith(_PREFIX, 0, keep):
+                keep -= len(_PREFIX)
+            self._window.feed(stream[:keep])
+            self._held = stream[keep:]
+            return
+        self._held = b""
+        if found is None:
+            self._window.feed(stream)
+            return
+        self._window.feed(stream[: found.start()] + stream[found.end() :])
+        marked, self._marker, self._marked = self._marked, None, None
+        if marked is not None:
+            marked()
+
+
+def _overlap(stream: bytes, marker: bytes) -> int:
+    """How many bytes at the end of ``stream`` may be the beginning of ``marker``."""
+    for count in range(min(len(stream), len(marker)), 0, -1):
+        if stream.endswith(marker[:count]):
+            return count
+    return 0

@@ -1,0 +1,343 @@
+"""One terminal session: a bash that stays, and the command it runs now."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agentenv.errors import InvalidArgumentsError, LeaseLostError, SessionBusyError
+from agentenv.sessions import lines
+from agentenv.sessions.keys import SIGNAL_KEYS
+from agentenv.sessions.port import Host, Program, Started
+from agentenv.sessions.tap import Tap
+from agentenv.sessions.typist import Typist
+from agentenv.sessions.waiting import Changes
+
+CANNOT_START = 126
+_MARKER_WAIT_S = 1.0
+_MAX_UNREAD_BYTES = 256 * 1024
+"""More than this in the shell's answers is no answer of the shell's."""
+_SHOWN_CHARS = 200
+_ALIASING = ("alias", "source", ". ", "BASH_ALIASES", "eval")
+
+
+class Phase(StrEnum):
+    """What the shell does."""
+
+    starting = "starting"
+    idle = "idle"
+    checking = "checking"
+    """It parses the command, to see whether it is whole."""
+    running = "running"
+    exited = "exited"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a session's shell is started."""
+
+    cwd: str
+    env: Mapping[str, str]
+    cap_bytes: int
+    pty: bool = False
+    size: tuple[int, int] = (40, 120)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Output since it was last taken."""
+
+    stdout: str = ""
+    stderr: str = ""
+    stdout_dropped_bytes: int = 0
+    stderr_dropped_bytes: int = 0
+
+
+class Terminal:
+    """From its start to :meth:`close`. Its calls decide how long they wait: nothing here waits."""
+
+    def __init__(self, host: Host, setup: Setup) -> None:
+        self.setup = setup
+        self.changes = Changes(host.loop)
+        self.phase = Phase.starting
+        self.command: str | None = None
+        """What runs, or is about to."""
+        self.command_began_s = 0.0
+        self.result: int | None = None
+        """The exit code of the last command, until somebody takes it."""
+        self.cwd = setup.cwd
+        self.lost = False
+        self.detached = False
+        """Whether something else has taken the shell's place (``exec``), and cannot be asked."""
+        self.start_error = ""
+        self._host = host
+        self._nonce = ""
+        self._said = b""
+        self._answer: lines.Report | None = None
+        self._last = lines.Report(0, (0,), "", setup.cwd)
+        self._aliases = False
+        self._marker_timer: asyncio.TimerHandle | None = None
+        self._out: Tap | None = None
+        self._err: Tap | None = None
+        self._started = self._start()
+
+    # -- what calls do -----------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command runs."""
+        return self.command is not None
+
+    @property
+    def shown_command(self) -> str | None:
+        """What runs, cut to a length that is kind to a context window."""
+        shown = self.command
+        return shown if shown is None or len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "…"
+
+    def run(self, command: str) -> None:
+        """Begin a command. Raises SessionBusyError when one runs."""
+        if self.command is not None:
+            raise self.busy_error()
+        self.command = command
+        self.command_began_s = self._host.loop.time()
+        self.result = None
+        if self.phase is Phase.idle:
+            self._begin()
+
+    def busy_error(self) -> SessionBusyError:
+        """Says what runs and what can be done."""
+        for_s = self._host.loop.time() - self.command_began_s
+        return SessionBusyError(
+            f"the session is busy: it has been running {self.shown_command!r} for {for_s:.1f} s",
+            next_step="get its output with an empty command, send keys such as C-c, use another session, or reset it",
+        )
+
+    def send(self, data: bytes) -> None:
+        """Type into the running program. Raises InvalidArgumentsError when that needs a terminal, or the
+        program does not read."""
+        if self.setup.pty:
+            self._type(data)
+        elif (number := SIGNAL_KEYS.get(data)) is None:
+            raise InvalidArgumentsError(
+                "without a PTY only C-c and C-\\ can be sent: commands have no input to type into",
+                next_step="reset the session with pty=true, or give the input in the command (a pipe, a here-document)",
+            )
+        elif self.command is not None:
+            self._started.signal(number)
+
+    def take(self) -> Taken:
+        """What was printed since the last time."""
+        last = self.phase is Phase.exited
+        out, out_dropped = self._out.take(last=last) if self._out else ("", 0)
+        err, err_dropped = self._err.take(last=last) if self._err else ("", 0)
+        return Taken(out, err, out_dropped, err_dropped)
+
+    def take_result(self) -> int | None:
+        """The exit code of the command that ended, once."""
+        result, self.result = self.result, None
+        return result
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Output that was not taken yet."""
+        return sum(tap.waiting_bytes for tap in (self._out, self._err) if tap is not None)
+
+    def kill(self) -> None:
+        """Kill the shell and all it started; it is ``exited`` when that is done."""
+        self._started.kill()
+
+    def close(self) -> None:
+        """Let go of it, whether it has ended or its slot ends it. Repeatable."""
+        if self._marker_timer is not None:
+            self._marker_timer.cancel()
+        self._typist.close()
+        for tap in (self._out, self._err):
+            if tap is not None:
+                tap.close()
+        self.phase = Phase.exited
+        self.changes.tell()
+
+    # -- starting ----------------------------------------------------------------------------------
+
+    def _start(self) -> Started:
+        ours, theirs = socket.socketpair()
+        self._typist = Typist(self._host, ours, self._heard)
+        try:
+            started = self._host.start(
+                Program(
+                    argv=lines.SHELL_ARGV,
+                    env={**self._host.env, **self.setup.env},
+                    cwd=self.setup.cwd,
+                    stdin=theirs.fileno(),
+                    terminal=self.setup.size if self.setup.pty else None,
+                ),
+                self,
+            )
+        except ValueError as error:
+            self._typist.close()
+            raise InvalidArgumentsError(f"terminal: env is too large: {error}") from error
+        finally:
+            theirs.close()
+        self._typist.type(lines.first_lines(terminal=self.setup.pty))
+        self._ask()
+        return started
+
+    def on_started(self, fds: tuple[int, ...]) -> None:
+        """ProgramEvents."""
+        taps = [Tap(self._host, fd, self.setup.cap_bytes, self.changes.tell, terminal=self.setup.pty) for fd in fds]
+        self._out, self._err = taps[0], taps[1] if len(taps) > 1 else None
+        if self.setup.pty:
+            self._out.expect(self._nonce, lines.marker_line(self._nonce), self._settle)
+        self._settle()
+
+    def on_failed(self, error: int, *, cwd: bool) -> None:
+        """ProgramEvents: data, as a shell would put it."""
+        what = f"cd: {self.setup.cwd}" if cwd else "cannot start"
+        self.start_error = f"bash: {what}: {os.strerror(error)}\n"
+        self._ended(1 if cwd else CANNOT_START)
+
+    def on_ended(self, exit_code: int) -> None:
+        """ProgramEvents: the shell (or what took its place) ended."""
+        for tap in (self._out, self._err):
+            if tap is not None:
+                tap.drain()
+        self._ended(exit_code)
+
+    def on_lost(self) -> None:
+        """ProgramEvents."""
+        self.lost = True
+        self.close()
+
+    def _ended(self, exit_code: int) -> None:
+        self._typist.close()
+        self.phase = Phase.exited
+        self.command = None
+        self.result = exit_code
+        self.changes.tell()
+
+    # -- the dialogue with the shell ---------------------------------------------------------------
+
+    def _begin(self) -> None:
+        assert self.command is not None
+        self._typist.type(lines.restored(self._last))
+        if not lines.fits(self.command):
+            self._run(lines.evaluated(self.command))
+        elif lines.is_plain(self.command) and not self._aliases:
+            self._run(lines.native(self.command))
+        else:
+            self.phase = Phase.checking
+            self._typist.type(lines.check(self.command))
+            self._ask(marker=False)
+
+    def _checked(self, *, whole: bool) -> None:
+        assert self.command is not None
+        self._typist.type(lines.restored(self._last))
+        self._run(lines.native(self.command) if whole else lines.evaluated(self.command))
+
+    def _run(self, text: str) -> None:
+        assert self.command is not None
+        self._aliases = self._aliases or any(word in self.command for word in _ALIASING)
+        self.phase = Phase.running
+        self._typist.type(text)
+        self._ask()
+
+    def _ask(self, *, marker: bool = True) -> None:
+        """Have the shell say how it stands, once it comes to it."""
+        self._nonce = secrets.token_hex(16)
+        self._said = b""
+        self._answer = None
+        marker = marker and self.setup.pty
+        self._typist.type(lines.question(self._nonce, marker=marker))
+        if marker and self._out is not None:
+            self._out.expect(self._nonce, lines.marker_line(self._nonce), self._settle)
+
+    def _heard(self, said: bytes) -> None:
+        """The shell says something, or (nothing) hangs up."""
+        if not said:
+            self.detached = True
+            self.changes.tell()
+            return
+        self._said += said
+        if len(self._said) > _MAX_UNREAD_BYTES:
+            self._typist.close()
+            self.detached = True
+            return
+        answer = lines.report(self._nonce, self._said)
+        if answer is None or self._answer is not None:
+            return
+        self._answer = answer
+        if self.phase is Phase.checking:
+            self._checked(whole=answer.exit_code == 1)
+        else:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Go on once everything has arrived: the answer, the descriptors, and on a terminal the marker."""
+        if self._answer is None or self._out is None or self.phase not in (Phase.starting, Phase.running):
+            return
+        if self._out.expecting and self._marker_timer is None:
+            self._marker_timer = self._host.loop.call_later(_MARKER_WAIT_S, self._give_up_marker)
+        if not self._out.expecting:
+            self._arrived()
+
+    def _give_up_marker(self) -> None:
+        """The command closed its terminal, or turned it into something else."""
+        if self._out is not None:
+            self._out.expect_nothing()
+        if self._answer is not None:
+            self._arrived()
+
+    def _arrived(self) -> None:
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        if self._marker_timer is not None:
+            self._marker_timer.cancel()
+            self._marker_timer = None
+        for tap in (self._out, self._err):
+            if tap is not None:
+                tap.drain()
+        if self.phase is Phase.starting:
+            self._ready(answer)
+            return
+        self._last = answer
+        self.cwd = answer.cwd
+        self.phase = Phase.idle
+        self.command = None
+        self.result = answer.exit_code
+        self.changes.tell()
+
+    def _ready(self, answer: lines.Report) -> None:
+        """The shell is up: what an interactive bash says when it finds no terminal is nobody's output."""
+        for tap in (self._out, self._err):
+            if tap is not None:
+                tap.forget()
+        self.phase = Phase.idle
+        self.cwd = answer.cwd
+        if self.command is not None:
+            self._begin()
+        self.changes.tell()
+
+    def _type(self, data: bytes) -> None:
+        if self._out is None or not self._out.open:
+            raise InvalidArgumentsError("the session's terminal is closed", next_step="reset the session")
+        try:
+            written = os.write(self._out.fd, data)
+        except BlockingIOError:
+            written = 0
+        except OSError as error:
+            raise InvalidArgumentsError(f"the session's terminal does not take keys: {error.strerror}") from error
+        if written < len(data):
+            raise InvalidArgumentsError(
+                f"the program took {written} of {len(data)} bytes: it does not read its input",
+                next_step="send the rest later, or interrupt it with C-c",
+            )
+
+    def check_lost(self) -> None:
+        """Raises LeaseLostError once the slot is gone."""
+        if self.lost:
+            raise LeaseLostError("the slot was lost")

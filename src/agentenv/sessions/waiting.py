@@ -1,0 +1,40 @@
+"""Lets calls wait for something to change, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Changes:
+    """Wakes whoever waits. Waiters look again at what they wait for: a wake-up promises nothing."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def tell(self) -> None:
+        """Something changed."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def until(self, deadline_s: float) -> bool:
+        """Until something changes or the loop's clock says ``deadline_s``; whether it changed."""
+        remaining_s = deadline_s - self._loop.time()
+        if remaining_s <= 0:
+            return False
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        timer = self._loop.call_later(remaining_s, _wake, waiter)
+        try:
+            return not await waiter
+        finally:
+            timer.cancel()
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+
+def _wake(waiter: asyncio.Future[bool]) -> None:
+    if not waiter.done():
+        waiter.set_result(True)

@@ -1,0 +1,183 @@
+"""Arguments and replies of the tools whose state outlives a call: terminal, process, tmux.
+
+Field descriptions are written for a language model: they become the JSON schema it is given.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from agentenv.wire.base import MAX_COMMAND_BYTES, WireModel
+
+MAX_WAIT_S = 3600.0
+MAX_INPUT_BYTES = 8 * 1024 * 1024
+
+
+def _no_nul(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("must not contain NUL bytes")
+    return value
+
+
+def _command(value: str) -> str:
+    if len(value.encode("utf-8", "surrogatepass")) > MAX_COMMAND_BYTES:
+        raise ValueError(f"must be at most {MAX_COMMAND_BYTES} bytes")
+    return _no_nul(value)
+
+
+def _input(value: str) -> str:
+    if len(value.encode("utf-8", "surrogatepass")) > MAX_INPUT_BYTES:
+        raise ValueError(f"must be at most {MAX_INPUT_BYTES} bytes")
+    return value
+
+
+def _environment(value: dict[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        if not name or "=" in name or "\0" in name or "\0" in text:
+            raise ValueError(f"{name!r} is not a valid environment variable")
+    return value
+
+
+SessionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
+CommandText = Annotated[str, AfterValidator(_command)]
+InputText = Annotated[str, AfterValidator(_input)]
+PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_no_nul)]
+Environment = Annotated[dict[str, str], AfterValidator(_environment)]
+KeyName = Annotated[str, Field(min_length=1, max_length=40)]
+Keys = Annotated[tuple[KeyName, ...], Field(max_length=1_000)]
+WaitS = Annotated[float, Field(ge=0, le=MAX_WAIT_S)]
+Rows = Annotated[int, Field(ge=2, le=500)]
+Columns = Annotated[int, Field(ge=2, le=1_000)]
+
+
+class TerminalArguments(WireModel):
+    """Run a command in a bash that stays; get more of its output; send it keys; start it afresh."""
+
+    command: CommandText | None = Field(
+        default=None,
+        description="Command to run in the session; may be several lines. Empty: more output of what runs.",
+    )
+    session: SessionName = Field(default="default", description="Which session; a new name starts a new one.")
+    timeout_s: WaitS | None = Field(
+        default=None,
+        description="How long to wait for the command to end. It goes on after that; an empty command asks again.",
+    )
+    keys: Keys = Field(
+        default=(),
+        description='Keys for the running program, such as ["C-c"] or ["Up", "Enter"]. Without pty only C-c and C-\\.',
+    )
+    input: InputText | None = Field(
+        default=None, description="Text to type into the running program, before `keys`. Needs pty."
+    )
+    pty: bool | None = Field(
+        default=None, description="Give the session a terminal (a PTY). Decided when it starts; false by default."
+    )
+    reset: bool = Field(default=False, description="Kill the session and all it runs; a command then starts afresh.")
+    workdir: PathText | None = Field(
+        default=None, description="Directory to start in: of a new session, or of a background process."
+    )
+    env: Environment | None = Field(default=None, description="Extra environment variables, as for workdir.")
+    background: bool = Field(
+        default=False, description="Start the command as a background process instead (see the `process` tool)."
+    )
+    check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
+        default=None, description="For background: later results say how it stands, at most so often (seconds)."
+    )
+
+    @model_validator(mode="after")
+    def _one_thing(self) -> TerminalArguments:
+        typing = bool(self.keys) or self.input is not None
+        if self.command and typing:
+            raise ValueError("give either command or keys and input: keys go to what already runs")
+        if typing and self.reset:
+            raise ValueError("give either reset or keys and input: after a reset nothing runs")
+        if self.background and (typing or self.reset or not self.command):
+            raise ValueError("background needs a command, and takes neither keys, input nor reset")
+        if self.command is None and not typing and not self.reset:
+            raise ValueError("give a command (an empty one for more output), keys, input or reset")
+        return self
+
+
+class ProcessState(WireModel):
+    """One background process."""
+
+    process: str
+    command: str
+    state: Literal["running", "exited"]
+    exit_code: int | None = None
+    pty: bool = False
+    runs_s: float
+    """How long it has run, or ran."""
+    total_bytes: int = 0
+    """All it has printed."""
+    dropped_bytes: int = 0
+    """How much of the beginning is no longer kept."""
+    unread_bytes: int = 0
+
+
+class TerminalReply(WireModel):
+    """How the session stands. ``command`` is what runs; ``started``: this call started its shell."""
+
+    session: str
+    state: Literal["idle", "running", "exited", "none"]
+    cwd: str
+    pty: bool = False
+    command: str | None = None
+    running_s: float | None = None
+    started: bool = False
+    process: ProcessState | None = None
+    note: str = ""
+    notices: tuple[str, ...] = ()
+    """How background processes stand whose ``check_interval`` has passed."""
+
+
+class ProcessArguments(WireModel):
+    """Start, watch, feed and end background processes."""
+
+    action: Literal["start", "list", "poll", "log", "wait", "kill", "write", "submit", "close"] = Field(
+        description="start a command; list all; poll: state and new output; log: kept output from an offset; wait for "
+        "its end; kill it; write input; submit: input and Enter; close: end of input."
+    )
+    process: SessionName | None = Field(default=None, description="Which process (its id, such as p1).")
+    command: CommandText | None = Field(default=None, description="For start: the bash command.")
+    workdir: PathText | None = Field(default=None, description="For start: directory, the workspace by default.")
+    env: Environment | None = Field(default=None, description="For start: extra environment variables.")
+    pty: bool = Field(default=False, description="For start: give it a terminal (a PTY).")
+    check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
+        default=None, description="For start: later results say how it stands, at most so often (seconds)."
+    )
+    input: InputText | None = Field(default=None, description="For write and submit: the text.")
+    timeout_s: WaitS | None = Field(default=None, description="For wait: how long at most.")
+    offset: Annotated[int, Field(ge=0)] | None = Field(
+        default=None, description="For log: first byte; by default the last `limit` bytes."
+    )
+    limit: Annotated[int, Field(ge=1, le=200_000)] = Field(default=20_000, description="At most so many bytes.")
+
+    @model_validator(mode="after")
+    def _complete(self) -> ProcessArguments:
+        if self.action == "start" and not (self.command or "").strip():
+            raise ValueError("start needs a command")
+        if self.action in ("poll", "log", "wait", "kill", "write", "submit", "close") and self.process is None:
+            raise ValueError(f"{self.action} needs a process (list names them)")
+        if self.action == "write" and self.input is None:
+            raise ValueError("write needs input")
+        return self
+
+
+class ProcessReply(WireModel):
+    """``output`` is in the result's stdout. ``offset`` and ``next_offset`` are its place in all that was
+    printed; ``truncated`` when more is kept behind it."""
+
+    process: ProcessState | None = None
+    processes: tuple[ProcessState, ...] = ()
+    offset: int = 0
+    next_offset: int = 0
+    truncated: bool = False
+    written_bytes: int = 0
+    waited_s: float = 0.0
+    clamped_to_s: float | None = None
+    """The longest wait possible, when a longer one was asked for."""
+    note: str = ""
+    notices: tuple[str, ...] = ()
