@@ -47,8 +47,8 @@ def sequences_of(model: object) -> list[TokenSequence]:
     return model.sequences() if isinstance(model, TokenModel) else []
 
 
-def sequence_of(node: Any, first_step: int = 0) -> TokenSequence:
-    """A managed server's node, checked token by token.
+def sequence_of(node: Any, first_step: int = 0, known: TokenSequence | None = None) -> TokenSequence:
+    """A managed server's node, checked token by token; it must go on where ``known`` ended.
 
     Raises: ModelServerError when its parts do not fit each other, when a logprob is missing (atropos
     pads with 1.0) or impossible, and for placeholders (atropos' dummy server): such a sequence would
@@ -62,7 +62,11 @@ def sequence_of(node: Any, first_step: int = 0) -> TokenSequence:
     tokens, masks, logprobs = list(node.tokens), list(node.masked_tokens), list(node.logprobs)
     if not len(tokens) == len(masks) == len(logprobs):
         raise ModelServerError(f"{len(tokens)} tokens, {len(masks)} masks and {len(logprobs)} logprobs do not fit")
-    for at, (token, mask, logprob) in enumerate(zip(tokens, masks, logprobs, strict=True)):
+    begins = len(known.tokens) if known else 0
+    if known and (tokens[:begins], masks[:begins], logprobs[:begins]) != (known.tokens, known.masks, known.logprobs):
+        raise ModelServerError("the managed server changed tokens of an earlier turn")
+    for at in range(begins, len(tokens)):
+        token, mask, logprob = tokens[at], masks[at], logprobs[at]
         if not _fits(token, mask, logprob):
             raise ModelServerError(f"token {at} is {token}, its mask {mask}, its logprob {logprob}: they do not fit")
     return TokenSequence(tokens, masks, logprobs, first_step)
