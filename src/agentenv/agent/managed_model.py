@@ -1,0 +1,210 @@
+"""A :class:`Model` on a managed server, which keeps the exact tokens, masks and logprobs of what was said.
+
+Its text is parsed here, by the family's parser. Every prompt but the first continues the sequence before
+it token by token (:mod:`agentenv.agent.chat_rendering`); where that cannot be, a new sequence begins, and
+the ones before it stay. Needs no atroposlib: the server comes in by shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any, Protocol, Self
+
+from agentenv.agent.chat_rendering import ChatRenderer, ChatTokenizer
+from agentenv.agent.jsonable import clean_text
+from agentenv.agent.parsers.base import Parsed, as_json, without_end
+from agentenv.agent.ports import Completion, ContextOverflow, Message, ToolDefinition
+from agentenv.agent.served_model import ask
+from agentenv.agent.token_sequences import TokenSequence, sequence_of
+from agentenv.errors import ModelServerError
+
+
+class ManagedServer(Protocol):
+    """The part of atropos' ManagedServer that is used."""
+
+    async def chat_completion(self, **asked: Any) -> Any:
+        """One ChatCompletion; the tokens are kept as nodes."""
+
+    def get_state(self) -> dict[str, Any]:
+        """``nodes``: every sequence there is."""
+
+
+OpenServer = Callable[["PromptTokenizer"], AbstractAsyncContextManager[ManagedServer]]
+
+
+class PromptTokenizer:
+    """What a managed server is given as its tokenizer: the prompt is rendered by us, nothing is skipped
+    in decoding, and nothing is added in encoding (templates write their special tokens themselves)."""
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._encoded: tuple[str, list[int]] = ("", [])
+        self.prompt = ""
+
+    def apply_chat_template(self, _: Any, **__: Any) -> str:
+        """The prompt of this turn."""
+        return self.prompt
+
+    def encode(self, text: str, **_: Any) -> list[int]:
+        """Token ids; those of the last text are remembered, as they are asked for twice."""
+        if text != self._encoded[0]:
+            self._encoded = (text, list(self._tokenizer.encode(text, add_special_tokens=False)))
+        return list(self._encoded[1])
+
+    def decode(self, tokens: Sequence[int], **_: Any) -> str:
+        """Text, special tokens included."""
+        return self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+class ManagedModel:
+    """One trajectory's model, as an async context manager.
+
+    ``timeout_s`` bounds a turn. ``max_tokens`` bounds its answer when the agent's settings do not.
+    ``context_tokens`` (None: no bound of ours) is how long a sequence may become, answer included.
+    ``constant`` is sent with every request.
+    """
+
+    def __init__(
+        self,
+        open_server: OpenServer,
+        tokenizer: ChatTokenizer,
+        renderer: ChatRenderer,
+        *,
+        timeout_s: float,
+        max_tokens: int,
+        context_tokens: int | None = None,
+        constant: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._open_server = open_server
+        self._tokenizer = PromptTokenizer(tokenizer)
+        self._renderer = renderer
+        self._timeout_s = timeout_s
+        self._limits = (max_tokens, context_tokens)
+        self._constant = dict(constant or {})
+        self._stack = AsyncExitStack()
+        self._server: ManagedServer | None = None
+        self._given: list[Message] = []
+        self._said: dict[int, tuple[Message | None, str]] = {}
+        self._text = ""
+        self._sequences: list[TokenSequence] = []
+        self._turns = 0
+        self._written_tokens = 0
+
+    async def __aenter__(self) -> Self:
+        self._server = await self._stack.enter_async_context(self._open_server(self._tokenizer))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    def sequences(self) -> list[TokenSequence]:
+        """Every sequence of this conversation, in the order they began."""
+        return list(self._sequences)
+
+    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], **params: Any) -> Completion:
+        """The next assistant message. Raises: ContextOverflow, ModelServerError."""
+        assert self._server is not None, "enter the model first"
+        prompt, added = self._prompt(messages, tools)
+        room = self._room(prompt, added, params.pop("max_tokens", None))
+        self._tokenizer.prompt = prompt
+        asked = {**self._constant, **params.pop("extra_body", {}), **params, "max_tokens": room, "messages": [], "n": 1}
+        reply = await ask(self._server.chat_completion, self._timeout_s, asked)
+        raw, finish_reason = _answer_of(reply)
+        self._keep(messages, prompt + raw, raw)
+        return self._completion(raw, finish_reason, tools)
+
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> tuple[str, str | None]:
+        """The prompt, and what it adds to the sequence before it (None: it begins a new one)."""
+        at = len(self._given)
+        if self._turns and list(messages[:at]) == self._given and _role(messages, at) == "assistant":
+            added = self._renderer.continuation(messages, at, tools, self._said[at][1])
+            if added is not None:
+                return self._text + added, added
+        said = {at: without_end(raw, self._renderer.end_marks) for at, raw in self._still_said(messages)}
+        return self._renderer.whole(messages, tools, said), None
+
+    def _still_said(self, messages: Sequence[Message]) -> list[tuple[int, str]]:
+        """Which of the messages are the model's own, unchanged."""
+        found = []
+        for at, (message, raw) in self._said.items():
+            if _role(messages, at) == "assistant" and message in (None, messages[at]):
+                self._said[at] = (messages[at], raw)
+                found.append((at, raw))
+        return found
+
+    def _room(self, prompt: str, added: str | None, wanted: int | None) -> int:
+        """How many tokens the answer may have. Raises: ContextOverflow."""
+        most, limit = self._limits
+        most = wanted or most
+        if limit is None:
+            return most
+        before = len(self._sequences[-1].tokens) if added is not None else 0
+        used = before + len(self._tokenizer.encode(prompt if added is None else added))
+        if used >= limit:
+            raise ContextOverflow(f"the conversation has {used} tokens, the limit is {limit}")
+        return min(most, limit - used)
+
+    def _keep(self, messages: Sequence[Message], text: str, raw: str) -> None:
+        """Remember what was said, and the server's tokens of it. Raises: ModelServerError."""
+        assert self._server is not None
+        nodes = self._server.get_state().get("nodes") or []
+        before = self._sequences
+        if len(nodes) not in (len(before), len(before) + 1) or not nodes or nodes[-1].full_text != text:
+            raise ModelServerError("the managed server lost track of the conversation")
+        known = before[-1] if len(nodes) == len(before) else None
+        newest = sequence_of(nodes[-1], known.first_step if known else self._turns, known)
+        self._sequences = [*(before[:-1] if known else before), newest]
+        self._written_tokens = newest.trained - (known.trained if known else 0)
+        self._still_said(messages)
+        self._given, self._text = list(messages), text
+        self._said[len(messages)] = (None, raw)
+        self._turns += 1
+
+    def _completion(self, raw: str, finish_reason: str, tools: Sequence[ToolDefinition]) -> Completion:
+        parser, step = self._renderer.parser, self._turns - 1
+        opened = self._renderer.reasoning_open(self._tokenizer.prompt)
+        parsed = parser.parse(without_end(raw, self._renderer.end_marks), tools, reasoning_open=opened)
+        if finish_reason == "length" and (parsed.problem or (parsed.calls and parsed.open_ended)):
+            parsed = Parsed(parsed.content, (), parsed.reasoning, "your message was cut off at its length limit")
+        message: Message = {"role": "assistant", "content": parsed.content}
+        if parsed.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.call_id or parser.call_id(step, number),
+                    "type": "function",
+                    "function": {
+                        "name": call.name,
+                        "arguments": call.arguments if isinstance(call.arguments, str) else as_json(call.arguments),
+                    },
+                }
+                for number, call in enumerate(parsed.calls)
+            ]
+        total, written = len(self._sequences[-1].tokens), self._written_tokens
+        return Completion(
+            message,
+            finish_reason,
+            {"prompt_tokens": total - written, "completion_tokens": written, "total_tokens": total},
+            parsed.reasoning,
+            self._told(parsed),
+            clean_text(raw),
+        )
+
+    def _told(self, parsed: Parsed) -> str:
+        if not parsed.problem:
+            return ""
+        run = "The other calls were run." if parsed.calls else "No tool was run."
+        example = self._renderer.parser.example()
+        return f"{parsed.problem}. {run} Write a tool call exactly like this:\n{example}"
+
+
+def _role(messages: Sequence[Message], at: int) -> Any:
+    return messages[at].get("role") if at < len(messages) else None
+
+
+def _answer_of(reply: Any) -> tuple[str, str]:
+    try:
+        choice = reply.choices[0]
+        return str(choice.message.content or ""), str(choice.finish_reason or "stop")
+    except (AttributeError, IndexError, TypeError) as error:
+        raise ModelServerError("the model's server answered without a message") from error

@@ -1,0 +1,161 @@
+"""The model's servers, asked through one layer of retries, with their own words kept when they refuse.
+
+atropos' wrappers retry in nested layers, any error, a malformed request too: 27 requests and minutes for
+one failure of an OpenAI-style server; their health checks ask for a completion every second; and those of
+vLLM and SGLang drop the body of an error, so that a conversation that is too long looks like a bug.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+from atroposlib.envs.server_handling.openai_server import OpenAIServer
+from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
+from atroposlib.envs.server_handling.sglang_server import SGLangServer
+from atroposlib.envs.server_handling.vllm_server import VLLMServer
+
+from agentenv.errors import ConfigError
+
+ATTEMPTS = 3
+FIRST_DELAY_S = 0.5
+TRAJECTORY_HEADER = "X-Trajectory"
+"""Carries the trajectory's name to a managed server when ``send_trajectory_id`` is set."""
+
+
+class Refused(Exception):
+    """A model server's HTTP error, with what it said. Shaped as the openai client's errors are."""
+
+    def __init__(self, status_code: int, message: str) -> None:
+        super().__init__(f"HTTP {status_code}: {message}")
+        self.status_code = status_code
+
+
+class OnceRetryingServer(OpenAIServer):  # type: ignore[misc]
+    """An OpenAI-style server: the openai client's own retries, and no others."""
+
+    async def chat_completion(self, **kwargs: Any) -> Any:
+        """One ChatCompletion. Raises what the openai client raises."""
+        kwargs["model"] = self.config.model_name
+        semaphore = self.sem if kwargs.pop("split", "train") == "train" else self.eval_sem
+        kwargs = self._inject_reasoning_kwargs(kwargs)
+        async with semaphore:
+            started_at = time.time()
+            reply = await self._chat_completion_wrapper(**kwargs)
+            self.request_timings.append(time.time() - started_at)
+            self.attempts_list.append(1)
+        return reply
+
+
+class _TokenServer:
+    """Mixed into atropos' servers that give tokens and logprobs, before their own class."""
+
+    config: APIServerConfig
+    sem: asyncio.Semaphore
+    eval_sem: asyncio.Semaphore
+    request_timings: list[float]
+    attempts_list: list[int]
+
+    async def tokens_and_logprobs_completion(self, **kwargs: Any) -> tuple[list[int], list[Any], list[Any], list[Any]]:
+        """(prompt tokens, and per answer: tokens, logprobs, finish reason).
+
+        Raises: Refused; aiohttp.ClientError when the server could not be reached in three attempts.
+        """
+        semaphore = self.sem if kwargs.pop("split", "train") == "train" else self.eval_sem
+        kwargs.pop("model", None)
+        kwargs.pop("prompt", None)
+        prompt = kwargs.pop("input_ids")
+        headers = {TRAJECTORY_HEADER: user} if (user := kwargs.pop("user", None)) else {}
+        async with semaphore:
+            started_at = time.time()
+            reply, attempts = await self._posted(self._request(prompt, kwargs), headers)
+            self.request_timings.append(time.time() - started_at)
+            self.attempts_list.append(attempts)
+        return (prompt, *self._read(reply))
+
+    async def _posted(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[Any, int]:
+        """The reply's JSON and how many attempts it took. A busy or failing server is asked again."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return await self._post(body, headers), attempt
+            except (aiohttp.ClientConnectionError, Refused) as error:
+                final = isinstance(error, Refused) and error.status_code < 500 and error.status_code != 429
+                if final or attempt == ATTEMPTS:
+                    raise
+            await asyncio.sleep(FIRST_DELAY_S * 2 ** (attempt - 1))
+        raise AssertionError("unreachable")
+
+    async def _post(self, body: dict[str, Any], headers: dict[str, str]) -> Any:
+        if self.config.api_key:
+            headers = {**headers, "Authorization": f"Bearer {self.config.api_key}"}
+        url = f"{(self.config.base_url or '').rstrip('/').removesuffix('/v1')}/generate"
+        timeout = aiohttp.ClientTimeout(total=self.config.timeout)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(url, json=body, headers=headers) as reply,
+        ):
+            if reply.status >= 400:
+                raise Refused(reply.status, (await reply.text())[:2000])
+            return await reply.json()
+
+    def _request(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _read(self, reply: Any) -> tuple[list[list[int]], list[list[float]], list[Any]]:
+        raise NotImplementedError
+
+
+class TokensFromVLLM(_TokenServer, VLLMServer):  # type: ignore[misc]
+    """atropos' vLLM server (its ``/generate``), as :class:`_TokenServer` asks it."""
+
+    def _request(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        return {"prompt": {"prompt_token_ids": prompt}, "logprobs": 0, **sampling}
+
+    def _read(self, reply: Any) -> tuple[list[list[int]], list[list[float]], list[Any]]:
+        chosen = [[next(iter(position[0].items())) for position in answer] for answer in reply["logprobs"]]
+        tokens = [[int(token) for token, _ in answer] for answer in chosen]
+        return tokens, [[float(logprob) for _, logprob in answer] for answer in chosen], list(reply["finish_reasons"])
+
+
+class TokensFromSGLang(_TokenServer, SGLangServer):  # type: ignore[misc]
+    """SGLang's ``/generate``."""
+
+    def _request(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+        sampling = dict(sampling)
+        sampling["max_new_tokens"] = sampling.pop("max_tokens")
+        return {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+
+    def _read(self, reply: Any) -> tuple[list[list[int]], list[list[float]], list[Any]]:
+        described = [answer["meta_info"] for answer in (reply if isinstance(reply, list) else [reply])]
+        chosen = [answer["output_token_logprobs"] for answer in described]
+        tokens = [[int(entry[1]) for entry in answer] for answer in chosen]
+        logprobs = [[float(entry[0]) for entry in answer] for answer in chosen]
+        return tokens, logprobs, [answer["finish_reason"] for answer in described]
+
+
+SERVERS: dict[str, type[APIServer]] = {
+    "openai": OnceRetryingServer,
+    "vllm": TokensFromVLLM,
+    "sglang": TokensFromSGLang,
+}
+
+
+def server_type_of(configs: Sequence[ServerBaseline], tool_call_parser: str | None) -> str:
+    """The one type all of them are of. Raises: ConfigError when they differ, when the type gives no
+    tokens and logprobs and is no OpenAI-style server either, or when a parser is missing for it."""
+    kinds = {config.server_type for config in configs}
+    if len(kinds) != 1:
+        raise ConfigError("server_type", f"{', '.join(sorted(kinds))} cannot be mixed", next_step="use one type")
+    kind = str(kinds.pop())
+    if kind not in SERVERS:
+        raise ConfigError(
+            "server_type", f"{kind!r} gives no tokens with logprobs", next_step=f"allowed: {', '.join(SERVERS)}"
+        )
+    if kind != "openai" and tool_call_parser is None:
+        raise ConfigError(
+            "tool_call_parser", f"is not set, and {kind!r} gives text", next_step="name the model family's format"
+        )
+    return kind
