@@ -19,9 +19,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, PydanticUserError, create_model
 
 from agentenv.errors import ConfigError
+from agentenv.tools.schema import parameters_schema
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.toolserver import CallScope
 
@@ -167,6 +168,8 @@ def _arguments_of(function: Callable[..., Any], called: str) -> tuple[type[BaseM
             fields[parameter.name] = (hint, default)
     strict = ConfigDict(frozen=True, extra="forbid")
     try:
-        return create_model(f"Arguments_{called}", __config__=strict, **fields), wants_run
-    except (TypeError, ValueError, NameError) as error:
+        model: type[BaseModel] = create_model(f"Arguments_{called}", __config__=strict, **fields)
+        parameters_schema(model)
+    except (TypeError, ValueError, NameError, PydanticUserError) as error:
         raise ConfigError(f"tool {called}", f"its signature makes no schema: {error}") from error
+    return model, wants_run

@@ -80,8 +80,9 @@ class ToolServer:
         self.boot = random.token_hex(8)
         self._settings = settings
         self._secrets = secrets or Secrets({})
-        self._tools = {tool.name: tool for tool in (_limited(tool, settings) for tool in tools)}
-        self.catalog = ToolCatalog(tool.spec for tool in self._tools.values())
+        limited = [_limited(tool, settings) for tool in tools]
+        self.catalog = ToolCatalog(tool.spec for tool in limited)
+        self._tools = {tool.name: tool for tool in limited}
         for name in settings.limits:
             if name not in self._tools:
                 match = closest(name, self._tools)
