@@ -24,8 +24,9 @@ from agentenv.slots.control import ContainerControl
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Result, server_message
 from agentenv.wire.leases import LeaseKey, LeaseRequest
+from tests.nomad.farm import nomad_farm
 
-KNOWN_FAILURES: dict[str, dict[str, str]] = {"fake": {}, "local": {}}
+KNOWN_FAILURES: dict[str, dict[str, str]] = {"fake": {}, "local": {}, "nomad": {}}
 
 
 class Breakable(ContainerBackend, Protocol):
@@ -45,7 +46,7 @@ class KillableLocal(LocalBackend):
         os.kill(self.pids[container_id], signal.SIGKILL)
 
 
-@pytest.fixture(params=["fake", "local"])
+@pytest.fixture(params=list(KNOWN_FAILURES))
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     reason = KNOWN_FAILURES[name].get(request.function.__name__)
@@ -61,12 +62,15 @@ class Maker:
     kind: str
     state_dir: Path
     stack: AsyncExitStack
+    nomad_address: str = ""
 
     def backend(self, slots: int = 2) -> Breakable:
         # require_sandbox=False: an ordinary user's machine tests the isolation it has.
         settings = ContainerSettings(slots_per_container=slots, require_sandbox=False)
         if self.kind == "fake":
             return KillableFake(settings)
+        if self.kind == "nomad":
+            return nomad_farm(self.nomad_address, settings)
         return KillableLocal(settings, state_dir=self.state_dir)
 
     async def pool(self, slots: int = 2, **settings: float) -> tuple[SlotPool, Breakable]:
@@ -77,9 +81,10 @@ class Maker:
 
 
 @pytest.fixture
-async def make(kind: str, tmp_path: Path) -> AsyncIterator[Maker]:
+async def make(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Maker]:
+    address = request.getfixturevalue("cluster").address if kind == "nomad" else ""
     async with AsyncExitStack() as stack:
-        yield Maker(kind, tmp_path, stack)
+        yield Maker(kind, tmp_path, stack, address)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A real local farm of one container, shared by this directory's tests: what is tried here must be refused by it."""
+"""A real farm of one container, of local processes and over Nomad and Docker: what is tried here both must refuse."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import pytest
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.spec import MIB, SlotLimits
+from tests.nomad.farm import nomad_farm
 
 LIMITS = SlotLimits(
     processes=60,
@@ -25,9 +27,16 @@ LIMITS = SlotLimits(
 )
 
 
+@pytest.fixture(params=["local", "nomad"])
+def backend(request: pytest.FixtureRequest) -> ContainerBackend:
+    containers = ContainerSettings(slots_per_container=3, limits=LIMITS)
+    if request.param == "local":
+        return LocalBackend(containers)
+    return nomad_farm(request.getfixturevalue("cluster").address, containers)
+
+
 @pytest.fixture
-async def executor() -> AsyncIterator[ToolExecutor]:
-    backend = LocalBackend(ContainerSettings(slots_per_container=3, limits=LIMITS))
+async def executor(backend: ContainerBackend) -> AsyncIterator[ToolExecutor]:
     settings = PoolSettings(min_containers=1, max_containers=1)
     async with SlotPool(backend, settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as opened:
         yield opened

@@ -19,14 +19,20 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-from tests.contract.executor.farm import Breaker, FakeBreaker, LocalBreaker
+from tests.contract.executor.farm import Breaker, FakeBreaker, LocalBreaker, NomadBreaker
+from tests.nomad.farm import KillableNomad, nomad_farm
 
-BACKENDS = ["fake", "local"]
+BACKENDS = ["fake", "local", "nomad"]
+Backend = FakeBackend | LocalBackend | KillableNomad
 
 
-def make(kind: str, state_dir: Path) -> FakeBackend | LocalBackend:
+def make(request: pytest.FixtureRequest, state_dir: Path) -> Backend:
     settings = ContainerSettings(slots_per_container=4)
-    return FakeBackend(settings) if kind == "fake" else LocalBackend(settings, state_dir=state_dir)
+    if request.param == "fake":
+        return FakeBackend(settings)
+    if request.param == "nomad":
+        return nomad_farm(request.getfixturevalue("cluster").address, settings)
+    return LocalBackend(settings, state_dir=state_dir)
 
 
 @pytest_asyncio.fixture(params=BACKENDS, scope="module", loop_scope="module")
@@ -34,7 +40,7 @@ async def executor(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ToolExecutor]:
     settings = PoolSettings(min_containers=1, max_containers=1)
-    shared = SlotPool(make(request.param, tmp_path_factory.mktemp("state")), settings)
+    shared = SlotPool(make(request, tmp_path_factory.mktemp("state")), settings)
     async with shared, ToolExecutor(shared, ToolCatalog.builtin()) as opened:
         yield opened
 
@@ -46,17 +52,19 @@ async def session(executor: ToolExecutor) -> AsyncIterator[ToolSession]:
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> FakeBackend | LocalBackend:
-    return make(request.param, tmp_path)
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
+    return make(request, tmp_path)
 
 
 @pytest.fixture
-async def pool(backend: FakeBackend | LocalBackend) -> AsyncIterator[SlotPool]:
+async def pool(backend: Backend) -> AsyncIterator[SlotPool]:
     settings = PoolSettings(min_containers=1, max_containers=1, suspect_after_s=0.5, gone_after_s=10)
     async with SlotPool(backend, settings) as opened:
         yield opened
 
 
 @pytest.fixture
-def breaker(backend: FakeBackend | LocalBackend) -> Breaker:
-    return FakeBreaker(backend) if isinstance(backend, FakeBackend) else LocalBreaker(backend)
+def breaker(backend: Backend) -> Breaker:
+    if isinstance(backend, FakeBackend):
+        return FakeBreaker(backend)
+    return NomadBreaker(backend) if isinstance(backend, KillableNomad) else LocalBreaker(backend)

@@ -20,6 +20,7 @@ from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.leases import LeaseKey
 from tests.faults.proxy import Proxy
+from tests.nomad.farm import KillableNomad, first_pid, paused
 
 
 async def until_bash(session: ToolSession, condition: str, *, deadline_s: float = 10.0) -> None:
@@ -115,16 +116,32 @@ class LocalBreaker:
         os.killpg(self._backend.pids[container.id], signal.SIGKILL)
 
     async def pause_server(self, seconds: float) -> None:
-        server = self._server()
-        os.kill(server, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(seconds)
-        finally:
-            os.kill(server, signal.SIGCONT)
+        await paused(self._server(), seconds)
 
     def _server(self) -> int:
         (supervisor,) = self._backend.pids.values()
         (server,) = [pid for pid in descendants(supervisor) if b"agentenv.sandbox.serve" in command_line(pid)]
+        return server
+
+
+class NomadBreaker:
+    """Docker containers of a Nomad job on this machine: killed as docker does it, their processes by id."""
+
+    def __init__(self, backend: KillableNomad) -> None:
+        self._backend = backend
+
+    async def crash_server(self) -> None:
+        os.kill(self._server(), signal.SIGKILL)
+
+    async def kill_container(self, container: ContainerHandle) -> None:
+        self._backend.kill_container(container.id)
+
+    async def pause_server(self, seconds: float) -> None:
+        await paused(self._server(), seconds)
+
+    def _server(self) -> int:
+        (container,) = self._backend.status().containers
+        (server,) = [pid for pid in descendants(first_pid(container)) if b"agentenv.sandbox.serve" in command_line(pid)]
         return server
 
 

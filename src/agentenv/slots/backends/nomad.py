@@ -153,11 +153,8 @@ class NomadBackend:
         """Register the job; one that is there keeps its count, and its containers if nothing else changed."""
         api = self._opened().api
         text = job_text(self._nomad)
-        found: dict[str, object] = {}
-        if "client_data_dir" not in self._nomad.variables and (directory := await api.client_data_dir()):
-            found["client_data_dir"] = directory
         try:
-            job = await api.parse(text, job_variables(text, self._containers, self._nomad, found))
+            job = await api.parse(text, job_variables(text, self._containers, self._nomad))
         except NomadError as error:
             if error.status == 400:
                 raise ConfigError("job_file", error.message, next_step="`nomad job validate` tells more") from error

@@ -66,14 +66,6 @@ class NomadApi:
         """Whether there is such a server, namespace and token."""
         await self._run(lambda c: c.namespace.get_namespace(self.settings.namespace))
 
-    async def client_data_dir(self) -> str | None:
-        """Where the agent asked keeps its allocations, when it is itself a client and lets us know."""
-        try:
-            config = (await self._run(lambda c: c.agent.request("self", method="get").json())).get("config") or {}
-        except NomadError:
-            return None
-        return config.get("DataDir") if (config.get("Client") or {}).get("Enabled") else None
-
     async def node(self, node_id: str) -> facts.Node:
         """One client, its drain's deadline included."""
         return facts.node(await self._run(lambda c: c.node.get_node(node_id)))

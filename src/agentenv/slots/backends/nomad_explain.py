@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
@@ -90,7 +91,7 @@ def start_failure(allocation: Allocation, image: str, stdout: str, stderr: str) 
     if (driver := _last(allocation.events, _DRIVER_EVENTS)) is not None:
         return _driver_failure(driver, image)
     if (said := _failed_event(stdout)) is not None:
-        return said
+        return replace(said, reason=f"{said.reason}; it logged: {_tail(stderr)}") if "log" in said.next_step else said
     words = _tail(stderr) or _tail(stdout)
     ended = f"{allocation.container} ended before it served: {end_of(allocation)}"
     return StartFailed(
@@ -106,6 +107,9 @@ def _driver_failure(event: TaskEvent, image: str) -> StartFailed:
             next_step="name an image the nodes have or can pull (sandbox_image), or build it: `agentenv image build`",
             permanent=True,
         )
+    if event.kind == "Failed Validation" or "failed to parse config" in message:
+        cure = "correct the job file (`nomad job validate`)"
+        return StartFailed(f"the driver does not understand the job: {message}", next_step=cure, permanent=True)
     if "allow-listed" in message or "allow_caps" in message or "seccomp" in message:
         cure = "set allow_caps in the docker plugin of every Nomad client as docs/operations.md says"
         return StartFailed(f"the driver refuses the container: {message}", next_step=cure, permanent=True)

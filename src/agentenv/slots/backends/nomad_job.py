@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,11 @@ def job_text(settings: NomadSettings) -> str:
         raise ConfigError("job_file", f"cannot be read: {error}", next_step="name a Nomad job file (HCL2)") from error
 
 
-def job_variables(
-    text: str, containers: ContainerSettings, settings: NomadSettings, found: Mapping[str, object] | None = None
-) -> str:
+def job_variables(text: str, containers: ContainerSettings, settings: NomadSettings) -> str:
     """Values for the variables the job file declares, as the text of an HCL variables file.
 
-    ``found`` is what was found out about the cluster; ``settings.variables`` come last and win. Raises
-    ConfigError naming a setting that is not at its default and that the file has no variable for.
+    ``settings.variables`` come last and win. Raises ConfigError naming a setting that is not at its
+    default and that the file has no variable for.
     """
     declared = set(_DECLARED.findall(text))
     defaults = _values(ContainerSettings(), NomadSettings())
@@ -47,7 +44,7 @@ def job_variables(
     undeclared = set(settings.variables) - declared
     if undeclared:
         raise ConfigError("variables", f"the job file has no variable {min(undeclared)!r}")
-    values = {**(found or {}), **given, "count": 0}
+    values = {**given, "count": 0}
     expressions = {name: hcl(value) for name, value in values.items() if name in declared} | settings.variables
     return "".join(f"{name} = {expression}\n" for name, expression in expressions.items())
 

@@ -1,0 +1,174 @@
+"""Any order of facts, lists, answers and losses of them: what the pool hears stays true."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from agentenv.slots.backends.base import ContainerDraining, ContainerGone, ContainerStarted, StartFailed
+from agentenv.slots.backends.nomad_facts import Allocation, Node, Snapshot
+from agentenv.slots.backends.nomad_view import AwaitEmpty, Command, FleetView, Forget, Report, Shake
+from tests.unit.nomad_samples import handle
+
+NODES = ("n1", "n2")
+WAYS = {
+    "pending": [("running", "running", "run"), ("failed", "dead", "run"), ("pending", "pending", "stop")],
+    "running": [
+        ("failed", "dead", "run"),
+        ("running", "running", "stop"),
+        ("lost", "running", "stop"),
+        ("unknown", "running", "run"),
+        ("complete", "dead", "stop"),
+    ],
+    "unknown": [("running", "running", "run"), ("lost", "running", "stop")],
+    "lost": [("complete", "dead", "stop")],
+}
+
+
+class Cluster(RuleBasedStateMachine):
+    """Nomad as it is, a channel that reorders, repeats and loses its events, and the view under test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = FleetView(start_timeout_s=60)
+        self.now = 0.0
+        self.index = 1
+        self.truth: dict[str, Allocation] = {}
+        self.nodes = {name: Node(name, 1) for name in NODES}
+        self.said: list[Allocation | Node] = []
+        self.shaking: set[str] = set()
+        self.emptying: set[str] = set()
+        self.heard: dict[str, list[str]] = {}
+
+    # -- Nomad -----------------------------------------------------------------------------------
+
+    @rule(node=st.sampled_from(NODES))
+    def place(self, node: str) -> None:
+        self.index += 1
+        self._say(Allocation(f"a{self.index}", 0, node, self.index))
+
+    @rule(pick=st.integers(0), way=st.integers(0))
+    def move(self, pick: int, way: int) -> None:
+        movable = [one for one in self.truth.values() if one.client in WAYS]
+        if movable:
+            one = movable[pick % len(movable)]
+            ways = WAYS[one.client]
+            client, task, desired = ways[way % len(ways)]
+            desired = "stop" if one.desired == "stop" else desired
+            self._change(one, client=client, task_state=task, desired=desired)
+
+    @rule(pick=st.integers(0))
+    def restart(self, pick: int) -> None:
+        running = [one for one in self.truth.values() if one.client == "running" and one.desired == "run"]
+        if running:
+            one = running[pick % len(running)]
+            self._change(one, task_state="pending", restarts=one.restarts + 1)
+            self._change(self.truth[one.id], task_state="running")
+
+    @rule(pick=st.integers(0))
+    def collect_garbage(self, pick: int) -> None:
+        ended = [one for one in self.truth.values() if one.client in ("failed", "complete")]
+        if ended:
+            self.index += 1
+            del self.truth[ended[pick % len(ended)].id]
+
+    @rule(node=st.sampled_from(NODES))
+    def drain_or_not(self, node: str) -> None:
+        self.index += 1
+        self.nodes[node] = Node(node, self.index, draining=not self.nodes[node].draining)
+        self.said.append(self.nodes[node])
+
+    def _change(self, one: Allocation, **changes: object) -> None:
+        self.index += 1
+        self._say(replace(one, modify_index=self.index, **changes))  # type: ignore[arg-type]
+
+    def _say(self, fact: Allocation) -> None:
+        self.truth[fact.id] = fact
+        self.said.append(fact)
+
+    # -- what reaches the view -------------------------------------------------------------------
+
+    @rule(pick=st.integers(0))
+    def hear_any(self, pick: int) -> None:
+        """Any event ever said: late, again, out of order."""
+        if self.said:
+            self._perform(self.view.update(self.said[pick % len(self.said)], self.now))
+
+    @rule()
+    def hear_the_newest(self) -> None:
+        if self.said:
+            self._perform(self.view.update(self.said[-1], self.now))
+
+    @rule()
+    def look(self) -> None:
+        snapshot = Snapshot(self.index, tuple(self.truth.values()), tuple(self.nodes.values()))
+        self._perform(self.view.update(snapshot, self.now))
+        serving = {name for name, words in self.heard.items() if words == ["started"]}
+        truly = {one.container for one in self.truth.values() if one.client in ("running", "unknown")}
+        assert serving <= truly, "a list shows every end"
+
+    @rule(pick=st.integers(0), well=st.booleans())
+    def answer(self, pick: int, well: bool) -> None:
+        if self.shaking:
+            name = sorted(self.shaking)[pick % len(self.shaking)]
+            self.shaking.discard(name)
+            self._perform(self.view.shaken(name, handle(name) if well else StartFailed("no"), self.now))
+
+    @rule(pick=st.integers(0), silent=st.booleans())
+    def empty(self, pick: int, silent: bool) -> None:
+        if self.emptying:
+            name = sorted(self.emptying)[pick % len(self.emptying)]
+            self.emptying.discard(name)
+            self._perform(self.view.emptied(name, self.now, silent=silent))
+
+    @rule(seconds=st.floats(0.1, 100))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self._perform(self.view.tick(self.now))
+
+    # -- what must hold --------------------------------------------------------------------------
+
+    def _perform(self, commands: list[Command]) -> None:
+        for command in commands:
+            match command:
+                case Shake(container, allocation):
+                    assert allocation.client == "running"
+                    assert container not in self.shaking
+                    self.shaking.add(container)
+                case Forget(container):
+                    self.shaking.discard(container)
+                    self.emptying.discard(container)
+                case AwaitEmpty(container):
+                    assert self.heard[container] == ["started", "draining"]
+                    self.emptying.add(container)
+                case Report(ContainerStarted(started)):
+                    assert started.id not in self.heard, "started once, and never again once gone"
+                    self.heard[started.id] = ["started"]
+                case Report(ContainerDraining(container)):
+                    assert self.heard[container] == ["started"]
+                    self.heard[container].append("draining")
+                case Report(ContainerGone(container)):
+                    assert self.heard[container] in (["started"], ["started", "draining"])
+                    self.heard[container].append("gone")
+
+    @invariant()
+    def the_view_agrees_with_what_it_reported(self) -> None:
+        alive = {name for name, words in self.heard.items() if words[-1] != "gone"}
+        stages = self.view.stages()
+        assert {name for name, stage in stages.items() if stage in ("serving", "draining")} == alive
+        assert self.view.serving == sum(words == ["started"] for words in self.heard.values())
+
+    def teardown(self) -> None:
+        """When all has ended and a last list was made, everything that was started is gone."""
+        self.truth.clear()
+        self.index += 1
+        self.look()
+        assert all(words[-1] == "gone" for words in self.heard.values())
+        assert self.view.stages() == {}
+
+
+Cluster.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestClusterRandom = Cluster.TestCase
