@@ -68,7 +68,8 @@ async def test_defaults_and_order_of_arguments_make_no_difference(tmp_path: Path
         return a + b
 
     async with ToolServer([external_tool(look)], taping(tmp_path)) as server:
-        for arguments in ({}, {"a": 1}, {"b": 2, "a": 1}, {"a": 1, "b": 2}):
+        given: list[dict[str, Any]] = [{}, {"a": 1}, {"b": 2, "a": 1}, {"a": 1, "b": 2}]
+        for arguments in given:
             assert (await ask(server, "look", **arguments)).content == 3
     assert len(lines(tape(tmp_path))) == 1
 

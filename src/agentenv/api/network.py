@@ -7,6 +7,7 @@ between two questions) leads nowhere, because only the addresses that were judge
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _WEB_PORTS: Final = (80, 443)
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 _MOST_URL_CHARS: Final = 8_192
 
 
@@ -153,6 +155,8 @@ def parsed_url(url: str) -> URL:
         parsed = URL(url.strip())
         if parsed.scheme not in ("http", "https") or not parsed.raw_host or not parsed.port:
             raise ValueError("give a whole http:// or https:// URL")
+        if not _HOST.fullmatch(parsed.raw_host):
+            raise ValueError("its host is none")
         if parsed.user is not None or parsed.password is not None:
             raise ValueError("leave user and password out of it")
     except (ValueError, UnicodeError) as error:

@@ -10,6 +10,7 @@ import json
 import re
 import resource
 import sys
+import warnings
 from dataclasses import asdict, dataclass
 from typing import Final
 from urllib.parse import urljoin
@@ -43,7 +44,9 @@ class Readable:
 
 def readable(html: str, url: str) -> Readable:
     """The page's title and main text. Never raises for what a page holds; takes seconds for each MB."""
-    soup = BeautifulSoup(html[:_MOST_CHARS], "html.parser")
+    whole = html[:_MOST_CHARS].encode("utf-8", "replace").decode()
+    with warnings.catch_warnings(action="ignore"):  # it warns of pages that look like a file's name
+        soup = BeautifulSoup(whole, "html.parser")
     title = soup.title.get_text(" ", strip=True) if soup.title else ""
     for part in soup.find_all(_MACHINERY):
         part.decompose()
