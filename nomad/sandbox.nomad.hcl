@@ -88,6 +88,12 @@ variable "spare_shells" {
   default = true
 }
 
+variable "drain_s" {
+  type        = number
+  default     = 300
+  description = "Seconds that leases have left when their container is to go, unless the node's drain gives them less."
+}
+
 variable "cpu_mhz" {
   type        = number
   default     = 500
@@ -171,7 +177,10 @@ job "sandbox" {
       delay_function = "exponential"
       max_delay      = "2m"
     }
-    # A drained node's containers end side by side: their trajectories are over by then or start again.
+    # An allocation that is to go (its node is drained, the count is lowered) runs on for so long, for the
+    # leases it has, while its replacement starts at once. The farm ends it as soon as it is empty; by hand:
+    # `nomad job stop -no-shutdown-delay`.
+    shutdown_delay = "${var.drain_s}s"
     migrate {
       max_parallel     = 10
       min_healthy_time = "2s"
