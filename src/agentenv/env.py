@@ -52,6 +52,7 @@ from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.exporter import Meter
 from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.backends.open import make_backend
 from agentenv.slots.pool import SlotPool
 from agentenv.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
@@ -277,13 +278,13 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
 
     def build_backend(self) -> ContainerBackend:
         """Where containers come from: what ``tool_pool_mode`` names. Override it to bring your own."""
-        if self.config.tool_pool_mode == "fake":
-            from agentenv.slots.backends.fake import FakeBackend
-
-            return FakeBackend(self.config.container_settings())
-        from agentenv.slots.backends.local import LocalBackend
-
-        return LocalBackend(self.config.container_settings(), start_timeout_s=self.config.start_timeout_s)
+        config = self.config
+        return make_backend(
+            config.tool_pool_mode,
+            config.container_settings(),
+            nomad=config.nomad_settings(),
+            start_timeout_s=config.start_timeout_s,
+        )
 
     def model_for(self, trajectory: str) -> Model:
         """The model one trajectory talks to."""

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from agentenv.agent.prompts import SYSTEM_PROMPT
 from agentenv.agent.settings import AgentSettings
-from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings, explain
+from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings, explain
 from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution
 from agentenv.wire.spec import MIB, Bind, SlotLimits
@@ -32,6 +32,19 @@ ALIASES = {
     "terminal_lifetime": "lease_ttl_s",
 }
 """Names of the older sibling → the names used here."""
+
+
+_NOMAD_NAMES = {
+    "nomad_address": "address",
+    "sandbox_job_id": "job_id",
+    "sandbox_image": "image",
+    "driver": "driver",
+    "container_memory_mib": "memory_mib",
+    "container_cpu_mhz": "cpu_mhz",
+    "purge_job_on_start": "purge_job_on_start",
+    "purge_job_on_shutdown": "purge_job_on_shutdown",
+}
+"""Fields here → fields of NomadSettings."""
 
 
 def _split(value: object) -> object:
@@ -60,7 +73,7 @@ class AgentFields(BaseModel):
 
     # Where tools run
     tool_pool_mode: Literal["local", "nomad", "fake"] = Field(
-        default="local", description="local: sandbox containers as processes here; fake: no isolation, for tests"
+        default="local", description="local: processes here; nomad: a cluster's; fake: no isolation, for tests"
     )
     allow_network: bool = Field(default=False, description="Give slots network access")
     require_sandbox: bool = Field(default=True, description="Refuse to run where isolation is weaker than promised")
@@ -79,11 +92,13 @@ class AgentFields(BaseModel):
     slot_workspace_mib: int = Field(default=1024, ge=1)
     sandbox_env: TextObject = Field(default_factory=dict, description="Environment variables of every command (JSON)")
     sandbox_binds: Names = Field(default_factory=list, description="Host paths shown read-only: source:target,...")
-    # Nomad: accepted and checked now, used by a later version
-    nomad_address: str = Field(default="http://127.0.0.1:4646")
-    sandbox_job_id: str = Field(default="agentenv-sandbox", min_length=1)
+    # With tool_pool_mode="nomad"; token, namespace, region and TLS come from Nomad's own NOMAD_* variables
+    nomad_address: str | None = Field(default=None, description="http(s)://host:port; NOMAD_ADDR by default")
+    sandbox_job_id: str = Field(default="agentenv-sandbox", description="The farm's job: one farm per job")
     sandbox_image: str = Field(default="agentenv-sandbox:local", min_length=1)
-    driver: Literal["docker"] = "docker"
+    driver: Literal["docker", "raw_exec", "apptainer"] = "docker"
+    container_memory_mib: int = Field(default=2048, ge=64, description="Hard limit of a container, its slots included")
+    container_cpu_mhz: int = Field(default=500, ge=1, description="Reserved for a container by the scheduler")
     purge_job_on_start: bool = False
     purge_job_on_shutdown: bool = True
     # Tool calls
@@ -180,6 +195,17 @@ class AgentFields(BaseModel):
         )  # fmt: skip
         return _built(PoolSettings, **{name: getattr(self, name) for name in names})
 
+    def nomad_settings(self) -> NomadSettings:
+        """Where the cluster is, and the farm's job there. Raises ConfigError naming the field."""
+        try:
+            return NomadSettings.from_environment(
+                **{name: getattr(self, field) for field, name in _NOMAD_NAMES.items()}
+            )
+        except ConfigError as error:
+            field = {name: field for field, name in _NOMAD_NAMES.items()}.get(error.field, error.field)
+            problem = error.message.removeprefix(f"{error.field}: ")
+            raise ConfigError(field, problem, next_step=error.next_step) from error
+
     def executor_settings(self) -> ExecutorSettings:
         """How calls are batched and bounded."""
         return _built(
@@ -233,7 +259,6 @@ def _take_aliases(config: AgentFields) -> None:
 
 def _refuse_later_versions(config: AgentFields) -> None:
     later = {
-        "tool_pool_mode": (config.tool_pool_mode == "nomad", "use tool_pool_mode='local'"),
         "require_stateful_sandbox": (
             config.require_stateful_sandbox,
             "set it to false; each bash call is a fresh shell",

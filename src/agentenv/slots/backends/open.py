@@ -1,0 +1,40 @@
+"""The backend that a name stands for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.errors import ConfigError
+from agentenv.slots.backends.base import ContainerBackend
+
+BackendName = Literal["local", "nomad", "fake"]
+BACKENDS: tuple[BackendName, ...] = ("local", "nomad", "fake")
+
+
+def make_backend(
+    name: str,
+    containers: ContainerSettings | None = None,
+    *,
+    nomad: NomadSettings | None = None,
+    start_timeout_s: float = 60.0,
+) -> ContainerBackend:
+    """A backend of that name, not opened yet. ``nomad`` (from the environment by default) is for that one only.
+
+    Raises ConfigError: no such backend, or its settings are wrong.
+    """
+    # Imported when asked for: each brings packages that a user of the others need not have.
+    match name:
+        case "local":
+            from agentenv.slots.backends.local import LocalBackend
+
+            return LocalBackend(containers, start_timeout_s=start_timeout_s)
+        case "nomad":
+            from agentenv.slots.backends.nomad import NomadBackend
+
+            return NomadBackend(containers, nomad, start_timeout_s=start_timeout_s)
+        case "fake":
+            from agentenv.slots.backends.fake import FakeBackend
+
+            return FakeBackend(containers)
+    raise ConfigError("tool_pool_mode", f"got {name!r}", next_step=f"allowed: {', '.join(BACKENDS)}")
