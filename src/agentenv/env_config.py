@@ -299,6 +299,16 @@ def _refuse_contradictions(config: AgentFields) -> None:
     if config.tool_call_parser is not None and config.tool_call_parser not in TOOL_CALL_PARSERS:
         allowed = ", ".join(TOOL_CALL_PARSERS)
         raise ConfigError("tool_call_parser", f"got {config.tool_call_parser!r}", next_step=f"allowed: {allowed}")
-    address = urlsplit(config.nomad_address)
+    _refuse_nomad_contradictions(config)
+
+
+
+def _refuse_nomad_contradictions(config: AgentFields) -> None:
+    nomad = config.nomad_settings()
+    address = urlsplit(nomad.address)
     if address.scheme not in ("http", "https") or not address.hostname:
-        raise ConfigError("nomad_address", f"got {config.nomad_address!r}", next_step="allowed: http(s)://host:port")
+        raise ConfigError("nomad_address", f"got {nomad.address!r}", next_step="allowed: http(s)://host:port")
+    if config.driver == "raw_exec" and config.sandbox_image != type(config).model_fields["sandbox_image"].default:
+        raise ConfigError(
+            "sandbox_image", "is set with driver='raw_exec', which runs no image", next_step="unset it, or use docker"
+        )
