@@ -21,8 +21,8 @@ def content(data: bytes) -> bytes:
     return (chunk(data) if data else b"") + chunk(b"") + hashlib.sha256(data).digest()
 
 
-def file(path: bytes, data: bytes = b"x", **more: int) -> bytes:
-    return Entry("f", path, size=CHUNKED, mode=0o644, **more).encode() + content(data)
+def file(path: bytes, data: bytes = b"x") -> bytes:
+    return Entry("f", path, size=CHUNKED, mode=0o644).encode() + content(data)
 
 
 ROOT = Entry("d", mode=0o755).encode()

@@ -79,9 +79,15 @@ async def upload(lease: Lease, local: Path, remote: str, *, progress: Progress |
     total = await asyncio.to_thread(size_of, local)
 
     async def once() -> Transferred:
-        tally = Tally()
-        async with _request(lease, "PUT", remote, _body(local, tally, total, progress)) as response:
-            reply = await _upload_reply(response)
+        tally, failures = Tally(), list[Exception]()
+        body = _remembering(_body(local, tally, total, progress), failures)
+        try:
+            async with _request(lease, "PUT", remote, body) as response:
+                reply = await _upload_reply(response)
+        except errors.ConnectionLostError:
+            if failures:  # the connection was cut by us: what could not be read could not be sent
+                raise failures[0] from None
+            raise
         if reply.exit_code:
             raise OSError(_as_errno(reply.exit_code), reply.stderr.strip() or "the upload failed", remote)
         if reply.total_bytes != tally.total_bytes:
@@ -172,6 +178,16 @@ async def _body(local: Path, tally: Tally, total: int, progress: Progress | None
         yield piece
         if progress is not None:
             progress(tally.total_bytes, max(total, tally.total_bytes))
+
+
+async def _remembering(pieces: AsyncIterator[bytes], failures: list[Exception]) -> AsyncIterator[bytes]:
+    """The HTTP client tells of a body that fails only in the words of its own error."""
+    try:
+        async for piece in pieces:
+            yield piece
+    except Exception as error:
+        failures.append(error)
+        raise
 
 
 def _some(pieces: Iterator[bytes]) -> bytes:

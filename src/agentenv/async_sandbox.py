@@ -1,0 +1,215 @@
+"""One sandbox for a script: a slot of its own, from ``async with`` to its end.
+
+::
+
+    async with AsyncSandbox() as box:
+        result = await box.run("python3 -c 'print(6 * 7)'")
+        print(result.stdout)
+
+:class:`agentenv.Sandbox` is the same without ``await``, for scripts and notebooks.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, overload
+
+from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
+from agentenv.errors import ConfigError, PoolClosedError
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.executor.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
+from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.pool import SlotPool
+from agentenv.tool_context import ToolContext
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.calls import CallResult
+from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply
+
+BackendName = Literal["local", "nomad", "fake"]
+
+
+class AsyncSandbox:
+    """A sandbox from :meth:`open` to :meth:`close`, or as an async context manager.
+
+    ``backend``: ``local`` runs a container on this machine, ``nomad`` a job of its own on the cluster that
+    ``NOMAD_ADDR`` names, ``fake`` plain child processes without any isolation (never for code you would not
+    run yourself); or a :class:`ContainerBackend`, which is opened and closed here. ``settings`` say what the
+    container is; ``allow_network`` overrides theirs. ``timeout_s`` bounds each call that names no other.
+
+    A failing command is data (``exit_code``); wrong calls raise ToolCallError, forbidden ones
+    PolicyRefusalError, failures of the sandbox InfraError. File operations raise ``OSError`` as local ones do.
+    """
+
+    def __init__(
+        self,
+        backend: BackendName | ContainerBackend = "local",
+        *,
+        settings: ContainerSettings | None = None,
+        allow_network: bool | None = None,
+        timeout_s: float = 60.0,
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        chosen = settings or ContainerSettings(slots_per_container=1)
+        if allow_network is not None:
+            chosen = chosen.model_copy(update={"allow_network": allow_network})
+        self._backend = _backend(backend, chosen, start_timeout_s) if isinstance(backend, str) else backend
+        self._executor = ExecutorSettings(default_timeout_s=timeout_s)
+        self._start_timeout_s = start_timeout_s
+        self._name = f"sandbox-{secrets.token_hex(4)}"
+        self._stack: AsyncExitStack | None = None
+        self._context: ToolContext | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._backend!r} {'open' if self._context else 'closed'}>"
+
+    async def open(self) -> Self:
+        """Start it. Raises SandboxUnavailableError naming cause and cure; nothing is left running then."""
+        if self._stack is not None:
+            raise PoolClosedError("a sandbox is opened once", next_step="make a new one")
+        async with AsyncExitStack() as stack:
+            one = PoolSettings(min_containers=1, max_containers=1, start_timeout_s=self._start_timeout_s)
+            pool = await stack.enter_async_context(SlotPool(self._backend, one))
+            executor = await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._executor))
+            session = executor.open(self._name, acquire_timeout_s=self._start_timeout_s)
+            self._context = ToolContext(await stack.enter_async_context(session))
+            self._session = session
+            self._stack = stack.pop_all()
+        return self
+
+    async def close(self) -> None:
+        """Wipe the slot and stop whatever :meth:`open` started. Repeatable."""
+        self._context = None
+        if self._stack is not None:
+            await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        command: str,
+        timeout_s: float | None = None,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+    ) -> CallResult:
+        """Run a bash command by itself, in the workspace; it is killed at ``timeout_s``."""
+        return await self._tools.terminal(command, timeout_s, cwd=cwd, env=env, stdin=stdin)
+
+    async def terminal(
+        self,
+        command: str,
+        timeout_s: float | None = None,
+        *,
+        session: str = "default",
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        pty: bool | None = None,
+    ) -> CallResult:
+        """Run a command in the bash of that name, which stays: directory, variables, functions. What still runs
+        at ``timeout_s`` goes on; an empty command returns more of its output."""
+        return await self._tools.terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty)
+
+    async def call_tool(
+        self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> CallResult:
+        """Call any tool there is by its name."""
+        return await self._tools.call_tool(tool, arguments, timeout_s=timeout_s)
+
+    async def seal(self) -> None:
+        """Kill everything that runs in the sandbox; its files stay."""
+        _ = self._tools
+        await self._session.seal()
+
+    # -- files -------------------------------------------------------------------------------------
+
+    @overload
+    async def read_file(self, path: str, *, binary: Literal[False] = False) -> str: ...
+    @overload
+    async def read_file(self, path: str, *, binary: Literal[True]) -> bytes: ...
+    async def read_file(self, path: str, *, binary: bool = False) -> str | bytes:
+        """A whole file, at most 64 MiB."""
+        return await (self._tools.read_file(path, binary=True) if binary else self._tools.read_file(path))
+
+    async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
+        """Write a file, whole; its directories are made. Returns its size in bytes."""
+        return await self._tools.write_file(path, content, mode=mode)
+
+    async def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
+        """The entries of a directory."""
+        return await self._tools.list_files(path, depth=depth)
+
+    async def search(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        glob: str | None = None,
+        ignore_case: bool = False,
+        literal: bool = False,
+        limit: int = 200,
+    ) -> SearchReply:
+        """Lines of files that match a regular expression; see :meth:`ToolContext.search`."""
+        return await self._tools.search(pattern, path, glob=glob, ignore_case=ignore_case, literal=literal, limit=limit)
+
+    async def patch(
+        self, patch: str, path: str = ".", *, strip: int | None = None, fuzz: int | None = None
+    ) -> PatchReply:
+        """Apply a unified diff, all of it or nothing; see :meth:`ToolContext.patch`."""
+        return await self._tools.patch(patch, path, strip=strip, fuzz=fuzz)
+
+    async def upload(self, local: Path | str, remote: str, *, progress: Progress | None = None) -> Transferred:
+        """Copy a local file or directory of any size into the sandbox, streamed, with SHA-256 end to end."""
+        return await self._tools.upload(local, remote, progress=progress)
+
+    async def download(
+        self,
+        remote: str,
+        local: Path | str,
+        *,
+        progress: Progress | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> Transferred:
+        """Copy a file or directory of the sandbox to a local path, streamed, with SHA-256 end to end."""
+        return await self._tools.download(remote, local, progress=progress, max_bytes=max_bytes)
+
+    async def archive(self, path: str = ".") -> ArtifactsReply:
+        """A file or directory as a tar (at most 64 MiB), with the SHA-256 of every file in it."""
+        return await self._tools.archive(path)
+
+    @property
+    def _tools(self) -> ToolContext:
+        if self._context is None:
+            raise PoolClosedError("the sandbox is not open", next_step="use it inside `with`, or call open()")
+        return self._context
+
+
+def _backend(name: str, settings: ContainerSettings, start_timeout_s: float) -> ContainerBackend:
+    # Imported late: each brings what the others do not need.
+    if name == "local":
+        from agentenv.slots.backends.local import LocalBackend
+
+        return LocalBackend(settings)
+    if name == "nomad":
+        from agentenv.slots.backends.nomad import NomadBackend
+
+        # A job of its own: closing a script's sandbox must not end a farm's containers.
+        job = NomadSettings.from_environment(job_id=f"agentenv-sandbox-{secrets.token_hex(4)}")
+        return NomadBackend(settings, job, start_timeout_s=start_timeout_s)
+    if name == "fake":
+        from agentenv.slots.backends.fake import FakeBackend
+
+        return FakeBackend(settings)
+    raise ConfigError("backend", f"got {name!r}", next_step="allowed: local, nomad, fake")
