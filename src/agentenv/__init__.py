@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from agentenv.agent.settings import AgentSettings
+    from agentenv.async_sandbox import AsyncSandbox
     from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings
     from agentenv.env import AgentEnv, AgentEnvConfig
     from agentenv.errors import AgentEnvError, InfraError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from agentenv.slots.backends.local import LocalBackend
     from agentenv.slots.lease import SlotLease
     from agentenv.slots.pool import SlotPool
+    from agentenv.sync_sandbox import Sandbox
     from agentenv.tool_context import ToolContext
     from agentenv.tools.catalog import ToolCatalog
     from agentenv.tools.spec import ToolSpec
@@ -32,6 +34,7 @@ _HOMES: Final = {
     "AgentEnvConfig": "agentenv.env",
     "AgentEnvError": "agentenv.errors",
     "AgentSettings": "agentenv.agent.settings",
+    "AsyncSandbox": "agentenv.async_sandbox",
     "CallResult": "agentenv.wire.calls",
     "ContainerSettings": "agentenv.config",
     "ExecutorSettings": "agentenv.config",
@@ -39,6 +42,7 @@ _HOMES: Final = {
     "InfraError": "agentenv.errors",
     "LocalBackend": "agentenv.slots.backends.local",
     "PoolSettings": "agentenv.config",
+    "Sandbox": "agentenv.sync_sandbox",
     "SlotLease": "agentenv.slots.lease",
     "SlotPool": "agentenv.slots.pool",
     "ToolCatalog": "agentenv.tools.catalog",
@@ -53,6 +57,7 @@ __all__ = [
     "AgentEnvConfig",
     "AgentEnvError",
     "AgentSettings",
+    "AsyncSandbox",
     "CallResult",
     "ContainerSettings",
     "ExecutorSettings",
@@ -60,6 +65,7 @@ __all__ = [
     "InfraError",
     "LocalBackend",
     "PoolSettings",
+    "Sandbox",
     "SlotLease",
     "SlotPool",
     "ToolCatalog",
