@@ -18,7 +18,7 @@ PYTHON_VERSION = "3.11"
 REQUIREMENTS = ("aiohttp>=3.11", "pydantic>=2.9")
 """The ``sandbox`` extra: all the sandbox server imports beyond this package."""
 
-_OUR_PARTS = ("__init__.py", "errors.py", "py.typed", "wire", "sandbox")
+_OUR_PARTS = ("__init__.py", "errors.py", "py.typed", "wire", "sessions", "sandbox")
 _COMPILED = "sandbox/slotagent/bin"
 
 

@@ -111,8 +111,9 @@ def fits(command: str) -> bool:
 
 
 def check(command: str) -> str:
-    """Parses the command and runs none of it. Reports 1 when it is whole, 0 when it is not."""
-    wrapped = f"for _ in; do {{ {command}\n\n}} ; done"
+    """Parses the command and runs none of it. Reports 1 when it is whole, 0 when it is not. Twice, because
+    a text may end the brackets it is in and open others; it cannot do so with both kinds."""
+    wrapped = f"for _ in; do {{ {command}\n\n}} ; ( {command}\n\n) ; done"
     return f"! ( \\builtin eval {quoted(wrapped)} ) {_QUIET}\n"
 
 

@@ -132,7 +132,7 @@ class Terminal:
 
     def take(self) -> Taken:
         """What was printed since the last time."""
-        last = self.phase is Phase.exited
+        last = not self.busy  # what a command that has ended left of a character stays a part
         out, out_dropped = self._out.take(last=last) if self._out else ("", 0)
         err, err_dropped = self._err.take(last=last) if self._err else ("", 0)
         return Taken(out, err, out_dropped, err_dropped)

@@ -20,10 +20,13 @@ from agentenv.errors import (
     StaleLeaseError,
     UnknownToolError,
 )
+from agentenv.sessions.slot_sessions import SessionArguments
+from agentenv.slots.backends.fake_sessions import FakeSessions
 from agentenv.slots.backends.fake_tools import FakeShell, Ran, run_file_tool
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call, CallResult
 from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, SlotReport, SlotState
+from agentenv.wire.sessions import ProcessArguments, TerminalArguments
 from agentenv.wire.tools import (
     ArtifactsArguments,
     BashArguments,
@@ -36,6 +39,8 @@ from agentenv.wire.tools import (
 
 ARGUMENTS: Mapping[str, type[WireModel]] = {
     "bash": BashArguments,
+    "terminal": TerminalArguments,
+    "process": ProcessArguments,
     "read_file": ReadFileArguments,
     "write_file": WriteFileArguments,
     "list_files": ListFilesArguments,
@@ -43,6 +48,8 @@ ARGUMENTS: Mapping[str, type[WireModel]] = {
     "patch": PatchArguments,
     "search": SearchArguments,
 }
+SESSION_TOOLS = ("terminal", "process", "tmux")
+"""Their calls run beside the slot's others."""
 
 
 @dataclass
@@ -71,6 +78,7 @@ class FakeSlot:
         "_env",
         "_order",
         "_output_bytes",
+        "_sessions",
         "_shell",
         "_state",
         "_state_since",
@@ -90,6 +98,7 @@ class FakeSlot:
         self._output_bytes = output_bytes
         self._order: asyncio.Lock | None = None
         self._shell: FakeShell | None = None
+        self._sessions: FakeSessions | None = None
 
     @property
     def state(self) -> SlotState:
@@ -133,10 +142,11 @@ class FakeSlot:
         self.state = SlotState.quarantined if quarantine else SlotState.free
 
     async def seal(self) -> None:
-        """Kill all that runs; keep workspace and lease."""
+        """Kill all that runs; keep workspace and lease. Running calls are answered as cancelled."""
+        for call in self.lease.calls.values() if self.lease is not None else ():
+            call.cancelled = not call.task.done()
         await self._end_calls(self.lease)
-        if self._shell is not None:
-            self._shell.kill_all()
+        self._end_processes()
 
     def forget_replies(self) -> None:
         """The server crashed: what it knew of calls is lost, what ran is killed."""
@@ -144,6 +154,7 @@ class FakeSlot:
             for call in self.lease.calls.values():
                 call.task.cancel()
             self.lease.calls.clear()
+        self._end_sessions()
 
     def destroy(self) -> None:
         """The container is no more."""
@@ -159,10 +170,21 @@ class FakeSlot:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _discard(self) -> None:
+        self._end_processes()
         if self._shell is not None:
-            self._shell.kill_all()
             self._shell = None
             shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _end_processes(self) -> None:
+        used = self._end_sessions()
+        if self._shell is not None:
+            self._shell.kill_all(used=used)
+
+    def _end_sessions(self) -> bool:
+        sessions, self._sessions = self._sessions, None
+        if sessions is not None:
+            sessions.close()
+        return sessions is not None
 
     def report(self, now: float) -> SlotReport:
         """What ``GET /v1/slots`` says of it."""
@@ -211,9 +233,12 @@ class FakeSlot:
         began = asked
         order = self._order = self._order or asyncio.Lock()
         try:
-            async with order:
-                began = time.monotonic()
+            if call.tool in SESSION_TOOLS:
                 result = await self._attempt(call)
+            else:
+                async with order:
+                    began = time.monotonic()
+                    result = await self._attempt(call)
         except asyncio.CancelledError:
             record = lease.calls.get(call.id)
             if record is None or not record.cancelled:
@@ -228,6 +253,8 @@ class FakeSlot:
             arguments = _validated(call)
             if isinstance(arguments, BashArguments):
                 return await self._bash(call, arguments)
+            if isinstance(arguments, SessionArguments):
+                return await self._session(call, arguments)
             content = await asyncio.to_thread(run_file_tool, self.workspace(), arguments)
             return CallResult(id=call.id, content=content.model_dump(mode="json"))
         except AgentEnvError as error:
@@ -243,6 +270,15 @@ class FakeSlot:
                 return _finished(call.id, await self._shell.run(arguments), timed_out=False)
         except TimeoutError:
             return _finished(call.id, self._shell.partial(), timed_out=True)
+
+    async def _session(self, call: Call, arguments: SessionArguments) -> CallResult:
+        directory = self.workspace()
+        assert self._shell is not None
+        if self._sessions is None:
+            self._sessions = FakeSessions(directory, self._shell.env, self._output_bytes)
+        answer = await self._sessions.call(arguments, asyncio.get_running_loop().time() + call.timeout_s)
+        content = answer.content.model_dump(mode="json", exclude_defaults=True)
+        return CallResult(id=call.id, content=content, **answer.fields)
 
     def workspace(self) -> Path:
         """Its directory, made at the first use."""

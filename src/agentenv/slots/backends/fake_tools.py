@@ -174,9 +174,16 @@ class FakeShell:
             for descriptor in [*opened, *([stdin] if stdin >= 0 else [])]:
                 os.close(descriptor)
 
-    def kill_all(self) -> None:
-        """End every process ever started here, daemons included: they carry this slot's mark."""
-        if self._captures:
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment of everything that runs here, the mark included."""
+        name, _, value = self._mark.partition("=")
+        return {**self._env, name: value}
+
+    def kill_all(self, *, used: bool = False) -> None:
+        """End every process ever started here, daemons included: they carry this slot's mark. ``used``: also
+        when no command ran."""
+        if self._captures or used:
             for _ in range(3):  # a process may fork while we look
                 if not sum(_kill(pid) for pid in _marked(self._mark.encode())):
                     break

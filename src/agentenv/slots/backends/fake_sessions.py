@@ -1,0 +1,204 @@
+"""Starts the programs of sessions for the fake backend: ordinary child processes, isolated from nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import termios
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from agentenv.sessions.port import Program, ProgramEvents
+from agentenv.sessions.ptys import set_size
+from agentenv.sessions.slot_sessions import SlotSessions
+
+_REAP_S = 10.0
+_SCRIPT = "/dev/fd/9"
+
+
+class FakeHost:
+    """One fake slot as sessions see it (:class:`agentenv.sessions.port.Host`)."""
+
+    def __init__(self, workspace: Path, env: Mapping[str, str]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.env = env
+        self.workspace = str(workspace)
+        self._programs: set[FakeProgram] = set()
+        self._orphans: dict[int, None] = {}
+
+    def start(self, program: Program, events: ProgramEvents) -> FakeProgram:
+        """Host."""
+        started = FakeProgram(self, program, events)
+        self._programs.add(started)
+        return started
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Host."""
+        self.loop.add_reader(fd, callback)
+
+    def unwatch(self, fd: int) -> None:
+        """Host."""
+        self.loop.remove_reader(fd)
+
+    def orphan(self, fd: int) -> None:
+        """Host."""
+        self._orphans[fd] = None
+        self.loop.add_reader(fd, self._drain, fd)
+
+    def ended(self, program: FakeProgram) -> None:
+        """Its process has been reaped."""
+        self._programs.discard(program)
+
+    def close(self) -> None:
+        """Kill and reap everything. Repeatable."""
+        for program in tuple(self._programs):
+            program.lose()
+        for fd in tuple(self._orphans):
+            self._close_orphan(fd)
+
+    def _drain(self, fd: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            if not os.read(fd, 65_536):
+                self._close_orphan(fd)
+
+    def _close_orphan(self, fd: int) -> None:
+        del self._orphans[fd]
+        self.loop.remove_reader(fd)
+        os.close(fd)
+
+
+class FakeSessions(SlotSessions):
+    """The sessions of one fake slot, and what runs in them."""
+
+    def __init__(self, workspace: Path, env: Mapping[str, str], cap_bytes: int) -> None:
+        self._host = FakeHost(workspace, env)
+        super().__init__(self._host, cap_bytes)
+
+    def close(self) -> None:
+        """Kill everything, and let go of it. Repeatable."""
+        super().close()
+        self._host.close()
+
+
+class FakeProgram:
+    """One child process, reaped when it ends."""
+
+    def __init__(self, host: FakeHost, program: Program, events: ProgramEvents) -> None:
+        self._host = host
+        self._events = events
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd = -1
+        ours, theirs = _terminal(program.terminal) if program.terminal else _pipes()
+        try:
+            self._process = _spawned(program, theirs)
+        except OSError as error:
+            for fd in ours:
+                os.close(fd)
+            number, in_cwd = error.errno or 1, error.filename == program.cwd
+            host.loop.call_soon(lambda: events.on_failed(number, cwd=in_cwd))
+            return
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        self._pidfd = os.pidfd_open(self._process.pid)
+        host.loop.call_soon(self._begin, ours)
+
+    def kill(self) -> None:
+        """Started."""
+        if self._process is not None and self._process.returncode is None:
+            for pid in _session(self._process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        """Started."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    def lose(self) -> None:
+        """The slot ends: kill it now, and tell nobody how it ended."""
+        self.kill()
+        if self._process is not None:
+            self._process.wait(_REAP_S)
+        self._finish()
+        self._events.on_lost()
+
+    def _begin(self, ours: tuple[int, ...]) -> None:
+        if self._pidfd < 0:  # lost meanwhile
+            for fd in ours:
+                os.close(fd)
+            return
+        self._events.on_started(ours)
+        self._host.loop.add_reader(self._pidfd, self._exited)
+
+    def _exited(self) -> None:
+        assert self._process is not None
+        code = self._process.wait(_REAP_S)
+        self._finish()
+        self._events.on_ended(code if code >= 0 else 128 - code)
+
+    def _finish(self) -> None:
+        self._host.ended(self)
+        if self._pidfd >= 0:
+            self._host.loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def _pipes() -> tuple[tuple[int, ...], tuple[int, ...]]:
+    out, err = os.pipe(), os.pipe()
+    return (out[0], err[0]), (out[1], err[1])
+
+
+def _terminal(size: tuple[int, int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    ours, theirs = pty.openpty()
+    set_size(ours, *size)
+    return (ours,), (theirs,)
+
+
+def _spawned(program: Program, theirs: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    """Raises OSError."""
+    argv, passed = list(program.argv), []
+    if program.script is not None:
+        passed.append(os.memfd_create("script", 0))
+        os.write(passed[0], program.script)
+        os.lseek(passed[0], 0, os.SEEK_SET)
+        argv = [f"/dev/fd/{passed[0]}" if word == _SCRIPT else word for word in argv]
+    stdin = program.stdin
+    if stdin is None:
+        stdin = theirs[0] if program.terminal else subprocess.DEVNULL
+    try:
+        return subprocess.Popen(
+            argv,
+            stdin=stdin,
+            stdout=theirs[0],
+            stderr=theirs[-1],
+            cwd=program.cwd,
+            env=dict(program.env),
+            pass_fds=passed,
+            start_new_session=not program.terminal,
+            preexec_fn=_lead_terminal if program.terminal else None,  # noqa: PLW1509 (two system calls)
+        )
+    finally:
+        for fd in passed:
+            os.close(fd)
+
+
+def _lead_terminal() -> None:
+    os.setsid()
+    fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+
+
+def _session(leader: int) -> Iterator[int]:
+    """The processes of the session that ``leader`` leads."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if os.getsid(int(entry.name)) == leader:
+                    yield int(entry.name)
