@@ -8,64 +8,86 @@ import dataclasses
 import json
 import platform
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.baselines import CORES
+from benchmarks.farm import BACKENDS
 from benchmarks.measure import Outcome
-from benchmarks.targets import CORES, TARGETS, Effort
+from benchmarks.table import COLUMNS, cells
+from benchmarks.targets import TARGETS
+from benchmarks.targets.effort import Effort
+
+WIDE = 150
+"""Columns of a terminal in which the whole table is shown."""
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="directory of results.json")
     parser.add_argument("--only", default=",".join(TARGETS), help="comma-separated targets (default: all)")
+    parser.add_argument(
+        "--backend", default="local", help=f"comma-separated, measured in turn in one run: {', '.join(BACKENDS)}"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds per figure; the median counts (default: 3)")
     parser.add_argument("--quick", action="store_true", help="one round, few calls: does it run at all?")
     chosen = parser.parse_args()
-    unknown = set(chosen.only.split(",")) - set(TARGETS)
-    if unknown or chosen.rounds < 1:
-        parser.error(f"unknown target {min(unknown)}; there are {', '.join(TARGETS)}" if unknown else "--rounds >= 1")
+    for kind, names, known in (("target", chosen.only, TARGETS), ("backend", chosen.backend, BACKENDS)):
+        if unknown := set(names.split(",")) - set(known):
+            parser.error(f"unknown {kind} {min(unknown)}; there are {', '.join(known)}")
+    if chosen.rounds < 1:
+        parser.error("--rounds must be at least 1")
     return chosen
 
 
-def _table(outcomes: list[Outcome]) -> Table:
-    table = Table("target", "what", "value", "goal", "holds")
-    for outcome in outcomes:
-        holds = "[green]yes[/]" if outcome.holds else "[red]no[/]"
-        table.add_row(outcome.target, outcome.what, f"{outcome.value:g} {outcome.unit}", outcome.goal, holds)
+def _table(entries: dict[str, dict[str, Any]], width: int) -> Table:
+    wanted = [index for index, name in enumerate(COLUMNS) if name != "what" or width >= WIDE]
+    table = Table(*(COLUMNS[index] for index in wanted))
+    for target, entry in entries.items():
+        *shown, holds = cells(target, entry)
+        row = [*shown, f"[green]{holds}[/]" if entry["holds"] else f"[red]{holds}[/]"]
+        table.add_row(*(row[index] for index in wanted))
     return table
 
 
-def _write(outcomes: list[Outcome], directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    record = {
+def _record(outcomes: list[Outcome], backends: list[str], took_s: dict[str, float]) -> dict[str, Any]:
+    return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cores": CORES, "kernel": platform.release(), "python": platform.python_version()},
+        "backends": backends,
+        "took_s": took_s,
         "targets": {o.target: {k: v for k, v in dataclasses.asdict(o).items() if k != "target"} for o in outcomes},
     }
-    path = directory / "results.json"
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    return path
 
 
 def main() -> int:
     """Returns 0 when all ran, whatever held: the figures say the rest."""
     chosen = _arguments()
+    backends, names = chosen.backend.split(","), chosen.only.split(",")
     effort = Effort(rounds=1, calls=20) if chosen.quick else Effort(rounds=chosen.rounds)
+    effort = dataclasses.replace(effort, backends=tuple(backends))
     console = Console()
     outcomes: list[Outcome] = []
+    took_s: dict[str, float] = {}
     with Progress(console=console) as progress:
-        task = progress.add_task("measuring", total=len(chosen.only.split(",")))
-        for name in chosen.only.split(","):
+        task = progress.add_task("measuring", total=len(names))
+        for name in names:
             progress.update(task, description=f"measuring {name}")
+            began = time.monotonic()
             outcomes += asyncio.run(TARGETS[name](effort))
+            took_s[name] = round(time.monotonic() - began, 1)
             progress.advance(task)
-    path = _write(outcomes, chosen.out)
-    console.print(_table(outcomes))
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    path = chosen.out / "results.json"
+    record = _record(outcomes, backends, took_s)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    console.print(_table(record["targets"], console.width))
     console.print(f"written to {path}")
     return 0
 

@@ -1,7 +1,8 @@
 """The comparison: the same wire and client, but one ``bwrap … bash -c`` per call, as is usual.
 
-``python -m benchmarks.bwrap_per_call SLOTS`` serves on a loopback port and prints it. It isolates each
-call as a slot's bubblewrap does, remembers nothing and limits nothing: it only exists to be timed.
+``python -m benchmarks.bwrap_per_call SLOTS [limited]`` serves on a loopback port and prints it. It isolates each
+call as a slot's bubblewrap does and remembers nothing: it only exists to be timed. ``limited`` (root only): each
+slot has a uid of its own and rlimits, without which nothing here would outlive a fork bomb.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import asyncio
 import os
 import shlex
 import sys
-import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from aiohttp import WSMsgType, web
 
 from agentenv.wire.base import PROTOCOL_VERSION
-from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Result, client_message
+from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Cancel, Result, client_message
 from agentenv.wire.leases import (
     LeaseGrant,
     LeaseKey,
@@ -29,6 +30,9 @@ from agentenv.wire.leases import (
     SlotState,
 )
 from agentenv.wire.server import Health, ServerInfo, SlotsReply
+from benchmarks.baselines import limit_this_process, scratch
+from benchmarks.measure import MIB
+from benchmarks.processes import SLOT_UIDS
 
 BWRAP = shlex.split(
     "bwrap --unshare-all --unshare-user --die-with-parent --new-session --clearenv --cap-drop ALL"
@@ -37,15 +41,22 @@ BWRAP = shlex.split(
 )
 
 
+OUTPUT_BYTES = 2 * MIB
+"""Kept of what a call prints; the rest is read and dropped."""
+
+
 class PerCallServer:
     """Speaks the wire; every bash call is its own bubblewrap."""
 
-    def __init__(self, slots: int, workspaces: Path) -> None:
+    def __init__(self, slots: int, workspaces: Path, *, limited: bool) -> None:
         self.slots = slots
         self.workspaces = workspaces
-        self.running: set[asyncio.Task[None]] = set()
+        self.limited = limited
+        self.running: dict[str, asyncio.Task[None]] = {}
         for slot in range(slots):
             (workspaces / str(slot)).mkdir()
+            if limited:
+                os.chown(workspaces / str(slot), SLOT_UIDS + slot, SLOT_UIDS + slot)
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -104,22 +115,27 @@ class PerCallServer:
             if isinstance(batch, Batch):
                 await socket.send_str(Accepted(batch=batch.batch).model_dump_json())
                 for call in batch.calls:
-                    task = asyncio.create_task(self._run(call, socket))
-                    self.running.add(task)
-                    task.add_done_callback(self.running.discard)
+                    self.running[call.id] = asyncio.create_task(self._run(call, socket))
+            elif isinstance(batch, Cancel):
+                for call_id in batch.ids:
+                    if call_id in self.running:
+                        self.running[call_id].cancel()
         return socket
 
     async def _run(self, call: Call, socket: web.WebSocketResponse) -> None:
-        workspace = self.workspaces / str(call.lease.slot)
         started = time.monotonic()
-        process = await asyncio.create_subprocess_exec(
-            *BWRAP,
-            *("--bind", str(workspace), "/workspace", "bash", "-c", str(call.arguments["command"])),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={},
-        )
-        out, err = await process.communicate()
+        process = await self._start(call)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        out = err = b""
+        try:
+            async with asyncio.timeout(call.timeout_s):
+                out, err, _ = await asyncio.gather(_kept(process.stdout), _kept(process.stderr), process.wait())
+        except (TimeoutError, asyncio.CancelledError):
+            process.kill()  # and by --die-with-parent all that it started
+            await process.wait()
+        finally:
+            del self.running[call.id]
         result = CallResult(
             id=call.id,
             exit_code=process.returncode,
@@ -127,24 +143,49 @@ class PerCallServer:
             stderr=err.decode(errors="replace"),
             duration_s=time.monotonic() - started,
         )
-        await socket.send_str(Result(result=result).model_dump_json())
+        if not socket.closed:
+            await socket.send_str(Result(result=result).model_dump_json())
+
+    async def _start(self, call: Call) -> asyncio.subprocess.Process:
+        slot = call.lease.slot
+        uid = SLOT_UIDS + slot
+        who: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": []} if self.limited else {}
+        return await asyncio.create_subprocess_exec(
+            *BWRAP,
+            *("--bind", str(self.workspaces / str(slot)), "/workspace", "bash", "-c", str(call.arguments["command"])),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={},
+            **who,
+        )
+
+
+async def _kept(stream: asyncio.StreamReader) -> bytes:
+    """All of it is read, so that nobody waits; the beginning is kept."""
+    kept = bytearray()
+    while chunk := await stream.read(1 << 16):
+        if len(kept) < OUTPUT_BYTES:
+            kept += chunk
+    return bytes(kept)
 
 
 def _reply(model: object) -> web.Response:
     return web.Response(text=model.model_dump_json(), content_type="application/json")  # type: ignore[attr-defined]
 
 
-async def _serve(slots: int) -> None:
-    with tempfile.TemporaryDirectory() as workspaces:
-        runner = web.AppRunner(PerCallServer(slots, Path(workspaces)).app(), access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        print(runner.addresses[0][1], flush=True)
-        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # the parent's pipe closes: leave
-        await runner.cleanup()
+async def _serve(slots: int, *, limited: bool) -> None:
+    if limited:
+        limit_this_process()
+    runner = web.AppRunner(PerCallServer(slots, scratch(), limited=limited).app(), access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    print(runner.addresses[0][1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # the parent's pipe closes: leave
+    await runner.cleanup()
 
 
 if __name__ == "__main__":
     os.environ.pop("PYTHONWARNINGS", None)
-    asyncio.run(_serve(int(sys.argv[1])))
+    asyncio.run(_serve(int(sys.argv[1]), limited=sys.argv[2:] == ["limited"]))

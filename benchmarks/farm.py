@@ -1,77 +1,115 @@
-"""Starts what is measured: the real local farm, and the one-bwrap-per-call comparison behind the same client."""
+"""Opens what is measured: the farm on each backend, and the one-bwrap-per-call comparison behind the same client."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import secrets
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings
+from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.base import ContainerBackend, ContainerEvent, ContainerHandle, ContainerStarted
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-from benchmarks.measure import process_tree
+from benchmarks.processes import container_roots, server_of
+
+BACKENDS = ("local", "nomad")
+BWRAP, BWRAP_LIMITED = "bwrap per call", "bwrap per call, limited"
+NOMAD_MEMORY_MIB = 8192
+"""Of a container whose slots fill their disks and their memory, one after the other."""
 
 
 @dataclass
 class Farm:
-    """A running farm of one container; ``pid`` is the container's outermost process."""
+    """A running farm. ``container``: the id of its (first) container. ``roots``: the outermost processes of its
+    containers, none when they run elsewhere."""
 
     pool: SlotPool
     executor: ToolExecutor
-    pid: int
+    container: str
+    roots: frozenset[int] = frozenset()
+
+    @property
+    def root(self) -> int | None:
+        """The one container's outermost process."""
+        return min(self.roots, default=None)
+
+    @property
+    def server(self) -> int | None:
+        """The one container's sandbox server."""
+        return None if self.root is None else server_of(self.root)
 
 
-def _children() -> set[int]:
-    return {process.pid for process in process_tree(os.getpid()) if process.parent == os.getpid()}
+def make_backend(name: str, slots: int, *, memory_mib: int = NOMAD_MEMORY_MIB) -> ContainerBackend:
+    """A backend of its own for one farm. The Nomad job is new, and purged when the farm closes."""
+    settings = ContainerSettings(slots_per_container=slots)
+    if name == "local":
+        return LocalBackend(settings)
+    if name == "nomad":
+        from agentenv.slots.backends.nomad import NomadBackend  # late: needs python-nomad
+
+        job = f"agentenv-bench-{secrets.token_hex(4)}"
+        nomad = NomadSettings.from_environment(job_id=job, memory_mib=memory_mib)
+        return NomadBackend(settings, nomad)
+    raise ValueError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
 
 
 @asynccontextmanager
-async def local_farm(slots: int, containers: int = 1) -> AsyncIterator[Farm]:
-    """The real thing: sandbox server, supervisor and slots as a child process."""
-    before = _children()
-    settings = PoolSettings(min_containers=containers, max_containers=containers, acquire_timeout_s=600)
-    backend = LocalBackend(ContainerSettings(slots_per_container=slots))
-    async with _opened(backend, settings) as (pool, executor):
-        yield Farm(pool, executor, min(_children() - before))
+async def open_farm(backend: str, slots: int, containers: int = 1) -> AsyncIterator[Farm]:
+    """A farm of so many containers of so many slots on ``local`` or ``nomad``, or one of the comparisons."""
+    if backend in (BWRAP, BWRAP_LIMITED):
+        async with _bwrap_per_call(slots, limited=backend == BWRAP_LIMITED) as farm:
+            yield farm
+        return
+    before = container_roots()
+    async with _opened(make_backend(backend, slots), containers) as farm:
+        farm.roots = frozenset(container_roots() - before)
+        yield farm
 
 
 @asynccontextmanager
-async def bwrap_per_call_farm(slots: int) -> AsyncIterator[Farm]:
+async def farms(backends: Iterable[str], slots: int) -> AsyncIterator[dict[str, Farm]]:
+    """Several at once, by backend: each is measured in turn, in the same run."""
+    async with AsyncExitStack() as stack:
+        yield {name: await stack.enter_async_context(open_farm(name, slots)) for name in backends}
+
+
+@asynccontextmanager
+async def _bwrap_per_call(slots: int, *, limited: bool) -> AsyncIterator[Farm]:
     """The comparison, in a process of its own as the real server is."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.bwrap_per_call", str(slots)),
+        *(sys.executable, "-m", "benchmarks.bwrap_per_call", str(slots), *(["limited"] if limited else [])),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None
     assert process.stdin is not None
-    port = int(await process.stdout.readline())
     try:
-        backend = _FixedBackend(ContainerHandle("bwrap-per-call", 0, f"http://127.0.0.1:{port}", "none", slots))
-        settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=600)
-        async with _opened(backend, settings) as (pool, executor):
-            yield Farm(pool, executor, process.pid)
+        port = int(await process.stdout.readline())
+        handle = ContainerHandle("bwrap-per-call", 0, f"http://127.0.0.1:{port}", "none", slots)
+        async with _opened(_FixedBackend(handle), 1) as farm:
+            yield farm
     finally:
         process.stdin.close()
         await process.wait()
 
 
 @asynccontextmanager
-async def _opened(backend: ContainerBackend, settings: PoolSettings) -> AsyncIterator[tuple[SlotPool, ToolExecutor]]:
+async def _opened(backend: ContainerBackend, containers: int) -> AsyncIterator[Farm]:
+    settings = PoolSettings(min_containers=containers, max_containers=containers, acquire_timeout_s=600)
     pool = SlotPool(backend, settings)
     async with pool, ToolExecutor(pool, ToolCatalog.builtin(), ExecutorSettings()) as executor:
         async with executor.open("warm-up") as session:
             result = await session.call("bash", {"command": "true"})
             assert result.exit_code == 0, result
-        yield pool, executor
+            container = session.lease.container.id
+        yield Farm(pool, executor, container)
 
 
 class _FixedBackend:

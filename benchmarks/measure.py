@@ -6,8 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+MIB = 1024 * 1024
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -38,8 +39,25 @@ class Latencies:
 
 
 @dataclass(frozen=True)
+class Beside:
+    """The workload itself, in its own unit, beside the same done by the baselines (None: it makes no sense there)."""
+
+    unit: str
+    ours: float
+    bare: float | None = None
+    bwrap_per_call: float | None = None
+
+
+def beside(unit: str, ours: Sequence[float], bare: Sequence[float] = (), bwrap: Sequence[float] = ()) -> Beside:
+    """The medians, one value per round."""
+    medians = [round(statistics.median(values), 3) if values else None for values in (ours, bare, bwrap)]
+    assert medians[0] is not None
+    return Beside(unit, medians[0], medians[1], medians[2])
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """One line of results.json: what was reached, what was the goal, whether it holds."""
+    """One entry of results.json: what was reached, what was the goal, whether it holds, and what is beside it."""
 
     target: str
     what: str
@@ -47,60 +65,35 @@ class Outcome:
     unit: str
     goal: str
     holds: bool
+    beside: Beside | None = None
     details: dict[str, Any] = field(default_factory=dict)
 
 
-def at_least(target: str, what: str, values: Sequence[float], unit: str, goal: float, **details: Any) -> Outcome:
-    """The median of ``values`` (one per round) against a lower bound."""
-    value = statistics.median(values)
-    return Outcome(target, what, round(value, 3), unit, f">= {goal:g}", value >= goal, {"rounds": values, **details})
-
-
-def at_most(target: str, what: str, values: Sequence[float], unit: str, goal: float, **details: Any) -> Outcome:
-    """The median of ``values`` (one per round) against an upper bound."""
-    value = statistics.median(values)
-    return Outcome(target, what, round(value, 3), unit, f"<= {goal:g}", value <= goal, {"rounds": values, **details})
-
-
-def pss_bytes(pid: int) -> int:
-    """Proportional set size of one process; 0 when it has ended meanwhile."""
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
-
-
 @dataclass(frozen=True)
-class Process:
-    """One row of the process table."""
+class Goal:
+    """What a target asks for."""
 
-    pid: int
-    parent: int
-    uid: int
-    command: str
+    target: str
+    what: str
+    unit: str
+    bound: float
+    least: bool = False
+    """The bound is a lower one."""
+
+    def outcome(self, values: Sequence[float], beside: Beside | None = None, **details: Any) -> Outcome:
+        """The median of ``values`` (one per round) against the bound."""
+        value = statistics.median(values)
+        holds = value >= self.bound if self.least else value <= self.bound
+        goal = f"{'>=' if self.least else '<='} {self.bound:g}"
+        rounds = {"rounds": list(values), **details}
+        return Outcome(self.target, self.what, round(value, 3), self.unit, goal, holds, beside, rounds)
 
 
-def process_tree(root: int) -> list[Process]:
-    """``root`` and all its descendants, as the host sees them."""
-    table: dict[int, Process] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = dict(line.split(":\t", 1) for line in (entry / "status").read_text().splitlines() if ":\t" in line)
-            table[int(entry.name)] = Process(
-                int(entry.name), int(fields["PPid"]), int(fields["Uid"].split()[0]), fields["Name"]
-            )
-        except (OSError, KeyError, ValueError):
-            continue
-    found: list[Process] = []
-    wanted = {root}
-    while True:
-        more = [p for p in table.values() if (p.parent in wanted or p.pid == root) and p not in found]
-        if not more:
-            return found
-        found.extend(more)
-        wanted |= {p.pid for p in more}
+def at_least(target: str, what: str, unit: str, bound: float) -> Goal:
+    """A lower bound."""
+    return Goal(target, what, unit, bound, least=True)
+
+
+def at_most(target: str, what: str, unit: str, bound: float) -> Goal:
+    """An upper bound."""
+    return Goal(target, what, unit, bound)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import re
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from benchmarks.farmsim.loads import Steps, Stream, bursts, exponential, lognorm
 from benchmarks.farmsim.simulation import Scenario, Simulation, Story
 from benchmarks.measure import percentile
 from benchmarks.svg import Line, Panel, page
+from benchmarks.table import replace_between
 
 MINUTE = 60.0
 UNTIL_S = 40 * MINUTE
@@ -159,14 +159,6 @@ def table(stories: list[Story]) -> str:
     lines = [f"{today}, Python {sys.version.split()[0]}, `python -m benchmarks.scaling`:", ""]
     lines += [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     return "\n".join(lines + [f"| {' | '.join(row(story))} |" for story in stories])
-
-
-def replace_between(text: str, name: str, new: str) -> str:
-    """``text`` with what stands between the markers of ``name`` replaced. Raises ValueError without markers."""
-    pattern = re.compile(f"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"no <!-- {name} --> … <!-- /{name} --> to put the figures between")
-    return pattern.sub(lambda match: f"{match[1]}\n{new}\n\n{match[2]}", text)
 
 
 def main() -> int:

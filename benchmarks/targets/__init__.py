@@ -1,0 +1,30 @@
+"""One function per target of docs/performance.md: measure in this run, compare with this run's baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from benchmarks.measure import Outcome
+from benchmarks.targets.cluster import n1_first_result, n2_one_to_ten
+from benchmarks.targets.crowd import t3_slow_neighbours, t4_oversubscribed
+from benchmarks.targets.decisions import s1_scaling
+from benchmarks.targets.effort import Effort
+from benchmarks.targets.idle import t7_idle, t8_start
+from benchmarks.targets.neighbours import t9_bad_neighbour
+from benchmarks.targets.output import t6_output
+from benchmarks.targets.short import t1_short_calls, t2_alone
+
+TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = {
+    "T1": t1_short_calls,
+    "T2": t2_alone,
+    "T3": t3_slow_neighbours,
+    "T4": t4_oversubscribed,
+    "T6": t6_output,
+    "T7": t7_idle,
+    "T8": t8_start,
+    "T9": t9_bad_neighbour,
+    "S1": s1_scaling,
+    "N1": n1_first_result,
+    "N2": n2_one_to_ten,
+}
