@@ -1,4 +1,4 @@
-"""The session's one cluster (``cluster``). What is slow and kept between runs is made before any test's clock
+"""The session's one cluster (``cluster``), for tests/nomad and for the suites that run over every backend. What is slow and kept between runs is made before any test's clock
 runs: the nomad program, the image."""
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _wants_cluster(item: pytest.Item) -> bool:
-    return "cluster" in getattr(item, "fixturenames", ())
+    """It asks for the cluster, or is the nomad variant of a test for every backend."""
+    variant = getattr(item, "callspec", None)
+    return "cluster" in getattr(item, "fixturenames", ()) or (
+        variant is not None and "nomad" in variant.params.values()
+    )
 
 
 @pytest.fixture(scope="session")
