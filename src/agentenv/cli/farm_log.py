@@ -57,7 +57,7 @@ async def lines_of(path: Path, *, containing: str = "", tail: int, follow: bool)
         raise ConfigError(
             "logs", f"there is no log at {path}", next_step="`agentenv up` starts a farm that writes one"
         ) from error
-    with file:
+    try:
         for line in deque((line for line in file if containing in line), maxlen=tail):
             yield line.rstrip("\n")
         while follow:
@@ -68,6 +68,8 @@ async def lines_of(path: Path, *, containing: str = "", tail: int, follow: bool)
                 file.close()
                 file = path.open(encoding="utf-8", errors="replace")
             await asyncio.sleep(_POLL_S)
+    finally:
+        file.close()
 
 
 def _rotated(file: io.TextIOWrapper, path: Path) -> bool:
