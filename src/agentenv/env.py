@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import aiohttp
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig, generate_html
-from atroposlib.envs.server_handling.openai_server import OpenAIServer
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
 from pydantic import Field, ValidationError
 from tenacity import RetryError
@@ -35,17 +34,18 @@ from agentenv.agent.items import load_items
 from agentenv.agent.jsonable import item_id
 from agentenv.agent.lifetime import closed_at_end
 from agentenv.agent.loop import AgentLoop, AgentResult
-from agentenv.agent.ports import Model
+from agentenv.agent.ports import Model, opened
 from agentenv.agent.process_run import ProcessRun
 from agentenv.agent.prompts import opening
 from agentenv.agent.records import RolloutLog
 from agentenv.agent.rollout import Farm, Rollout
-from agentenv.agent.sequences import scored_group
-from agentenv.agent.served_model import ServedModel
+from agentenv.agent.sequences import exact_group, scored_group
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.transcript import Transcript
 from agentenv.config import explain
 from agentenv.env_config import AgentFields
+from agentenv.env_models import EnvModels
+from agentenv.env_servers import SERVERS, server_type_of, with_tokenizer
 from agentenv.env_tools import EnvTools, GroupFarms, default_tool_server
 from agentenv.env_wandb import WandbReporting
 from agentenv.errors import AgentEnvError, ConfigError, InfraError
@@ -69,26 +69,6 @@ class AgentEnvConfig(AgentFields, BaseEnvConfig):  # type: ignore[misc]
     worker_timeout: float = Field(
         default=7200, description="Seconds after which atropos cancels a group and forgets its item; -1: never"
     )
-
-
-class OnceRetryingServer(OpenAIServer):  # type: ignore[misc]
-    """An OpenAI-style server asked through one layer of retries, the client's own.
-
-    atropos' wrapper retries in three nested layers, any error, a malformed request too: 27 requests
-    and minutes for one failure; its health check asks for a completion every second.
-    """
-
-    async def chat_completion(self, **kwargs: Any) -> Any:
-        """One ChatCompletion. Raises what the openai client raises."""
-        kwargs["model"] = self.config.model_name
-        semaphore = self.sem if kwargs.pop("split", "train") == "train" else self.eval_sem
-        kwargs = self._inject_reasoning_kwargs(kwargs)
-        async with semaphore:
-            started_at = time.time()
-            reply = await self._chat_completion_wrapper(**kwargs)
-            self.request_timings.append(time.time() - started_at)
-            self.attempts_list.append(1)
-        return reply
 
 
 class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
@@ -164,9 +144,12 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         chosen = settings or self.config.agent_settings()
         trajectory = f"agent-{uuid.uuid4().hex[:12]}"
         farm = self._opened()
-        async with farm.turns, farm.sessions.open(trajectory, acquire_timeout_s=farm.acquire_timeout_s) as session:
-            loop = AgentLoop(farm.model_for(trajectory), session, farm.tools, chosen)
-            return await loop.run(opening(chosen.system_prompt, task))
+        async with (
+            farm.turns,
+            farm.sessions.open(trajectory, acquire_timeout_s=farm.acquire_timeout_s) as session,
+            opened(farm.model_for(trajectory)) as model,
+        ):
+            return await AgentLoop(model, session, farm.tools, chosen).run(opening(chosen.system_prompt, task))
 
     async def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Roll out ``eval_items`` items once each; the mean score, logged as atropos logs evaluations."""
@@ -191,26 +174,22 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         slurm: bool = False,
         testing: bool = False,
     ) -> None:
-        """Opens nothing yet. Raises: ConfigError when the model's server is of a kind not in this version."""
+        """Opens nothing yet. Raises: ConfigError when the model's server, or its tokenizer, cannot be used."""
         own, base = type(self), AgentEnv
         if own.score_trajectory is base.score_trajectory and (
             own.verify_and_score_trajectory is base.verify_and_score_trajectory
         ):
             raise TypeError(f"{own.__name__} must write score_trajectory or verify_and_score_trajectory")
         configs = server_configs if isinstance(server_configs, list) else [server_configs]
-        for server in configs:
-            if server.server_type != "openai":
-                raise ConfigError(
-                    "server_type",
-                    f"{server.server_type!r} is not in this version",
-                    next_step="use server_type='openai'",
-                )
+        kind = server_type_of(configs, config.tool_call_parser)
+        configs = [with_tokenizer(server, config.tokenizer_name) for server in configs]
         config.wandb_name = config.wandb_name or self.name  # the trainer's API refuses to register without one
         # atropos takes a lone APIServerConfig for four servers on localhost, whatever its base_url says.
-        lone = isinstance(server_configs, APIServerConfig)
+        several = isinstance(server_configs, (APIServerConfig, list))
         if type(self).server_cls is APIServer:
-            self.server_cls = OnceRetryingServer
-        super().__init__(config, configs if lone else server_configs, slurm, testing)
+            self.server_cls = SERVERS[kind]
+        super().__init__(config, configs if several else configs[0], slurm, testing)
+        self._models = EnvModels(config, kind, self.server, self.tokenizer, self._trainer_limit)
         self.counts: Counter[str] = Counter()
         self._items = None
         self._farm: Farm | None = None
@@ -288,8 +267,12 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
 
     def model_for(self, trajectory: str) -> Model:
         """The model one trajectory talks to."""
-        constant = {"user": trajectory} if self.config.send_trajectory_id else {}
-        return ServedModel(self.server.chat_completion, timeout_s=self.config.model_timeout_s, constant=constant)
+        return self._models.of(trajectory)
+
+    def _trainer_limit(self) -> int | None:
+        """The longest sequence the trainer takes, where there is one: atropos skips whole groups for a longer one."""
+        serving = getattr(self, "env_id", None) is not None and self.max_token_len > 0
+        return self.max_token_len - 1 if serving else None
 
     # -- groups -----------------------------------------------------------------------------------
 
@@ -301,11 +284,16 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         transcripts = await self._roll_out(item, self.config.group_size)
         outcome = outcome_of(transcripts)
         self.counts[f"groups_{outcome}"] += 1
-        if outcome == "retry":
+        group = exact_group(transcripts) if self._models.exact else None
+        if outcome == "retry" or (group is not None and not group["tokens"]):  # no turn fitted the context
+            if group is not None and outcome != "retry":
+                logger.error("item %s: no model turn fitted the context; there is nothing to train on", item_id(item))
             again = self._retries.again(item, transcripts)
             self.counts["items_dropped"] += not again
             return None, again
         self._retries.succeeded(item)
+        if group is not None:
+            return group, []
         async with self._tokenizing:  # a fast tokenizer used by two threads at once may refuse
             return await asyncio.to_thread(scored_group, self.tokenizer, transcripts), []
 
@@ -318,6 +306,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         for transcript in transcripts:
             self.counts["rollouts"] += 1
             self.counts["infra_retries"] += len(transcript.earlier_attempts)
+            if self._models.exact and transcript.score is not None and not transcript.token_sequences:
+                self.counts["rollouts_without_tokens"] += 1
             if transcript.fault != "none":
                 self.counts[f"fault_{transcript.fault}"] += 1
         if not await self._log.add(group, item, size, transcripts):

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from agentenv.agent.parsers import PARSERS, parser_named
 from agentenv.agent.prompts import SYSTEM_PROMPT
 from agentenv.agent.settings import AgentSettings
 from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings, explain
@@ -21,10 +22,7 @@ from agentenv.wire.spec import MIB, Bind, SlotLimits
 
 S = TypeVar("S", bound=BaseModel)
 
-TOOL_CALL_PARSERS = (
-    "hermes", "mistral", "llama3_json", "qwen", "qwen3_coder", "deepseek_v3", "deepseek_v3_1",
-    "kimi_k2", "glm45", "glm47", "longcat",
-)  # fmt: skip
+TOOL_CALL_PARSERS = tuple(PARSERS)
 
 ALIASES = {
     "max_agent_turns": "agent_max_steps",
@@ -112,7 +110,9 @@ class AgentFields(BaseModel):
     tool_server_url: str | None = Field(default=None, description="External tools: a URL, or inprocess")
     tool_server_token: str | None = Field(default=None, repr=False, description="Or file:PATH of it")
     tool_server_config: str | None = Field(default=None, description="With inprocess: its TOML file")
-    tool_call_parser: str | None = Field(default=None, description="Unused with an OpenAI-type server, which parses")
+    tool_call_parser: str | None = Field(
+        default=None, description="Format of a vllm or sglang server's text: hermes, qwen, ... (docs/models.md)"
+    )
     # Metrics
     metrics_port: int | None = Field(
         default=None, ge=0, le=65535, description="Serve Prometheus metrics on this port (0: any free one)"
@@ -123,6 +123,11 @@ class AgentFields(BaseModel):
     agent_temperature: float | None = Field(default=None, ge=0)
     agent_max_tokens: int | None = Field(default=None, ge=1, description="Per model turn")
     agent_tool_delay_s: float = Field(default=0.0, ge=0)
+    agent_context_tokens: int | None = Field(default=None, ge=1, description="Prompt and answer of a turn together")
+    agent_keep_tool_outputs: int | None = Field(
+        default=None, ge=0, description="Kept whole when older ones must be shortened to fit agent_context_tokens"
+    )
+    agent_send_reasoning: bool = Field(default=False, description="Send earlier reasoning back (OpenAI-type servers)")
     agent_shown_bytes: int = Field(default=32 * 1024, ge=256, description="Of each output, as shown to the model")
     system_prompt: str = SYSTEM_PROMPT
     extra_body: JsonObject | None = Field(default=None, description="Sent with each model request (JSON)")
@@ -225,6 +230,9 @@ class AgentFields(BaseModel):
             tool_delay_s=self.agent_tool_delay_s,
             shown_bytes=self.agent_shown_bytes,
             system_prompt=self.system_prompt,
+            context_tokens=self.agent_context_tokens,
+            keep_tool_outputs=self.agent_keep_tool_outputs,
+            send_reasoning=self.agent_send_reasoning,
         )
 
 
@@ -296,11 +304,13 @@ def _refuse_contradictions(config: AgentFields) -> None:
         )
     if both := set(config.enabled_toolsets or ()) & set(config.disabled_toolsets or ()):
         raise ConfigError("disabled_toolsets", f"{min(both)!r} is also in enabled_toolsets", next_step="name it once")
-    if config.tool_call_parser is not None and config.tool_call_parser not in TOOL_CALL_PARSERS:
-        allowed = ", ".join(TOOL_CALL_PARSERS)
-        raise ConfigError("tool_call_parser", f"got {config.tool_call_parser!r}", next_step=f"allowed: {allowed}")
+    if config.tool_call_parser is not None:
+        parser_named(config.tool_call_parser)
+    if config.agent_keep_tool_outputs is not None and config.agent_context_tokens is None:
+        raise ConfigError(
+            "agent_keep_tool_outputs", "says nothing without agent_context_tokens", next_step="set both, or neither"
+        )
     _refuse_nomad_contradictions(config)
-
 
 
 def _refuse_nomad_contradictions(config: AgentFields) -> None:

@@ -136,6 +136,14 @@ class TokensFromSGLang(_TokenServer, SGLangServer):  # type: ignore[misc]
         return tokens, logprobs, [answer["finish_reason"] for answer in described]
 
 
+def with_tokenizer(server: ServerBaseline, tokenizer_name: str) -> ServerBaseline:
+    """The configuration with the environment's tokenizer where it names none: atropos would look the
+    model's name up on a hub."""
+    if server.tokenizer_name != "none":
+        return server
+    return server.model_copy(update={"tokenizer_name": tokenizer_name})
+
+
 SERVERS: dict[str, type[APIServer]] = {
     "openai": OnceRetryingServer,
     "vllm": TokensFromVLLM,

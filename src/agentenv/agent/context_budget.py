@@ -7,7 +7,6 @@ was said earlier makes a managed server begin a new token sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agentenv.agent.ports import Message
@@ -17,29 +16,39 @@ from agentenv.agent.transcript import Shortening
 HEAD_BYTES = 256
 """What stays of a shortened output."""
 BYTES_PER_TOKEN = 3.0
-"""Assumed until a server has reported how many tokens a prompt came to."""
+"""Assumed until a server's counts of two prompts show it."""
 
 
-@dataclass
 class ContextBudget:
-    """Watches one conversation. Without ``context_tokens`` or ``keep_tool_outputs`` it changes nothing."""
+    """Watches one conversation. Without ``context_tokens`` and ``keep_tool_outputs`` it changes nothing."""
 
-    settings: AgentSettings
-    bytes_per_token: float = BYTES_PER_TOKEN
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._bytes_per_token = BYTES_PER_TOKEN
+        self._counted = (0, 0)  # bytes and tokens of the last prompt
 
     def learn(self, messages: Sequence[Message], usage: dict[str, Any] | None) -> None:
         """Take the server's count of these messages' tokens for later estimates."""
-        counted = (usage or {}).get("prompt_tokens")
-        if isinstance(counted, int) and counted > 0:
-            self.bytes_per_token = max(0.5, size_bytes(messages) / counted)
+        tokens = (usage or {}).get("prompt_tokens")
+        if not isinstance(tokens, int) or tokens <= 0:
+            return
+        size = size_bytes(messages)
+        more_bytes, more_tokens = size - self._counted[0], tokens - self._counted[1]
+        if self._counted[1] and more_bytes > 0 and more_tokens > 0:
+            self._bytes_per_token = min(8.0, max(0.5, more_bytes / more_tokens))
+        self._counted = (size, tokens)
 
     def fit(self, messages: Sequence[Message], step: int) -> tuple[list[Message], Shortening | None]:
-        """The messages to ask with, and what was taken out of them."""
-        limit, kept = self.settings.context_tokens, self.settings.keep_tool_outputs
-        expected = size_bytes(messages) / self.bytes_per_token + (self.settings.max_tokens or 0)
-        if limit is None or kept is None or expected <= limit:
-            return list(messages), None
-        return shorten(messages, kept, step)
+        """The messages to ask with, and what was taken out of them because too little room is expected."""
+        limit = self._settings.context_tokens
+        size, tokens = self._counted
+        expected = tokens + (size_bytes(messages) - size) / self._bytes_per_token + (self._settings.max_tokens or 0)
+        return (list(messages), None) if limit is None or expected <= limit else self.shrink(messages, step)
+
+    def shrink(self, messages: Sequence[Message], step: int) -> tuple[list[Message], Shortening | None]:
+        """The messages with what may be taken out taken out; nothing when the settings forbid it."""
+        kept = self._settings.keep_tool_outputs
+        return (list(messages), None) if kept is None else shorten(messages, kept, step)
 
 
 def size_bytes(messages: Sequence[Message]) -> int:

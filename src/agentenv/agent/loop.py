@@ -154,9 +154,8 @@ class AgentLoop:
         result = self.result
         result.messages = list(messages)
         for index in range(self._settings.max_steps):
-            self._fit_context(index)
             try:
-                step, completion = await self._turn(index)
+                step, completion = await self._fitting_turn(index)
             except ContextOverflow:
                 result.finish_reason = "context_overflow"
                 return result
@@ -173,11 +172,22 @@ class AgentLoop:
         result.finish_reason = "max_steps"
         return result
 
-    def _fit_context(self, index: int) -> None:
-        messages, shortening = self._budget.fit(self.result.messages, index)
+    async def _fitting_turn(self, index: int) -> tuple[Step, Completion]:
+        """A model turn, with old outputs shortened where it would not fit, or did not. Raises: ContextOverflow."""
+        self._shortened(self._budget.fit(self.result.messages, index))
+        try:
+            return await self._turn(index)
+        except ContextOverflow:
+            if not self._shortened(self._budget.shrink(self.result.messages, index)):
+                raise
+        return await self._turn(index)
+
+    def _shortened(self, fitted: tuple[list[Message], Shortening | None]) -> bool:
+        messages, shortening = fitted
         if shortening is not None:
             self.result.messages = messages
             self.result.shortenings.append(shortening)
+        return shortening is not None
 
     def _remember(self, step: Step, calls: Sequence[RequestedCall]) -> None:
         history = as_history(step.message, calls)

@@ -19,6 +19,9 @@ from agentenv.agent.served_model import ask
 from agentenv.agent.token_sequences import TokenSequence, sequence_of
 from agentenv.errors import ModelServerError
 
+TEMPLATE_OPTIONS = "chat_template_kwargs"
+"""Of ``extra_body``: goes to the chat template, not to the server."""
+
 
 class ManagedServer(Protocol):
     """The part of atropos' ManagedServer that is used."""
@@ -108,7 +111,8 @@ class ManagedModel:
         prompt, added = self._prompt(messages, tools)
         room = self._room(prompt, added, params.pop("max_tokens", None))
         self._tokenizer.prompt = prompt
-        asked = {**self._constant, **params.pop("extra_body", {}), **params, "max_tokens": room, "messages": [], "n": 1}
+        extra = {name: value for name, value in params.pop("extra_body", {}).items() if name != TEMPLATE_OPTIONS}
+        asked = {**self._constant, **extra, **params, "max_tokens": room, "messages": [], "n": 1}
         reply = await ask(self._server.chat_completion, self._timeout_s, asked)
         raw, finish_reason = _answer_of(reply)
         self._keep(messages, prompt + raw, raw)

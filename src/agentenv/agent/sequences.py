@@ -1,8 +1,9 @@
 """Conversations as token sequences for a trainer.
 
-An OpenAI-style server gives no token ids, so the tokens here are made afterwards by the tokenizer's
-chat template: good to read, wrong to train on. Every mask is -100, every sequence says
-``trainable: False`` and asks for a zero advantage, and there are no logprobs.
+A managed server gives exact tokens, masks and logprobs: :func:`exact_group` hands them on. An OpenAI-style
+server gives no token ids, so the tokens of :func:`scored_group` are made afterwards by the tokenizer's chat
+template: good to read, wrong to train on. Every mask is -100, every sequence says ``trainable: False`` and
+asks for a zero advantage, and there are no logprobs.
 """
 
 from __future__ import annotations
@@ -54,6 +55,35 @@ def placeholder_tokens(tokenizer: Tokenizer, messages: Sequence[Message]) -> lis
         logger.warning("the chat template failed (%s: %s); the tokens are a placeholder", type(error).__name__, error)
         return [0]
     return [int(token) for token in tokens] or [0]
+
+
+def exact_group(transcripts: Sequence[Transcript]) -> dict[str, Any]:
+    """The scored members' own tokens, masks and logprobs as an atropos ``ScoredDataGroup``.
+
+    Every sequence of a member is there with the member's score, so ``group_overrides`` states the number
+    of sequences; ``overrides`` says which sequence of which trajectory each one is.
+    """
+    entries = [
+        (member, number, sequence)
+        for member in transcripts
+        if member.score is not None
+        for number, sequence in enumerate(member.token_sequences)
+    ]
+    return {
+        "tokens": [sequence.tokens for _, _, sequence in entries],
+        "masks": [sequence.masks for _, _, sequence in entries],
+        "inference_logprobs": [sequence.logprobs for _, _, sequence in entries],
+        "scores": [member.score for member, _, _ in entries],
+        "advantages": None,
+        "ref_logprobs": None,
+        "messages": [for_trainer(member.messages) for member, _, _ in entries],
+        "group_overrides": {"group_size": len(entries)},
+        "overrides": [
+            {"trajectory": member.trajectory, "sequence": number, "sequences": len(member.token_sequences)}
+            for member, number, _ in entries
+        ],
+        "images": None,
+    }
 
 
 def scored_group(tokenizer: Tokenizer, transcripts: Sequence[Transcript]) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from agentenv.agent.hooks import genuinely_cancelled
 from agentenv.agent.ports import REASONING_FIELDS, Completion, ContextOverflow, Message, ToolDefinition
 from agentenv.errors import ModelServerError
 
-OVERFLOW_MARKS = ("context_length_exceeded", "maximum context length", "context window", "max_model_len")
+OVERFLOW_MARKS = (
+    "context_length_exceeded", "maximum context length", "context window", "max_model_len",
+    "model's context length", "maximum model length", "maximum allowed length",
+)  # fmt: skip
 """How servers say, in an HTTP 400, that a conversation is too long."""
 
 MESSAGE_FIELDS = ("role", "content", "tool_calls", "reasoning_content", "reasoning", "refusal")

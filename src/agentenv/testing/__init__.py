@@ -3,6 +3,7 @@
 Both say what they are: the model is called ``scripted``, the tokenizer ``agentenv-test-bytes``.
 """
 
+from agentenv.testing.generate import TokenSpeaker
 from agentenv.testing.script import Call, Failure, Player, Reply, Script, Turn, load_script
 from agentenv.testing.scripted_policy import ScriptedPolicy
 from agentenv.testing.tokenizer import build_tokenizer
@@ -14,6 +15,7 @@ __all__ = [
     "Reply",
     "Script",
     "ScriptedPolicy",
+    "TokenSpeaker",
     "Turn",
     "build_tokenizer",
     "load_script",

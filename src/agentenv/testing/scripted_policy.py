@@ -4,6 +4,10 @@ the model is ``scripted``, ``system_fingerprint`` and the ``Server`` header say 
     async with ScriptedPolicy({"task-1": [[Reply(calls=(Call("bash", {"command": "ls"}),)), Reply("done")]]}) as policy:
         ...  # base_url=policy.base_url, model_name="scripted", api_key="unused"
 
+With a ``speaker`` it also speaks to managed servers: ``/generate`` as vLLM and SGLang have it, with the
+tokens and logprobs of what the script says; ``speaker.said`` is what a test compares with. There the
+trajectory's name comes in the header ``X-Trajectory``.
+
 A conversation's task is found in its first user message (``[task:task-1]`` by default). Its member is
 the number at the end of the request's ``user`` field when one is sent (``…-3`` or ``…-3-try2``, as
 AgentEnv does with ``send_trajectory_id``); otherwise conversations count up in order of arrival, and
@@ -23,6 +27,7 @@ from typing import Any, Final, Self
 
 from aiohttp import web
 
+from agentenv.testing.generate import TokenSpeaker, read_request
 from agentenv.testing.script import Failure, Reply, Script, Turn, answer
 
 MODEL: Final = "scripted"
@@ -30,6 +35,7 @@ FINGERPRINT: Final = "agentenv-scripted-policy"
 TASK_MARK: Final = re.compile(r"\[task:([^\]]+)\]")
 MEMBER_MARK: Final = re.compile(r"-(\d+)(?:-try\d+)?$")
 CALL_ID: Final = re.compile(r"^scripted-(\d+)-")
+TRAJECTORY_HEADER: Final = "X-Trajectory"
 MAX_REQUEST_BYTES: Final = 256 * 1024 * 1024
 
 
@@ -44,6 +50,7 @@ class ScriptedPolicy:
         port: int = 0,
         latency_s: float = 0.0,
         task_mark: re.Pattern[str] = TASK_MARK,
+        speaker: TokenSpeaker | None = None,
     ) -> None:
         self._script = script
         self._host = host
@@ -51,6 +58,7 @@ class ScriptedPolicy:
         self._latency_s = latency_s
         self._task_mark = task_mark
         self._arrivals: Counter[str] = Counter()
+        self._speaker = speaker
         self._runner: web.AppRunner | None = None
         self.requests = 0
         """Completions asked for so far, failures included."""
@@ -65,6 +73,7 @@ class ScriptedPolicy:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/generate", self._generate)
         app.on_response_prepare.append(_say_who)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
@@ -101,6 +110,30 @@ class ScriptedPolicy:
         said = answer(self._script, turn)
         return _refused(said) if isinstance(said, Failure) else web.json_response(completion(said, turn))
 
+    async def _generate(self, request: web.Request) -> web.Response:
+        """vLLM's and SGLang's own endpoint: token ids in, token ids and logprobs out."""
+        self.requests += 1
+        if self._speaker is None:
+            return _refused(Failure(404, "this policy has no tokenizer: give it a speaker"))
+        try:
+            asked = read_request(await request.json())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return _refused(Failure(400, f"bad request: {type(error).__name__}: {error}"))
+        if (refusal := self._speaker.too_long(asked)) is not None:
+            return _refused(refusal)
+        if self._latency_s:
+            await asyncio.sleep(self._latency_s)
+        text, step, member = self._speaker.heard(asked.prompt)
+        task = _task_in(text, self._task_mark)
+        named = MEMBER_MARK.search(request.headers.get(TRAJECTORY_HEADER, ""))
+        member = int(named.group(1)) if named else member
+        if member is None:
+            member = self._arrivals[task]
+            self._arrivals[task] += 1
+        turn = Turn(task, member, step, [{"role": "user", "content": text}])
+        said = answer(self._script, turn)
+        return _refused(said) if isinstance(said, Failure) else web.json_response(self._speaker.say(said, turn, asked))
+
     def _turn(self, messages: Sequence[Mapping[str, Any]], user: Any) -> Turn:
         task = _task_of(messages, self._task_mark)
         spoken = [message for message in messages if message.get("role") == "assistant"]
@@ -113,7 +146,11 @@ class ScriptedPolicy:
 
 def _task_of(messages: Sequence[Mapping[str, Any]], mark: re.Pattern[str]) -> str:
     first = next((message for message in messages if message.get("role") == "user"), {})
-    found = mark.search(str(first.get("content") or ""))
+    return _task_in(str(first.get("content") or ""), mark)
+
+
+def _task_in(text: str, mark: re.Pattern[str]) -> str:
+    found = mark.search(text)
     return found.group(1) if found else ""
 
 

@@ -7,12 +7,20 @@ tokenizer's, and no model was trained on it.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 NAME = "agentenv-test-bytes"
 SPECIAL = ("<|pad|>", "<|start|>", "<|end|>")
 
 CHAT_TEMPLATE = """\
+{%- if tools -%}
+<|start|>tools
+{%- for tool in tools %}
+{{ tool['function'] | tojson }}
+{%- endfor -%}
+<|end|>
+{%- endif -%}
 {%- for message in messages -%}
 <|start|>{{ message['role'] }}
 {{ message['content'] or '' }}
@@ -21,23 +29,23 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 <|end|>
 {%- endfor -%}
-{%- if add_generation_prompt -%}<|start|>assistant
-{%- endif -%}"""
+{%- if add_generation_prompt -%}{{ '<|start|>assistant\n' }}{%- endif -%}"""
 
 
-def build_tokenizer(directory: Path | str) -> Path:
-    """Write the tokenizer's files to ``directory`` (made if missing) and return it.
+def build_tokenizer(directory: Path | str, *, chat_template: str = CHAT_TEMPLATE, special: Sequence[str] = ()) -> Path:
+    """Write the tokenizer's files to ``directory`` (made if missing) and return it. ``special`` are
+    further special tokens, for a ``chat_template`` of another family.
 
     ``AutoTokenizer.from_pretrained(directory)`` loads it; decoding what it encoded gives the text back.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *special, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (*SPECIAL, *special)])
     target = Path(directory)
     target.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(target / "tokenizer.json"))
@@ -49,7 +57,7 @@ def build_tokenizer(directory: Path | str) -> Path:
         "eos_token": SPECIAL[2],
         "model_max_length": 1_000_000,
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": chat_template,
     }
     (target / "tokenizer_config.json").write_text(json.dumps(described, indent=1))
     return target
