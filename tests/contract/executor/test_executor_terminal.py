@@ -311,7 +311,7 @@ async def test_sealing_and_release_end_every_session(executor: ToolExecutor) -> 
         await opened.seal()
         assert (await waiting).cancelled
         assert (await terminal(opened, "")).error == "unknown_session"
-        left = await opened.call("bash", {"command": "cat kept; ps -eo user,args | grep -c '[s]leep 30[0]' || true"})
+        left = await opened.call("bash", {"command": "cat kept; ps -eo args | grep -c '^sleep 300' || true"})
         assert left.stdout == "kept\n0\n"
         fresh = await terminal(opened, "echo [$mine]")
         assert (fresh.stdout, state(fresh)["started"]) == ("[]\n", True)

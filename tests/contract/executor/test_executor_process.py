@@ -1,0 +1,195 @@
+"""The process tool, over the whole path, on every backend."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from agentenv.executor.session import ToolSession
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.wire.calls import CallResult
+from tests.contract.executor.farm import until_bash
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def process(slot: ToolSession, action: str, name: str | None = None, /, **arguments: Any) -> CallResult:
+    given = {"action": action, **({} if name is None else {"process": name}), **arguments}
+    return await slot.call("process", given, timeout_s=60)
+
+
+def reply(result: CallResult) -> dict[str, Any]:
+    assert isinstance(result.content, dict), result
+    return result.content
+
+
+async def start(slot: ToolSession, command: str, **arguments: Any) -> str:
+    started = await process(slot, "start", command=command, **arguments)
+    assert started.fault == "none", started
+    name: str = reply(started)["process"]["process"]
+    return name
+
+
+async def printed(slot: ToolSession, name: str, text: str) -> str:
+    """Poll until the process has printed ``text``."""
+    out = ""
+    async with asyncio.timeout(20):
+        while text not in out:
+            out += (await process(slot, "poll", name)).stdout
+            await asyncio.sleep(0.02)
+    return out
+
+
+async def test_from_start_to_end(session: ToolSession) -> None:
+    name = await start(session, "echo one; read x; echo got $x >&2; exit 3")
+    assert name == "p1"
+    assert await printed(session, name, "one") == "one\n"
+    assert reply(await process(session, "list"))["processes"][0]["state"] == "running"
+    assert reply(await process(session, "submit", name, input="word"))["written_bytes"] == 5
+    ended = await process(session, "wait", name, timeout_s=30)
+    assert (ended.exit_code, ended.stdout, ended.timed_out) == (3, "got word\n", False)
+    state = reply(ended)["process"]
+    assert (state["state"], state["exit_code"], state["total_bytes"]) == ("exited", 3, 13)
+    assert (await process(session, "poll", name)).exit_code == 3
+
+
+async def test_it_starts_where_and_with_what_it_is_told(session: ToolSession) -> None:
+    await session.call("bash", {"command": "mkdir there"})
+    name = await start(session, "basename $PWD; echo $E", workdir="there", env={"E": "e"})
+    assert (await process(session, "wait", name)).stdout == "there\ne\n"
+    nowhere = await process(session, "start", command="true", workdir="no/such")
+    assert (nowhere.fault, nowhere.exit_code) == ("none", 1)
+    long = await start(session, "\n".join(f"x{n}={n}" for n in range(10_000)) + "\necho $x9999")
+    assert (await process(session, "wait", long)).stdout == "9999\n"
+
+
+async def test_the_terminal_starts_them_too(session: ToolSession) -> None:
+    started = await session.call("terminal", {"command": "echo $PWD; sleep 30", "background": True})
+    name = reply(started)["process"]["process"]
+    assert reply(started)["state"] == "none"
+    assert "/" in await printed(session, name, "\n")
+    assert (await process(session, "kill", name)).exit_code == 137
+
+
+async def test_wait_is_clamped_and_says_so(session: ToolSession) -> None:
+    name = await start(session, "sleep 30")
+    result = await session.call("process", {"action": "wait", "process": name, "timeout_s": 3000}, timeout_s=0.5)
+    assert result.timed_out
+    assert reply(result)["clamped_to_s"] == pytest.approx(0.5, abs=0.1)
+    assert "not 3000 s" in reply(result)["note"]
+    short = await process(session, "wait", name, timeout_s=0.1)
+    assert (short.timed_out, reply(short).get("clamped_to_s")) == (True, None)
+
+
+async def test_the_last_200_kb_are_kept_and_the_rest_is_counted(session: ToolSession) -> None:
+    name = await start(session, "seq -w 1 50000")  # 6 bytes a line
+    ended = await process(session, "wait", name, timeout_s=30, limit=6)
+    state = reply(ended)["process"]
+    assert (state["total_bytes"], state["dropped_bytes"]) == (300_000, 100_000)
+    assert "100000 bytes before this" in reply(ended)["note"]
+    last = await process(session, "log", name, limit=12)
+    assert (last.stdout, reply(last)["offset"], reply(last)["next_offset"]) == ("49999\n50000\n", 299_988, 300_000)
+    middle = await process(session, "log", name, offset=240_000, limit=6)
+    assert (middle.stdout, reply(middle)["truncated"]) == ("40001\n", True)
+    gone = await process(session, "log", name, offset=0, limit=1000)
+    assert reply(gone)["offset"] == 100_000
+    assert "no longer kept" in reply(gone)["note"]
+
+
+async def test_a_terminal_for_a_program_that_wants_one(session: ToolSession) -> None:
+    name = await start(session, "tty; read -p 'name? ' n; echo hello $n", pty=True)
+    await printed(session, name, "name? ")
+    await process(session, "submit", name, input="bob")
+    ended = await process(session, "wait", name, timeout_s=30)
+    assert (ended.stdout.endswith("hello bob\n"), ended.exit_code) == (True, 0)
+
+
+async def test_input_is_ended_and_what_is_not_read_is_told(session: ToolSession) -> None:
+    name = await start(session, "cat | wc -c")
+    await process(session, "write", name, input="x" * 500_000)
+    await process(session, "close", name)
+    assert (await process(session, "wait", name, timeout_s=30)).stdout.strip() == "500000"
+    deaf = await start(session, "sleep 30")
+    written = await session.call("process", {"action": "write", "process": deaf, "input": "x" * 500_000}, timeout_s=1)
+    assert 0 < reply(written)["written_bytes"] < 500_000
+    assert "does not read" in reply(written)["note"]
+    await process(session, "close", deaf)
+    refused = await process(session, "write", deaf, input="x")
+    assert (refused.fault, "takes no input" in refused.message) == ("model", True)
+
+
+async def test_later_results_tell_how_it_stands(session: ToolSession) -> None:
+    name = await start(session, "sleep 1.5; echo out", check_interval=1)
+    assert "notices" not in reply(await process(session, "list"))
+    await asyncio.sleep(1.1)
+    (notice,) = reply(await session.call("terminal", {"command": "true"}))["notices"]
+    assert f"{name} (sleep 1.5; echo out) has been running for 1 s" in notice
+    async with asyncio.timeout(20):
+        while "notices" not in (said := reply(await process(session, "list"))):
+            await asyncio.sleep(0.05)
+    assert "ended with exit code 0" in said["notices"][0]
+    assert "notices" not in reply(await process(session, "list"))
+
+
+async def test_kill_takes_the_whole_tree(session: ToolSession) -> None:
+    name = await start(session, "(trap '' TERM INT HUP; sleep 301) & sleep 301; wait")
+    await until_bash(session, "[ $(ps -eo args | grep -c '^sleep 301') = 2 ]")
+    assert (await process(session, "kill", name)).exit_code == 137
+    await until_bash(session, "! ps -eo args | grep '^sleep 301'")
+    again = await process(session, "kill", name)
+    assert (again.exit_code, again.fault) == (137, "none")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"action": "poll", "process": "p9"}, "no background process 'p9'"),
+        ({"action": "poll"}, "needs a process"),
+        ({"action": "start"}, "needs a command"),
+        ({"action": "start", "command": "  "}, "needs a command"),
+        ({"action": "start", "command": "echo \0"}, "NUL"),
+        ({"action": "stop", "process": "p1"}, "action"),
+        ({"action": "wait", "process": "p1", "timeout_s": -1}, "greater than or equal to 0"),
+        ({"action": "log", "process": "p1", "offset": -1}, "greater than or equal to 0"),
+        ({"action": "write", "process": "p1"}, "needs input"),
+        ({"action": "write", "process": "p1", "input": "x" * (10 * 1024 * 1024)}, "at most"),
+    ],
+)
+async def test_bad_input_is_refused_clearly(session: ToolSession, arguments: dict[str, Any], said: str) -> None:
+    result = await session.call("process", arguments)
+    assert result.fault == "model"
+    assert said in result.message
+
+
+async def test_they_do_not_hold_up_each_other_or_anything_else(session: ToolSession) -> None:
+    names = [await start(session, "yes") for _ in range(3)]
+    waiting = [asyncio.ensure_future(process(session, "wait", name, timeout_s=50)) for name in names]
+    began = time.monotonic()
+    assert (await session.call("bash", {"command": "echo bash"})).stdout == "bash\n"
+    assert (await session.call("terminal", {"command": "echo term"})).stdout == "term\n"
+    assert time.monotonic() - began < 20
+    for name in names:
+        await process(session, "kill", name)
+    assert [result.exit_code for result in await asyncio.gather(*waiting)] == [137] * 3
+
+
+async def test_rounds_of_start_and_kill_leave_nothing(session: ToolSession) -> None:
+    for index in range(40):
+        name = await start(session, "sleep 302", pty=index % 4 == 0)
+        assert (await process(session, "kill", name)).exit_code == 137
+    listed = reply(await process(session, "list"))["processes"]
+    assert 0 < len(listed) <= 17
+    await until_bash(session, "! ps -eo args | grep '^sleep 302'")
+
+
+async def test_sealing_ends_them(executor: ToolExecutor) -> None:
+    async with executor.open("first", acquire_timeout_s=30) as opened:
+        await start(opened, "trap '' TERM HUP INT; (setsid sleep 303 &); sleep 303")
+        await until_bash(opened, "[ $(ps -eo args | grep -c '^sleep 303') -ge 2 ]")
+        await opened.seal()
+        left = await opened.call("bash", {"command": "ps -eo args | grep -c '^sleep 303' || true"})
+        assert left.stdout == "0\n"
+        assert "processes" not in reply(await process(opened, "list"))
