@@ -1,5 +1,7 @@
-"""The session's one cluster (``cluster``), for tests/nomad and for the suites that run over every backend. What is slow and kept between runs is made before any test's clock
-runs: the nomad program, the image."""
+"""The session's one cluster (``cluster``), for tests/nomad and for the suites that run over every backend.
+
+What is slow and kept between runs is made before any test's clock runs: the nomad program, the image.
+"""
 
 from __future__ import annotations
 
