@@ -1,47 +1,78 @@
-"""What --upload packs."""
+"""What ``--upload`` and ``--download`` name, what they copy, and how they fail."""
 
 from __future__ import annotations
 
-import base64
 import io
-import tarfile
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
-from agentenv.cli import upload
+from agentenv.cli import farm, upload
+from agentenv.cli.app import app
 from agentenv.errors import ConfigError
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.slots.backends.fake import FakeBackend
+from agentenv.slots.pool import SlotPool
+from agentenv.tools.catalog import ToolCatalog
 
 
-def names(archive: str) -> list[str]:
-    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(archive))) as tar:
-        return sorted(tar.getnames())
-
-
-def test_each_path_arrives_under_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "src" / "deep").mkdir(parents=True)
-    (tmp_path / "src" / "deep" / "a.py").write_text("a")
+def test_each_path_gets_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "src/deep").mkdir(parents=True)
     (tmp_path / "one.txt").write_text("1")
     monkeypatch.chdir(tmp_path / "src")
-    assert names(upload.tar_of([Path(), Path("../one.txt")])) == ["one.txt", "src", "src/deep", "src/deep/a.py"]
+    assert upload.named([Path(), Path("../one.txt")]) == {"src": tmp_path / "src", "one.txt": tmp_path / "one.txt"}
 
 
-def test_two_paths_of_one_name_are_refused(tmp_path: Path) -> None:
-    for parent in ("a", "b"):
-        (tmp_path / parent).mkdir()
-        (tmp_path / parent / "x").touch()
+def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        (tmp_path / side / "x").mkdir(parents=True)
     with pytest.raises(ConfigError, match="two paths are called 'x'"):
-        upload.tar_of([tmp_path / "a" / "x", tmp_path / "b" / "x"])
+        upload.named([tmp_path / "a/x", tmp_path / "b/x"])
 
 
-def test_a_path_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--upload"):
-        upload.tar_of([tmp_path / "missing"])
+def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        upload.named([tmp_path / "missing"])
 
 
-def test_too_much_is_refused_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "MAX_FILE_BYTES", 100)
-    (tmp_path / "big").write_bytes(bytes(range(256)) * 4)
-    with pytest.raises(ConfigError, match="at most 100") as refused:
-        upload.tar_of([tmp_path / "big"])
-    assert "--network" in refused.value.next_step
+def test_where_downloads_go() -> None:
+    assert upload.targets(["out/a.txt", "dist:/tmp/there"]) == {"out/a.txt": Path("a.txt"), "dist": Path("/tmp/there")}
+    for wrong in (":x", "x:", "/", ""):
+        with pytest.raises(ConfigError, match="PATH:LOCAL"):
+            upload.targets([wrong])
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+async def test_files_go_in_and_out_with_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    shown = io.StringIO()
+    console = Console(file=shown, force_terminal=terminal, width=100)
+    monkeypatch.setattr(upload, "err", lambda: console)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a").write_bytes(bytes(3_000_000))
+    async with (
+        SlotPool(FakeBackend()) as pool,
+        ToolExecutor(pool, ToolCatalog.builtin()) as executor,
+        executor.open("t", acquire_timeout_s=30) as session,
+    ):
+        await upload.put_all(session.lease, {"in": tmp_path / "in"})
+        await upload.get_all(session.lease, {"in/a": tmp_path / "b"})
+        with pytest.raises(ConfigError, match=r"--download.*No such file"):
+            await upload.get_all(session.lease, {"missing": tmp_path / "c"})
+        with pytest.raises(ConfigError, match=r"--download.*outside"):
+            await upload.get_all(session.lease, {"../x": tmp_path / "c"})
+    assert (tmp_path / "b").read_bytes() == bytes(3_000_000)
+    assert ("upload in" in shown.getvalue()) is terminal
+
+
+def test_exec_brings_files_and_fetches_what_came_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farm, "LocalBackend", FakeBackend)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/in").write_text("abc")
+    moves = ["--upload", str(tmp_path / "data"), "--download", f"data/out:{tmp_path / 'out'}"]
+    done = CliRunner().invoke(app, ["exec", "--own", *moves, "tr a-z A-Z < data/in > data/out; exit 3"])
+    assert (done.exit_code, (tmp_path / "out").read_text()) == (3, "ABC")
+    done = CliRunner().invoke(app, ["exec", "--own", *moves, "true"])
+    assert done.exit_code == 2
+    assert "No such file" in done.stderr

@@ -14,6 +14,7 @@ from rich.markup import escape
 from agentenv.cli import farm
 from agentenv.cli.options import (
     BackendOption,
+    DownloadOption,
     Isolation,
     IsolationOption,
     JobOption,
@@ -25,7 +26,7 @@ from agentenv.cli.options import (
     backend_of,
 )
 from agentenv.cli.present import EXIT_INFRA, EXIT_TIMED_OUT, EXIT_USAGE, err, print_json, run_to_end, verb
-from agentenv.cli.upload import tar_of
+from agentenv.cli.upload import get_all, named, put_all, targets
 from agentenv.errors import ConfigError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.wire.calls import CallResult
@@ -41,6 +42,7 @@ def execute(
     job: JobOption = None,
     own: OwnOption = False,
     upload: UploadOption = None,
+    download: DownloadOption = None,
     with_stdin: Annotated[
         bool, typer.Option("--stdin", help="Give the command this command's standard input.")
     ] = False,
@@ -61,6 +63,8 @@ def execute(
 
       agentenv exec --upload src --upload setup.cfg -- python3 -m compileall src
 
+      agentenv exec --upload project --download project/dist:dist -- make -C project dist
+
       agentenv exec --network --timeout 300 -- git ls-remote https://example.org/repo.git
 
       agentenv exec --backend nomad -- cat /etc/os-release
@@ -73,7 +77,8 @@ def execute(
         arguments["stdin"] = _standard_input()
     chosen = backend_of(backend)
     alone = own or network or isolation is not Isolation.auto
-    result = run_to_end(_run(farm.open_farm(settings, chosen, own=alone, job=job), arguments, timeout_s, upload or []))
+    opened = farm.open_farm(settings, chosen, own=alone, job=job)
+    result = run_to_end(_run(opened, arguments, timeout_s, upload or [], download or []))
     if as_json:
         print_json(result.model_dump(mode="json"))
     else:
@@ -93,14 +98,15 @@ async def _run(
     arguments: dict[str, object],
     timeout_s: float,
     upload: list[Path],
+    download: list[str],
 ) -> CallResult:
-    archive = tar_of(upload) if upload else None
+    sources, sinks = named(upload), targets(download)
     async with opened as executor, executor.open("agentenv-exec") as session:
-        if archive is not None:
-            refused = await farm.put(session, archive)
-            if refused is not None:
-                return refused
-        return await session.call("bash", arguments, timeout_s=timeout_s)
+        await put_all(session.lease, sources)
+        result = await session.call("bash", arguments, timeout_s=timeout_s)
+        if result.fault == "none":
+            await get_all(session.lease, sinks)
+        return result
 
 
 def _show(result: CallResult) -> None:

@@ -22,11 +22,9 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.control import ContainerControl
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-from agentenv.wire.calls import CallResult
 from agentenv.wire.leases import SlotState
 from agentenv.wire.server import ServerInfo
 
-_UPLOAD_TIMEOUT_S = 120.0
 _ATTACHED_MOST = 4
 """Containers of a farm that one command leases from: enough for one slot, whatever dies."""
 
@@ -104,9 +102,3 @@ async def describe(session: ToolSession) -> ServerInfo:
     """What the session's container says of itself: isolation, what is weaker, its proofs."""
     async with ContainerControl(session.lease.container) as control:
         return await control.info()
-
-
-async def put(session: ToolSession, archive: str) -> CallResult | None:
-    """Extract a base64 tar into the workspace; the result only when it did not go well."""
-    result = await session.call("artifacts", {"action": "extract", "data": archive}, timeout_s=_UPLOAD_TIMEOUT_S)
-    return None if result.fault == "none" and not result.exit_code else result

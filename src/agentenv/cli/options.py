@@ -65,6 +65,10 @@ TimeoutOption = Annotated[
     float,
     typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_S, metavar="SECONDS", help="The longest a command may run."),
 ]
+DownloadOption = Annotated[
+    list[str] | None,
+    typer.Option("--download", metavar="PATH[:LOCAL]", help="Copy this path of the workspace here afterwards."),
+]
 UploadOption = Annotated[
     list[Path] | None,
     typer.Option("--upload", exists=True, readable=True, help="Copy this file or directory into the workspace first."),

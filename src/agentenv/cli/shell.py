@@ -33,8 +33,7 @@ from agentenv.cli.options import (
     backend_of,
 )
 from agentenv.cli.present import InterruptedBySignalError, err, verb
-from agentenv.cli.upload import tar_of
-from agentenv.errors import SandboxUnavailableError
+from agentenv.cli.upload import named, put_all
 from agentenv.executor.session import ToolSession
 from agentenv.wire.calls import CallResult
 
@@ -83,7 +82,7 @@ def shell(
       printf 'make\\nmake test\\n' | agentenv shell --upload . --json | jq .exit_code
     """
     settings = farm.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
-    archive = tar_of(upload) if upload else None
+    sources = named(upload or [])
     alone = own or network or isolation is not Isolation.auto
     opened = farm.open_farm(settings, backend_of(backend), own=alone, job=job)
     with (
@@ -92,8 +91,7 @@ def shell(
         portal.wrap_async_context_manager(opened) as executor,
         portal.wrap_async_context_manager(executor.open("agentenv-shell")) as session,
     ):
-        if archive is not None and (refused := portal.call(farm.put, session, archive)) is not None:
-            raise SandboxUnavailableError(f"the upload failed: {refused.message or refused.stderr}")
+        portal.call(put_all, session.lease, sources)
         if not (quiet or as_json):
             described = portal.call(farm.describe, session)
             err().print(

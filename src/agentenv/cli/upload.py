@@ -1,36 +1,81 @@
-"""Local files as a tar for the ``artifacts`` tool."""
+"""Local files into a slot before a command, and its files back out after it: streamed, with a progress bar."""
 
 from __future__ import annotations
 
-import base64
-import io
-import tarfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
 
-from agentenv.errors import ConfigError
-from agentenv.wire.base import MAX_FILE_BYTES
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from agentenv.cli.present import err
+from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalError
+from agentenv.executor import transfer
+from agentenv.executor.transfer import Lease
 
 
-def tar_of(paths: Sequence[Path]) -> str:
-    """A gzipped tar of the paths (each under its own name), base64.
+def named(paths: Sequence[Path]) -> dict[str, Path]:
+    """Each path by the name it gets in the workspace: its own last part.
 
-    Raises ConfigError when two paths have one name, one cannot be read, or the archive is over 64 MiB.
+    Raises ConfigError when two have one name, or one is not there.
     """
-    names = [path.resolve().name or "root" for path in paths]
-    if repeated := {name for name in names if names.count(name) > 1}:
-        raise ConfigError("--upload", f"two paths are called {min(repeated)!r}", next_step="rename one of them")
-    buffer = io.BytesIO()
+    found: dict[str, Path] = {}
+    for path in paths:
+        try:
+            whole = path.resolve(strict=True)
+        except OSError as error:
+            raise ConfigError("--upload", str(error)) from error
+        name = whole.name or "root"
+        if name in found:
+            raise ConfigError("--upload", f"two paths are called {name!r}", next_step="rename one of them")
+        found[name] = whole
+    return found
+
+
+def targets(downloads: Sequence[str]) -> dict[str, Path]:
+    """Each ``PATH`` or ``PATH:LOCAL`` of a slot, and where it goes: by default its own name, here.
+
+    Raises ConfigError when a path has no name to take.
+    """
+    found: dict[str, Path] = {}
+    for text in downloads:
+        remote, colon, local = text.partition(":")
+        target = local if colon else PurePosixPath(remote).name
+        if not remote or not target:
+            raise ConfigError("--download", f"got {text!r}", next_step="write PATH, or PATH:LOCAL")
+        found[remote] = Path(target)
+    return found
+
+
+async def put_all(lease: Lease, paths: Mapping[str, Path]) -> None:
+    """Copy them into the workspace. Raises ConfigError (what cannot be read or does not fit), InfraError."""
+    for name, path in paths.items():
+        with _shown(f"upload {name}") as progress, _explained("--upload"):
+            await transfer.upload(lease, path, name, progress=progress)
+
+
+async def get_all(lease: Lease, paths: Mapping[str, Path]) -> None:
+    """Copy them out of the workspace. Raises ConfigError (what is not there or cannot be written), InfraError."""
+    for remote, local in paths.items():
+        with _shown(f"download {remote}") as progress, _explained("--download"):
+            await transfer.download(lease, remote, local, progress=progress)
+
+
+@contextmanager
+def _explained(option: str) -> Iterator[None]:
     try:
-        with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
-            for path, name in zip(paths, names, strict=True):
-                archive.add(path.resolve(), arcname=name)
-    except OSError as error:
-        raise ConfigError("--upload", str(error)) from error
-    if buffer.tell() > MAX_FILE_BYTES:
-        raise ConfigError(
-            "--upload",
-            f"{buffer.tell()} bytes packed, at most {MAX_FILE_BYTES}",
-            next_step="upload less, or fetch it inside the slot with --network",
-        )
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
+        yield
+    except (OSError, InvalidArgumentsError, PolicyRefusalError) as error:
+        raise ConfigError(option, str(error)) from error
+
+
+@contextmanager
+def _shown(what: str) -> Iterator[transfer.Progress]:
+    """A bar on stderr while something moves; nothing where stderr is no terminal, and nothing left behind."""
+    console = err()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

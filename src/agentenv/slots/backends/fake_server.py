@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -59,6 +59,16 @@ class FakeContainer:
         """Close every stream, as a broken network would."""
         for transport in list(self.streams):
             transport.abort()
+
+    @contextlib.contextmanager
+    def cuttable(self, request: web.Request) -> Iterator[None]:
+        """A transfer, which :meth:`cut` cuts as well."""
+        assert isinstance(request.transport, asyncio.Transport)
+        self.streams.add(request.transport)
+        try:
+            yield
+        finally:
+            self.streams.discard(request.transport)
 
     def restart_server(self) -> None:
         """The server crashed and is back: another boot, leases kept, replies and running calls lost."""
@@ -229,12 +239,14 @@ class FakeServer:
     # -- calls --------------------------------------------------------------------------------
 
     async def _put_transfer(self, request: web.Request) -> web.StreamResponse:
-        key = fake_transfer.lease_key(request)
-        return await fake_transfer.put(request, self._at(request).slot(key.slot))
+        slot = self._at(request).slot(fake_transfer.lease_key(request).slot)
+        with self._at(request).cuttable(request):
+            return await fake_transfer.put(request, slot)
 
     async def _get_transfer(self, request: web.Request) -> web.StreamResponse:
-        key = fake_transfer.lease_key(request)
-        return await fake_transfer.get(request, self._at(request).slot(key.slot))
+        slot = self._at(request).slot(fake_transfer.lease_key(request).slot)
+        with self._at(request).cuttable(request):
+            return await fake_transfer.get(request, slot)
 
     async def _batch(self, request: web.Request) -> web.StreamResponse:
         container, batch = self._at(request), await _body(request, Batch)
