@@ -17,7 +17,7 @@ from typing import Protocol
 from agentenv.slots.counts import Load
 
 DEAD_BAND = 20
-"""A step down takes at least one in so many containers (or reaches the minimum)."""
+"""Fewer spare slots than one in so many of the farm's are kept (unless a step reaches the minimum)."""
 LONGEST_STEP = 250
 """A step down takes at most so many containers, so that a decision over any number of them takes well under 1 ms."""
 _PEAK_STEPS = 32
@@ -104,18 +104,21 @@ class ScalePolicy:
     def _shrunk(self, state: ScaleState, goal: int, now: float) -> int:
         load, lowest = state.load, goal
         spare = load.free + load.freeing - self.target_idle_slots - (state.peak - load.demand)
+        left = spare
         for given in self._removable(state, goal, now):
-            spare -= given
-            if spare < 0:
+            left -= given
+            if left < 0:
                 break
             lowest -= 1
-        worth_it = lowest == self.min_containers or goal - lowest >= self._shortest_step(state, goal)
+        worth_it = lowest == self.min_containers or spare >= self._dead_band(state, goal)
         return lowest if worth_it else goal
 
-    def _shortest_step(self, state: ScaleState, goal: int) -> int:
+    def _dead_band(self, state: ScaleState, goal: int) -> int:
+        """Spare slots that are too few to go down for."""
+        slots = state.slots_per_container
         # A demand of n independent trajectories swings by √n of itself: twice that is no news.
-        noise = math.ceil(2 * math.sqrt(state.peak) / state.slots_per_container)
-        return min(max(goal // DEAD_BAND, noise), LONGEST_STEP)
+        noise = math.ceil(2 * math.sqrt(state.peak) / slots)
+        return max(goal // DEAD_BAND, noise) * slots
 
     def _removable(self, state: ScaleState, goal: int, now: float) -> Iterator[int]:
         """From the top down to the first that must stay: the free slots that go with each container."""
