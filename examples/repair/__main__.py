@@ -34,6 +34,10 @@ def main(
     isolation: Annotated[
         Isolation, typer.Option(help="auto: full for root; user for others (weaker, see agentenv doctor).")
     ] = "auto",
+    backend: Annotated[
+        Literal["local", "nomad"], typer.Option(help="Where the container runs: here, or on the cluster of NOMAD_ADDR.")
+    ] = "local",
+    job: Annotated[str, typer.Option(help="nomad: the job's id; it is purged at the end.")] = "agentenv-demo",
     model: Annotated[
         str, typer.Option(envvar="OPENAI_MODEL", help="A model at OPENAI_BASE_URL, instead of the scripted policy.")
     ] = "",
@@ -46,7 +50,9 @@ def main(
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which we do not need
     from examples.repair.demo import run_demo  # late: atropos takes seconds to import, --help should not
 
-    settings = DemoSettings(groups, group_size, slots, seed, isolation, model, base_url, max_steps, out, tuple(package))
+    settings = DemoSettings(
+        groups, group_size, slots, seed, isolation, model, base_url, max_steps, out, backend, job, tuple(package)
+    )
     try:
         run_to_end(run_demo(settings))
     except AgentEnvError as error:

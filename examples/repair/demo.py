@@ -36,6 +36,7 @@ MODEL_LATENCY_S = 0.15
 SCRIPTED_TOOL_TIMEOUT_S = 15.0
 MODEL_TOOL_TIMEOUT_S = 120.0
 SCRIPTED_SLOT_PROCESSES = 128
+NOMAD_MEMORY_MIB = 4096
 MIN_TASKS = 30
 
 
@@ -77,7 +78,7 @@ def _check(settings: DemoSettings) -> None:
         err().print("[yellow]note[/] OPENAI_BASE_URL is set, but no model is named (--model): a scripted policy plays")
     if _isolation(settings) == "user":
         err().print("[yellow]note[/] isolation is user: weaker than full, see agentenv doctor")
-    if settings.isolation == "full" and os.geteuid() != 0:
+    if settings.isolation == "full" and settings.backend == "local" and os.geteuid() != 0:
         raise ConfigError("isolation", "full needs root", next_step="run as root, or use --isolation user")
 
 
@@ -197,6 +198,9 @@ def _config(settings: DemoSettings, tokenizer: Path, records: Path) -> RepairCon
         "use_wandb": False,
         "rollouts_path": str(records),
         "isolation": _isolation(settings),
+        "tool_pool_mode": settings.backend,
+        "sandbox_job_id": settings.job,
+        "container_memory_mib": NOMAD_MEMORY_MIB,
         "min_containers": 1,
         "max_containers": 1,
         "slots_per_container": settings.slots,
@@ -212,6 +216,8 @@ def _config(settings: DemoSettings, tokenizer: Path, records: Path) -> RepairCon
 def _isolation(settings: DemoSettings) -> str:
     if settings.isolation != "auto":
         return settings.isolation
+    if settings.backend == "nomad":
+        return "full"  # the supervisor in the container is root, whoever asks
     return "full" if os.geteuid() == 0 else "user"
 
 
@@ -243,7 +249,7 @@ def _facts(settings: DemoSettings, chosen: Sequence[Task], made: str, seconds: f
         "scripted": played if settings.scripted else None,
         "Policy": "scripted players" if settings.scripted else settings.model,
         "Tasks": f"{len(chosen)} of {made} (seed {settings.seed})",
-        "Farm": f"local, {settings.slots} slots in one container, isolation {_isolation(settings)}",
+        "Farm": f"{settings.backend}, {settings.slots} slots in one container, isolation {_isolation(settings)}",
         "Rollouts took": f"{seconds:.1f} s",
         "Machine": f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
         "Written": time.strftime("%Y-%m-%d %H:%M:%S %z"),

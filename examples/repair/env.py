@@ -15,10 +15,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from agentenv import AgentEnv, AgentEnvConfig, LocalBackend, ToolContext
+from agentenv import AgentEnv, AgentEnvConfig, ToolContext
 from agentenv.agent.loop import AgentResult
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.backends.open import make_backend
 from agentenv.wire.spec import Bind
 from examples.repair.packages import Catalogue, Package, fetch
 from examples.repair.tasks import Task, injected, make_tasks
@@ -60,7 +61,9 @@ class RepairEnv(AgentEnv):
         super().__init__(*args, **kwargs)
         if self.config.tool_pool_mode == "fake":
             raise ConfigError(
-                "tool_pool_mode", "the tests of these tasks need real slots", next_step="use tool_pool_mode='local'"
+                "tool_pool_mode",
+                "the tests of these tasks need real slots",
+                next_step="use tool_pool_mode='local' or 'nomad'",
             )
         if self.config.verification != "sealed":
             raise ConfigError("verification", "these tasks are verified sealed", next_step="leave it unset")
@@ -83,7 +86,8 @@ class RepairEnv(AgentEnv):
         await super().setup()
 
     def build_backend(self) -> ContainerBackend:
-        """The local backend; its slots see the test runner."""
+        """The backend that is configured; its slots see the test runner. On Nomad its nodes must have it, under
+        the same path: a cluster on this machine does."""
         assert self.catalogue is not None, "setup() has fetched it"
         settings = self.config.container_settings()
         shown = settings.model_copy(
@@ -92,7 +96,9 @@ class RepairEnv(AgentEnv):
                 "env": {"PYTHONPATH": RUNNER, "PYTHONDONTWRITEBYTECODE": "1", **settings.env},
             }
         )
-        return LocalBackend(shown, start_timeout_s=self.config.start_timeout_s)
+        nomad = self.config.nomad_settings()
+        mode = self.config.tool_pool_mode
+        return make_backend(mode, shown, nomad=nomad, start_timeout_s=self.config.start_timeout_s)
 
     def item_of(self, task: Task) -> dict[str, Any]:
         """A task as the item its record keeps; the diff is what was injected, and is not shown to a model."""

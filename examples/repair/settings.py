@@ -19,6 +19,9 @@ class DemoSettings:
     base_url: str
     max_steps: int
     out: Path
+    backend: str = "local"
+    job: str = "agentenv-demo"
+    """With Nomad: the job whose allocations are the containers."""
     packages: tuple[str, ...] = ()
     """Only tasks of these; all by default."""
 

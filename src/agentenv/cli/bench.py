@@ -17,6 +17,9 @@ from agentenv.cli.present import print_json, verb
 def bench(
     context: typer.Context,
     quick: Annotated[bool, typer.Option("--quick", help="Short rounds: minutes less, figures rougher.")] = False,
+    backend: Annotated[
+        str | None, typer.Option("--backend", "-b", help="local, nomad, or local,nomad: measured in turn in one run.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Directory of results.json.")] = Path("out/bench"),
     as_json: JsonOption = False,
 ) -> None:
@@ -28,10 +31,13 @@ def bench(
 
       agentenv bench --quick
 
+      agentenv bench --backend local,nomad
+
       agentenv bench --out /tmp/figures -- --only T1,T2 --rounds 5
     """
     directory = out.resolve()
-    arguments = [*(["--quick"] if quick else []), "--out", str(directory), *context.args]
+    where = ["--backend", backend] if backend is not None else []
+    arguments = [*(["--quick"] if quick else []), *where, "--out", str(directory), *context.args]
     code = run_module("benchmarks", arguments, quiet_stdout=as_json)
     if as_json and code == 0:
         print_json(json.loads((directory / "results.json").read_text()))
