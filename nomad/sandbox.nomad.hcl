@@ -163,12 +163,11 @@ job "sandbox" {
       }
     }
 
-    # A container that died is made again at once and in place; one that keeps dying goes elsewhere, with
-    # growing patience: a farm has no use for a node that cannot run its containers.
+    # A container that has died is never restarted in place: its slots and their leases are gone, so what
+    # replaces it is another allocation, which is another container. The farm has Nomad replace the first
+    # ones at once; these growing delays slow a crash loop down, and a client that cannot run it is left.
     restart {
-      attempts = 2
-      interval = "1m"
-      delay    = "1s"
+      attempts = 0
       mode     = "fail"
     }
     reschedule {
@@ -182,8 +181,10 @@ job "sandbox" {
     # `nomad job stop -no-shutdown-delay`.
     shutdown_delay = "${var.drain_s}s"
     migrate {
-      max_parallel     = 10
-      min_healthy_time = "2s"
+      max_parallel     = 1000
+      health_check     = "task_states"
+      min_healthy_time = "1s"
+      healthy_deadline = "1m"
     }
 
     ephemeral_disk { size = 64 } # MiB: logs; a container keeps nothing on disk

@@ -30,6 +30,10 @@ class NomadHttp:
         """The parsed answer."""
         return self._ask("PUT", path, body, parameters)
 
+    def post(self, path: str, body: Any, **parameters: str) -> Any:
+        """The parsed answer."""
+        return self._ask("POST", path, body, parameters)
+
     def delete(self, path: str, **parameters: str) -> Any:
         """The parsed answer."""
         return self._ask("DELETE", path, None, parameters)
