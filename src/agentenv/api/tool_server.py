@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import agentenv
 from agentenv.api.audit import AuditLog
@@ -95,6 +95,7 @@ class ToolServer:
         self._stack = AsyncExitStack()
         self._runner: CallRunner | None = None
         self._sweeping: asyncio.Task[None] | None = None
+        self._told_off: asyncio.Future[None]
 
     def __repr__(self) -> str:
         return f"<ToolServer {len(self._tools)} tools, {len(self._trajectories)} trajectories>"
@@ -106,6 +107,7 @@ class ToolServer:
             for resource in self._resources:
                 await stack.enter_async_context(resource)
             self._runner = CallRunner(self._tools, self.catalog, self._settings, self._secrets, audit)
+            self._told_off = asyncio.get_running_loop().create_future()
             self._sweeping = asyncio.create_task(self._sweep(), name="tool-server-sweep")
             self._stack = stack.pop_all()
         return self
@@ -162,12 +164,19 @@ class ToolServer:
             task = asyncio.create_task(self._runner.run(request, held.state), name=f"tool-{request.id}")
             held.runs[request.id] = task
             _forget_oldest(held)
-        await asyncio.wait({task}, timeout=request.wait_s)
+        awaited: set[asyncio.Future[Any]] = {task, self._told_off}
+        await asyncio.wait(awaited, timeout=request.wait_s, return_when=asyncio.FIRST_COMPLETED)
         held.heard_at = asyncio.get_running_loop().time()
         if not task.done():
             return ToolCallReply(boot=self.boot)
         result = CallResult(id=request.id, cancelled=True) if task.cancelled() else task.result()
         return ToolCallReply(boot=self.boot, result=result, stateful=held.state.stateful)
+
+    def send_away(self) -> None:
+        """Whoever waits in :meth:`call` is answered now: the call still runs, ask again."""
+        if self._runner is not None:
+            self._told_off.set_result(None)
+            self._told_off = asyncio.get_running_loop().create_future()
 
     async def cancel(self, trajectory: str, ids: Iterable[str]) -> None:
         """End these calls of the trajectory; what is not running is no error."""

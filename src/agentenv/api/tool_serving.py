@@ -59,6 +59,7 @@ async def served(server: ToolServer, token: str, *, host: str = "127.0.0.1", por
             yield _url(host, listening.getsockname()[1])
         finally:
             running.should_exit = True
+            server.send_away()  # or their requests would be cut off, after a while, with a 500
             await asyncio.wait({task})
     finally:
         listening.close()

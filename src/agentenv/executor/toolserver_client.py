@@ -6,6 +6,7 @@ The server remembers calls by id, so whatever cuts a connection, the same questi
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import secrets
 from collections.abc import Mapping
@@ -217,14 +218,14 @@ class ToolServerClient:
     async def _ask(self, method: str, path: str, body: BaseModel | None, kind: type[T], limit_s: float) -> T:
         if self._session is None or self._session.closed:
             raise PoolClosedError("the tool server's client is closed")
-        content = None if body is None else body.model_dump_json().encode()
+        content = None if body is None else io.BytesIO(body.model_dump_json().encode())
         headers = {} if content is None else {"Content-Type": "application/json"}
         async with (
             asyncio.timeout(limit_s),
             self._session.request(method, self._url + path, data=content, headers=headers) as answer,
         ):
             raw = await answer.read()
-            if answer.status in (502, 503, 504):  # a proxy without its server, or a server about to end
+            if answer.status >= 500:  # a proxy without its server, a server about to end: asking again is safe
                 raise aiohttp.ClientConnectionError(f"HTTP {answer.status}")
             if answer.status >= 400:
                 raise _refusal(answer.status, raw, self._url)
