@@ -74,7 +74,7 @@ def test_terminals_come_and_go_without_a_trace(agent: AgentBox) -> None:
 
 
 def test_a_terminal_and_a_script_pipe_are_malformed() -> None:
-    box = AgentBox().__enter__()  # noqa: PLC2801 (its __exit__ wants a clean end)
+    box = AgentBox().__enter__()  # not `with`: that wants a clean end
     try:
         box.send(Kind.SPAWN, 1, TERMINAL | SCRIPT_PIPE, spawn_payload(["true"], ENV, "/"))
         assert box.process.wait(WAIT_S) == 65
