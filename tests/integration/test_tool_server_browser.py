@@ -131,8 +131,8 @@ async def test_nothing_a_page_does_leaves_the_allow_list(site: Web) -> None:
         ):
             assert (await ask(server, "browser_navigate", url=url)).fault == fault
         assert "Things" in await seen(server, site.url())
-    assert (redirected.fault, redirected.error) == ("policy", "refused")
-    assert "not a public address" in redirected.message
+        assert (redirected.fault, redirected.error) == ("policy", "refused")
+        assert "not a public address" in redirected.message
         assert forbidden.asked == []
         assert "/name" not in site.asked
         async with tool_server(allowing(site, forbidden)) as open_server:  # the page does try all that
