@@ -48,7 +48,9 @@ def _arguments() -> argparse.Namespace:
 
 def _table(entries: dict[str, dict[str, Any]], width: int) -> Table:
     wanted = [index for index, name in enumerate(COLUMNS) if name != "what" or width >= WIDE]
-    table = Table(*(COLUMNS[index] for index in wanted))
+    table = Table()
+    for index in wanted:
+        table.add_column(COLUMNS[index], no_wrap=COLUMNS[index] == "target")
     for target, entry in entries.items():
         *shown, holds = cells(target, entry)
         row = [*shown, f"[green]{holds}[/]" if entry["holds"] else f"[red]{holds}[/]"]
