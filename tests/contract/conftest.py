@@ -76,7 +76,9 @@ class Maker:
     async def pool(self, slots: int = 2, **settings: float) -> tuple[SlotPool, Breakable]:
         """An open pool over a new backend."""
         backend = self.backend(slots)
-        pool = SlotPool(backend, PoolSettings.model_validate({"max_containers": 1, **settings}))
+        pool = SlotPool(
+            backend, PoolSettings.model_validate({"max_containers": 1, "acquire_timeout_s": 120.0, **settings})
+        )
         return await self.stack.enter_async_context(pool), backend
 
 
@@ -159,7 +161,7 @@ class _Opening:
         await self._session.close()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> float:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> float:
     """Wait for a condition; how long it took. Fails when the time is over."""
     began = time.monotonic()
     while not condition():
@@ -168,7 +170,7 @@ async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> float
     return time.monotonic() - began
 
 
-async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 15.0) -> None:
+async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
     """Like until(), for a condition that must be asked for."""
     deadline = time.monotonic() + timeout_s
     while not await condition():

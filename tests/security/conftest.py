@@ -37,7 +37,7 @@ def backend(request: pytest.FixtureRequest) -> ContainerBackend:
 
 @pytest.fixture
 async def executor(backend: ContainerBackend) -> AsyncIterator[ToolExecutor]:
-    settings = PoolSettings(min_containers=1, max_containers=1)
+    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
     async with SlotPool(backend, settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as opened:
         yield opened
 

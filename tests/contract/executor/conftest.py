@@ -39,7 +39,7 @@ def make(request: pytest.FixtureRequest, state_dir: Path) -> Backend:
 async def executor(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ToolExecutor]:
-    settings = PoolSettings(min_containers=1, max_containers=1)
+    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
     shared = SlotPool(make(request, tmp_path_factory.mktemp("state")), settings)
     async with shared, ToolExecutor(shared, ToolCatalog.builtin()) as opened:
         yield opened
@@ -47,7 +47,7 @@ async def executor(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def session(executor: ToolExecutor) -> AsyncIterator[ToolSession]:
-    async with executor.open("t", acquire_timeout_s=30) as opened:
+    async with executor.open("t", acquire_timeout_s=120) as opened:
         yield opened
 
 
@@ -58,7 +58,9 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
 
 @pytest.fixture
 async def pool(backend: Backend) -> AsyncIterator[SlotPool]:
-    settings = PoolSettings(min_containers=1, max_containers=1, suspect_after_s=0.5, gone_after_s=10)
+    settings = PoolSettings(
+        min_containers=1, max_containers=1, suspect_after_s=0.5, gone_after_s=10, acquire_timeout_s=120
+    )
     async with SlotPool(backend, settings) as opened:
         yield opened
 

@@ -174,16 +174,17 @@ class NomadApi:
 
     async def agree_on_token(self, proposal: str) -> str:
         """The job's bearer token: the one kept in the job's Nomad variable, else ``proposal``, now kept there."""
-        path = f"nomad/jobs/{self.settings.job_id}"
-        payload = {"Path": path, "Namespace": self.settings.namespace, "Items": {"token": proposal}}
+        # python-nomad knows that variables are in namespaces, but not of the namespace it was given.
+        path, space = f"nomad/jobs/{self.settings.job_id}", self.settings.namespace
+        payload = {"Path": path, "Namespace": space, "Items": {"token": proposal}}
         try:
             # cas=0: only if there is none. Whoever comes second takes the first one's.
-            await self._run(lambda c: c.variable.create_variable(path, payload, cas=0))
+            await self._run(lambda c: c.variable.create_variable(path, payload, namespace=space, cas=0))
             return proposal
         except NomadError as error:
             if error.status != 409:
                 raise
-        kept = await self._run(lambda c: c.variable.get_variable(path))
+        kept = await self._run(lambda c: c.variable.get_variable(path, namespace=space))
         token = (kept.get("Items") or {}).get("token")
         if not token:
             raise NomadError(
@@ -193,8 +194,8 @@ class NomadApi:
 
     async def forget_token(self) -> None:
         """Remove the job's variable."""
-        path = f"nomad/jobs/{self.settings.job_id}"
-        await self._run(lambda c: c.variable.delete_variable(path), missing=True)
+        path, space = f"nomad/jobs/{self.settings.job_id}", self.settings.namespace
+        await self._run(lambda c: c.variable.delete_variable(path, namespace=space), missing=True)
 
     # -- underneath -----------------------------------------------------------------------------
 

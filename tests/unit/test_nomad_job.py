@@ -1,0 +1,102 @@
+"""The job file's variables, and what of Nomad's JSON is taken for a fact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.errors import ConfigError
+from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.slots.backends.nomad_facts import Allocation, Evaluation, Job, Node, TaskEvent, events
+from agentenv.slots.backends.nomad_job import JOB_FILES, hcl, job_text, job_variables
+from agentenv.slots.backends.open import make_backend
+from agentenv.wire.spec import Bind
+
+
+@pytest.mark.parametrize("driver", list(JOB_FILES))
+def test_every_driver_has_a_job_file_that_takes_our_settings(driver: str) -> None:
+    settings = NomadSettings.model_validate({"driver": driver, "job_id": "farm-1", "memory_mib": 4096})
+    text = job_text(settings)
+    lines = job_variables(text, ContainerSettings(slots_per_container=3, env={"A": "${b}"}), settings).splitlines()
+    assert {'job_id = "farm-1"', "slots = 3", "memory_mib = 4096", "count = 0", 'env = {"A": "$${b}"}'} <= set(lines)
+    assert "shutdown_delay" in text, "leases of a leaving container may end by themselves"
+
+
+def test_hcl_takes_nothing_for_a_template() -> None:
+    assert hcl("${x} %{if} é") == '"$${x} %%{if} é"'
+    assert hcl({"a": [1, True]}) == '{"a": [1, true]}'
+
+
+def test_explicit_variables_come_last_and_must_exist() -> None:
+    text = 'variable "slots" {\n}\nvariable "extra" {\n}\n'
+    settings = NomadSettings(variables={"extra": "[1]", "slots": "7"})
+    assert job_variables(text, ContainerSettings(), settings) == "slots = 7\nextra = [1]\n"
+    with pytest.raises(ConfigError, match="no variable 'other'"):
+        job_variables(text, ContainerSettings(), NomadSettings(variables={"other": "1"}))
+
+
+def test_a_setting_the_file_cannot_take_is_refused() -> None:
+    binds = ContainerSettings(binds=(Bind("/a", "/b"),))
+    with pytest.raises(ConfigError, match=r"binds.*no variable 'binds'"):
+        job_variables('variable "slots" {}', binds, NomadSettings())
+
+
+def test_a_job_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="job_file"):
+        job_text(NomadSettings(job_file=tmp_path / "none"))
+
+
+def test_addresses_and_names_are_checked_before_anything_is_opened() -> None:
+    with pytest.raises(ConfigError, match=r"nomad_address.*http"):
+        NomadBackend(nomad=NomadSettings(address="unix:///run/nomad.sock"))
+    with pytest.raises(ConfigError, match="local, nomad, fake"):
+        make_backend("modal")
+    assert [make_backend(name).name for name in ("local", "nomad", "fake")] == ["local", "nomad", "fake"]
+
+
+def test_the_event_streams_lines_become_facts() -> None:
+    state = {
+        "State": "dead",
+        "Failed": True,
+        "Restarts": 2,
+        "Events": [
+            {"Type": "Terminated", "DisplayMessage": "Exit Code: 9", "ExitCode": 9, "Details": {"oom_killed": "true"}}
+        ],
+    }
+    raw = {
+        "ID": "a1",
+        "JobID": "farm",
+        "Name": "farm.sandbox[3]",
+        "NodeID": "n1",
+        "ModifyIndex": 7,
+        "ClientStatus": "failed",
+        "DesiredStatus": "stop",
+        "DesiredTransition": {"Migrate": True},
+        "TaskStates": {"sandbox": state},
+        "AllocatedResources": {"Shared": {"Ports": [{"Label": "http", "HostIP": "fd00::1", "Value": 2000}]}},
+    }
+    drain = {"Deadline": 90_000_000_000}
+    line = {
+        "Index": 7,
+        "Events": [
+            {"Topic": "Allocation", "Payload": {"Allocation": raw}},
+            {"Topic": "Allocation", "Payload": {"Allocation": {**raw, "JobID": "another"}}},
+            {"Topic": "Node", "Payload": {"Node": {"ID": "n1", "ModifyIndex": 8, "Name": "x", "DrainStrategy": drain}}},
+            {"Topic": "Evaluation", "Payload": {"Evaluation": {"ID": "e", "JobID": "farm", "ModifyIndex": 9}}},
+            {
+                "Topic": "Job",
+                "Payload": {"Job": {"ID": "farm", "ModifyIndex": 9, "TaskGroups": [{"Name": "sandbox", "Count": 4}]}},
+            },
+            {"Topic": "Deployment", "Payload": {}},
+        ],
+    }
+    ended = TaskEvent("Terminated", "Exit Code: 9", 9, oom_killed=True)
+    assert list(events(line, "farm")) == [
+        Allocation("a1", 3, "n1", 7, "stop", "failed", True, "dead", True, 2, (ended,), "[fd00::1]:2000"),
+        Node("n1", 8, "x", draining=True, drain_s=90),
+        Evaluation("e", 9, "", {}),
+        Job(9, 4),
+    ]
+    assert list(events({}, "farm")) == [], "a heartbeat"

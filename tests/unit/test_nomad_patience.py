@@ -1,0 +1,163 @@
+"""Nomad refuses, is silent, forgets the job: the count is kept and changes are followed all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from agentenv.config import NomadSettings
+from agentenv.slots.backends import nomad_count, nomad_follow
+from agentenv.slots.backends.nomad_count import CountKeeper
+from agentenv.slots.backends.nomad_explain import NomadError
+from agentenv.slots.backends.nomad_facts import Fact, Job, Snapshot
+from agentenv.slots.backends.nomad_follow import Follower
+from agentenv.slots.backends.nomad_view import FleetView
+
+
+class _Api:
+    """Answers as told; what it was asked is kept."""
+
+    settings = NomadSettings(job_id="farm")
+
+    def __init__(self, *refusals: NomadError) -> None:
+        self.refusals = list(refusals)
+        self.counts: list[int] = []
+        self.rescheduled = 0
+        self.looks = 0
+
+    async def scale(self, count: int, why: str) -> int:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.counts.append(count)
+        return 100 + len(self.counts)
+
+    async def reschedule(self) -> None:
+        self.rescheduled += 1
+        raise NomadError(500, "busy")
+
+    async def snapshot(self) -> Snapshot:
+        self.looks += 1
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return Snapshot(40 + self.looks, ())
+
+
+class _Stream:
+    """Lines of each connection in turn; an error cuts it; the last one stays open."""
+
+    def __init__(self, *connections: list[Any]) -> None:
+        self.connections = list(connections)
+        self.asked: list[tuple[int, bool]] = []
+
+    async def lines(self, *, after: int, nodes: bool) -> AsyncIterator[dict[str, Any]]:
+        self.asked.append((after, nodes))
+        for line in self.connections.pop(0) if self.connections else []:
+            if isinstance(line, NomadError):
+                raise line
+            yield line
+        await asyncio.Event().wait()
+
+
+async def _until(condition: Any) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (nomad_count, nomad_follow):
+        monkeypatch.setattr(module, "RETRY_MIN_S", 0.01)
+    monkeypatch.setattr(nomad_follow, "TICK_S", 0.01)
+    monkeypatch.setattr(nomad_follow, "POLL_S", 0.02)
+    monkeypatch.setattr(nomad_count, "RESCHEDULE_GAP_S", 0.01)
+
+
+async def _keep(api: _Api, resubmitted: list[int]) -> tuple[CountKeeper, asyncio.Task[None]]:
+    async def resubmit() -> None:
+        resubmitted.append(1)
+
+    view = FleetView(start_timeout_s=60)
+    view.job = Job(1, 0)
+    keeper = CountKeeper(api, view, resubmit)  # type: ignore[arg-type]
+    return keeper, asyncio.create_task(keeper.keep_count())
+
+
+async def test_a_count_refused_during_a_deployment_is_asked_for_again() -> None:
+    api, resubmitted = (
+        _Api(NomadError(400, "job scaling blocked due to active deployment"), NomadError(0, "gone")),
+        list[int](),
+    )
+    keeper, task = await _keep(api, resubmitted)
+    keeper.aim(3)
+    await _until(lambda: keeper.asked == 3)
+    keeper.aim(2)
+    keeper.aim(5)
+    await _until(lambda: keeper.asked == 5)
+    assert api.counts == [3, 5]
+    assert not resubmitted
+    task.cancel()
+
+
+async def test_a_job_that_is_gone_is_submitted_again() -> None:
+    api, resubmitted = _Api(NomadError(404, "job not found")), list[int]()
+    keeper, task = await _keep(api, resubmitted)
+    keeper.aim(1)
+    await _until(lambda: keeper.asked == 1)
+    assert len(resubmitted) == 1
+    keeper.compare(Job(150, 1))
+    keeper.compare(Job(7, 9))
+    assert keeper.asked == 1, "as asked, and older than that"
+    keeper.compare(None)
+    await _until(lambda: keeper.asked == 1 and len(api.counts) == 2)
+    keeper.compare(Job(200, 6))
+    await _until(lambda: keeper.asked == 1 and len(api.counts) == 3)
+    task.cancel()
+
+
+async def test_replacing_failed_allocations_may_fail_too() -> None:
+    api = _Api()
+    keeper, keeping = await _keep(api, [])
+    task = asyncio.create_task(keeper.keep_rescheduling())
+    keeper.reschedule()
+    await _until(lambda: api.rescheduled == 1)
+    keeper.reschedule()
+    await _until(lambda: api.rescheduled == 2)
+    task.cancel()
+    keeping.cancel()
+
+
+async def test_a_cut_stream_is_resumed_and_lists_fill_the_gap() -> None:
+    heard: list[Fact] = []
+    job = {"Topic": "Job", "Payload": {"Job": {"ID": "farm", "ModifyIndex": 60, "TaskGroups": []}}}
+    stream = _Stream(
+        [NomadError(403, "no node:read")], [{}, {"Index": 30, "Events": [job]}, NomadError(0, "cut")], [{}]
+    )
+    api = _Api()
+    follower = Follower(api, stream, heard.append, lambda: None)  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(follower.keep_looking())]
+    await _until(lambda: len(stream.asked) == 3 and follower.following == "stream")
+    assert [nodes for _, nodes in stream.asked] == [True, False, False]
+    assert stream.asked[2][0] > stream.asked[0][0], "after what is known"
+    await _until(lambda: any(isinstance(fact, Snapshot) for fact in heard))
+    assert Job(60, 0) in heard
+    for task in tasks:
+        task.cancel()
+
+
+async def test_without_a_stream_lists_are_polled_and_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    stream = _Stream(*[[NomadError(404, "no such endpoint")]] * 1000)
+    api = _Api(NomadError(0, "connection refused"), NomadError(0, "connection refused"))
+    follower = Follower(api, stream, lambda _: None, lambda: None)  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(follower.keep_looking())]
+    await _until(lambda: follower.following == "unreachable")
+    assert follower.problem == "connection refused"
+    await _until(lambda: api.looks >= 5)
+    assert (follower.following, follower.problem) == ("polling", "")
+    assert "no event stream of Nomad, listing every" in caplog.text
+    assert caplog.text.count("Nomad does not answer") == 1
+    for task in tasks:
+        task.cancel()
