@@ -199,6 +199,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         self._retries = ItemRetries(config.item_retries)
         self._tokenizing = asyncio.Lock()
         self._log = RolloutLog(config.rollouts_path)
+        self.prepare_reports()
 
     async def setup(self) -> None:
         """Start the pool and the executor, prove that a slot can be had, then ``setup_agent_env``.
@@ -282,6 +283,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         An item whose group failed ``1 + item_retries`` times is dropped, loudly, and counted.
         """
         transcripts = await self._roll_out(item, self.config.group_size)
+        self.report_group(self.config.group_size, transcripts)
         outcome = outcome_of(transcripts)
         self.counts[f"groups_{outcome}"] += 1
         group = exact_group(transcripts) if self._models.exact else None

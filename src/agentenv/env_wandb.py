@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import wandb
 
+from agentenv.agent.rollout_metrics import ROLLOUT_COLUMNS, RolloutMetrics, rollout_row
+from agentenv.agent.transcript import Transcript
 from agentenv.errors import ConfigError
 
 
@@ -23,6 +25,20 @@ class WandbReporting:
     rollouts_for_wandb: list[Any]
     wandb_project: str | None
     wandb_group: str | None
+    rollout_metrics: RolloutMetrics
+    readable_rollouts: deque[list[Any]]
+
+    def prepare_reports(self) -> None:
+        """Called once by the constructor."""
+        self.rollout_metrics = RolloutMetrics()
+        self.readable_rollouts = deque(maxlen=max(1, self.config.num_rollouts_to_keep))
+
+    def report_group(self, size: int, transcripts: Sequence[Transcript]) -> None:
+        """Take a finished group into the next report, those without a score too."""
+        self.rollout_metrics.add(size, transcripts)
+        wanted = self.config.num_rollouts_per_group_for_logging
+        chosen = transcripts if wanted == -1 else transcripts[: max(0, wanted)]
+        self.readable_rollouts.extend(rollout_row(transcript) for transcript in chosen)
 
     async def setup_wandb(self) -> None:
         """As atropos', for ``serve``. Raises: ConfigError when wandb cannot be used."""
@@ -49,9 +65,18 @@ class WandbReporting:
         self.rollouts_for_wandb = [*self.rollouts_for_wandb, rows][-self.config.num_rollouts_to_keep :]
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Adds the counts of rollouts, retries and faults."""
-        counts = {f"agentenv/{name}": count for name, count in self.counts.items()}
-        await super().wandb_log({**(wandb_metrics or {}), **counts})  # type: ignore[misc]
+        """Adds the counts of rollouts, retries and faults since the start, and the rates since the last report."""
+        ours = {**self.counts, **self.rollout_metrics.drain()}
+        named = {f"agentenv/{name}": number for name, number in ours.items()}
+        await super().wandb_log({**(wandb_metrics or {}), **named})  # type: ignore[misc]
+
+    async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
+        """atropos' ``train/rollouts`` (text, score), and ``agentenv/rollout_table`` for reading."""
+        metrics: dict[str, Any] = await super().create_rollout_table(wandb_metrics)  # type: ignore[misc]
+        rows, self.readable_rollouts = list(self.readable_rollouts), deque(maxlen=self.readable_rollouts.maxlen)
+        if rows and self.config.use_wandb:
+            metrics["agentenv/rollout_table"] = wandb.Table(columns=list(ROLLOUT_COLUMNS), data=rows)
+        return metrics
 
 
 @contextmanager

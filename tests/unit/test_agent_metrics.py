@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from agentenv.agent.rollout_metrics import RolloutMetrics, percentile, readable, rollout_row
+from agentenv.agent.transcript import SequenceSummary, Shortening, Step, ToolRecord, Transcript
+from agentenv.wire.calls import CallResult
+
+
+def call(latency_s: float, tool: str = "bash", **result: object) -> ToolRecord:
+    made = CallResult(id="c", **result)  # type: ignore[arg-type]
+    return ToolRecord(call_id="c", tool=tool, arguments={}, started_s=1.0, ended_s=1.0 + latency_s, result=made)
+
+
+def transcript(*calls: ToolRecord, **more: object) -> Transcript:
+    step = Step(index=0, model_started_s=0, model_ended_s=1, message={}, tool_calls=list(calls))
+    given = {"trajectory": "t-0", "item_id": "i", "began_unix_s": 0.0, "steps": [step], **more}
+    return Transcript(**given)  # type: ignore[arg-type]
+
+
+def test_percentiles_are_values_that_occurred() -> None:
+    assert [percentile([3.0, 1.0, 2.0, 4.0], percent) for percent in (0, 50, 95, 100)] == [1.0, 2.0, 4.0, 4.0]
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 50)
+
+
+def test_a_group_s_numbers() -> None:
+    metrics = RolloutMetrics()
+    scored = transcript(
+        call(0.1, exit_code=0), call(0.3, exit_code=1), call(0.2, timed_out=True), call(9.0, tool="", fault="model"),
+        score=1.0, totals={"slot_wait_s": 2.0, "model_s": 3.0, "total_s": 9.0},
+        sequences=[SequenceSummary(first_step=n, tokens=9, trained=trained) for n, trained in ((0, 4), (2, 2))],
+        shortenings=[Shortening(step=2, outputs=1, bytes_removed=9)],
+    )  # fmt: skip
+    scored.steps[0].outcome = "truncated"
+    metrics.add(3, [scored, transcript(fault="infra", finish_reason="fault")])
+    found = metrics.drain()
+    assert found["group_completeness"] == pytest.approx(1 / 3)
+    assert (found["tool_calls"], found["tool_error_rate"], found["tool_timeout_rate"]) == (4, 0.75, 0.25)
+    assert (found["call_fault_model_rate"], found["call_fault_policy_rate"]) == (0.25, 0.0)
+    assert found["tool_latency_s_p50"] == pytest.approx(0.2), "an unreadable call took no tool's time"
+    assert (found["slot_wait_s_mean"], found["slot_wait_s_p95"]) == (1.0, 2.0)
+    assert (found["turn_truncated_rate"], found["turn_malformed_rate"], found["shortenings"]) == (0.5, 0.0, 1)
+    assert (found["finish_stop_rate"], found["rollout_fault_infra_rate"]) == (0.5, 0.5)
+    assert (found["sequences_per_rollout"], found["trained_tokens_per_rollout"]) == (1.0, 3.0)
+    assert found["score_mean"] == 1.0
+    assert metrics.drain() == {}
+
+
+def test_a_group_without_a_call_or_a_score_has_numbers_too() -> None:
+    metrics = RolloutMetrics()
+    metrics.add(1, [transcript(steps=[])])
+    found = metrics.drain()
+    assert (found["tool_calls"], found["turns_per_rollout"]) == (0, 0)
+    assert "score_mean" not in found
+
+
+def test_a_rollout_reads_as_a_conversation() -> None:
+    function = {"name": "bash", "arguments": '{"command": "ls"}'}
+    told = transcript(
+        messages=[
+            {"role": "user", "content": "do it"},
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "a", "function": function}]},
+            {"role": "tool", "content": "x" * 100_000},
+        ],
+        error="ContainerLostError: gone",
+        fault="infra",
+    )
+    text = readable(told)
+    assert text.startswith('## user\ndo it\n\n## assistant\n-> bash {"command": "ls"}\n\n## tool\nxxx')
+    assert text.endswith("## ended by infra\nContainerLostError: gone")
+    assert len(text) < 10_000
+    assert rollout_row(told)[:4] == ["i", "t-0", None, "infra"]
