@@ -70,7 +70,8 @@ def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> 
 @pytest.mark.parametrize(
     ("given", "field", "said"),
     [
-        ({"tool_pool_mode": "nomad"}, "tool_pool_mode", "not in this version"),
+        ({"driver": "raw_exec", "sandbox_image": "mine:1"}, "sandbox_image", "runs no image"),
+        ({"sandbox_job_id": "a b"}, "sandbox_job_id", "pattern"),
         ({"tool_pool_mode": "modal"}, "tool_pool_mode", "'local'"),
         ({"tool_server_url": "ftp://x"}, "tool_server_url", "http(s)://host:port, or inprocess"),
         ({"tool_server_url": "http://x"}, "tool_server_token", "file:PATH"),
@@ -85,7 +86,7 @@ def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> 
         ({"require_sandbox": False, "isolation": "full"}, "require_sandbox", "auto or user"),
         ({"enabled_toolsets": "files,bash", "disabled_toolsets": "bash"}, "disabled_toolsets", "'bash'"),
         ({"tool_call_parser": "guess"}, "tool_call_parser", "hermes"),
-        ({"nomad_address": "127.0.0.1:4646"}, "nomad_address", "http"),
+        ({"nomad_address": "127.0.0.1:4646"}, "nomad_address", "http(s)://host:port"),
         ({"driver": "podman"}, "driver", "docker"),
         ({"slot_memory_mib": 512}, "slot_memory_mib", "lower slot_workspace_mib"),
         ({"slots_per_container": 0}, "slots_per_container", "greater than"),
