@@ -58,3 +58,18 @@ def test_a_failing_file_operation_reads_as_a_command_that_failed() -> None:
 def test_wrong_and_refused_calls_show_their_message() -> None:
     for fault in ("model", "policy"):
         assert shown("bash", CallResult(id="c", fault=fault, message="why"), 100) == "error: why"
+
+
+def test_a_sessions_output_is_shown_with_how_it_stands() -> None:
+    content = {"session": "default", "state": "idle", "cwd": "/workspace"}
+    text = shown("terminal", CallResult(id="c", exit_code=0, stdout="42\n", content=content), 1000)
+    assert text == 'exit code: 0\nstdout:\n42\n{"session": "default", "state": "idle", "cwd": "/workspace"}'
+    failed = shown("terminal", CallResult(id="c", exit_code=3, content=content), 1000)
+    assert failed.startswith("exit code: 3\n(no output)\n{")
+
+
+def test_matches_are_shown_as_grep_prints_them() -> None:
+    content = {"matches": [{"path": "a.py", "line": 3, "text": "x = 1"}], "truncated": True, "binary_skipped": 2}
+    text = shown("search", CallResult(id="c", content=content), 1000)
+    assert text == "a.py:3:x = 1\n[there are more matches; narrow the search]\n[2 binary files were skipped]"
+    assert shown("search", CallResult(id="c", content={"matches": []}), 1000) == "(no match)"

@@ -26,7 +26,10 @@ def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
     """The tool message's content for one result."""
     if result.fault in ("model", "policy"):
         return f"error: {result.message or result.error}"
-    if result.content is not None and (result.exit_code or 0) == 0:
+    if result.content is not None and (result.stdout or result.stderr or result.exit_code):
+        # A session's: what it printed, and how it stands.
+        return f"{_command(result, limit_bytes)}\n{json.dumps(result.content, ensure_ascii=False)}"
+    if result.content is not None:
         return _content(tool, result.content, limit_bytes)
     return _command(result, limit_bytes)
 
@@ -64,9 +67,21 @@ def _content(tool: str, content: Any, limit_bytes: int) -> str:
             return f"{'created' if content.get('created') else 'overwritten'}, {content['size_bytes']} bytes"
         if tool == "list_files" and isinstance(content.get("entries"), list):
             return _listing(content, limit_bytes)
+        if tool == "search" and isinstance(content.get("matches"), list):
+            return _matches(content, limit_bytes)
         if isinstance(content.get("text"), str):
             return _document(content, limit_bytes)
     return cut_middle(json.dumps(content, ensure_ascii=False), limit_bytes)[0]
+
+
+def _matches(content: dict[str, Any], limit_bytes: int) -> str:
+    """As grep prints them; what was not looked at is said below."""
+    found = [f"{one['path']}:{one['line']}:{one['text']}" for one in content["matches"]]
+    text, _ = cut_middle("\n".join(found) or "(no match)", limit_bytes)
+    skipped = {name: content.get(f"{name}_skipped") for name in ("binary", "large", "unreadable")}
+    notes = ["[there are more matches; narrow the search]"] if content.get("truncated") else []
+    notes += [f"[{count} {name} files were skipped]" for name, count in skipped.items() if count]
+    return "\n".join([text, *notes])
 
 
 def _document(content: dict[str, Any], limit_bytes: int) -> str:

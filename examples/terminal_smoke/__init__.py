@@ -1,0 +1,1 @@
+"""The smallest environment of the terminal tool."""
