@@ -1,0 +1,1 @@
+"""A task that needs a secret the policy must never see."""
