@@ -42,21 +42,21 @@ def scaler(maximum: int = 2 * CONTAINERS, minimum: int = 0) -> Scaler:
     return made
 
 
-def decisions(times: int) -> dict[str, float]:
-    """The 99th percentile of a decision's own CPU time (ms): full farms, and one that is all to be taken away."""
+def decisions(times: int, share: float = 0.99) -> dict[str, float]:
+    """A percentile of a decision's own CPU time (ms): full farms, and one that is all to be taken away."""
     full, _ = farm(CONTAINERS * SLOTS)
     crowded, _ = farm(CONTAINERS * SLOTS, waiting=10_000)
     half, _ = farm(CONTAINERS * SLOTS // 2)
     empty, _ = farm(0)
     cases = {"full": full, "10,000 waiting": crowded, "half used": half, "all 1,000 to go": empty}
     return {
-        name: 1e3 * percentile([_took_s(scaler().decide, ledger, 1_000.0) for _ in range(times)], 0.99)
+        name: 1e3 * percentile([_took_s(scaler().decide, ledger, 1_000.0) for _ in range(times)], share)
         for name, ledger in cases.items()
     }
 
 
-def moves(times: int, waiting: int = 0) -> dict[str, float]:
-    """The 99th percentile of each operation's own CPU time (ms) in a nearly full farm, with so many waiting."""
+def moves(times: int, waiting: int = 0, share: float = 0.99) -> dict[str, float]:
+    """A percentile of each operation's own CPU time (ms) in a nearly full farm, with so many waiting."""
     ledger, grants = farm(CONTAINERS * SLOTS - (0 if waiting else 5), waiting)
     took: dict[str, list[float]] = {}
 
@@ -77,7 +77,7 @@ def moves(times: int, waiting: int = 0) -> dict[str, float]:
         timed("next_deadline", ledger.next_deadline)
         timed("load", ledger.load, 1.0)
         grants[number * 7919 % len(grants)] = grant
-    return {name: 1e3 * percentile(seconds, 0.99) for name, seconds in took.items()}
+    return {name: 1e3 * percentile(seconds, share) for name, seconds in took.items()}
 
 
 def _took_s(do: Callable[..., Any], *what: Any) -> float:

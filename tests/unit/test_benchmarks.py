@@ -1,0 +1,126 @@
+"""The benchmarks' own parts: baselines, records, the generated table."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks import table
+from benchmarks.baselines import bare_bash, output_file
+from benchmarks.ledger_costs import decisions, moves
+from benchmarks.measure import MIB, Latencies, at_least, at_most, beside, percentile
+from benchmarks.processes import container_roots, descriptors, mounts, process_tree, pss_bytes
+from benchmarks.targets.effort import BARE, Effort, Rounds
+from benchmarks.workloads import slow_of
+
+
+def test_percentiles_are_of_the_nearest_rank() -> None:
+    values = [float(n) for n in range(1, 101)]
+    assert (percentile(values, 0.5), percentile(values, 0.99), percentile([7.0], 0.99)) == (50, 99, 7)
+    assert Latencies([0.002, 0.004], 0.5).rate == 4
+
+
+@pytest.mark.parametrize(("share", "slow"), [(0.0, 0), (0.01, 1), (0.1, 3)])
+def test_each_trajectory_has_its_slow_calls(share: float, slow: int) -> None:
+    assert slow_of(33, share) == slow
+
+
+def test_bare_bash_times_every_call() -> None:
+    timed = bare_bash(6, 2)
+    assert len(timed.seconds) == 6
+    assert 0 < min(timed.seconds) < timed.total_s
+
+
+def test_bare_bash_reads_whole_outputs_and_refuses_others() -> None:
+    command = f"cat {output_file(MIB)}"
+    assert len(bare_bash(2, 1, command=command, read_bytes=MIB).seconds) == 2
+    with pytest.raises(subprocess.CalledProcessError):
+        bare_bash(1, 1, command=command, read_bytes=MIB - 1)
+    with pytest.raises(subprocess.CalledProcessError):
+        bare_bash(1, 1, command="false")
+
+
+def test_slow_calls_of_bare_bash_are_made_and_not_timed() -> None:
+    timed = bare_bash(6, 2, slow=1)
+    assert len(timed.seconds) == 4
+    assert timed.total_s >= 5
+    assert max(timed.seconds) < 5
+
+
+def test_rounds_become_one_outcome_for_each_backend() -> None:
+    rounds = Rounds(Effort(backends=("local", "nomad")))
+    for value in (1.0, 3.0, 2.0):
+        rounds.add("rate", "local", value)
+        rounds.add("rate", "nomad", value * 10)
+        rounds.add("rate", BARE, 4.0)
+    goal = at_least("T1", "short calls", "calls/s", 2.0)
+    local, nomad = rounds.outcomes(goal, "rate", lambda backend: rounds.beside("rate", "calls/s", backend, "bwrap"))
+    assert (local.target, local.value, local.holds, local.goal) == ("T1", 2.0, True, ">= 2")
+    assert (nomad.target, nomad.value) == ("T1@nomad", 20.0)
+    assert local.beside == beside("calls/s", [2.0], [4.0])
+    assert local.details["rounds"] == [1.0, 3.0, 2.0]
+    assert not at_most("T2", "alone", "x", 0.5).outcome([0.6]).holds
+
+
+RECORD = {
+    "measured_at": "2026-11-21T10:00:00+00:00",
+    "machine": {"cores": 2, "kernel": "6.18", "python": "3.11.7"},
+    "targets": {
+        "T1": dataclasses.asdict(
+            at_least("T1", "short calls", "x", 0.75).outcome([0.7], beside("calls/s", [1250.0], [1700.0], [300.5]))
+        ),
+        "S1": dataclasses.asdict(at_most("S1", "a decision", "ms", 1.0).outcome([0.25])),
+    },
+}
+
+
+def test_the_table_is_made_of_the_results() -> None:
+    lines = table.markdown(RECORD).splitlines()
+    assert lines[0] == "2026-11-21, 2 cores, kernel 6.18, Python 3.11.7, in one run:"
+    columns = "| T1 | short calls | 0.7 x | ≥ 0.75 | 1,250 calls/s | 1,700 calls/s | 300 calls/s | **no** |"
+    assert lines[-2] == columns
+    assert lines[-1] == "| S1 | a decision | 0.25 ms | ≤ 1 |  |  |  | yes |"
+
+
+def test_the_table_is_put_between_its_markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, page = tmp_path / "results.json", tmp_path / "page.md"
+    results.write_text(json.dumps(RECORD))
+    page.write_text("before\n<!-- results -->\nold \\1\n<!-- /results -->\nafter\n")
+    monkeypatch.setattr("sys.argv", ["table", "--results", str(results), "--page", str(page)])
+    assert table.main() == table.main() == 0
+    text = page.read_text()
+    assert text.startswith("before\n<!-- results -->\n\n2026-11-21")
+    assert text.endswith("| yes |\n\n<!-- /results -->\nafter\n")
+    assert "old \\1" not in text
+    with pytest.raises(ValueError, match="no <!-- other -->"):
+        table.replace_between(text, "other", "new")
+
+
+def test_the_pages_have_their_markers() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    for page, name in (("performance.md", "results"), ("scaling.md", "scaling")):
+        assert "new figures" in table.replace_between((docs / page).read_text(), name, "new figures")
+
+
+def test_processes_are_measured() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        assert pss_bytes(child.pid) > 0
+        assert descriptors(child.pid) >= 3
+        assert [process.pid for process in process_tree(child.pid)] == [child.pid]
+        assert child.pid not in container_roots()
+        assert mounts([child.pid]) == 0, "it is in our own namespace"
+    finally:
+        child.kill()
+        child.wait()
+    assert (pss_bytes(child.pid), descriptors(child.pid), process_tree(child.pid)) == (0, 0, [])
+
+
+def test_deciding_is_cheap_at_ten_thousand_slots() -> None:
+    """Medians, because the machine may have other things to do; `make bench` looks at the 99th percentile."""
+    assert max(decisions(9, 0.5).values()) < 1.0
+    assert max(moves(100, waiting=10_000, share=0.5).values()) < 0.5
