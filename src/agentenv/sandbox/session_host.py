@@ -14,6 +14,7 @@ from agentenv.sessions.port import Program, ProgramEvents
 from agentenv.sessions.ptys import set_size
 
 _SCRIPT_FD, _STDIN, _TERMINAL = int(SCRIPT_FD), int(STDIN), int(TERMINAL)
+TMUX_SOCKET = "/tmp/tmux.agentenv"  # noqa: S108 (the slot's own /tmp)
 
 
 class SlotHost:
@@ -23,6 +24,7 @@ class SlotHost:
         self._io = io
         self.env = env
         self.workspace = WORKSPACE
+        self.tmux_socket = TMUX_SOCKET
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

@@ -64,6 +64,10 @@ class Host(Protocol):
     def workspace(self) -> str:
         """The slot's workspace, as its programs see it."""
 
+    @property
+    def tmux_socket(self) -> str:
+        """Where the slot's own tmux server listens."""
+
     def start(self, program: Program, events: ProgramEvents) -> Started:
         """Start it. Raises ValueError when argv and env are too large."""
 

@@ -8,9 +8,10 @@ from agentenv.sessions.answers import SessionAnswer
 from agentenv.sessions.port import Host
 from agentenv.sessions.process_calls import ProcessCalls
 from agentenv.sessions.terminal_calls import TerminalCalls
-from agentenv.wire.sessions import ProcessArguments, TerminalArguments
+from agentenv.sessions.tmux_calls import TmuxCalls
+from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArguments
 
-SessionArguments = TerminalArguments | ProcessArguments
+SessionArguments = TerminalArguments | ProcessArguments | TmuxArguments
 
 
 class SlotSessions:
@@ -19,6 +20,7 @@ class SlotSessions:
     def __init__(self, host: Host, cap_bytes: int) -> None:
         self._processes = ProcessCalls(host)
         self._terminals = TerminalCalls(host, cap_bytes, self._processes)
+        self._tmux = TmuxCalls(host)
 
     async def call(self, arguments: SessionArguments, deadline_s: float) -> SessionAnswer:
         """One call, answered by ``deadline_s`` (the loop's clock). Raises ToolCallError, LeaseLostError."""
@@ -27,10 +29,13 @@ class SlotSessions:
                 return await self._terminals.call(arguments, deadline_s)
             case ProcessArguments():
                 return await self._processes.call(arguments, deadline_s)
+            case TmuxArguments():
+                return await self._tmux.call(arguments, deadline_s)
             case _:
                 assert_never(arguments)
 
     def close(self) -> None:
         """Let go of everything: the slot ends what runs in it. Repeatable."""
         self._terminals.close()
+        self._tmux.close()
         self._processes.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from agentenv.tools.spec import ToolSpec
-from agentenv.wire.sessions import ProcessArguments, TerminalArguments
+from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArguments
 from agentenv.wire.tools import (
     ArtifactsArguments,
     BashArguments,
@@ -45,6 +45,14 @@ BUILTIN: Final = (
             "with the task."
         ),
         arguments=ProcessArguments,
+    ),
+    ToolSpec(
+        name="tmux",
+        description=(
+            "Drive full-screen programs (editors, debuggers, games) in tmux: start a session, send_keys, wait for a "
+            "text, for an idle shell or for the end, capture the screen, the scrollback or what is new, resize, stop."
+        ),
+        arguments=TmuxArguments,
     ),
     ToolSpec(
         name="read_file",

@@ -181,3 +181,75 @@ class ProcessReply(WireModel):
     """The longest wait possible, when a longer one was asked for."""
     note: str = ""
     notices: tuple[str, ...] = ()
+
+
+class TmuxArguments(WireModel):
+    """Drive full-screen programs in tmux: start a session, type, wait, look at the screen."""
+
+    action: Literal["start", "send_keys", "wait", "capture", "resize", "stop", "list"] = Field(
+        description="start a session; send_keys; wait for a text, for an idle shell, or for the end; capture the "
+        "screen; resize; stop; list all."
+    )
+    session: SessionName = Field(default="main", description="Which tmux session.")
+    command: CommandText | None = Field(default=None, description="For start: the program; a bash by default.")
+    workdir: PathText | None = Field(default=None, description="For start: directory, the workspace by default.")
+    env: Environment | None = Field(default=None, description="For start: extra environment variables.")
+    rows: Rows = Field(default=40, description="For start and resize: height of the screen.")
+    columns: Columns = Field(default=120, description="For start and resize: width of the screen.")
+    record: bool = Field(default=True, description="For start: record the session (asciicast).")
+    text: InputText | None = Field(
+        default=None, description="For send_keys: text to type, before `keys`. For wait: the text to wait for."
+    )
+    keys: Keys = Field(default=(), description='For send_keys: names of keys, such as ["C-c"] or ["Up", "Enter"].')
+    block: bool = Field(
+        default=False, description="For send_keys: wait until what was started has ended and the shell is idle again."
+    )
+    until: Literal["text", "idle", "exit"] | None = Field(
+        default=None, description="For wait: what for; by default the text when there is one, else idle."
+    )
+    min_wait_s: WaitS = Field(default=0.0, description="For send_keys: wait at least so long before looking.")
+    max_wait_s: WaitS = Field(default=30.0, description="For send_keys with block, and wait: wait at most so long.")
+    what: Literal["screen", "scrollback", "difference"] = Field(
+        default="screen",
+        description="For capture: the screen; all that scrolled off it too; or what is new since the last capture.",
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> TmuxArguments:
+        if self.action == "send_keys" and not self.keys and not self.text:
+            raise ValueError("send_keys needs text or keys")
+        if self.action == "wait" and self.until == "text" and not self.text:
+            raise ValueError("wait for text needs text")
+        if self.min_wait_s > self.max_wait_s:
+            raise ValueError("min_wait_s must not be more than max_wait_s")
+        return self
+
+
+class TmuxState(WireModel):
+    """One tmux session."""
+
+    session: str
+    state: Literal["running", "exited"]
+    exit_code: int | None = None
+    idle: bool | None = None
+    """Whether its shell waits for input; None when it was not asked."""
+    command: str = ""
+    """What runs in the foreground."""
+    rows: int = 0
+    columns: int = 0
+    cursor_row: int = 0
+    cursor_column: int = 0
+    history_lines: int = 0
+
+
+class TmuxReply(WireModel):
+    """The screen is in the result's stdout. ``recording`` is what was added to the session's asciicast (v2)
+    since the last reply: joined, the recordings of one session are a playable file."""
+
+    session: TmuxState | None = None
+    sessions: tuple[TmuxState, ...] = ()
+    sent_bytes: int = 0
+    matched: bool | None = None
+    waited_s: float = 0.0
+    note: str = ""
+    recording: str = ""

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from agentenv.errors import InvalidArgumentsError, UnknownToolError
 from agentenv.wire.base import WireModel
-from agentenv.wire.sessions import ProcessArguments, TerminalArguments
+from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArguments
 from agentenv.wire.tools import (
     ArtifactsArguments,
     BashArguments,
@@ -23,6 +23,7 @@ ARGUMENTS: dict[str, type[WireModel]] = {
     "bash": BashArguments,
     "terminal": TerminalArguments,
     "process": ProcessArguments,
+    "tmux": TmuxArguments,
     "read_file": ReadFileArguments,
     "write_file": WriteFileArguments,
     "list_files": ListFilesArguments,

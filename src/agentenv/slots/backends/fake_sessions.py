@@ -28,6 +28,7 @@ class FakeHost:
         self.loop = asyncio.get_running_loop()
         self.env = env
         self.workspace = str(workspace)
+        self.tmux_socket = f"{workspace}.tmux"
         self._programs: set[FakeProgram] = set()
         self._orphans: dict[int, None] = {}
 

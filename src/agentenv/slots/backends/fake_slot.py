@@ -26,7 +26,7 @@ from agentenv.slots.backends.fake_tools import FakeShell, Ran, run_file_tool
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call, CallResult
 from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, SlotReport, SlotState
-from agentenv.wire.sessions import ProcessArguments, TerminalArguments
+from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArguments
 from agentenv.wire.tools import (
     ArtifactsArguments,
     BashArguments,
@@ -41,6 +41,7 @@ ARGUMENTS: Mapping[str, type[WireModel]] = {
     "bash": BashArguments,
     "terminal": TerminalArguments,
     "process": ProcessArguments,
+    "tmux": TmuxArguments,
     "read_file": ReadFileArguments,
     "write_file": WriteFileArguments,
     "list_files": ListFilesArguments,

@@ -1,0 +1,49 @@
+"""Runs a small program of the slot's to its end, for a session's own needs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from agentenv.sessions.port import Host, Program
+from agentenv.sessions.reader import Reader
+
+_MOST_BYTES = 64 * 1024
+
+
+class _Brief:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._readers: list[Reader] = []
+        self.output = b""
+        self.ended: asyncio.Future[int | None] = host.loop.create_future()
+
+    def on_started(self, fds: tuple[int, ...]) -> None:
+        self._readers = [Reader(self._host, fd, self._came, terminal=False) for fd in fds]
+
+    def on_failed(self, error: int, *, cwd: bool) -> None:  # noqa: ARG002 (ProgramEvents)
+        self._end(None)
+
+    def on_ended(self, exit_code: int) -> None:
+        for reader in self._readers:
+            reader.drain()
+        self._end(exit_code)
+
+    def on_lost(self) -> None:
+        self._end(None)
+
+    def _came(self, chunk: bytes) -> None:
+        if len(self.output) < _MOST_BYTES:
+            self.output += chunk
+
+    def _end(self, exit_code: int | None) -> None:
+        for reader in self._readers:
+            reader.close()
+        if not self.ended.done():
+            self.ended.set_result(exit_code)
+
+
+async def output_of(host: Host, *argv: str) -> bytes:
+    """What it prints; nothing when it fails."""
+    brief = _Brief(host)
+    host.start(Program(argv=argv, env=host.env, cwd=host.workspace), brief)
+    return brief.output if await asyncio.shield(brief.ended) == 0 else b""

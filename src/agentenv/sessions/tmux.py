@@ -1,0 +1,275 @@
+"""One tmux session, over a control-mode client of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agentenv.errors import InvalidArgumentsError, LeaseLostError, UnknownSessionError
+from agentenv.sessions.asciicast import Recorder
+from agentenv.sessions.brief import output_of
+from agentenv.sessions.port import Host, Program
+from agentenv.sessions.reader import Reader
+from agentenv.sessions.tmux_control import Answer, ControlParser, Event, Noticed, Printed
+from agentenv.sessions.typist import Typist
+from agentenv.sessions.waiting import Changes
+from agentenv.wire.sessions import TmuxState
+
+HISTORY_LINES = 50_000
+_ANSWER_S = 15.0
+_PAUSED_S = 0.2
+_REAPED_S = 1.0
+_PAUSE_AFTER_S = 1
+"""A session that prints more than can be read is paused by tmux, which leaves out what lies between."""
+_FIELDS = (
+    *("pane_dead", "pane_dead_status", "pane_dead_signal", "pane_pid", "history_size", "pane_width", "pane_height"),
+    *("cursor_x", "cursor_y", "pane_current_command"),
+)
+_FORMAT = "\t".join(f"#{{{name}}}" for name in _FIELDS)
+_OPTIONS = (
+    ("remain-on-exit", "on"),  # or the last screen and the exit code would be gone
+    ("remain-on-exit-format", ""),
+    ("status", "off"),
+    ("history-limit", str(HISTORY_LINES)),
+    ("default-terminal", "screen-256color"),
+)
+
+
+@dataclass(frozen=True)
+class TmuxSetup:
+    """What to start."""
+
+    name: str
+    command: str | None
+    cwd: str
+    env: Mapping[str, str]
+    rows: int
+    columns: int
+    record: bool
+
+
+class Tmux:
+    """From its start to :meth:`close`. Its methods wait for tmux's answers, and for nothing else."""
+
+    def __init__(self, host: Host, setup: TmuxSetup) -> None:
+        self.setup = setup
+        self.changes = Changes(host.loop)
+        self.lost = False
+        self.start_error = ""
+        self.seen: list[str] = []
+        """The lines of the last capture."""
+        self.recorder = Recorder(
+            columns=setup.columns, rows=setup.rows, began_unix_s=time.time(), now_s=host.loop.time(), title=setup.name
+        )
+        self._host = host
+        self._parser = ControlParser()
+        self._asked: deque[asyncio.Future[Answer | None]] = deque()
+        self._readers: list[Reader] = []
+        self._pane = ""
+        self._ended = False
+        self._start()
+
+    @property
+    def pane(self) -> str:
+        """What commands are about."""
+        return self._pane
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return not self._ended and not self.lost
+
+    async def open(self) -> None:
+        """Wait until it runs. ``start_error`` says why it does not. Raises LeaseLostError."""
+        setup = self.setup
+        output = f"pause-after={_PAUSE_AFTER_S}" if setup.record else "no-output"
+        try:
+            await self.ask(f"refresh-client -C {setup.columns}x{setup.rows}")
+            await self.ask(f"refresh-client -f {output}")
+            self._pane = (await self.ask("display-message -p '#{pane_id}'"))[0]
+        except (InvalidArgumentsError, UnknownSessionError) as error:
+            self.start_error = self.start_error or error.message
+
+    async def ask(self, command: str) -> list[str]:
+        """tmux's answer to a command. Raises InvalidArgumentsError when tmux refuses it, UnknownSessionError
+        when it has ended or does not answer, LeaseLostError."""
+        answered: asyncio.Future[Answer | None] = self._host.loop.create_future()
+        if self.alive:
+            self._asked.append(answered)
+            self._typist.type(command + "\n")
+        else:
+            answered.set_result(None)
+        done, _ = await asyncio.wait([answered], timeout=_ANSWER_S)
+        if self.lost:
+            raise LeaseLostError("the slot was lost")
+        answer = answered.result() if done else None
+        if answer is None:
+            how = "has ended" if done else "does not answer"
+            raise UnknownSessionError(f"the tmux session {self.setup.name!r} {how}", next_step="start it again")
+        if not answer.ok:
+            raise InvalidArgumentsError(f"tmux refused: {' '.join(answer.lines)[:500]}")
+        return list(answer.lines)
+
+    async def state(self, *, idle: bool | None = None) -> TmuxState:
+        """How it stands."""
+        if not self.alive:
+            return TmuxState(session=self.setup.name, state="exited")
+        found = await self._fields()
+        dead = found.get("pane_dead") == "1"
+        until_s = self._host.loop.time() + _REAPED_S
+        while dead and _exit_code(found) is None and self._host.loop.time() < until_s:
+            # Its terminal is closed, and its process is about to be reaped.
+            await asyncio.sleep(0.01)
+            found = await self._fields()
+        return TmuxState(
+            session=self.setup.name,
+            state="exited" if dead else "running",
+            exit_code=_exit_code(found) if dead else None,
+            idle=idle,
+            command="" if dead else found.get("pane_current_command", ""),
+            rows=_number(found, "pane_height") or 0,
+            columns=_number(found, "pane_width") or 0,
+            cursor_row=_number(found, "cursor_y") or 0,
+            cursor_column=_number(found, "cursor_x") or 0,
+            history_lines=_number(found, "history_size") or 0,
+        )
+
+    async def _fields(self) -> dict[str, str]:
+        said = (await self.ask(f"display-message -p -t {self._pane} '{_FORMAT}'"))[0]
+        return dict(zip(_FIELDS, said.split("\t"), strict=False))
+
+    async def idle(self) -> bool:
+        """Whether the program that was started (a shell, mostly) waits for input itself: nothing it has
+        started is in the foreground."""
+        pid = (await self.ask(f"display-message -p -t {self._pane} '#{{pane_pid}}'"))[0]
+        if not pid.isdigit():
+            return True
+        fields = (await output_of(self._host, "cat", f"/proc/{pid}/stat")).rpartition(b")")[2].split()
+        return len(fields) < 6 or fields[2] == fields[5]
+
+    async def screen(self, *, history: bool = False, joined: bool = False) -> list[str]:
+        """The lines of the screen, or of all that is kept; ``joined``: without the terminal's line breaks."""
+        return await self.ask(f"capture-pane -p {'-S - ' * history}{'-J ' * joined}-t {self._pane}")
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Another size; programs are told."""
+        await self.ask(f"refresh-client -C {columns}x{rows}")
+        self.recorder.resized(columns, rows, self._host.loop.time())
+
+    def close(self) -> None:
+        """Let go of it; the session itself ends with its slot. Repeatable."""
+        self._ended = True
+        self._typist.close()
+        for reader in self._readers:
+            reader.close()
+        self._fail_asked()
+
+    def take_recording(self) -> str:
+        """What was added to its asciicast since the last time."""
+        return self.recorder.take(self._host.loop.time()) if self.setup.record else ""
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._typist = Typist(self._host, ours, lambda _: None)
+        try:
+            self._client = self._host.start(
+                Program(self._argv(), self._host.env, self._host.workspace, stdin=theirs.fileno()), self
+            )
+        except ValueError as error:
+            self._typist.close()
+            raise InvalidArgumentsError(f"tmux: command and env are too large: {error}") from error
+        finally:
+            theirs.close()
+
+    def _argv(self) -> list[str]:
+        setup = self.setup
+        argv = ["tmux", "-S", self._host.tmux_socket, "-u", "-f", "/dev/null", "-C", "start-server"]
+        for name, value in _OPTIONS:
+            argv += [";", "set-option", "-gq", name, value]
+        argv += [";", "new-session", "-s", setup.name, "-x", str(setup.columns), "-y", str(setup.rows)]
+        argv += ["-c", _word(setup.cwd)]
+        for name, value in {"HISTFILE": "", **setup.env}.items():
+            argv += ["-e", _word(f"{name}={value}")]
+        return argv if setup.command is None else [*argv, _word(setup.command)]
+
+    def on_started(self, fds: tuple[int, ...]) -> None:
+        """ProgramEvents."""
+        out, err = fds
+        self._readers = [
+            Reader(self._host, out, self._came, terminal=False),
+            Reader(self._host, err, self._complained, terminal=False),
+        ]
+
+    def on_failed(self, error: int, *, cwd: bool) -> None:  # noqa: ARG002 (ProgramEvents)
+        """ProgramEvents."""
+        self.start_error = f"cannot start tmux: {os.strerror(error)}"
+        self.close()
+
+    def on_ended(self, exit_code: int) -> None:  # noqa: ARG002 (ProgramEvents)
+        """ProgramEvents: the client ended, and with it what it was attached to, or its way to it."""
+        for reader in self._readers:
+            reader.drain()
+        self.close()
+        self.changes.tell()
+
+    def on_lost(self) -> None:
+        """ProgramEvents."""
+        self.lost = True
+        self.close()
+        self.changes.tell()
+
+    def _complained(self, chunk: bytes) -> None:
+        self.start_error = (self.start_error + chunk.decode("utf-8", "replace"))[:1_000]
+
+    def _came(self, chunk: bytes) -> None:
+        for event in self._parser.feed(chunk):
+            self._take(event)
+        self.changes.tell()
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Answer(ours=True):
+                if self._asked and not (asked := self._asked.popleft()).done():
+                    asked.set_result(event)
+            case Answer(ok=False):
+                self.start_error = " ".join(event.lines)[:1_000]
+            case Printed():
+                if self._pane in ("", event.pane):
+                    self.recorder.output(event.data, self._host.loop.time())
+            case Noticed(name="pause"):
+                self._host.loop.call_later(_PAUSED_S, self._go_on, event.rest)
+            case Noticed(name="exit"):
+                self._ended = True
+                self._fail_asked()
+
+    def _go_on(self, pane: str) -> None:
+        if self.alive and pane[:1] == "%" and pane[1:].isdigit():
+            self._asked.append(self._host.loop.create_future())
+            self._typist.type(f"refresh-client -A '{pane}:continue'\n")
+
+    def _fail_asked(self) -> None:
+        while self._asked:
+            if not (asked := self._asked.popleft()).done():
+                asked.set_result(None)
+
+
+def _exit_code(found: Mapping[str, str]) -> int | None:
+    signal_number = _number(found, "pane_dead_signal")
+    return 128 + signal_number if signal_number else _number(found, "pane_dead_status")
+
+
+def _number(found: Mapping[str, str], name: str) -> int | None:
+    text = found.get(name, "")
+    return int(text) if text.isdigit() else None
+
+
+def _word(text: str) -> str:
+    """tmux takes an argument that ends in a semicolon for the end of a command."""
+    return f"{text[:-1]}\\;" if text.endswith(";") else text

@@ -1,0 +1,186 @@
+"""The calls of the ``tmux`` tool, on the tmux sessions of one slot."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agentenv.errors import InvalidArgumentsError, UnknownSessionError
+from agentenv.sessions.answers import SessionAnswer
+from agentenv.sessions.port import Host
+from agentenv.sessions.tmux import Tmux, TmuxSetup
+from agentenv.sessions.tmux_text import difference, pressing, trimmed, typing
+from agentenv.wire.sessions import TmuxArguments, TmuxReply, TmuxState
+
+MAX_SESSIONS = 16
+_LOOK_S, _LONGEST_LOOK_S = 0.03, 0.25
+_SETTLE_S, _LONGEST_SETTLE_S = 0.12, 1.0
+"""What keys lead to is shown once nothing came for so long."""
+_STOP_S = 5.0
+
+
+class TmuxCalls:
+    """All tmux sessions of one slot, until :meth:`close`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._sessions: dict[str, Tmux] = {}
+
+    async def call(self, arguments: TmuxArguments, deadline_s: float) -> SessionAnswer:
+        """One call, answered by ``deadline_s`` (the loop's clock) or soon after when tmux is slow. Raises
+        ToolCallError, LeaseLostError."""
+        match arguments.action:
+            case "start":
+                return await self._start(arguments)
+            case "list":
+                return await self._list()
+        tmux = self._sessions.get(arguments.session)
+        if tmux is None:
+            known = ", ".join(self._sessions) or "there are none"
+            raise UnknownSessionError(
+                f"there is no tmux session {arguments.session!r}", next_step=f"start it; sessions: {known}"
+            )
+        match arguments.action:
+            case "send_keys":
+                return await self._send_keys(tmux, arguments, deadline_s)
+            case "wait":
+                return await self._wait(tmux, arguments, deadline_s)
+            case "capture":
+                return await self._capture(tmux, arguments)
+            case "resize":
+                await tmux.resize(arguments.rows, arguments.columns)
+                return await self._shown(tmux)
+            case _:
+                return await self._stop(tmux)
+
+    def close(self) -> None:
+        """The slot's processes end otherwise. Repeatable."""
+        for tmux in self._sessions.values():
+            tmux.close()
+        self._sessions.clear()
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    async def _start(self, arguments: TmuxArguments) -> SessionAnswer:
+        name = arguments.session
+        former = self._sessions.get(name)
+        if former is not None and former.alive:
+            raise InvalidArgumentsError(
+                f"there is a tmux session {name!r} already", next_step="use it, or stop it first"
+            )
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise InvalidArgumentsError(f"this slot has {MAX_SESSIONS} tmux sessions already", next_step="stop one")
+        setup = TmuxSetup(
+            name=name,
+            command=arguments.command or None,
+            cwd=posixpath.join(self._host.workspace, arguments.workdir or "."),
+            env=dict(arguments.env or {}),
+            rows=arguments.rows,
+            columns=arguments.columns,
+            record=arguments.record,
+        )
+        tmux = self._sessions[name] = Tmux(self._host, setup)
+        await tmux.open()
+        if tmux.start_error:
+            del self._sessions[name]
+            tmux.close()
+            state = TmuxState(session=name, state="exited")
+            reply = TmuxReply(session=state, note="the session could not be started")
+            return SessionAnswer(reply, {"exit_code": 1, "stderr": f"tmux: {tmux.start_error.strip()}\n"})
+        await self._settle(tmux)
+        return await self._shown(tmux)
+
+    async def _send_keys(self, tmux: Tmux, arguments: TmuxArguments, deadline_s: float) -> SessionAnswer:
+        presses = [pressing(tmux.pane, key) for key in arguments.keys]
+        text = arguments.text or ""
+        began_s = self._host.loop.time()
+        for command in (*typing(tmux.pane, text), *presses):
+            await tmux.ask(command)
+        until_s = min(deadline_s, began_s + arguments.max_wait_s)
+        if arguments.min_wait_s:
+            await asyncio.sleep(max(0.0, min(began_s + arguments.min_wait_s, deadline_s) - self._host.loop.time()))
+        idle = None
+        if arguments.block:
+            await self._settle(tmux)
+            idle = await self._looking(tmux.idle, until_s)
+        else:
+            await self._settle(tmux)
+        sent = len(text.encode("utf-8", "surrogatepass"))
+        return await self._shown(tmux, idle=idle, sent_bytes=sent, waited_s=self._host.loop.time() - began_s)
+
+    async def _wait(self, tmux: Tmux, arguments: TmuxArguments, deadline_s: float) -> SessionAnswer:
+        until = arguments.until or ("text" if arguments.text else "idle")
+        text = arguments.text or ""
+
+        async def shown() -> bool:
+            return text in "\n".join(await tmux.screen(joined=True))
+
+        async def ended() -> bool:
+            return (await tmux.state()).state == "exited"
+
+        holds = {"text": shown, "idle": tmux.idle, "exit": ended}[until]
+        began_s = self._host.loop.time()
+        matched = await self._looking(holds, min(deadline_s, began_s + arguments.max_wait_s))
+        waited_s = self._host.loop.time() - began_s
+        idle = matched if until == "idle" else None
+        return await self._shown(tmux, idle=idle, matched=matched, waited_s=waited_s)
+
+    async def _capture(self, tmux: Tmux, arguments: TmuxArguments) -> SessionAnswer:
+        if arguments.what == "screen":
+            return await self._shown(tmux)
+        lines = await tmux.screen(history=True)
+        while lines and not lines[-1]:
+            lines.pop()
+        new = difference(tmux.seen, lines) if arguments.what == "difference" else lines
+        tmux.seen = lines
+        return await self._shown(tmux, lines=new)
+
+    async def _stop(self, tmux: Tmux) -> SessionAnswer:
+        if tmux.alive:
+            await tmux.ask(f"kill-session -t {tmux.pane}")
+        until_s = self._host.loop.time() + _STOP_S
+        while tmux.alive and await tmux.changes.until(until_s):
+            pass
+        recording = tmux.take_recording()
+        tmux.close()
+        self._sessions.pop(tmux.setup.name, None)
+        state = TmuxState(session=tmux.setup.name, state="exited")
+        return SessionAnswer(TmuxReply(session=state, recording=recording))
+
+    async def _list(self) -> SessionAnswer:
+        states = [await tmux.state() for tmux in tuple(self._sessions.values())]
+        return SessionAnswer(TmuxReply(sessions=tuple(states)))
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    async def _looking(self, holds: Callable[[], Awaitable[bool]], until_s: float) -> bool:
+        """Look until it holds or the time is over."""
+        pause_s = _LOOK_S
+        while not await holds():
+            if self._host.loop.time() >= until_s:
+                return False
+            await asyncio.sleep(min(pause_s, max(0.0, until_s - self._host.loop.time())))
+            pause_s = min(1.5 * pause_s, _LONGEST_LOOK_S)
+        return True
+
+    async def _settle(self, tmux: Tmux) -> None:
+        """Until nothing has come for a moment."""
+        now = self._host.loop.time()
+        latest_s = now + _LONGEST_SETTLE_S
+        while (now := self._host.loop.time()) < latest_s:
+            if not await tmux.changes.until(min(now + _SETTLE_S, latest_s)):
+                return
+
+    async def _shown(
+        self, tmux: Tmux, *, lines: list[str] | None = None, idle: bool | None = None, **said: Any
+    ) -> SessionAnswer:
+        state = await tmux.state(idle=idle)
+        text = trimmed(await tmux.screen() if lines is None else lines) if tmux.alive else ""
+        fields: dict[str, Any] = {"stdout": text} if text else {}
+        if state.exit_code is not None:
+            fields["exit_code"] = state.exit_code
+        if said.get("matched") is False or (idle is False):
+            fields["timed_out"] = True
+        return SessionAnswer(TmuxReply(session=state, recording=tmux.take_recording(), **said), fields)

@@ -1,0 +1,101 @@
+"""tmux's control mode (``tmux -C``): what it prints, taken apart. Pure.
+
+Each command is answered by a block, ``%begin`` to ``%end`` or ``%error``; between blocks come
+notifications, one line each. Whatever a program prints arrives escaped in ``%output`` lines, so nothing
+it prints can pass for either.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_LINE_BYTES = 4 * 1024 * 1024
+MAX_BLOCK_BYTES = 64 * 1024 * 1024
+
+_OCTAL = re.compile(rb"\\([0-7]{3})")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A command's answer. ``ours``: the command came over this connection."""
+
+    ok: bool
+    ours: bool
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A pane printed this."""
+
+    pane: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Noticed:
+    """Any other notification, such as ``exit`` or ``pause``, with the rest of its line."""
+
+    name: str
+    rest: str
+
+
+Event = Answer | Printed | Noticed
+
+
+class ControlParser:
+    """Feed it bytes; it gives events. What is longer than it may be is dropped, not kept."""
+
+    def __init__(self) -> None:
+        self._part = b""
+        self._skipping = False
+        self._block: list[str] | None = None
+        self._block_bytes = 0
+        self._number = b""
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that are complete now."""
+        events: list[Event] = []
+        *whole, self._part = (self._part + data).split(b"\n")
+        if len(self._part) > MAX_LINE_BYTES:
+            self._part, self._skipping = b"", True
+        for line in whole:
+            if self._skipping:
+                self._skipping = False
+            elif (event := self._line(line.removesuffix(b"\r"))) is not None:
+                events.append(event)
+        return events
+
+    def _line(self, line: bytes) -> Event | None:
+        if self._block is not None:
+            return self._in_block(line)
+        name, _, rest = line.partition(b" ")
+        if name == b"%begin":
+            self._block, self._block_bytes, self._number = [], 0, rest
+            return None
+        if name == b"%output":
+            pane, _, data = rest.partition(b" ")
+            return Printed(pane.decode("ascii", "replace"), unescaped(data))
+        if name == b"%extended-output":
+            head, _, data = rest.partition(b" : ")
+            return Printed(head.split(b" ")[0].decode("ascii", "replace"), unescaped(data))
+        if name.startswith(b"%"):
+            return Noticed(name[1:].decode("ascii", "replace"), rest.decode("utf-8", "replace"))
+        return None
+
+    def _in_block(self, line: bytes) -> Answer | None:
+        assert self._block is not None
+        for word in (b"%end ", b"%error "):
+            if line == word + self._number:
+                lines, self._block = tuple(self._block), None
+                return Answer(word == b"%end ", self._number.endswith(b" 1"), lines)
+        self._block_bytes += len(line)
+        if self._block_bytes <= MAX_BLOCK_BYTES:
+            self._block.append(line.decode("utf-8", "replace"))
+        return None
+
+
+def unescaped(data: bytes) -> bytes:
+    """What a pane printed, from its form in an ``%output`` line."""
+    return _OCTAL.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), data)

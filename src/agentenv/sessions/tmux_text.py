@@ -1,0 +1,76 @@
+"""What is said to tmux, and what is made of its screens. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from agentenv.sessions.keys import key_bytes
+
+CHUNK_CHARS = 1_000
+"""So much of a text is typed by one command; the next waits for its answer."""
+_RUNS = re.compile(rf"[\x00-\x1f\x7f]{{1,300}}|[^\x00-\x1f\x7f]{{1,{CHUNK_CHARS}}}")
+_OTHER_NAMES = {
+    "return": "Enter", "esc": "Escape", "backspace": "BSpace", "insert": "IC", "delete": "DC", "pageup": "PPage",
+    "pagedown": "NPage",
+}  # fmt: skip
+_CONTROL = re.compile(r"(?:c-|\^|[Cc]trl[-+])(.+)")
+_META = re.compile(r"(?:m-|[Aa]lt[-+])(.+)", re.DOTALL)
+
+
+def quoted(text: str) -> str:
+    """``text`` as one word of a tmux command."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def typing(pane: str, text: str) -> Iterator[str]:
+    """The commands that type ``text``; a line feed is Enter, as it is when people paste."""
+    for found in _RUNS.finditer(text.replace("\r\n", "\r").replace("\n", "\r")):
+        run = found[0]
+        if run[0] < " " or run[0] == "\x7f":
+            yield f"send-keys -t {pane} -H {' '.join(f'{ord(char):02x}' for char in run)}"
+        else:
+            yield f"send-keys -t {pane} -l -- {quoted(run)}"
+
+
+def pressing(pane: str, name: str) -> str:
+    """The command that presses a key. Raises InvalidArgumentsError when no key has that name."""
+    key_bytes(name)
+    if found := _CONTROL.fullmatch(name):
+        name = f"C-{found[1]}"
+    elif found := _META.fullmatch(name):
+        name = f"M-{found[1]}"
+    return f"send-keys -t {pane} -- {quoted(_OTHER_NAMES.get(name.casefold(), name))}"
+
+
+def difference(before: list[str], now: list[str]) -> list[str]:
+    """The lines of ``now`` that are new: what follows the longest end of ``before`` that ``now`` contains.
+    All of ``now`` when they have nothing in common, as after a screen was redrawn."""
+    while before and not before[-1]:
+        before = before[:-1]
+    if not before:
+        return now
+    # The last line may have grown since (a prompt that was typed at): it counts as changed, not as gone.
+    for known in (before, before[:-1]):
+        at = _end_of(known, now) if known else None
+        if at is not None:
+            return now[at:]
+    return now
+
+
+def _end_of(known: list[str], now: list[str]) -> int | None:
+    """Where ``known`` ends in ``now``: behind its last line, the lines before it the same as far as both go."""
+    for at in range(len(now), 0, -1):
+        if now[at - 1] != known[-1]:
+            continue
+        length = min(at, len(known))
+        if now[at - length : at] == known[len(known) - length :]:
+            return at
+    return None
+
+
+def trimmed(lines: list[str]) -> str:
+    """The lines as text, without the empty ones at the end of the screen."""
+    while lines and not lines[-1].strip():
+        lines = lines[:-1]
+    return "".join(f"{line}\n" for line in lines)
