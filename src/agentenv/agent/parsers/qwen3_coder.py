@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 from agentenv.agent.parsers.base import (
@@ -66,7 +67,7 @@ def _call(text: str, closed: bool, schemas: Schemas) -> ParsedCall:
     if len(marks) > MOST_MARKS:
         raise Malformed(f"{name} has more than {MOST_MARKS // 2} parameters")
     arguments: dict[str, Any] = {}
-    for mark, following in zip(marks, [*marks[1:], None], strict=True):
+    for mark, following in zip_longest(marks, marks[1:]):
         if mark.group() == "</parameter>":
             continue
         if following is None and not closed:
