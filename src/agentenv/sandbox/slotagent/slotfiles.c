@@ -312,63 +312,6 @@ void run_send(const char *path, uint64_t max_entries) {
     run_tree(&walk, path);
 }
 
-static void extract_link(const struct place *place, const char *link) {
-    if (place->exists && unlinkat(place->directory, place->name, 0))
-        fail(errno);
-    if (symlinkat(link, place->directory, place->name))
-        fail(errno);
-}
-
-/* One record of stdin beneath `base`. A link made by an earlier record may lead to another directory
- * beneath it, never out of it. */
-void extract_record(int base, const struct record *record) {
-    static char path[PATH_BYTES], link[PATH_BYTES];
-    struct place place;
-    if (record->path_bytes >= sizeof path || record->link_bytes >= sizeof link)
-        fail(ENAMETOOLONG);
-    take(path, record->path_bytes);
-    take(link, record->link_bytes);
-    path[record->path_bytes] = link[record->link_bytes] = 0;
-    if (record->kind == 'd' || record->kind == 'm') {
-        int fd = make_directories(base, path);
-        if (fd < 0)
-            fail(errno);
-        close(fd);
-        if (record->kind == 'm') { /* fchmod refuses O_PATH descriptors */
-            fd = open_beneath(base, path, O_RDONLY | O_DIRECTORY);
-            if (fd < 0 || fchmod(fd, record->mode & 0777))
-                fail(errno);
-            close(fd);
-        }
-        return;
-    }
-    find_place(base, path, &place);
-    if (place.exists && S_ISDIR(place.found.st_mode))
-        fail(EISDIR);
-    if (record->kind == 'f')
-        store(&place, record->mode & 0777, record->size, &record->modified_ns);
-    else if (record->kind == 'l')
-        extract_link(&place, link);
-    else
-        fail(USAGE);
-    close(place.directory);
-}
-
-static void run_extract(const char *path) {
-    int base = make_directories(root, below_root(path));
-    if (base < 0)
-        fail(errno);
-    for (;;) {
-        struct record record;
-        take(&record, sizeof record);
-        if (record.kind == 'e')
-            break;
-        extract_record(base, &record);
-    }
-    struct record end = {.kind = 'e'};
-    put(&end, sizeof end);
-}
-
 static void run(int argc, char **argv) {
     const char *operation = argv[2], *path = argv[3];
     if (!strcmp(operation, "read") && argc == 6)

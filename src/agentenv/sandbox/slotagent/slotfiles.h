@@ -62,7 +62,7 @@ void run_receive(const char *path);
 void run_apply(void);
 void run_search(const char *path, const char *flags, uint64_t limit, const char *glob, const char *needle,
                 const char *pattern);
-void extract_record(int base, const struct record *record);
+void run_extract(const char *path);
 
 /* stdin and stdout, buffered. take_some gives up to `wanted` bytes in place, never none. */
 void flush(void);
