@@ -86,6 +86,8 @@ def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> 
         ({"require_sandbox": False, "isolation": "full"}, "require_sandbox", "auto or user"),
         ({"enabled_toolsets": "files,bash", "disabled_toolsets": "bash"}, "disabled_toolsets", "'bash'"),
         ({"tool_call_parser": "guess"}, "tool_call_parser", "hermes"),
+        ({"tool_call_parser": "qwen3coder"}, "tool_call_parser", "did you mean 'qwen3_coder'?"),
+        ({"agent_keep_tool_outputs": 2}, "agent_keep_tool_outputs", "without agent_context_tokens"),
         ({"nomad_address": "127.0.0.1:4646"}, "nomad_address", "http(s)://host:port"),
         ({"driver": "podman"}, "driver", "docker"),
         ({"slot_memory_mib": 512}, "slot_memory_mib", "lower slot_workspace_mib"),

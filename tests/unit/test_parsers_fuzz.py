@@ -24,9 +24,9 @@ TOOLS = [
 PIECES = [
     "<tool_call>", "</tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]", "<scratch_pad>", "[TOOL_CALLS]",
     "[ARGS]", "[CALL_ID]", "<longcat_tool_call>", "</longcat_tool_call>", "<|python_tag|>", "<function=",
-    "<function=f>", "</function>", "<parameter=", "<parameter=n>", "<parameter=o>", "</parameter>", "<arg_key>", "</arg_key>",
-    "<arg_value>", "</arg_value>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
-    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "```json", "```", "<|tool_calls_section_begin|>", "<|tool_call_begin|>",
+    "<function=f>", "</function>", "<parameter=", "<parameter=n>", "<parameter=o>", "</parameter>", "<arg_key>",
+    "</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "```json", "```", "<|tool_calls_section_begin|>", "<|tool_call_begin|>",
     "<|tool_call_argument_begin|>", "<|tool_call_end|>", "functions.bash:0", "<|im_end|>", "</s>", "function",
     '{"name": "bash", "arguments": {}}', '{"name": "f", "parameters": ', '"name"', "{", "}", "[", "]", '"', ":", ",",
     "\\", "\n", " ", "bash", "f", "null", "1e999", "NaN", "-", "ü🙂", "\ud800", "\x00",

@@ -71,7 +71,7 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._options = dict(options or {})
         self.end_marks = tuple(dict.fromkeys(filter(None, (*parser.end_marks, tokenizer.eos_token))))
-        self.takes_system = self._tried([_message("system"), _message("user")], PROBE) is not None
+        self.takes_system = self._tried([_message("system"), _message("user", "u")], PROBE) is not None
         self.shows_tools = PROBE in (self._tried([_message("user", "u")], "", tools=[PROBE_TOOL]) or "")
         self.calls_as = self._found_out()
 
