@@ -195,6 +195,27 @@ async def test_when_chromium_dies_its_pages_are_lost_typed_and_a_new_one_starts(
     assert chromiums() == []
 
 
+async def test_when_playwrights_driver_dies_the_next_call_but_one_has_a_new_one(site: Web) -> None:
+    async with browsing(site) as server:
+        await seen(server, site.url(), member(0))
+        (browser,) = chromiums()
+        driver = int(Path(f"/proc/{browser}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(driver, signal.SIGKILL)
+        await until(lambda: not Path(f"/proc/{browser}").exists())
+        lost = await ask(server, "browser_snapshot", member(0))
+        assert (lost.fault, lost.error) == ("infra", "call_lost")
+        first = await ask(server, "browser_navigate", member(1), url=site.url())
+        assert (first.fault, first.error) in (("none", None), ("infra", "call_lost"))
+        assert "Things" in await seen(server, site.url(), member(2))
+    assert chromiums() == []
+
+
+async def test_no_more_contexts_than_allowed_however_many_ask_at_once(site: Web) -> None:
+    async with browsing(site, browser={"max_contexts": 2}) as server:
+        results = await asyncio.gather(*(ask(server, "browser_navigate", member(n), url=site.url()) for n in range(5)))
+    assert sorted(result.fault for result in results) == ["infra", "infra", "infra", "none", "none"]
+
+
 async def test_the_browser_gets_nothing_of_our_environment(site: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET_OF_OURS", "do-not-hand-on")
     async with browsing(site) as server:

@@ -114,6 +114,14 @@ async def test_redirects_are_followed_and_each_is_judged(site: Web) -> None:
         assert other.asked == []
 
 
+async def test_a_listed_name_that_leads_to_loopback_is_refused(site: Web) -> None:
+    settings = ToolServerSettings.model_validate({"network": {"allow": [{"host": "localhost", "ports": [site.port]}]}})
+    result = await called(settings, "http_fetch", url=f"http://localhost:{site.port}/")
+    assert (result.fault, result.error) == ("policy", "refused")
+    assert "not a public address" in result.message
+    assert site.asked == []
+
+
 async def test_what_cannot_be_reached_is_data(site: Web) -> None:
     async with Web() as gone:
         settings = allowing(gone)

@@ -73,6 +73,7 @@ class BrowserTools:
         self._browser: Browser | None = None
         self._starting = asyncio.Lock()
         self._open: dict[str, _Open] = {}
+        self._opening = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -82,9 +83,7 @@ class BrowserTools:
     ) -> None:
         for trajectory in tuple(self._open):
             await self.ended(trajectory)
-        if self._browser is not None:
-            await _quietly(self._browser.close())
-        await self._stack.aclose()
+        await self._give_up()
 
     async def ended(self, trajectory: str) -> None:
         """Close the trajectory's page and all it stored. Repeatable."""
@@ -170,18 +169,20 @@ class BrowserTools:
             return opened.page
         async with self._starting:
             browser = self._browser if self._browser and self._browser.is_connected() else await self._start()
-        if len(self._open) >= self._settings.max_contexts:
+        living = sum(not opened.page.is_closed() for opened in self._open.values())
+        if living + self._opening >= self._settings.max_contexts:
             raise AcquireTimeoutError(
                 f"all {self._settings.max_contexts} browser contexts are in use", next_step="raise browser.max_contexts"
             )
-        context = await browser.new_context(accept_downloads=False, service_workers="block")
+        self._opening += 1
         try:
-            page = await context.new_page()
-        except BaseException:
-            await _quietly(context.close())
-            raise
-        self._open[trajectory] = _Open(context, page)
-        return page
+            self._open[trajectory] = opened = await _opened(browser)
+        except Exception as error:  # Chromium is gone, or the driver between us, and nobody had noticed
+            await self._give_up()
+            raise CallLostError(f"no page could be opened for {trajectory}: {_reason(error)}") from error
+        finally:
+            self._opening -= 1
+        return opened.page
 
     def _running(self) -> bool:
         return self._browser is not None and self._browser.is_connected()
@@ -211,16 +212,46 @@ class BrowserTools:
                 handle_sighup=False,
                 timeout=_START_S * 1e3,
             )
-        except PlaywrightError as error:
+        except Exception as error:  # Playwright's driver says with a plain Exception that it died
+            await self._give_up()
             raise SandboxUnavailableError(f"Chromium at {program} does not start: {_reason(error)}") from error
         return self._browser
+
+    async def _give_up(self) -> None:
+        """Let go of Chromium and the driver, whatever is left of them: the next one to navigate gets new ones."""
+        browser, self._browser, self._playwright = self._browser, None, None
+        if browser is not None:
+            await _quietly(browser.close())
+        await _quietly(self._stack.aclose())
 
     def _refuse_lost(self, trajectory: str, error: PlaywrightError) -> None:
         """Raises CallLostError when it was Chromium that died, not the page that failed."""
         opened = self._open.get(trajectory)
-        if not self._running() or opened is None or opened.page.is_closed() or "crashed" in error.message.lower():
+        gone = any(word in error.message for word in ("crashed", "has been closed", "Connection closed"))
+        if not self._running() or opened is None or opened.page.is_closed() or gone:
             self._open.pop(trajectory, None)
             raise CallLostError(f"the browser page of {trajectory} is gone: {_reason(error)}") from error
+
+
+async def _opened(browser: Browser) -> _Open:
+    """A new context with a page. Cancelled while Chromium makes it, it is closed as soon as it is there."""
+
+    async def make() -> _Open:
+        context = await browser.new_context(accept_downloads=False, service_workers="block")
+        try:
+            return _Open(context, await context.new_page())
+        except BaseException:
+            await _quietly(context.close())
+            raise
+
+    making = asyncio.create_task(make())
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.wait({making}, timeout=_CLOSE_S)
+        if making.done() and not making.cancelled() and making.exception() is None:
+            await _quietly(making.result().context.close())
+        raise
 
 
 async def _title(page: Page) -> str:
@@ -235,10 +266,10 @@ async def _quietly(closing: Any) -> None:
     try:
         async with asyncio.timeout(_CLOSE_S):
             await closing
-    except (PlaywrightError, TimeoutError) as error:
+    except Exception as error:
         logger.debug("closing: %r", error)
 
 
-def _reason(error: PlaywrightError) -> str:
+def _reason(error: Exception) -> str:
     """The first line of Playwright's message, without its method's name and the call log."""
-    return error.message.split("\n")[0].removeprefix("Page.goto: ")[:300]
+    return str(error).split("\n")[0].removeprefix("Page.goto: ")[:300]
