@@ -180,7 +180,7 @@ void find_target(const char *path, struct place *place) {
 /* ---- storing ---- */
 
 void be_patient(void) {
-    if (nice(10) < 0) {} /* only a courtesy */
+    if (nice(5) < 0) {} /* only a courtesy */
 }
 
 void random_name(char name[32]) {
