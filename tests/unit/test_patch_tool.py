@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import stat
 from typing import Any
 
