@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from benchmarks.measure import Outcome
+from benchmarks.sessions import t5_sessions
 from benchmarks.targets.cluster import n1_first_result, n2_one_to_ten
 from benchmarks.targets.crowd import t3_slow_neighbours, t4_oversubscribed
 from benchmarks.targets.decisions import s1_scaling
@@ -20,6 +21,7 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "T2": t2_alone,
     "T3": t3_slow_neighbours,
     "T4": t4_oversubscribed,
+    "T5": t5_sessions,
     "T6": t6_output,
     "T7": t7_idle,
     "T8": t8_start,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import JsonValue
 
 from agentenv.agent.shown import cut_middle, shown
 from agentenv.wire.calls import CallResult
@@ -61,11 +62,34 @@ def test_wrong_and_refused_calls_show_their_message() -> None:
 
 
 def test_a_sessions_output_is_shown_with_how_it_stands() -> None:
-    content = {"session": "default", "state": "idle", "cwd": "/workspace"}
+    content: dict[str, JsonValue] = {"session": "default", "state": "idle", "cwd": "/workspace"}
     text = shown("terminal", CallResult(id="c", exit_code=0, stdout="42\n", content=content), 1000)
-    assert text == 'exit code: 0\nstdout:\n42\n{"session": "default", "state": "idle", "cwd": "/workspace"}'
+    assert text == "exit code: 0\nstdout:\n42\n[session default: idle, in /workspace]"
     failed = shown("terminal", CallResult(id="c", exit_code=3, content=content), 1000)
-    assert failed.startswith("exit code: 3\n(no output)\n{")
+    assert failed.startswith("exit code: 3\n(no output)\n[session")
+    running = {**content, "state": "running", "command": "make", "note": "an empty command gets more"}
+    text = shown("terminal", CallResult(id="c", timed_out=True, duration_s=3.0, stdout="x\n", content=running), 1000)
+    assert text.startswith("still running (waited 3.0 s, it goes on): make\nstdout:\nx\n")
+    assert "stopped" not in text
+    assert text.endswith("[an empty command gets more]")
+
+
+def test_a_background_process_is_shown_with_how_it_stands() -> None:
+    process: JsonValue = {"process": "p1", "command": "make", "state": "running", "runs_s": 2.0, "total_bytes": 7}
+    content: JsonValue = {"process": process, "next_offset": 7, "notices": ["p2 (x) ended"]}
+    text = shown("process", CallResult(id="c", stdout="output\n", content=content), 1000)
+    assert text.startswith("still running")
+    assert "[process p1: running, 2.0 s, 7 bytes printed, make]" in text
+    assert text.endswith("[p2 (x) ended]")
+    listed = shown("process", CallResult(id="c", content={"processes": [process]}), 1000)
+    assert "p1: running" in listed
+
+
+def test_a_recording_is_for_the_transcript_and_not_for_the_model() -> None:
+    content: JsonValue = {"session": {"session": "main", "state": "running", "rows": 40}, "recording": "[0.1]" * 1000}
+    text = shown("tmux", CallResult(id="c", stdout="$ \n", content=content), 1000)
+    assert "[0.1]" not in text
+    assert "[session main: running, cursor at row 0, column 0]" in text
 
 
 def test_matches_are_shown_as_grep_prints_them() -> None:

@@ -58,8 +58,9 @@ def walk(node: Any) -> list[dict[str, Any]]:
 
 
 def test_the_builtin_tools() -> None:
-    assert CATALOG.names == ("bash", "read_file", "write_file", "list_files", "artifacts")
-    assert repr(CATALOG) == "<ToolCatalog bash, read_file, write_file, list_files, artifacts>"
+    names = "bash, terminal, process, tmux, read_file, write_file, list_files, search, patch, artifacts"
+    assert CATALOG.names == tuple(names.split(", "))
+    assert repr(CATALOG) == f"<ToolCatalog {names}>"
 
 
 def test_the_schema_of_bash_is_what_a_model_should_read() -> None:
@@ -147,7 +148,7 @@ def test_bytes_travel_as_base64() -> None:
         ("Bash", "did you mean 'bash'?"),
         ("readfile", "did you mean 'read_file'?"),
         ("list_file", "did you mean 'list_files'?"),
-        ("zzzzzz", "available tools: bash, read_file, write_file, list_files, artifacts"),
+        ("zzzzzz", "available tools: bash, terminal, process, tmux, read_file"),
         ("", "available tools: bash"),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from agentenv.agent.shown_sessions import SESSION_TOOLS, session_ending, session_standing
 from agentenv.wire.calls import CallResult
 
 
@@ -26,16 +27,19 @@ def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
     """The tool message's content for one result."""
     if result.fault in ("model", "policy"):
         return f"error: {result.message or result.error}"
+    if tool in SESSION_TOOLS and isinstance(result.content, dict):
+        first = session_ending(result.content, result.exit_code, result.duration_s)
+        standing = session_standing(result.content)
+        return f"{_command(result, limit_bytes, first)}" + (f"\n{standing}" if standing else "")
     if result.content is not None and (result.stdout or result.stderr or result.exit_code):
-        # A session's: what it printed, and how it stands.
         return f"{_command(result, limit_bytes)}\n{json.dumps(result.content, ensure_ascii=False)}"
     if result.content is not None:
         return _content(tool, result.content, limit_bytes)
     return _command(result, limit_bytes)
 
 
-def _command(result: CallResult, limit_bytes: int) -> str:
-    parts = [_ending(result)]
+def _command(result: CallResult, limit_bytes: int, first: str | None = None) -> str:
+    parts = [_ending(result) if first is None else first]
     for name, text, dropped in (
         ("stdout", result.stdout, result.stdout_dropped_bytes),
         ("stderr", result.stderr, result.stderr_dropped_bytes),

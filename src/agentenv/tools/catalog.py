@@ -35,7 +35,7 @@ class ToolCatalog:
 
     @classmethod
     def builtin(cls) -> ToolCatalog:
-        """The tools every slot has: bash, read_file, write_file, list_files, artifacts."""
+        """The tools every slot has (:data:`agentenv.tools.builtin.BUILTIN`)."""
         return cls(BUILTIN)
 
     @property

@@ -1,0 +1,56 @@
+"""What the model is shown of a session's result (terminal, process, tmux): output first, then how it stands. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SESSION_TOOLS = ("terminal", "process", "tmux")
+
+
+def session_ending(content: Mapping[str, Any], exit_code: int | None, duration_s: float) -> str:
+    """The first line: how the command ended, or that it goes on."""
+    if exit_code is not None:
+        return f"exit code: {exit_code}"
+    command = content.get("command") or _of(content, "process").get("command")
+    if content.get("state") == "running" or _of(content, "process").get("state") == "running":
+        return f"still running (waited {duration_s:.1f} s, it goes on): {command}"
+    return "no command ended"
+
+
+def session_standing(content: Mapping[str, Any]) -> str:
+    """The last lines: the session or process, notes, and notices of background processes."""
+    lines = []
+    for name in ("session", "process"):
+        found = content.get(name)
+        if isinstance(found, Mapping):
+            lines.append(f"[{name} {found.get('session') or found.get('process')}: {_facts(found)}]")
+    if isinstance(content.get("session"), str):
+        lines.append(f"[session {content['session']}: {content.get('state')}, in {content.get('cwd')}]")
+    for name in ("processes", "sessions"):
+        listed = content.get(name) or ()
+        lines += [f"{one.get('process') or one.get('session')}: {_facts(one)}" for one in listed]
+    shown = ("matched", "written_bytes", "offset", "next_offset", "truncated")
+    lines += [f"[{name}: {content[name]}]" for name in shown if content.get(name)]
+    lines += [f"[{text}]" for text in (content.get("note"), *(content.get("notices") or ())) if text]
+    return "\n".join(lines)
+
+
+def _facts(state: Mapping[str, Any]) -> str:
+    facts = [str(state.get("state"))]
+    if state.get("exit_code") is not None:
+        facts.append(f"exit code {state['exit_code']}")
+    if "cursor_row" in state or "rows" in state:
+        facts.append(f"cursor at row {state.get('cursor_row', 0)}, column {state.get('cursor_column', 0)}")
+    if "runs_s" in state:
+        facts.append(f"{state['runs_s']:.1f} s, {state.get('total_bytes', 0)} bytes printed")
+    if state.get("dropped_bytes"):
+        facts.append(f"the first {state['dropped_bytes']} no longer kept")
+    if state.get("command"):
+        facts.append(str(state["command"]))
+    return ", ".join(facts)
+
+
+def _of(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = content.get(name)
+    return found if isinstance(found, Mapping) else {}
