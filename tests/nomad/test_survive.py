@@ -7,17 +7,26 @@ nothing is left.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from agentenv import shipped
 from agentenv.config import ContainerSettings
 from agentenv.errors import ContainerLostError, LeaseLostError
+from agentenv.slots.backends.base import ContainerHandle, ContainerStarted
 from agentenv.slots.backends.nomad import NomadBackend
-from tests.nomad.cluster import Cluster, wait_for
-from tests.nomad.traffic import LEASE_END_S, Farm, farm_at_work, until
+from tests.nomad import farm_process
+from tests.nomad.cluster import Cluster, running_cluster, wait_for
+from tests.nomad.traffic import LEASE_END_S, WHOLE_AGAIN_S, Farm, farm_at_work, until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -102,15 +111,157 @@ async def test_a_restarted_nomad_server(cluster: Cluster, job_id: str) -> None:
 
 
 async def test_a_stopped_allocation(cluster: Cluster, job_id: str) -> None:
+    """Its leases live on until their trajectories are over; then it goes, and another takes its place."""
     with backend_on(cluster, job_id) as backend:
         async with at_work(backend) as farm:
             victim = farm.traffic.accounts[0].container
             there = [account for account in farm.traffic.living() if account.container == victim]
-            broke_at = time.monotonic()
             cluster.nomad.put(f"/v1/allocation/{allocation_of(victim)}/stop", {})
-            await until(
-                lambda: all(account.ended_by for account in there) and farm.is_whole(), 60.0, lambda: repr(farm.pool)
-            )
-            # The container gets SIGTERM and kill_timeout: its leases may go on until then, and end with their type.
-            assert all(isinstance(account.ended_by, LeaseLostError) for account in there)
-            assert max(farm.traffic.ended_since(broke_at)) < 30.0
+            await until(lambda: farm.pool.statistics().containers.get("draining") == 1, 30.0, lambda: repr(farm.pool))
+            answered = sum(len(account.answered) for account in there)
+            await until(lambda: sum(len(account.answered) for account in there) > answered + 20, 30.0)
+            farm.traffic.finishing.add(victim)
+            await farm.whole_again()
+            assert all(account.finished for account in there), "every one of them ended by itself"
+            assert not farm.traffic.ended_since(0.0), "no lease was lost"
+
+
+async def test_an_environment_killed_in_the_middle_of_a_hundred_calls_and_started_again(
+    cluster: Cluster, job_id: str, tmp_path: Path
+) -> None:
+    nomad = cluster.settings(job_id=job_id, build_image=False, cpu_mhz=20, memory_mib=1024, purge_job_on_shutdown=False)
+    given = {"nomad": json.loads(nomad.model_dump_json()), "containers": CONTAINERS, "slots": SLOTS}
+    (tmp_path / "settings.json").write_text(json.dumps(given))
+    command = [sys.executable, "-m", "tests.nomad.farm_process", str(tmp_path / "settings.json")]
+    doomed = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert doomed.stdout is not None
+    said = [json.loads(line) async for line in take_until(doomed.stdout, "answered", 20)]
+    assert {"under_way": farm_process.CALLS} in said
+    doomed.kill()
+    died_at = time.monotonic()
+    await doomed.wait()
+    before = {one["ID"] for one in cluster.allocations(job_id)}
+
+    again = nomad.model_copy(update={"purge_job_on_shutdown": True})
+    backend = NomadBackend(ContainerSettings(slots_per_container=SLOTS), again)
+    async with farm_at_work(backend, containers=CONTAINERS, slots=SLOTS, trajectories=TRAJECTORIES) as farm:
+        # All slots work for the new environment: nobody holds one for the dead.
+        await until(lambda: len({a.trajectory for a in farm.traffic.living() if a.answered}) == TRAJECTORIES, 60.0)
+        assert time.monotonic() - died_at < WHOLE_AGAIN_S
+        assert {allocation_of(a.container) for a in farm.traffic.accounts} == before, "its containers were adopted"
+        ran = await farm.calls_run()
+        fresh = farm.traffic.answered() + TRAJECTORIES
+        assert ran <= farm_process.CALLS + fresh, "no call of the dead ran twice"
+    assert containers_of(cluster, job_id) == []
+
+
+async def take_until(stream: asyncio.StreamReader, key: str, count: int) -> AsyncIterator[bytes]:
+    """Lines until so many of them have the key."""
+    async with asyncio.timeout(120):
+        while count and (line := await stream.readline()):
+            count -= key in json.loads(line)
+            yield line
+
+
+async def test_a_token_that_is_not_the_containers(cluster: Cluster, job_id: str) -> None:
+    """Somebody changed the job's token: whoever adopts the job cannot use the containers, and replaces them."""
+    nomad = cluster.settings(job_id=job_id, build_image=False, cpu_mhz=20, memory_mib=1024, purge_job_on_shutdown=False)
+    async with NomadBackend(ContainerSettings(slots_per_container=SLOTS), nomad) as backend:
+        await backend.scale(1)
+        (old,) = await started(backend, 1)
+    cluster.nomad.put_token(job_id, "f" * 64)
+    again = nomad.model_copy(update={"purge_job_on_shutdown": True})
+    async with farm_at_work(
+        NomadBackend(ContainerSettings(slots_per_container=SLOTS), again), containers=1, slots=SLOTS, trajectories=2
+    ) as farm:
+        assert {account.container for account in farm.traffic.accounts}.isdisjoint({old.id})
+
+
+async def started(backend: NomadBackend, count: int) -> list[ContainerHandle]:
+    """The first containers it reports."""
+    found: list[ContainerHandle] = []
+    async with asyncio.timeout(90):
+        async for event in backend.events():
+            if isinstance(event, ContainerStarted):
+                found.append(event.handle)
+                if len(found) == count:
+                    break
+    return found
+
+
+async def test_a_full_disk_on_the_client(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> None:
+    """The containers keep nothing on disk and go on; a new one cannot start until there is space, and says why."""
+    root = tmp_path_factory.mktemp("full")
+    disk = root / "c1" / "data"  # the client's alone: a server without a disk is another story
+    disk.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(disk)], check=True)
+    try:
+        with running_cluster(root, cluster.client.program) as small, backend_on(small, small.job_id()) as backend:
+            assert small.data_dir == disk
+            async with at_work(backend) as farm:
+                hog = disk / "hog"
+                fill(hog)
+                await farm.flowing(100)
+                assert farm.is_whole()
+                assert not farm.traffic.ended_since(0.0), "no lease ended"
+                small.container(allocation_of(farm.traffic.accounts[0].container)).kill()
+                await until(lambda: farm.pool.statistics().faults.get("start_failed", 0) > 0, 90.0)
+                hog.unlink()
+                await farm.whole_again(90.0)
+    finally:
+        if disk.is_mount():  # else the cluster's end has unmounted it
+            subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Write until there is no space left."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 65536)
+
+
+async def test_the_clock_of_the_containers_jumps(cluster: Cluster, job_id: str, tmp_path: Path) -> None:
+    """An hour forward, then two back: leases, deadlines and resets go by another clock."""
+    clock = tmp_path / "clock"
+    set_clock(clock, "+0")
+    source = shipped.path("nomad/sandbox.nomad.hcl").read_text()
+    with_clock = source.replace("readonly_rootfs = true\n", "readonly_rootfs = true\n" + FAKE_CLOCK_MOUNTS, 1).replace(
+        'driver = "docker"\n', 'driver = "docker"\n' + FAKE_CLOCK_ENV, 1
+    )
+    library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    job_file = tmp_path / "job.hcl"
+    job_file.write_text(with_clock.replace("@LIBRARY@", str(library)).replace("@CLOCK@", str(clock)))
+    with backend_on(cluster, job_id, job_file=job_file) as backend:
+        async with at_work(backend) as farm:
+            assert abs(await wall_clock_of(cluster, farm) - time.time()) < 60
+            for offset_s in (3600, -3600):
+                set_clock(clock, f"{offset_s:+d}")
+                assert abs(await wall_clock_of(cluster, farm) - time.time() - offset_s) < 60, "the jump is real"
+                await farm.flowing(100)
+            assert farm.is_whole()
+            assert not farm.traffic.ended_since(0.0), "no lease ended"
+
+
+FAKE_CLOCK_ENV = """
+      env {
+        LD_PRELOAD               = "/clock/libfaketime.so.1"
+        FAKETIME_TIMESTAMP_FILE  = "/clock/now"
+        FAKETIME_NO_CACHE        = "1"
+        DONT_FAKE_MONOTONIC      = "1"
+      }
+"""
+FAKE_CLOCK_MOUNTS = """
+        volumes = ["@LIBRARY@:/clock/libfaketime.so.1:ro", "@CLOCK@:/clock/now"]
+"""
+
+
+def set_clock(path: Path, offset: str) -> None:
+    """What libfaketime reads: seconds from the machine's own clock. In place: the file is mounted."""
+    path.write_text(offset + "\n")
+
+
+async def wall_clock_of(cluster: Cluster, farm: Farm) -> float:
+    """The time of day in a container, as its sandbox server's Python sees it."""
+    container = cluster.container(allocation_of(farm.traffic.accounts[0].container))
+    told = await asyncio.to_thread(container.exec_run, ["python3", "-c", "import time; print(time.time())"])
+    return float(told.output)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+
+import aiohttp
 
 from agentenv.config import PoolSettings
 from agentenv.errors import AcquireTimeoutError, InfraError, LeaseLostError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.backends.base import ContainerBackend, ContainerHandle
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 
@@ -38,6 +40,8 @@ class Account:
     unsure: list[int] = field(default_factory=list)
     """Calls that ended with an infrastructure error: they ran once or not at all."""
     wrong: list[str] = field(default_factory=list)
+    finished: bool = False
+    """Its trajectory ended by itself, and its slot's account agreed."""
     ended_by: InfraError | None = None
     ended_at: float | None = None
 
@@ -55,6 +59,10 @@ class Traffic:
     executor: ToolExecutor
     accounts: list[Account] = field(default_factory=list)
     refused: list[tuple[float, AcquireTimeoutError]] = field(default_factory=list)
+    containers: dict[str, ContainerHandle] = field(default_factory=dict)
+    """Every container a lease was had on."""
+    finishing: set[str] = field(default_factory=set)
+    """Containers whose trajectories end by themselves now (and start again elsewhere)."""
     checked: int = 0
     """Leases whose account was compared with their slot's own."""
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -69,10 +77,12 @@ class Traffic:
                 self.refused.append((time.monotonic(), error))
 
     async def _lease(self, session: ToolSession, trajectory: str, pause_s: float) -> None:
-        account = Account(trajectory, session.lease.container.id)
+        container = session.lease.container
+        self.containers[container.id] = container
+        account = Account(trajectory, container.id)
         self.accounts.append(account)
         number = 0
-        while not self._stop.is_set():
+        while not self._stop.is_set() and container.id not in self.finishing:
             number += 1
             try:
                 result = await session.call(
@@ -93,6 +103,7 @@ class Traffic:
             account.ended_by, account.ended_at = error, time.monotonic()
             return
         account.check([int(line) for line in told.stdout.split()])
+        account.finished = True
         self.checked += 1
 
     def stop(self) -> None:
@@ -101,7 +112,7 @@ class Traffic:
 
     def living(self) -> list[Account]:
         """Leases that have not ended."""
-        return [account for account in self.accounts if account.ended_by is None]
+        return [account for account in self.accounts if account.ended_by is None and not account.finished]
 
     def answered(self) -> int:
         """Calls answered so far."""
@@ -125,6 +136,16 @@ class Farm:
         """Return when so many more calls have been answered."""
         goal = self.traffic.answered() + calls
         await until(lambda: self.traffic.answered() >= goal, deadline_s, lambda: repr(self.pool))
+
+    async def calls_run(self) -> int:
+        """Calls the living containers say they have run since they started, whoever asked."""
+        total = 0
+        async with aiohttp.ClientSession() as session:
+            for container in self.traffic.containers.values():
+                headers = {"Authorization": f"Bearer {container.token}"}
+                async with session.get(f"{container.base_url}/v1/statistics", headers=headers) as answer:
+                    total += (await answer.json())["calls"]
+        return total
 
     def is_whole(self) -> bool:
         """Every slot of every container serves or is being reset."""
@@ -171,10 +192,8 @@ async def farm_at_work(
         assert farm.traffic.checked >= 1, "somebody's account was compared with the slot's"
 
 
-async def until(look: object, deadline_s: float, explain: object = lambda: "") -> float:
+async def until(look: Callable[[], bool], deadline_s: float, explain: Callable[[], str] = lambda: "") -> float:
     """Wait until ``look()`` holds; how long it took. Fails the test past the deadline."""
-    assert callable(look)
-    assert callable(explain)
     began = time.monotonic()
     while not look():
         assert time.monotonic() - began < deadline_s, f"it did not happen within {deadline_s:g} s: {explain()}"
