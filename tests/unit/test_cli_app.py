@@ -12,8 +12,11 @@ from typer.testing import CliRunner
 
 import agentenv
 from agentenv.cli.app import app
+from agentenv.cli.options import VERBS_WITH_BACKEND
 
-VERBS = ("doctor", "exec", "shell", "demo", "bench", "gc")
+VERBS = (
+    "doctor", "exec", "shell", "demo", "bench", "gc", "up", "down", "status", "slots", "logs", "metrics",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -58,3 +61,9 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import sys, agentenv; print(sorted(m for m in sys.modules if re.match('agentenv|aiohttp|pydantic', m)))"
     done = subprocess.run([sys.executable, "-c", f"import re; {code}"], capture_output=True, text=True, check=True)
     assert re.findall(r"'([^']+)'", done.stdout) == ["agentenv"]
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "doctor"])
+def test_every_verb_of_a_farm_takes_a_backend(verb: str) -> None:
+    assert "--backend" in CliRunner().invoke(app, [verb, "--help"]).stdout
+    assert verb in VERBS_WITH_BACKEND

@@ -16,6 +16,7 @@ from agentenv.cli.execute import execute
 from agentenv.cli.gc import gc
 from agentenv.cli.image import image
 from agentenv.cli.logs import logs
+from agentenv.cli.metrics import metrics
 from agentenv.cli.options import RootBackendOption, for_every_verb
 from agentenv.cli.present import WAYS_TO_END
 from agentenv.cli.shell import shell
@@ -70,6 +71,7 @@ app.command()(down)
 app.command()(status)
 app.command()(slots)
 app.command()(logs)
+app.command()(metrics)
 app.command(name="tool-server")(tool_server)
 app.add_typer(image, name="image")
 app.add_typer(dev, name="dev")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Self
 
@@ -48,12 +50,12 @@ class NomadFarm:
                 return Census(
                     "nomad", self.where, exists=False, next_step=f"start one: `agentenv up --backend nomad{flag}`"
                 )
-            snapshot, names, variable = await asyncio.gather(
-                api.snapshot(), api.node_names(), api.variable(self.settings.job_id)
+            snapshot, names, variable, created = await asyncio.gather(
+                api.snapshot(), api.node_names(), api.variable(self.settings.job_id), api.created_at()
             )
             alive = [one for one in snapshot.allocations if not _ended(one)]
             token = variable.token if variable is not None else None
-            places = await self._places(api, alive, names, token)
+            places = await self._places(api, alive, names, token, created)
         waiting = waiting_for(snapshot)
         if token is None:
             waiting.append("its containers cannot be asked: its Nomad variable has no item `token`")
@@ -68,7 +70,12 @@ class NomadFarm:
         )
 
     async def _places(
-        self, api: OperatorApi, allocations: list[facts.Allocation], names: Mapping[str, str], token: str | None
+        self,
+        api: OperatorApi,
+        allocations: list[facts.Allocation],
+        names: Mapping[str, str],
+        token: str | None,
+        created: Mapping[str, float],
     ) -> tuple[Place, ...]:
         gate = asyncio.Semaphore(_ADDRESSES_AT_ONCE)
 
@@ -77,7 +84,9 @@ class NomadFarm:
             if running and one.address is None:  # lists leave addresses out
                 async with gate:
                     one = await api.allocation(one.id)
-            return _place(one, names.get(one.node, one.node[:8]), token if running else None)
+            place = _place(one, names.get(one.node, one.node[:8]), token if running else None)
+            began = created.get(one.id)
+            return place if began is None else dataclasses.replace(place, age_s=max(0.0, time.time() - began))
 
         return tuple(await asyncio.gather(*map(place, allocations)))
 

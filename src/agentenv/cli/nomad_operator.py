@@ -47,6 +47,11 @@ class OperatorApi(NomadApi):
                 raise
             return {}
 
+    async def created_at(self) -> dict[str, float]:
+        """When each allocation of the job was made, in seconds since the epoch, by its id."""
+        found = await self._run(lambda c: c.job.get_allocations(self.settings.job_id))
+        return {raw["ID"]: (raw.get("CreateTime") or 0) / 1e9 for raw in found}
+
     async def variable(self, job_id: str) -> JobVariable | None:
         """A job's variable. None when there is none."""
         kept = await self._run(lambda c: c.variable.get_variable(_VARIABLES + job_id), missing=True)

@@ -14,7 +14,7 @@ from agentenv.wire.base import MAX_TIMEOUT_S
 
 T = TypeVar("T")
 BACKEND_VARIABLE = "AGENTENV_BACKEND"
-VERBS_WITH_BACKEND = ("up", "down", "status", "slots", "logs", "exec", "shell", "gc", "demo", "bench")
+VERBS_WITH_BACKEND = ("up", "down", "status", "slots", "logs", "metrics", "exec", "shell", "gc", "demo", "bench")
 
 
 class Isolation(StrEnum):

@@ -91,7 +91,7 @@ def up(
             raise ConfigError(
                 "--metrics-port",
                 "up does not stay with nomad",
-                next_step="scrape the containers as docs/metrics.md says, or `agentenv metrics --backend nomad`",
+                next_step="`agentenv metrics --backend nomad` serves them",
             )
         told = run_to_end(bring_up(settings, containers, timeout_s, job=job, image=image, memory_mib=memory_mib))
         _say(told, as_json=as_json, stays=False, job=job)

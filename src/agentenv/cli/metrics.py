@@ -1,0 +1,59 @@
+"""``agentenv metrics``: one address to scrape a whole farm at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Annotated
+
+import typer
+
+from agentenv.cli.access import access_to
+from agentenv.cli.farm_metrics import of_farm
+from agentenv.cli.look import containers_seen
+from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
+from agentenv.cli.present import InterruptedBySignalError, err, print_json_line, run_to_end, verb
+from agentenv.cli.sight import FarmAccess, FarmSight
+from agentenv.metrics.exporter import exporting
+from agentenv.metrics.readings import Reading
+
+
+@verb
+def metrics(
+    backend: BackendOption = None,
+    job: JobOption = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: any free port.")] = 9100,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    as_json: JsonOption = False,
+) -> None:
+    """Serve the Prometheus metrics of a farm's containers at one address, until Ctrl-C.
+
+    Each scrape asks the backend which containers there are, and every container for its numbers: nothing to
+    discover, and no token to hand to Prometheus. A farm that is not there is one with no containers; a backend
+    that does not answer makes the scrape fail (503).
+
+    [bold]Examples[/bold]
+
+      agentenv metrics --backend nomad --host 0.0.0.0
+
+      agentenv metrics --backend nomad --job my-farm --port 9101
+    """
+    access = access_to(backend_of(backend), job)
+    try:
+        run_to_end(_serve(access, host, port, as_json=as_json))
+    except InterruptedBySignalError:
+        return
+
+
+async def _serve(access: FarmAccess, host: str, port: int, *, as_json: bool) -> None:
+    async def read() -> Iterable[Reading]:
+        census = await access.census()
+        return of_farm(FarmSight(census, await containers_seen(census)))
+
+    await read()  # what is wrong with the backend is said at once
+    async with exporting(read, host, port, announce=False) as url:
+        if as_json:
+            print_json_line({"url": url})
+        else:
+            err().print(f"metrics are at {url}", soft_wrap=True)
+        await asyncio.Event().wait()

@@ -1,0 +1,237 @@
+"""The operators' verbs on the real cluster, each as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.cli.orphans import UNATTENDED_AFTER_S
+from agentenv.metrics.scrape import parse
+from tests.nomad.cluster import Cluster, wait_for
+
+pytestmark = pytest.mark.timeout(300)
+
+DEADLINE_S = 150.0
+SMALL = ("--slots", "2", "--slot-memory", "512", "--workspace", "64", "--memory", "1024")
+
+
+class Command:
+    """``agentenv --backend nomad`` against the test's cluster."""
+
+    def __init__(self, cluster: Cluster, state: Path) -> None:
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("NOMAD_")},
+            "AGENTENV_BACKEND": "nomad",
+            "AGENTENV_STATE_DIR": str(state),
+            "NOMAD_ADDR": cluster.address,
+            "COLUMNS": "200",
+        }
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", "from agentenv.cli import main; main()", *arguments],
+            env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        with self.start(*arguments) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=DEADLINE_S)
+            except BaseException:
+                process.kill()
+                raise
+            return process.returncode, stdout, stderr
+
+    def told(self, *arguments: str) -> Any:
+        code, stdout, stderr = self.run(*arguments, "--json")
+        assert stdout, (code, stderr)
+        return json.loads(stdout)
+
+
+@pytest.fixture
+def command(cluster: Cluster, tmp_path: Path) -> Command:
+    return Command(cluster, tmp_path / "state")
+
+
+def test_a_farm_is_started_looked_at_used_scaled_and_ended(cluster: Cluster, command: Command, job_id: str) -> None:
+    job = ("--job", job_id)
+    assert command.told("status", *job)["exists"] is False
+
+    up = command.told("up", *job, *SMALL, "--containers", "1")
+    assert (up["well"], up["answering_containers"], up["slots"]) == (True, 1, {"free": 2}), up
+    first = up["containers"][0]["id"]
+
+    code, stdout, stderr = command.run("exec", *job, "id -u; exit 4")
+    assert (code, int(stdout) > 0) == (4, True), stderr
+    assert [slot["state"] for slot in command.told("slots", *job)] == ["free", "free"]
+
+    # Another up scales the farm that is there: its first container is the same.
+    assert command.told("up", *job, *SMALL, "--containers", "2")["answering_containers"] == 2
+    status = command.told("status", *job)
+    assert first in [container["id"] for container in status["containers"]]
+    assert all(container["node"] for container in status["containers"])
+    assert {container["isolation"] for container in status["containers"]} == {"full"}
+    code, text, _ = command.run("status", *job)
+    assert (code, "all is well" in text) == (0, True), text
+
+    assert all(container["age_s"] > 0 for container in status["containers"])
+    with command.start("metrics", *job, "--port", "0", "--json") as serving:
+        assert serving.stdout is not None
+        url = json.loads(serving.stdout.readline())["url"]
+        with urllib.request.urlopen(url, timeout=30) as reply:
+            samples = parse(reply.read().decode())
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(timeout=DEADLINE_S) == 0
+    assert samples.one("agentenv_pool_containers", state="ready") == 2
+    assert sum(samples.by("agentenv_sandbox_calls_total", "container").values()) == 1
+
+    code, log, _ = command.run("logs", *job, first[:8])
+    assert "serving" in log
+
+    # Left running on purpose: however long nobody is heard from, gc does not take it.
+    assert command.told("gc", *job, "--unattended-after", "10", "--observe", "0")["orphans"] == []
+
+    code, _, stderr = command.run("down", *job)
+    assert code == 0, stderr
+    assert command.told("status", *job)["exists"] is False
+    assert not [one for one in cluster.allocations(job_id) if one["ClientStatus"] in ("running", "pending")]
+    assert command.run("down", *job)[0] == 0  # nothing to end is no error
+
+
+def test_logs_are_followed(cluster: Cluster, command: Command, job_id: str) -> None:
+    cluster.run(job_id, slots="1")
+    (allocation,) = cluster.serving(job_id)
+    with command.start("logs", "--job", job_id, "0", "--follow") as following:
+        assert following.stdout is not None
+        assert "serving" in following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        _, stderr = following.communicate(timeout=DEADLINE_S)
+    assert following.returncode == 0, stderr
+    code, _, stderr = command.run("logs", "--job", job_id, "nothing-like-it")
+    assert code == 2
+    assert "no container 'nothing-like-it'" in stderr
+    assert command.run("logs", "--job", job_id, allocation[:8])[0] == 0
+    assert command.run("down", "--job", job_id)[0] == 0
+
+
+def test_what_nomad_waits_for_is_said_in_its_terms(command: Command, job_id: str) -> None:
+    job = ("--job", job_id)
+    code, _, stderr = command.run("up", *job, "--slots", "1", "--memory", "9000000", "--timeout", "15")
+    assert code == 125
+    assert "memory exhausted on 1 node" in stderr.replace("\n", " ")
+    status = command.told("status", *job)
+    assert status["well"] is False
+    assert any("memory exhausted on 1 node" in reason for reason in status["waiting_for"])
+    assert command.run("down", *job)[0] == 0
+
+
+def test_a_wrong_image_ends_up_with_the_reason(command: Command, job_id: str) -> None:
+    job = ("--job", job_id)
+    code, _, stderr = command.run("up", *job, *SMALL, "--image", "no-such-image:never", "--timeout", "90")
+    assert code == 125
+    assert "no-such-image" in stderr
+    assert command.run("down", *job)[0] == 0
+
+
+def test_a_lease_nobody_renews_is_shown_and_ended(cluster: Cluster, command: Command, job_id: str) -> None:
+    job = ("--job", job_id)
+    command.told("up", *job, *SMALL)
+    holder = command.start("exec", *job, "--", "sleep", "250")
+    with holder:
+        leased = wait_for(lambda: command.told("slots", *job, "--state", "leased") or None, DEADLINE_S)
+        assert leased[0]["trajectory"] == "agentenv-exec"
+        assert command.told("gc", *job, "--observe", "6")["orphans"] == []  # its owner lives
+        holder.kill()
+    found = command.told("gc", *job, "--observe", "6")["orphans"]
+    assert [(one["kind"], one["removed"]) for one in found] == [("lease", False)]
+    found = command.told("gc", *job, "--observe", "4", "--end-leases")["orphans"]
+    if found:  # it may have ended by itself meanwhile: leases last 30 s
+        assert [(one["kind"], one["removed"]) for one in found] == [("lease", True)]
+    wait_for(lambda: command.told("slots", *job, "--state", "leased") == [] or None, DEADLINE_S)
+    assert command.run("down", *job)[0] == 0
+
+
+RUN_THAT_DIES = """
+import asyncio, sys
+from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
+from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.slots.pool import SlotPool
+
+async def main():
+    nomad = NomadSettings.from_environment(job_id=sys.argv[1], build_image=False)
+    async with SlotPool(NomadBackend(ContainerSettings(slots_per_container=1), nomad), PoolSettings()) as pool:
+        async with await pool.lease("t", timeout_s=120):
+            print("leased", flush=True)
+            await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_the_job_of_a_run_that_was_killed_is_an_orphan(cluster: Cluster, command: Command, job_id: str) -> None:
+    job = ("--job", job_id)
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN_THAT_DIES, job_id], env=command.env, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "leased\n"
+        time.sleep(12)  # longer than what is asked for below: it is not the time since the start that counts
+        alive = command.told("gc", *job, "--unattended-after", "10", "--observe", "0")["orphans"]
+        assert alive == []
+        run.kill()
+
+    def dead() -> Any:
+        return command.told("gc", *job, "--unattended-after", "10", "--observe", "0", "--dry-run")["orphans"] or None
+
+    (orphan,) = wait_for(dead, UNATTENDED_AFTER_S)
+    assert (orphan["kind"], orphan["name"], orphan["removed"]) == ("job", job_id, False)
+    assert "nobody has been heard from" in orphan["why"]
+    assert command.told("status", *job)["exists"] is True  # --dry-run
+
+    (orphan,) = command.told("gc", *job, "--unattended-after", "10", "--observe", "0")["orphans"]
+    assert orphan["removed"] is True, orphan
+    assert cluster.nomad.get(f"/v1/job/{job_id}/allocations") == [] or not [
+        one for one in cluster.allocations(job_id) if one["ClientStatus"] in ("running", "pending")
+    ]
+    assert command.told("status", *job)["exists"] is False
+
+
+def test_a_docker_container_of_an_allocation_nomad_does_not_know_is_removed(cluster: Cluster, command: Command) -> None:
+    allocation = "00000000-0000-4000-8000-" + os.urandom(6).hex()
+    stray = cluster.docker.containers.create(
+        cluster.image, name=f"stray-{allocation}", labels={"com.hashicorp.nomad.alloc_id": allocation}
+    )
+    try:
+        job = ("--job", cluster.job_id("none"))
+        dry = command.told("gc", *job, "--observe", "0", "--dry-run")
+        assert stray.name in [one["name"] for one in dry["orphans"]]
+        assert stray in cluster.docker.containers.list(all=True)
+        found = command.told("gc", *job, "--observe", "0")
+        assert stray.name in found["removed"]
+        assert stray not in cluster.docker.containers.list(all=True)
+    finally:
+        for left in cluster.docker.containers.list(all=True, filters={"name": stray.name}):
+            left.remove(force=True)
+
+
+async def test_the_demo_repairs_programs_on_the_cluster(cluster: Cluster, command: Command, tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from agentenv.cli import main; main()", "demo", "--job", cluster.job_id("demo"),
+        "--groups", "1", "--group-size", "2", "--slots", "2", "--out", str(tmp_path / "out"),
+        env=command.env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    output, _ = await asyncio.wait_for(process.communicate(), 280)
+    assert process.returncode == 0, output.decode(errors="replace")
+    (group,) = [json.loads(line) for line in (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()]
+    assert [member["fault"] for member in group["trajectories"]] == ["none", "none"]
+    assert "nomad, 2 slots" in (tmp_path / "out" / "report.html").read_text()
