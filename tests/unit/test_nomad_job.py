@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.env_config import AgentFields
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.nomad import NomadBackend
 from agentenv.slots.backends.nomad_facts import Allocation, Evaluation, Job, Node, TaskEvent, events
@@ -89,6 +90,7 @@ def test_the_event_streams_lines_become_facts() -> None:
                 "Topic": "Job",
                 "Payload": {"Job": {"ID": "farm", "ModifyIndex": 9, "TaskGroups": [{"Name": "sandbox", "Count": 4}]}},
             },
+            {"Topic": "Job", "Type": "JobDeregistered", "Payload": {"Job": {"ID": "farm", "ModifyIndex": 10}}},
             {"Topic": "Deployment", "Payload": {}},
         ],
     }
@@ -98,5 +100,20 @@ def test_the_event_streams_lines_become_facts() -> None:
         Node("n1", 8, "x", draining=True, drain_s=90),
         Evaluation("e", 9, "", {}),
         Job(9, 4),
+        Job(10, 0, stopped=True),
     ]
     assert list(events({}, "farm")) == [], "a heartbeat"
+
+
+def test_an_environments_config_says_where_its_farm_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOMAD_ADDR", "https://nomad.example:4646")
+    monkeypatch.setenv("NOMAD_TOKEN", "secret")
+    config = AgentFields(tool_pool_mode="nomad", sandbox_job_id="mine", container_memory_mib=4096, driver="raw_exec")
+    settings = config.nomad_settings()
+    assert (settings.address, settings.token) == ("https://nomad.example:4646", "secret")
+    assert (settings.job_id, settings.memory_mib, settings.driver) == ("mine", 4096, "raw_exec")
+    assert "secret" not in repr(settings)
+    assert AgentFields(nomad_address="http://other:1").nomad_settings().address == "http://other:1"
+    monkeypatch.setenv("NOMAD_ADDR", "nomad.example:4646")
+    with pytest.raises(ConfigError, match=r"nomad_address.*http"):
+        AgentFields(tool_pool_mode="nomad")

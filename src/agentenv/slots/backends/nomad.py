@@ -234,7 +234,8 @@ class NomadBackend:
 
     def _hear(self, fact: facts.Fact) -> None:
         self._perform(self._view.update(fact, _now()))
-        if isinstance(fact, facts.Snapshot) and self._open is not None:
+        ended = isinstance(fact, facts.Job) and fact.stopped
+        if self._open is not None and (ended or isinstance(fact, facts.Snapshot)):
             self._open.count.compare(self._view.job)
 
     def _tick(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 TASK = "sandbox"
@@ -183,4 +183,5 @@ def events(line: Mapping[str, Any], job_id: str) -> Iterable[Allocation | Node |
             case "Evaluation" if (raw := payload.get("Evaluation")) and raw.get("JobID") == job_id:
                 yield evaluation(raw)
             case "Job" if (raw := payload.get("Job")) and raw.get("ID") == job_id:
-                yield job(raw)
+                # A purged job's last words are those of a job that runs.
+                yield replace(job(raw), stopped=True) if event.get("Type") == "JobDeregistered" else job(raw)

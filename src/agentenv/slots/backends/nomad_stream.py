@@ -20,6 +20,7 @@ from agentenv.slots.backends.nomad_explain import NomadError
 
 SILENT_AFTER_S = 30.0
 """Nomad sends a heartbeat every 10 s."""
+_PATH = "/v1/event/stream"
 _LINE_BYTES = 64 * 1024 * 1024
 _CONNECT_S = 10.0
 
@@ -30,7 +31,7 @@ class EventStream:
     def __init__(self, session: aiohttp.ClientSession, settings: NomadSettings, address: str) -> None:
         self._session = session
         self._settings = settings
-        self._url = address + "/v1/event/stream"
+        self._url = address + _PATH
         self._server_hostname = settings.tls_server_name if address.startswith("https:") else None
 
     async def lines(self, *, after: int, nodes: bool) -> AsyncIterator[dict[str, Any]]:
