@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +65,14 @@ def test_what_it_writes_it_reads_back(name: str) -> None:
     read = parser.parse(parser.written(given), tools)
     assert [(call.name, call.arguments) for call in read.calls] == [(call.name, call.arguments) for call in given]
     assert parser.parse(parser.example()).calls == (ParsedCall("TOOL_NAME", {"ARGUMENT": "VALUE"}, read_id(parser)),)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_the_documented_sample_is_one_call(name: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    found = re.search(rf"^#### {name}$.*?^````?text\n(.*?)^````?$", page, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    assert calls(name, found.group(1).removesuffix("\n")) == [("bash", {"command": "ls -la"})]
 
 
 def read_id(parser: Any) -> str | None:
