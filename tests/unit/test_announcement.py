@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -74,3 +77,39 @@ def test_a_torn_file_is_no_word(tmp_path: Path) -> None:
     with Announcement.open(tmp_path, "farm", "x") as announcement:
         (announcement.directory / "said.json").write_text('{"hel')
         assert announced(tmp_path, "farm") == []
+
+
+def test_a_directory_swept_while_it_is_taken_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "farm-x").mkdir()
+    (tmp_path / "farm-x" / "lock").touch()
+    with (tmp_path / "farm-x" / "lock").open() as dead:
+        fcntl.flock(dead, fcntl.LOCK_EX)  # as the sweep does before it removes
+        taking = threading.Thread(target=lambda: opened.append(Announcement.open(tmp_path, "farm", "x")))
+        opened: list[Announcement] = []
+        taking.start()
+        shutil.rmtree(tmp_path / "farm-x")
+        taking.join()
+    (announcement,) = opened
+    announcement.say({"hello": 1})
+    assert announced(tmp_path, "farm") == [{"hello": 1, "pid": os.getpid()}]
+    announcement.close()
+
+
+def test_many_readers_do_not_keep_a_process_from_speaking(tmp_path: Path) -> None:
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            announced(tmp_path, "farm")
+
+    readers = [threading.Thread(target=look) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for _ in range(20):
+            with Announcement.open(tmp_path, "farm", "x") as announcement:
+                announcement.say({"hello": 1})
+    finally:
+        done.set()
+        for reader in readers:
+            reader.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -72,7 +73,11 @@ async def _attached(census: Census) -> AsyncIterator[ToolExecutor]:
     """Tools in slots of a farm somebody else keeps: in the few containers with most free slots."""
     seen = [container for container in await containers_seen(census) if container.answers]
     seen.sort(key=lambda container: -container.count(SlotState.free))
-    handles = [container.place.handle for container in seen[:_ATTACHED_MOST] if container.place.handle]
+    handles = [
+        dataclasses.replace(container.place.handle, slots=len(container.slots))
+        for container in seen[:_ATTACHED_MOST]
+        if container.place.handle is not None
+    ]
     if not handles:
         why = "; ".join(census.waiting_for) or "none of its containers answers"
         raise SandboxUnavailableError(f"{census.where}: {why}", next_step="see `agentenv status`")

@@ -93,7 +93,11 @@ def up(
                 "up does not stay with nomad",
                 next_step="`agentenv metrics --backend nomad` serves them",
             )
-        told = run_to_end(bring_up(settings, containers, timeout_s, job=job, image=image, memory_mib=memory_mib))
+        try:
+            told = run_to_end(bring_up(settings, containers, timeout_s, job=job, image=image, memory_mib=memory_mib))
+        except InterruptedBySignalError as ended:
+            err().print(f"[yellow]ended by {ended}[/]: Nomad goes on; `agentenv down` ends the job")
+            raise typer.Exit(128 + ended.number) from None
         _say(told, as_json=as_json, stays=False, job=job)
         return
     if any(option is not None for option in (job, image, memory_mib)):

@@ -44,8 +44,7 @@ class Announcement:
         """Raises AlreadyAnnouncedError, and SandboxUnavailableError when ``state`` cannot be written."""
         directory = state / f"{kind}-{name}"
         try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = _take(directory / _LOCK)
+            lock = _take(directory)
         except OSError as error:
             raise SandboxUnavailableError(
                 f"cannot keep state in {state}: {error}", next_step="set AGENTENV_STATE_DIR to a writable directory"
@@ -101,15 +100,18 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def _take(path: Path) -> int | None:
-    """A descriptor that holds the lock; None when somebody lives who does."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _take(directory: Path) -> int | None:
+    """A descriptor that holds the directory's lock; None when somebody lives who does. Raises OSError."""
     for _ in range(_LOCK_TRIES):
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return descriptor
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):  # a sweep has just removed it
+            descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(descriptor), (directory / _LOCK).stat()):
+                    return descriptor
+            os.close(descriptor)
         time.sleep(_LOCK_PAUSE_S)
-    os.close(descriptor)
     return None
 
 
