@@ -16,7 +16,7 @@ import pytest
 import agentenv.wire
 from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.calls import encode_result, refusal
-from agentenv.wire import calls, leases, server, tools
+from agentenv.wire import calls, leases, server, tools, transfers
 from agentenv.wire.base import WireModel
 
 SAMPLES = Path(__file__).parent / "wire"
@@ -48,6 +48,8 @@ _RESULT = calls.CallResult(
 _REPORT = leases.SlotReport(
     slot=3, state=leases.SlotState.leased, epoch=7, trajectory="t", expires_in_s=12.5, running_calls=2, in_state_s=61.5
 )
+_PATCHED = tools.PatchedFile(path="b", action="renamed", old_path="a", hunks=2, fuzz=1, offset_lines=3)
+_MATCH = tools.SearchMatch(path="a", line=3, text="é", cut=True)
 _FILE = tools.FileEntry(path="a/b", kind="file", size_bytes=2, mode=0o644, modified_s=1.5)
 
 MODELS: tuple[WireModel, ...] = (
@@ -94,6 +96,20 @@ MODELS: tuple[WireModel, ...] = (
     tools.ArtifactsReply(
         data=b"\0\xff", files=(tools.ArtifactFile(path="a", size_bytes=1, sha256="0" * 64),), total_bytes=1
     ),
+    _PATCHED,
+    _MATCH,
+    tools.PatchArguments(patch="--- a\n", path="sub", strip=1, fuzz=0),
+    tools.PatchReply(files=(_PATCHED,)),
+    tools.SearchArguments(pattern="x", path="sub", glob="*.py", ignore_case=True, literal=True, limit=3),
+    tools.SearchReply(
+        matches=(_MATCH,),
+        truncated=True,
+        files_searched=4,
+        binary_skipped=3,
+        large_skipped=2,
+        unreadable_skipped=1,
+    ),
+    transfers.TransferReply(exit_code=28, stderr="a: No space left\n", path="a", entries=2, total_bytes=3),
 )
 
 
