@@ -12,9 +12,10 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from agentenv.agent.parsers import PARSERS
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.errors import ConfigError
-from agentenv.testing import Call, Reply, TokenSpeaker
+from agentenv.testing import Call, Reply, ScriptedPolicy, TokenSpeaker
+from tests.integration.test_env_commands import flags, run
 from tests.unit.env_stubs import IDLE, SOLVE, WRITE, AnswerEnv, environment, settings
-from tests.unit.managed_stubs import managed
+from tests.unit.managed_stubs import managed, tokenizer_of
 
 TWO_STEPS = [
     Reply("<think>first look</think>\nlooking", (Call("bash", {"command": 'ls -la "$PWD" # ü'}),)),
@@ -279,3 +280,20 @@ def test_what_cannot_work_is_refused_at_once(
 
 def test_a_transcript_s_tokens_stay_out_of_its_record() -> None:
     assert "token_sequences" not in Transcript(trajectory="t", item_id="i", began_unix_s=0).model_dump()
+
+
+async def test_the_command_line_trains_on_a_managed_server_too(tmp_path: Path) -> None:
+    voice = TokenSpeaker(tokenizer_of(tmp_path), "qwen")
+    async with ScriptedPolicy({"*": [SOLVE, IDLE]}, speaker=voice) as policy:
+        changed = {
+            "openai__server_type": "sglang",
+            "env__tool_call_parser": "qwen",
+            "env__total_steps": 1,
+            "env__data_path_to_save_groups": tmp_path / "groups.jsonl",
+        }
+        status, log = await run(tmp_path, "process", *flags(tmp_path, policy, **changed))
+    assert status == 0, log
+    (group,) = [json.loads(line) for line in (tmp_path / "groups.jsonl").read_text().splitlines()]
+    assert group["scores"] == [1.0, 0.0]
+    assert [len(tokens) for tokens in group["tokens"]] == [len(probs) for probs in group["inference_logprobs"]]
+    assert set(group["masks"][0]) - {-100}
