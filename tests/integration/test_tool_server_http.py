@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -114,6 +115,24 @@ async def test_a_cut_connection_is_asked_about_again_and_nothing_runs_twice(coun
             result = await calling
         assert proxy.cuts == 1
     assert (result.fault, counted.runs) == ("none", ["w"])
+
+
+async def test_large_arguments_travel(counted: Counted) -> None:
+    async with serving(ToolServer([counted.tool()])) as url, client(url) as tools:
+        assert (await asked(tools, "x" * 2_000_000)).truncated  # more than a result may have
+        refused = await asked(tools, "x" * MAX_REQUEST_BYTES)
+        assert (refused.fault, "larger than" in refused.message) == ("model", True)
+    assert [len(word) for word in counted.runs] == [2_000_000]
+
+
+async def test_a_call_does_not_wait_for_nagle(counted: Counted) -> None:
+    async with serving(ToolServer([counted.tool()])) as url, client(url) as tools:
+        fastest_s = 1.0
+        for _ in range(20):
+            began_s = time.perf_counter()
+            await asked(tools)
+            fastest_s = min(fastest_s, time.perf_counter() - began_s)
+    assert fastest_s < 0.035  # a delayed acknowledgement is 40 ms, every time
 
 
 async def test_many_calls_through_many_cuts(counted: Counted) -> None:

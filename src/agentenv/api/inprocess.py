@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentenv.api.tool_server import ToolServer
-from agentenv.executor.toolserver_client import settled
+from agentenv.executor.toolserver_client import settled, too_large
 from agentenv.tools.remote import remote_spec
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.calls import CallResult
@@ -34,6 +34,8 @@ class InProcessTools:
         request = ToolCallRequest(
             id=call_id, scope=scope, tool=tool, arguments=dict(arguments), timeout_s=timeout_s, boot=self._server.boot
         )
+        if (refused := too_large(request)) is not None:
+            return refused
         try:
             while (reply := await self._server.call(request)).result is None:
                 pass

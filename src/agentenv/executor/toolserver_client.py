@@ -32,6 +32,7 @@ from agentenv.wire.base import PROTOCOL_VERSION
 from agentenv.wire.calls import CallResult
 from agentenv.wire.server import ErrorReply
 from agentenv.wire.toolserver import (
+    MAX_REQUEST_BYTES,
     CallScope,
     CancelCalls,
     Done,
@@ -52,6 +53,7 @@ _SLACK_S: Final = 15.0
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
 _FAREWELL_S: Final = 5.0
+_LARGE_BYTES: Final = 512 * 1024
 _MOST_CONNECTIONS: Final = 1_000
 _GONE: Final = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 
@@ -134,6 +136,8 @@ class ToolServerClient:
             forget=forget[:1_000],
             wait_s=self._wait_s,
         )
+        if (refused := too_large(request)) is not None:
+            return refused
         try:
             reply = await self._answered(request)
         except asyncio.CancelledError:
@@ -218,19 +222,21 @@ class ToolServerClient:
     async def _ask(self, method: str, path: str, body: BaseModel | None, kind: type[T], limit_s: float) -> T:
         if self._session is None or self._session.closed:
             raise PoolClosedError("the tool server's client is closed")
-        content = None if body is None else io.BytesIO(body.model_dump_json().encode())
-        headers = {} if content is None else {"Content-Type": "application/json"}
+        raw = b"" if body is None else body.model_dump_json().encode()
+        # A file is read in a thread: worth its hop only where sending would hold up everybody else.
+        content = io.BytesIO(raw) if len(raw) > _LARGE_BYTES else raw or None
+        headers = {"Content-Type": "application/json"} if raw else {}
         async with (
             asyncio.timeout(limit_s),
             self._session.request(method, self._url + path, data=content, headers=headers) as answer,
         ):
-            raw = await answer.read()
+            told = await answer.read()
             if answer.status >= 500:  # a proxy without its server, a server about to end: asking again is safe
                 raise aiohttp.ClientConnectionError(f"HTTP {answer.status}")
             if answer.status >= 400:
-                raise _refusal(answer.status, raw, self._url)
+                raise _refusal(answer.status, told, self._url)
         try:
-            return kind.model_validate_json(raw)
+            return kind.model_validate_json(told)
         except ValidationError as error:
             raise ProtocolError(f"what answers at {self._url} is no tool server: {error.errors()[0]['msg']}") from error
 
@@ -245,6 +251,14 @@ class ToolServerClient:
         task = asyncio.get_running_loop().create_task(say())
         self._farewells.add(task)
         task.add_done_callback(self._farewells.discard)
+
+
+def too_large(request: ToolCallRequest) -> CallResult | None:
+    """The model's fault, when its arguments are more than a tool server reads."""
+    if len(request.model_dump_json().encode()) <= MAX_REQUEST_BYTES:
+        return None
+    problem = f"the arguments of {request.tool} are larger than {MAX_REQUEST_BYTES} bytes"
+    return CallResult(id=request.id, fault="model", error="invalid_arguments", message=problem)
 
 
 def settled(result: CallResult) -> CallResult:
