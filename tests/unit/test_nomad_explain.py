@@ -38,6 +38,11 @@ from tests.unit.nomad_samples import STARTED, allocation
             "Nomad cannot place a container: network: reserved port collision http=80 on 1 node",
             "add nodes",
         ),
+        (
+            {"NodesEvaluated": 1, "ConstraintFiltered": {"${meta.agentenv_data_dir} is_set": 1}},
+            "Nomad cannot place a container: 1 node filtered by '${meta.agentenv_data_dir} is_set'",
+            "nomad node meta apply",
+        ),
         ({"NodesEvaluated": 0}, "Nomad cannot place a container: no node is ready and eligible", "drain"),
         (
             {"QuotaExhausted": ["memory exhausted (2048 needed > 1024 limit)"]},

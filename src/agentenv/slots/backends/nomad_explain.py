@@ -53,6 +53,8 @@ def placement(failures: Mapping[str, Mapping[str, Any]]) -> StartFailed:
 def _placement_cure(metric: Mapping[str, Any], nobody: bool) -> str:
     if nobody:
         return "start a Nomad client, end its drain, or name other datacenters"
+    if any("agentenv_data_dir" in name for name in metric.get("ConstraintFiltered") or ()):
+        return "prepare the clients for the job: `nomad node meta apply agentenv_data_dir=<the client's data_dir>`"
     if metric.get("ConstraintFiltered") or metric.get("ClassFiltered"):
         return "give the job's driver and constraints a node that has them (`nomad node status -verbose`)"
     return "add nodes, lower memory_mib or cpu_mhz of the job, or lower max_containers"

@@ -30,8 +30,12 @@ def make_backend(
 
             return LocalBackend(containers, start_timeout_s=start_timeout_s)
         case "nomad":
-            from agentenv.slots.backends.nomad import NomadBackend
-
+            try:
+                from agentenv.slots.backends.nomad import NomadBackend
+            except ModuleNotFoundError as error:
+                raise ConfigError(
+                    "tool_pool_mode", f"'nomad' needs {error.name}", next_step="pip install 'agentenv[farm]'"
+                ) from error
             return NomadBackend(containers, nomad, start_timeout_s=start_timeout_s)
         case "fake":
             from agentenv.slots.backends.fake import FakeBackend
