@@ -127,15 +127,14 @@ class PerCallServer:
         process = await self._start(call)
         assert process.stdout is not None
         assert process.stderr is not None
-        out = err = b""
+        ended = asyncio.gather(_kept(process.stdout), _kept(process.stderr), process.wait())
         try:
             async with asyncio.timeout(call.timeout_s):
-                out, err, _ = await asyncio.gather(_kept(process.stdout), _kept(process.stderr), process.wait())
+                await asyncio.shield(ended)
         except (TimeoutError, asyncio.CancelledError):
             process.kill()  # and by --die-with-parent all that it started
-            await process.wait()
-        finally:
-            del self.running[call.id]
+        out, err, _ = await ended
+        del self.running[call.id]
         result = CallResult(
             id=call.id,
             exit_code=process.returncode,
