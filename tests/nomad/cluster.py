@@ -113,7 +113,9 @@ class Cluster:
         token = secrets.token_hex(32)
         text = source or shipped.path("nomad/sandbox.nomad.hcl").read_text()
         self.nomad.put_token(job_id, token)
-        given = {"job_id": json.dumps(job_id), "image": json.dumps(self.image), **variables}
+        given = {"job_id": json.dumps(job_id), **variables}
+        if 'variable "image"' in text:
+            given.setdefault("image", json.dumps(self.image))
         self.nomad.put("/v1/jobs", {"Job": self.nomad.parse_job(text, given)})
         return token
 
@@ -229,7 +231,10 @@ def _dead(*agents: Agent) -> int | None:
 
 def _end(cluster: Cluster) -> None:
     with contextlib.suppress(SandboxUnavailableError):
-        for job in cluster.nomad.get("/v1/jobs", namespace="*"):
+        jobs = cluster.nomad.get("/v1/jobs", namespace="*")
+        for job in jobs:
+            farm_check.stop(cluster.nomad, job["ID"], namespace=job["Namespace"])
+        for job in jobs:
             farm_check.purge(cluster.nomad, job["ID"], namespace=job["Namespace"])
     for one in (cluster.client, cluster.server):
         one.stop()

@@ -153,7 +153,7 @@ def _running_address(place: AgentPlace) -> str | None:
 def _purge_jobs(nomad: NomadHttp) -> None:
     jobs = nomad.get("/v1/jobs", namespace="*")
     for job in jobs:
-        nomad.delete(f"/v1/job/{job['ID']}", purge="true", no_shutdown_delay="true", namespace=job["Namespace"])
+        farm_check.stop(nomad, job["ID"], namespace=job["Namespace"])
     for job in jobs:
         farm_check.purge(nomad, job["ID"], namespace=job["Namespace"])
 

@@ -33,8 +33,8 @@ def check(nomad: NomadHttp, *, image: str = IMAGE) -> ServerInfo:
     """
     job_id = f"agentenv-check-{secrets.token_hex(4)}"
     token = secrets.token_hex(32)
-    with _job(nomad, job_id, token, {"slots": "1", "image": json.dumps(image), "memory_mib": "2048"}):
-        base_url = _wait_serving(nomad, job_id)
+    with job(nomad, job_id, token, {"slots": "1", "image": json.dumps(image), "memory_mib": "2048"}):
+        base_url = wait_serving(nomad, job_id)
         server = server_info(base_url, token)
         result = run_in_slot(base_url, token, "echo $((6 * 7))")
     if result.stdout != "42\n":
@@ -43,26 +43,40 @@ def check(nomad: NomadHttp, *, image: str = IMAGE) -> ServerInfo:
 
 
 @contextmanager
-def _job(nomad: NomadHttp, job_id: str, token: str, variables: dict[str, str]) -> Iterator[None]:
-    source = shipped.path("nomad/sandbox.nomad.hcl").read_text()
-    nomad.put_token(job_id, token)
+def job(nomad: NomadHttp, job_id: str, token: str, variables: dict[str, str]) -> Iterator[None]:
+    """The shipped job, registered and afterwards purged; ``variables`` are HCL expressions by name."""
     try:
-        job = nomad.parse_job(source, {"job_id": json.dumps(job_id), **variables})
-        nomad.put("/v1/jobs", {"Job": job})
+        register(nomad, job_id, token, variables)
         yield
     finally:
         purge(nomad, job_id)
 
 
+def register(nomad: NomadHttp, job_id: str, token: str, variables: dict[str, str]) -> None:
+    """Put the token where the shipped job finds it, and register that job."""
+    source = shipped.path("nomad/sandbox.nomad.hcl").read_text()
+    nomad.put_token(job_id, token)
+    nomad.put("/v1/jobs", {"Job": nomad.parse_job(source, {"job_id": json.dumps(job_id), **variables})})
+
+
 def purge(nomad: NomadHttp, job_id: str, *, namespace: str = "default") -> None:
-    """Stop a job, wait until its allocations are over, remove it and its token."""
-    nomad.delete(f"/v1/job/{job_id}", purge="true", no_shutdown_delay="true", namespace=namespace)
-    nomad.delete(f"/v1/var/nomad/jobs/{job_id}", namespace=namespace)
+    """Stop a job, wait until its allocations are over, remove it and its token. Repeatable."""
+    stop(nomad, job_id, namespace=namespace)
     deadline = time.monotonic() + _DEADLINE_S
     while running := _unfinished(nomad, job_id, namespace):
         if time.monotonic() > deadline:
             raise SandboxUnavailableError(f"allocations of {job_id} do not end: {', '.join(running)}")
         time.sleep(0.1)
+    nomad.delete(f"/v1/job/{job_id}", purge="true", namespace=namespace)
+    nomad.delete(f"/v1/var/nomad/jobs/{job_id}", namespace=namespace)
+
+
+def stop(nomad: NomadHttp, job_id: str, *, namespace: str = "default") -> None:
+    """Have Nomad stop a job's allocations now, whatever delay they ask for. Returns before they are over.
+
+    Not with ``purge``: a purged job's allocations keep their ``shutdown_delay`` and cannot be asked about.
+    """
+    nomad.delete(f"/v1/job/{job_id}", no_shutdown_delay="true", namespace=namespace)
 
 
 def _unfinished(nomad: NomadHttp, job_id: str, namespace: str) -> list[str]:
@@ -70,7 +84,7 @@ def _unfinished(nomad: NomadHttp, job_id: str, namespace: str) -> list[str]:
     return [found["ID"] for found in allocations if found["ClientStatus"] not in _OVER]
 
 
-def _wait_serving(nomad: NomadHttp, job_id: str) -> str:
+def wait_serving(nomad: NomadHttp, job_id: str) -> str:
     """The address of the job's one container, once it says it is well."""
     deadline = time.monotonic() + _DEADLINE_S
     while True:

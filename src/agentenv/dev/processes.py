@@ -93,11 +93,13 @@ def reap(pid: int) -> int | None:
 
 
 def last_words(log: Path, *, characters: int = 800) -> str:
-    """The end of a log, for an error's message."""
+    """What a log says of errors, else its end: for an error's message."""
     try:
-        return log.read_text(errors="replace").strip()[-characters:]
+        lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:
         return ""
+    errors = [line.strip() for line in lines if "error" in line.lower() and "[WARN]" not in line]
+    return " | ".join(errors[-3:] or lines)[-characters:]
 
 
 def _hold(pid: int, mark: str) -> int | None:
