@@ -32,7 +32,6 @@ from agentenv.wire.leases import (
 from agentenv.wire.server import Health, ServerInfo, SlotsReply
 from benchmarks.baselines import limit_this_process, scratch
 from benchmarks.measure import MIB
-from benchmarks.processes import SLOT_UIDS
 
 BWRAP = shlex.split(
     "bwrap --unshare-all --unshare-user --die-with-parent --new-session --clearenv --cap-drop ALL"
@@ -41,6 +40,8 @@ BWRAP = shlex.split(
 )
 
 
+LIMITED_UIDS = 28_000
+"""Not those of a farm's slots on the same machine: the kernel counts a uid's processes wherever they are."""
 OUTPUT_BYTES = 2 * MIB
 """Kept of what a call prints; the rest is read and dropped."""
 
@@ -56,7 +57,7 @@ class PerCallServer:
         for slot in range(slots):
             (workspaces / str(slot)).mkdir()
             if limited:
-                os.chown(workspaces / str(slot), SLOT_UIDS + slot, SLOT_UIDS + slot)
+                os.chown(workspaces / str(slot), LIMITED_UIDS + slot, LIMITED_UIDS + slot)
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -147,7 +148,7 @@ class PerCallServer:
 
     async def _start(self, call: Call) -> asyncio.subprocess.Process:
         slot = call.lease.slot
-        uid = SLOT_UIDS + slot
+        uid = LIMITED_UIDS + slot
         who: dict[str, Any] = {"user": uid, "group": uid, "extra_groups": []} if self.limited else {}
         return await asyncio.create_subprocess_exec(
             *BWRAP,
