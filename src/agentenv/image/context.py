@@ -35,7 +35,7 @@ def package_entries(package: Path, programs: Binaries) -> list[Entry]:
     """agentenv as the container needs it, below ``site/``: no client code, only these compiled programs."""
     found = [
         Entry(f"site/agentenv/{path.relative_to(package)}", path)
-        for part in _OUR_PARTS
+        for part in OUR_PARTS
         for path in _files(package / part)
         if not str(path.relative_to(package)).startswith(_COMPILED)
     ]
