@@ -18,7 +18,8 @@ PYTHON_VERSION = "3.11"
 REQUIREMENTS = ("aiohttp>=3.11", "pydantic>=2.9")
 """The ``sandbox`` extra: all the sandbox server imports beyond this package."""
 
-_OUR_PARTS = ("__init__.py", "errors.py", "py.typed", "wire", "sessions", "sandbox")
+OUR_PARTS = ("__init__.py", "errors.py", "py.typed", "wire", "sessions", "sandbox")
+"""All the sandbox server imports of this package (a test follows the imports)."""
 _COMPILED = "sandbox/slotagent/bin"
 
 
