@@ -229,7 +229,7 @@ async def test_seal_ends_processes_and_keeps_files(session: ToolSession) -> None
 
 
 async def test_wrong_calls_are_answered_for_the_model(session: ToolSession) -> None:
-    unknown = await session.call("terminal", {"command": "ls"})
+    unknown = await session.call("no_such_tool", {"command": "ls"})
     wrong = await session.call("bash", {"cmd": "ls"})
     assert (unknown.fault, unknown.error) == ("model", "unknown_tool")
     assert (wrong.fault, wrong.error) == ("model", "invalid_arguments")
