@@ -149,6 +149,19 @@ async def test_credentials_of_a_rule_reach_the_host_and_never_the_policy(site: W
     assert "Bearer [secret:key]" in content(result)["text"]
 
 
+async def test_a_secret_cannot_be_read_in_parts(site: Web) -> None:
+    rule = {"host": "127.0.0.1", "ports": [site.port], "headers": {"Authorization": "Bearer {key}"}}
+    settings = ToolServerSettings.model_validate({"network": {"allow": [rule]}})
+    async with tool_server(settings, secrets=Secrets({"key": KEY})) as server:
+        whole = content(await ask(server, "http_fetch", url=site.url("/echo")))["text"]
+        parts = [
+            content(await ask(server, "http_fetch", url=site.url("/echo"), offset=at, limit=7))["text"]
+            for at in range(0, len(whole), 7)
+        ]
+    assert "".join(parts) == whole
+    assert KEY not in whole
+
+
 async def test_extract_reads_the_page(site: Web) -> None:
     async with tool_server(allowing(site)) as server:
         read = content(await ask(server, "web_extract", url=site.url()))

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import logging
-from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
 
 import pytest
 from pydantic import BaseModel, Field
 
-from agentenv.api.secrets import Secrets
 from agentenv.api.settings import ToolLimits, ToolServerSettings
 from agentenv.api.tool import ExternalTool, ToolFailure, ToolRun, tool
 from agentenv.api.tool_server import ToolServer
@@ -25,9 +20,7 @@ from agentenv.errors import (
     PoolClosedError,
 )
 from agentenv.wire.calls import CallResult
-from tests.unit.tool_server_box import Counted, ask, lines, member, request, until
-
-SECRET = "hunter2 & the/rest+of=it"
+from tests.unit.tool_server_box import Counted, ask, member, request, until
 
 
 def raising(error: BaseException) -> ExternalTool:
@@ -338,81 +331,3 @@ async def test_trajectories_not_heard_of_are_closed() -> None:
         with pytest.raises(CallLostError):
             await server.call(request(server, state_boot=server.boot))
     assert closed == ["t-0", "t-0", "all"]
-
-
-# -- secrets -------------------------------------------------------------------------------------------
-
-
-def leaky(secret: str) -> dict[str, Any]:
-    forms = [secret, quote(secret), base64.b64encode(secret.encode()).decode(), secret.encode().hex()]
-    return {"text": f"<{secret}>", secret: forms, "deep": [{"a": (secret, 1)}]}
-
-
-async def test_no_secret_leaves_in_results_errors_logs_or_the_audit(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    @tool(secrets=("vault",))
-    async def look(how: str, *, run: ToolRun) -> Any:
-        """Look."""
-        secret = run.secrets["vault"]
-        if how == "fail":
-            raise ToolFailure(f"401 for {secret}")
-        if how == "break":
-            raise RuntimeError(f"no {secret}")
-        if how == "refuse":
-            raise PolicyRefusalError(f"not with {secret}")
-        return leaky(secret)
-
-    log = tmp_path / "audit.jsonl"
-    caplog.set_level(logging.DEBUG)
-    server = ToolServer([look], ToolServerSettings(audit_log=log), secrets=Secrets({"vault": SECRET}))
-    async with server:
-        results = [await ask(server, "look", how=how) for how in ("tell", "fail", "break", "refuse", SECRET)]
-        results.append(await ask(server, "look", what=SECRET))
-        assert SECRET not in repr(server)
-    told = "".join(result.model_dump_json() for result in results) + log.read_text() + caplog.text
-    for form in (SECRET, quote(SECRET), SECRET.encode().hex(), base64.b64encode(SECRET.encode()).decode()):
-        assert form not in told
-    assert isinstance(results[0].content, dict)
-    assert results[0].content["text"] == "<[secret:vault]>"
-    assert results[1].stderr == "401 for [secret:vault]"
-    assert "[secret:vault]" in results[2].message
-    assert [result.fault for result in results] == ["none", "none", "infra", "policy", "none", "model"]
-    audit = lines(log)
-    assert [entry["fault"] for entry in audit] == [result.fault for result in results]
-    assert audit[4]["arguments"] == {"how": "[secret:vault]"}
-    assert audit[0]["tool"] == "look"
-    assert (audit[0]["trajectory"], audit[0]["group"], audit[0]["item"]) == ("t-0", "g", "item")
-    assert [entry["source"] for entry in audit] == ["live", "live", "live", "refused", "live", "refused"]
-    assert log.stat().st_mode & 0o077 == 0
-
-
-def test_secrets_are_refused_when_they_could_not_be_removed() -> None:
-    with pytest.raises(ConfigError, match=r"secrets\.short.*at least 6"):
-        Secrets({"short": "abc"})
-    assert "value-of" not in repr(Secrets({"name": "value-of-it"}))
-
-
-def test_the_longest_secret_is_removed_first_and_numbers_are_looked_at() -> None:
-    redactor = Secrets({"a": "123456", "b": "1234567890"}).redactor
-    assert redactor.text("x1234567890x") == "x[secret:b]x"
-    assert redactor.value({"n": 1234567890, "m": 7, "t": True}) == {"n": "[secret:b]", "m": 7, "t": True}
-
-
-async def test_a_tool_gets_only_the_secrets_it_names() -> None:
-    @tool(secrets=("one",))
-    async def count(*, run: ToolRun) -> list[str]:
-        """Count."""
-        return sorted(run.secrets)
-
-    async with ToolServer([count], secrets=Secrets({"one": "value-1", "two": "value-2"})) as server:
-        assert (await ask(server, "count")).content == ["one"]
-
-
-async def test_an_audit_that_cannot_be_written_does_not_take_calls_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    async with ToolServer([dig], ToolServerSettings(audit_log=Path("/dev/full"))) as server:
-        assert (await ask(server, "dig", where="here")).fault == "none"
-    assert "lost a line (1 so far)" in caplog.text
-    with pytest.raises(ConfigError, match="audit_log"):
-        async with ToolServer([dig], ToolServerSettings(audit_log=Path("/proc/none/audit"))):
-            pass

@@ -125,6 +125,8 @@ def test_credentials_go_to_their_host_only() -> None:
     assert allowed.headers_for(allowed.judged("https://www.api.example/x")) == {}
     with pytest.raises(ConfigError, match="no secret is named 'key'"):
         allowing(rule)
+    with pytest.raises(ConfigError, match="would go to every host"):
+        allowing({**rule, "host": "*"}, secrets=Secrets({"key": "value-of-key"}))
 
 
 @pytest.mark.parametrize("host", ["http://example.org", "example.org:80", "a.*.org", "**", "10.0.0.0/40", "a b"])

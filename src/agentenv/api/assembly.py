@@ -52,7 +52,7 @@ def _shipped(
         configured = HttpSearch(settings.search, secrets)
         resources.append(configured)
         search = configured
-    tools = [SearchTool(search).tool(), *WebTools(fetcher, closed).tools()]
+    tools = [SearchTool(search).tool(), *WebTools(fetcher, closed, secrets.redactor.text).tools()]
     if settings.browser.enabled:
         try:
             from agentenv.api.browser import BrowserTools, chromium
@@ -61,7 +61,7 @@ def _shipped(
                 "browser", f"needs Playwright: {error}", next_step="pip install 'agentenv[farm]'"
             ) from error
         missing = "" if chromium(settings.browser) else "there is no Chromium on this machine (apt install chromium)"
-        browser = BrowserTools(settings.browser, allowed, closed or missing)
+        browser = BrowserTools(settings.browser, allowed, closed or missing, secrets.redactor.text)
         resources.append(browser)
         tools += browser.tools()
     return tools, resources

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,10 +64,18 @@ class BrowserTools:
     CallLostError (their pages are gone: infra), and the next one to navigate gets a new Chromium.
     """
 
-    def __init__(self, settings: BrowserSettings, allowed: AllowList, unavailable: str = "") -> None:
+    def __init__(
+        self,
+        settings: BrowserSettings,
+        allowed: AllowList,
+        unavailable: str = "",
+        redact: Callable[[str], str] = lambda text: text,
+    ) -> None:
+        """``redact`` takes secrets out of a whole snapshot before a part of it is returned."""
         self._settings = settings
         self._allowed = allowed
         self._unavailable = unavailable
+        self._redact = redact
         self._proxy = EgressProxy(allowed)
         self._stack = AsyncExitStack()
         self._playwright: Playwright | None = None
@@ -148,7 +157,7 @@ class BrowserTools:
         except PlaywrightError as error:
             self._refuse_lost(run.scope.trajectory, error)
             raise ToolFailure(f"no snapshot can be taken: {_reason(error)}") from error
-        text = text[:_MOST_SNAPSHOT_CHARS]
+        text = self._redact(text[:_MOST_SNAPSHOT_CHARS])
         more = offset + limit < len(text)
         return {
             "url": page.url,

@@ -194,6 +194,8 @@ def _read(rule: AllowRule, secrets: Secrets) -> _Rule:
         if "*" in wild or "/" in host or ":" in host or " " in host:
             cure = "give a name, *.name, *, an address or a network; ports go into `ports`"
             raise ConfigError("network.allow.host", f"got {rule.host!r}", next_step=cure) from error
+    if rule.headers and host == "*":
+        raise ConfigError("network.allow.headers", "would go to every host", next_step="give them to a host by name")
     return _Rule(host, network, rule.ports or _WEB_PORTS, _filled(rule.headers, secrets))
 
 

@@ -129,8 +129,9 @@ class HttpSearch:
                 waits = answer.headers.get("Retry-After", "")
                 return _Busy(f"HTTP {answer.status}", float(waits) if waits.isdigit() else 0.0)
             if answer.status != 200:
+                said = raw[:300].decode("utf-8", "replace")
                 raise InfraError(
-                    f"the search provider {self._name} refused us: HTTP {answer.status}: {raw[:300]!r}",
+                    f"the search provider {self._name} refused us: HTTP {answer.status}: {said}",
                     next_step="see its key and url in the tool server's [search]",
                 )
         return _hits(raw, dialect, self._name)

@@ -223,7 +223,8 @@ class CallRunner:
             raise
         except Exception as error:
             raise self._broken(call, error) from error
-        content, cut = _fitted(returned, self._settings.max_result_bytes)
+        # Without secrets before it is cut: half a secret is not recognized as one.
+        content, cut = _fitted(self._secrets.redactor.value(returned), self._settings.max_result_bytes)
         return self._result(call, exit_code=0, content=content, truncated=cut), True
 
     async def _invoked(self, call: _Prepared) -> Any:

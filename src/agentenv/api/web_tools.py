@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
@@ -36,10 +37,17 @@ class WebText(BaseModel):
 
 
 class WebTools:
-    """The tools over one fetcher. ``unavailable`` says why they refuse, when they do."""
+    """The tools over one fetcher. ``unavailable`` says why they refuse, when they do.
 
-    def __init__(self, fetcher: WebFetcher, unavailable: str = "") -> None:
+    ``redact`` takes secrets out of a whole text before a part of it is returned: a page may say what it was
+    sent, and who chooses the parts could have a secret cut in two that nobody recognizes then.
+    """
+
+    def __init__(
+        self, fetcher: WebFetcher, unavailable: str = "", redact: Callable[[str], str] = lambda text: text
+    ) -> None:
         self._fetcher = fetcher
+        self._redact = redact
         self._unavailable = unavailable
 
     def tools(self) -> tuple[ExternalTool, ...]:
@@ -57,9 +65,9 @@ class WebTools:
         _refuse_failed(page)
         _refuse_binary(page)
         if not page.html:
-            return _part(page, "", page.text(), offset, limit, page.truncated)
+            return self._part(page, "", page.text(), offset, limit, page.truncated)
         read = await _read_apart(page)
-        return _part(page, read.title, read.text, offset, limit, page.truncated or read.truncated)
+        return self._part(page, read.title, read.text, offset, limit, page.truncated or read.truncated)
 
     async def http_fetch(
         self, url: Url, method: Literal["GET", "HEAD"] = "GET", offset: Offset = 0, limit: Limit = 20_000
@@ -67,7 +75,21 @@ class WebTools:
         """Fetch a URL and return the text of the answer as it is (JSON, HTML source, plain text), with its status."""
         page = await self._fetcher.fetch(url, method)
         _refuse_binary(page)
-        return _part(page, "", page.text(), offset, limit, page.truncated)
+        return self._part(page, "", page.text(), offset, limit, page.truncated)
+
+    def _part(self, page: Page, title: str, whole: str, offset: int, limit: int, truncated: bool) -> WebText:
+        text = self._redact(whole)
+        more = offset + limit < len(text)
+        return WebText(
+            url=page.url,
+            status=page.status,
+            content_type=page.content_type,
+            title=title,
+            text=text[offset : offset + limit],
+            total_chars=len(text),
+            next_offset=offset + limit if more else None,
+            truncated=truncated,
+        )
 
 
 async def _read_apart(page: Page) -> Readable:
@@ -109,17 +131,3 @@ def _refuse_failed(page: Page) -> None:
 def _refuse_binary(page: Page) -> None:
     if page.body and not page.textual:
         raise ToolFailure(f"{page.url} is {page.content_type} ({len(page.body)} bytes), not text", keep=True)
-
-
-def _part(page: Page, title: str, text: str, offset: int, limit: int, truncated: bool) -> WebText:
-    more = offset + limit < len(text)
-    return WebText(
-        url=page.url,
-        status=page.status,
-        content_type=page.content_type,
-        title=title,
-        text=text[offset : offset + limit],
-        total_chars=len(text),
-        next_offset=offset + limit if more else None,
-        truncated=truncated,
-    )

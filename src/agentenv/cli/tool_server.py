@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from rich.markup import escape
 
 from agentenv.cli.options import JsonOption
 from agentenv.cli.present import err, out, print_json_line, run_to_end, verb
+from agentenv.config import debug
 from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:  # what these import is in [farm]; they are imported when the verb runs
@@ -56,6 +58,8 @@ def tool_server(
         run_to_end(_check(settings, as_json))
         return
     token = token_from(token_file)
+    if not debug():  # what a tool broke of is the operator's to see (without secrets: the server removes them)
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     run_to_end(_serve(settings, token, token_file, host, port, as_json))
 
 
