@@ -68,7 +68,7 @@ class CountKeeper:
             try:
                 await self._ask(count)
                 pause_s = RETRY_MIN_S
-            except AgentEnvError as error:
+            except (NomadError, AgentEnvError) as error:
                 # 400: a deployment is under way, as job files without max_parallel = 0 have them.
                 logger.warning("the count of %d is not set yet: %s", count, error)
                 await asyncio.sleep(pause_s)

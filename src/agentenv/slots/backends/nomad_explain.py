@@ -21,12 +21,17 @@ _IMAGE = re.compile(
 _WORDS_CHARACTERS = 600
 
 
-class NomadError(SandboxUnavailableError):
-    """Nomad did not do what it was asked. ``status`` is HTTP's, 0 when no server answered."""
+class NomadError(Exception):
+    """Nomad did not do what it was asked; for the backend's own use. ``status`` is HTTP's, 0 when none answered.
+
+    Not of the error tree: what reaches a caller is what :func:`opening_error` makes of it.
+    """
 
     def __init__(self, status: int, message: str, *, next_step: str = "") -> None:
-        super().__init__(message, next_step=next_step)
+        super().__init__(message)
         self.status = status
+        self.message = message
+        self.next_step = next_step
 
 
 def placement(failures: Mapping[str, Mapping[str, Any]]) -> StartFailed:
@@ -160,8 +165,7 @@ def opening_error(error: NomadError, address: str, namespace: str, token_given: 
     """What to tell somebody whose farm could not be opened."""
     text = error.message
     if error.status == 0:
-        return NomadError(
-            0,
+        return SandboxUnavailableError(
             f"no Nomad server answers at {address}: {text}",
             next_step="start one (`make nomad-dev`), or set nomad_address or NOMAD_ADDR to where one is",
         )
@@ -178,4 +182,4 @@ def opening_error(error: NomadError, address: str, namespace: str, token_given: 
         return ConfigError(
             "namespace", f"{namespace!r} does not exist at {address}", next_step=f"`nomad namespace apply {namespace}`"
         )
-    return error
+    return SandboxUnavailableError(f"Nomad at {address}: {text}", next_step=error.next_step)
