@@ -25,8 +25,3 @@ namespace "default" {
 node {
   policy = "read" # drains are seen before Nomad acts on them; `status` shows nodes by name
 }
-
-# Only where one agent is server and client in one (a development cluster): it is asked for its data_dir.
-agent {
-  policy = "read"
-}

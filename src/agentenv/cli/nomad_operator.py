@@ -54,7 +54,8 @@ class OperatorApi(NomadApi):
 
     async def variable(self, job_id: str) -> JobVariable | None:
         """A job's variable. None when there is none."""
-        kept = await self._run(lambda c: c.variable.get_variable(_VARIABLES + job_id), missing=True)
+        space = self.settings.namespace
+        kept = await self._run(lambda c: c.variable.get_variable(_VARIABLES + job_id, namespace=space), missing=True)
         if kept is None:
             return None
         items = {str(name): str(value) for name, value in (kept.get("Items") or {}).items()}
@@ -68,11 +69,12 @@ class OperatorApi(NomadApi):
         if wanted != items:
             path = _VARIABLES + job_id
             body = {"Path": path, "Namespace": self.settings.namespace, "Items": wanted}
-            await self._run(lambda c: c.variable.create_variable(path, body))
+            await self._run(lambda c: c.variable.create_variable(path, body, namespace=self.settings.namespace))
 
     async def variable_owners(self) -> list[str]:
         """Ids of jobs that have a variable."""
-        found = await self._run(lambda c: c.variables.get_variables(prefix=_VARIABLES))
+        space = self.settings.namespace
+        found = await self._run(lambda c: c.variables.get_variables(prefix=_VARIABLES, namespace=space))
         paths = [str(raw["Path"]).removeprefix(_VARIABLES) for raw in found]
         return [path for path in paths if path and "/" not in path]
 
