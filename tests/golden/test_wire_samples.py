@@ -16,7 +16,7 @@ import pytest
 import agentenv.wire
 from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.calls import encode_result, refusal
-from agentenv.wire import calls, leases, server, tools, transfers
+from agentenv.wire import calls, leases, server, tools, toolserver, transfers
 from agentenv.wire.base import WireModel
 
 SAMPLES = Path(__file__).parent / "wire"
@@ -51,6 +51,11 @@ _REPORT = leases.SlotReport(
 _PATCHED = tools.PatchedFile(path="b", action="renamed", old_path="a", hunks=2, fuzz=1, offset_lines=3)
 _MATCH = tools.SearchMatch(path="a", line=3, text="é", cut=True)
 _FILE = tools.FileEntry(path="a/b", kind="file", size_bytes=2, mode=0o644, modified_s=1.5)
+
+_SCOPE = toolserver.CallScope(trajectory="t-0", group="t", item="item")
+_TOOL = toolserver.ToolDescription(
+    name="web_search", description="Search.", parameters={"type": "object"}, timeout_s=60.0, unavailable="no provider"
+)
 
 MODELS: tuple[WireModel, ...] = (
     _KEY,
@@ -109,6 +114,24 @@ MODELS: tuple[WireModel, ...] = (
         large_skipped=2,
         unreadable_skipped=1,
     ),
+    _SCOPE,
+    _TOOL,
+    toolserver.ToolList(boot="0011223344556677", version="0.1.0", tools=(_TOOL,)),
+    toolserver.ToolCallRequest(
+        id="c-1",
+        scope=_SCOPE,
+        tool="web_search",
+        arguments={"query": "é"},
+        timeout_s=30.0,
+        boot="0011223344556677",
+        state_boot="0011223344556677",
+        forget=("c-0",),
+        wait_s=20.0,
+    ),
+    toolserver.ToolCallReply(boot="0011223344556677", result=_RESULT, stateful=True),
+    toolserver.CancelCalls(trajectory="t-0", ids=("c-1",)),
+    toolserver.EndTrajectory(trajectory="t-0"),
+    toolserver.Done(),
     transfers.TransferReply(exit_code=28, stderr="a: No space left\n", path="a", entries=2, total_bytes=3),
 )
 
