@@ -1,0 +1,281 @@
+"""One Nomad server and two clients, each client in a network namespace of its own with its own Docker engine.
+
+What crosses between the environment and a container crosses a veth pair, which a test can cut::
+
+    this machine                         client 1 (namespace)          client 2 (namespace)
+    pytest, Nomad server  ── 10.213.1 ── dockerd, Nomad client
+                          ── 10.213.2 ───────────────────────────────  dockerd, Nomad client
+
+`ip netns exec` would hide the cgroup mounts from dockerd; nsenter does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import docker
+
+from agentenv import shipped
+from agentenv.config import NomadSettings
+from agentenv.dev import agent, processes
+from agentenv.dev.agent import Ports
+from agentenv.dev.nomad_http import NomadHttp
+from agentenv.errors import SandboxUnavailableError
+from agentenv.image import IMAGE
+from tests.nomad.cluster import wait_for
+
+_MARK = "AGENTENV_TWO_NODES"
+_PATHS = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+_CLIENT_HTTP = 4646
+_CLIENT_RPC = 4647
+
+
+@dataclass(frozen=True)
+class Node:
+    """One client machine: ``number`` 1 or 2 names its network."""
+
+    root: Path
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"aenode{self.number}"
+
+    @property
+    def outside(self) -> str:
+        """The end of its wire on this machine."""
+        return f"aewire{self.number}"
+
+    @property
+    def host(self) -> str:
+        """This machine, as the node sees it."""
+        return f"10.213.{self.number}.1"
+
+    @property
+    def address(self) -> str:
+        """The node, as this machine sees it."""
+        return f"10.213.{self.number}.2"
+
+    @property
+    def socket(self) -> str:
+        return f"unix://{self.root}/d.sock"
+
+    def plug_in(self) -> None:
+        """Make the namespace and its wire."""
+        inside = f"aein{self.number}"
+        ip("netns", "add", self.name)
+        ip("link", "add", self.outside, "type", "veth", "peer", "name", inside, "netns", self.name)
+        ip("address", "add", f"{self.host}/24", "dev", self.outside)
+        ip("link", "set", self.outside, "up")
+        ip("-n", self.name, "address", "add", f"{self.address}/24", "dev", inside)
+        ip("-n", self.name, "link", "set", inside, "name", "eth0")
+        for device in ("lo", "eth0"):
+            ip("-n", self.name, "link", "set", device, "up")
+        ip("-n", self.name, "route", "add", "default", "via", self.host)
+
+    def unplug(self) -> None:
+        """Remove them. The wire goes with the namespace."""
+        for line in (("link", "delete", self.outside), ("netns", "delete", self.name)):
+            with contextlib.suppress(subprocess.CalledProcessError):
+                ip(*line)
+
+    @contextmanager
+    def cut_off(self) -> Iterator[None]:
+        """No packet gets through, either way; nobody is told."""
+        ip("link", "set", self.outside, "down")
+        try:
+            yield
+        finally:
+            ip("link", "set", self.outside, "up")
+
+    def start(self, argv: list[str], mark: str, log: str, **environment: str) -> int:
+        """Start a program in the namespace."""
+        nsenter = shutil.which("nsenter") or "nsenter"
+        wanted = {"PATH": _PATHS, "HOME": str(self.root), **environment}
+        return processes.start([nsenter, f"--net=/run/netns/{self.name}", *argv], mark, wanted, self.root / log, {})
+
+
+@dataclass(frozen=True)
+class TwoNodes:
+    """What tests use; ``nodes`` by their place in the list."""
+
+    address: str
+    nodes: tuple[Node, Node]
+
+    @property
+    def nomad(self) -> NomadHttp:
+        return NomadHttp(self.address)
+
+    def settings(self, job_id: str, **given: Any) -> NomadSettings:
+        wanted = {"address": self.address, "job_id": job_id, "image": IMAGE, "build_image": False, "cpu_mhz": 20}
+        return NomadSettings.model_validate({**wanted, "memory_mib": 1024, **given})
+
+    def id_of(self, node: Node) -> str:
+        """Nomad's id of a node."""
+        return next(str(one["ID"]) for one in self.nomad.get("/v1/nodes") if one["Name"] == node.name)
+
+    def node_of(self, allocation_id: str) -> Node:
+        """Where an allocation runs."""
+        name = self.nomad.get(f"/v1/allocation/{allocation_id}")["NodeName"]
+        return next(node for node in self.nodes if node.name == name)
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, env={"PATH": _PATHS})
+
+
+@contextmanager
+def two_nodes(root: Path, program: Path) -> Iterator[TwoNodes]:
+    """Two clients with the image in each engine, and their server. Nothing is left of them afterwards."""
+    mark = f"{_MARK}={root}"
+    nodes = (Node(root / "1", 1), Node(root / "2", 2))
+    try:
+        for node in nodes:
+            node.unplug()  # what a killed run left
+            node.root.mkdir()
+            node.plug_in()
+            _start_engine(node, mark)
+        for node in nodes:
+            _load_image(node)
+        address = _start_server(root, program, mark)
+        for node in nodes:
+            _start_client(node, program, mark, int(address.rpartition(":")[2]) + 1)
+        found = TwoNodes(address, nodes)
+        wait_for(lambda: _ready(found) or None, 90.0, lambda: _words(root))
+        yield found
+    finally:
+        _end(root, mark, nodes)
+
+
+def _start_engine(node: Node, mark: str) -> None:
+    dockerd = shutil.which("dockerd", path=_PATHS)
+    assert dockerd is not None, "dockerd is not installed"
+    argv = [dockerd, "--host", node.socket, "--data-root", f"{node.root}/docker", "--exec-root", f"{node.root}/x"]
+    argv += ["--pidfile", f"{node.root}/d.pid", "--bip", f"10.213.{100 + node.number}.1/24", "--iptables=true"]
+    node.start(argv, mark, "dockerd.log")
+
+
+def _load_image(node: Node) -> None:
+    def answers() -> bool | None:
+        done = subprocess.run(["docker", "--host", node.socket, "version"], capture_output=True)
+        return True if done.returncode == 0 else None
+
+    wait_for(answers, 60.0, lambda: processes.last_words(node.root / "dockerd.log"))
+    saved = subprocess.Popen(["docker", "save", IMAGE], stdout=subprocess.PIPE)
+    assert saved.stdout is not None
+    with saved.stdout:
+        subprocess.run(["docker", "--host", node.socket, "load", "--quiet"], stdin=saved.stdout, check=True)
+    assert saved.wait() == 0
+
+
+def _start_server(root: Path, program: Path, mark: str) -> str:
+    """The server's address; its RPC port is the next one."""
+    ports = wait_for(lambda: _two_in_a_row(), 30.0)
+    (root / "server.hcl").write_text(f"""name = "server"
+data_dir = "{root}/s"
+bind_addr = "0.0.0.0"
+advertise {{
+  http = "127.0.0.1"
+  rpc  = "10.213.1.1"
+  serf = "127.0.0.1"
+}}
+ports {{
+  http = {ports.http}
+  rpc  = {ports.rpc}
+  serf = {ports.serf}
+}}
+server {{
+  enabled           = true
+  bootstrap_expect  = 1
+  heartbeat_grace   = "4s"
+  min_heartbeat_ttl = "4s"
+}}
+client {{ enabled = false }}
+""")
+    _start_agent(["env"], root / "server.hcl", program, mark, root / "server.log")
+    return f"http://127.0.0.1:{ports.http}"
+
+
+def _two_in_a_row() -> Ports | None:
+    """Free ports of which RPC is HTTP's next: the clients' configuration says it so."""
+    found = Ports.free()
+    with contextlib.suppress(OSError), socket.socket() as probe:
+        probe.bind(("127.0.0.1", found.http + 1))
+        return Ports(found.http, found.http + 1, found.serf)
+    return None
+
+
+def _start_client(node: Node, program: Path, mark: str, server_rpc: int) -> None:
+    (node.root / "client.hcl").write_text(f"""name = "{node.name}"
+data_dir = "{node.root}/n"
+bind_addr = "0.0.0.0"
+advertise {{
+  http = "{node.address}"
+  rpc  = "{node.address}"
+  serf = "{node.address}"
+}}
+ports {{
+  http = {_CLIENT_HTTP}
+  rpc  = {_CLIENT_RPC}
+}}
+server {{ enabled = false }}
+client {{
+  enabled           = true
+  servers           = ["{node.host}:{server_rpc}"]
+  network_interface = "eth0"
+  meta {{ agentenv_data_dir = "{node.root}/n" }}
+}}
+""")
+    argv = [str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl"))]
+    node.start([*argv, "-config", f"{node.root}/client.hcl"], mark, "client.log", DOCKER_HOST=node.socket)
+
+
+def _start_agent(prefix: list[str], config: Path, program: Path, mark: str, log: Path) -> None:
+    env = shutil.which(prefix[0])
+    assert env is not None
+    argv = [env, str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl")), "-config", str(config)]
+    processes.start(argv, mark, {"PATH": _PATHS, "HOME": str(config.parent)}, log, {})
+
+
+def _ready(found: TwoNodes) -> bool:
+    try:
+        nodes = found.nomad.get("/v1/nodes")
+    except SandboxUnavailableError:
+        return False
+    return len([node for node in nodes if agent.node_lacks([node]) is None]) == len(found.nodes)
+
+
+def _words(root: Path) -> str:
+    logs = [root / "server.log", *(root / number / "client.log" for number in ("1", "2"))]
+    return "\n".join(processes.last_words(log) for log in logs)
+
+
+def _end(root: Path, mark: str, nodes: tuple[Node, Node]) -> None:
+    for node in nodes:
+        _remove_containers(node)
+    for name in ("nomad", "dockerd"):
+        some = [process for process in processes.find(mark) if any(name in word for word in process.argv[:4])]
+        processes.end(mark, some, grace_s=20.0)
+    processes.end(mark, processes.find(mark), grace_s=5.0)
+    for node in nodes:
+        node.unplug()
+    agent.remove(agent.AgentPlace(root))
+
+
+def _remove_containers(node: Node) -> None:
+    with contextlib.suppress(docker.errors.DockerException):
+        client = docker.DockerClient(base_url=node.socket, timeout=30)
+        try:
+            for container in client.containers.list(all=True):
+                container.remove(force=True)
+        finally:
+            client.close()
