@@ -305,6 +305,16 @@ async def test_what_an_earlier_server_may_have_run_is_lost_unless_twice_does_no_
         await server.call(request(server))
 
 
+async def test_nothing_is_kept_of_trajectories_that_ended() -> None:
+    counted = Counted()
+    async with ToolServer([counted.tool(stateful=True, per_trajectory=1)]) as server:
+        for n in range(300):
+            assert (await ask(server, scope=member(n))).fault == "none"
+            await server.ended(f"g-{n}")
+        assert repr(server) == "<ToolServer 1 tools, 0 trajectories>"
+        assert (await ask(server, scope=member(0))).fault == "none"  # a new one by that name has a budget of its own
+
+
 async def test_trajectories_not_heard_of_are_closed() -> None:
     closed: list[str] = []
 
