@@ -30,10 +30,10 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_make_without_a_target_lists_every_target() -> None:
     listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert phony is not None
-    hidden = {"system", "browser"}  # parts of setup and test
-    assert [name for name in phony[1].split() if name not in hidden and f"make {name} " not in listed] == []
+    phony = " ".join(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)).split()
+    assert len(phony) > 10
+    hidden = {"system", "browser", "containers"}  # parts of setup and test
+    assert [name for name in phony if name not in hidden and f"make {name} " not in listed] == []
 
 
 def test_constraints_pin_packages_and_name_no_place() -> None:
