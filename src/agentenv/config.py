@@ -153,6 +153,11 @@ def cache_dir() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / "agentenv"
 
 
+def docker_host() -> str:
+    """Where the Docker engine listens: ``$DOCKER_HOST``, else the socket of this machine's."""
+    return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+
+
 def nomad_releases() -> str:
     """Below which address Nomad's official releases lie: ``$AGENTENV_NOMAD_RELEASES`` (a mirror), else the maker's."""
     return os.environ.get("AGENTENV_NOMAD_RELEASES") or "https://releases.hashicorp.com/nomad"

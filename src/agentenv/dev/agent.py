@@ -211,7 +211,7 @@ def stop(place: AgentPlace) -> None:
 
 def kill(place: AgentPlace) -> None:
     """End every process that bears the mark: agent, loggers, executors, raw_exec tasks."""
-    processes.end(place.mark, processes.find(place.mark), grace_s=2.0)
+    processes.end_all(place.mark, grace_s=2.0)
 
 
 def remove(place: AgentPlace) -> None:

@@ -127,7 +127,7 @@ def _start() -> None:
 def _stop() -> None:
     found = processes.find(_mark())
     processes.end(_mark(), [process for process in found if process.runs("dockerd")], grace_s=_STOP_GRACE_S)
-    processes.end(_mark(), processes.find(_mark()), grace_s=_STOP_GRACE_S)  # containerd goes with it, or now
+    processes.end_all(_mark(), grace_s=_STOP_GRACE_S)  # containerd goes with it, or now
     if (place() / "made-bridge").exists():
         with contextlib.suppress(OSError):
             subprocess.run(["ip", "link", "delete", _BRIDGE], capture_output=True, check=False)

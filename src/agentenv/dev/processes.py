@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ZOMBIE = "Z"
+_ERROR_LINES = 4
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,12 @@ class Found:
     argv: tuple[str, ...]
 
     def runs(self, *words: str) -> bool:
-        """Whether its command line begins with a program of that name and these arguments."""
-        return Path(self.argv[0]).name.startswith(words[0]) and self.argv[1 : len(words)] == words[1:]
+        """Whether its command line begins with a program of that name and these arguments (a script's
+        interpreter comes before it)."""
+        return any(
+            Path(self.argv[at]).name.startswith(words[0]) and self.argv[at + 1 : at + len(words)] == words[1:]
+            for at in range(min(2, len(self.argv)))
+        )
 
 
 def start(argv: Sequence[str], mark: str, environment: Mapping[str, str], log: Path, keep: Mapping[int, int]) -> int:
@@ -83,6 +88,14 @@ def end(mark: str, processes: Iterable[Found], *, grace_s: float) -> list[Found]
                 os.waitpid(process.pid, os.WNOHANG)
 
 
+def end_all(mark: str, *, grace_s: float) -> list[Found]:
+    """:func:`end` for everything that bears the mark, and what it starts meanwhile; what would not go."""
+    stubborn: list[Found] = []
+    while found := [process for process in find(mark) if process not in stubborn]:
+        stubborn += end(mark, found, grace_s=grace_s)
+    return stubborn
+
+
 def reap(pid: int) -> int | None:
     """The exit code of a child that ended; None while it runs, or when it is not (any more) our child."""
     try:
@@ -98,8 +111,9 @@ def last_words(log: Path, *, characters: int = 800) -> str:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:
         return ""
-    errors = [line.strip() for line in lines if "error" in line.lower() and "[WARN]" not in line]
-    return " | ".join(errors[-3:] or lines)[-characters:]
+    last = max((at for at, line in enumerate(lines) if "error" in line.lower() and "[WARN]" not in line), default=None)
+    said = lines if last is None else lines[last : last + _ERROR_LINES]
+    return " ".join(" ".join(said).split())[-characters:]
 
 
 def _hold(pid: int, mark: str) -> int | None:

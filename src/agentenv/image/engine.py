@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+
 import docker
 from docker.errors import DockerException
 
+from agentenv.config import docker_host
 from agentenv.errors import SandboxUnavailableError
 
 _TIMEOUT_S = 60
@@ -14,6 +17,7 @@ def connect(*, timeout_s: int = _TIMEOUT_S) -> docker.DockerClient:
     """A client of the engine, which answered. Close it. Raises SandboxUnavailableError when none answers."""
     client = None
     try:
+        _knock(docker_host())
         client = docker.from_env(timeout=timeout_s)
         client.ping()
     except (DockerException, OSError) as error:
@@ -24,3 +28,11 @@ def connect(*, timeout_s: int = _TIMEOUT_S) -> docker.DockerClient:
             next_step="start it (systemctl start docker), or let `make nomad-dev` start one",
         ) from error
     return client
+
+
+def _knock(host: str) -> None:
+    """Raises OSError where no engine listens on a local socket: the SDK would leak its own when it fails."""
+    scheme, _, path = host.partition("://")
+    if scheme == "unix":
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(path)

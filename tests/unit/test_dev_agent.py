@@ -1,0 +1,215 @@
+"""The parts of a development cluster that decide: configuration, readiness, mounts, marked processes, engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentenv.dev import docker_engine, processes
+from agentenv.dev.agent import AgentPlace, Ports, Role, address, local_config, mounts_below, node_lacks
+from agentenv.errors import SandboxUnavailableError
+
+FAKE_ENGINE = '''#!{python}
+"""As much of dockerd as a client's greeting needs."""
+import http.server, json, os, signal, socket, socketserver, sys
+signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = b"OK" if self.path.endswith("_ping") else json.dumps({{"ApiVersion": "1.41"}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def address_string(self): return "unix"
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+if os.environ.get("FAKE_FAILS"):
+    sys.exit("failed to start daemon: no disk")
+Server(os.environ["DOCKER_HOST"].removeprefix("unix://"), Handler).serve_forever()
+'''
+
+
+def test_ports_are_free_and_different() -> None:
+    found = Ports.free(http=1234)
+
+    assert found.http == 1234
+    assert len({found.http, found.rpc, found.serf}) == 3
+
+
+def test_configuration_says_role_ports_and_where_the_data_is(tmp_path: Path) -> None:
+    place = AgentPlace(tmp_path)
+    text = local_config(place, Ports(1, 2, 3), "n", Role.client, 7)
+    place.config.write_text(text)
+
+    assert 'servers = ["127.0.0.1:7"]' in text
+    assert f'agentenv_data_dir = "{tmp_path}/data"' in text
+    assert "server {\n  enabled          = false" in text
+    assert address(place) == "http://127.0.0.1:1"
+    assert address(AgentPlace(tmp_path / "none")) is None
+
+
+def node(status: str, *, healthy: bool | None) -> dict[str, object]:
+    driver = {} if healthy is None else {"docker": {"Healthy": healthy, "HealthDescription": "no socket"}}
+    return {"Name": "n", "Status": status, "Drivers": driver}
+
+
+def test_cluster_lacks_something_until_one_node_can_run_containers() -> None:
+    assert node_lacks([]) == "no node"
+    assert node_lacks([node("initializing", healthy=True)]) == "node n is initializing"
+    assert node_lacks([node("ready", healthy=None)]) == "the Docker driver: not detected"
+    assert node_lacks([node("ready", healthy=False)]) == "the Docker driver: no socket"
+    assert node_lacks([node("ready", healthy=False), node("ready", healthy=True)]) is None
+
+
+def test_mounts_below_a_place_come_innermost_first() -> None:
+    lines = [
+        "1 0 8:1 / / rw - ext4 /dev/sda rw",
+        "2 1 0:5 / /c/data/alloc/a/secrets rw - tmpfs tmpfs rw",
+        "3 1 0:5 / /c/data rw - tmpfs tmpfs rw",
+        r"4 1 0:5 / /c/with\040space rw - tmpfs tmpfs rw",
+        "5 1 0:5 / /c2/data rw - tmpfs tmpfs rw",
+    ]
+
+    assert mounts_below("\n".join(lines), Path("/c")) == ["/c/data/alloc/a/secrets", "/c/with space", "/c/data"]
+
+
+# -- processes found by their mark --------------------------------------------------------------------
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Iterator[str]:
+    found = f"AGENTENV_TEST_MARK={tmp_path}"
+    yield found
+    processes.end_all(found, grace_s=0)
+
+
+def wait_until(condition: object, deadline_s: float = 30.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def start(mark: str, tmp_path: Path, script: str) -> int:
+    argv = ["/bin/sh", "-c", script]
+    return processes.start(argv, mark, {"PATH": "/usr/bin:/bin"}, tmp_path / "log", {})
+
+
+def test_process_and_what_it_started_are_found_and_ended(mark: str, tmp_path: Path) -> None:
+    start(mark, tmp_path, "sleep 1000 & exec sleep 1001")
+    wait_until(lambda: len([one for one in processes.find(mark) if one.argv[0] == "sleep"]) == 2)
+
+    assert processes.end(mark, processes.find(mark), grace_s=30) == []
+    assert processes.find(mark) == []
+
+
+def test_process_that_ignores_the_request_is_killed(mark: str, tmp_path: Path) -> None:
+    start(mark, tmp_path, "trap '' TERM; echo up; while :; do sleep 0.05; done")
+    wait_until(lambda: (tmp_path / "log").read_text() == "up\n")
+
+    assert processes.end_all(mark, grace_s=0.1) == []
+    assert processes.find(mark) == []
+
+
+def test_process_without_the_mark_is_never_signalled(mark: str) -> None:
+    """What a pid that was used again would be: somebody else's process under a number we once knew."""
+    with subprocess.Popen(["/bin/sleep", "1000"], env={}) as other:
+        try:
+            assert processes.end(mark, [processes.Found(other.pid, ("sleep",))], grace_s=0) == []
+            assert other.poll() is None
+        finally:
+            other.kill()
+
+
+def test_kept_descriptor_reaches_the_process(mark: str, tmp_path: Path) -> None:
+    read, write = os.pipe()
+    try:
+        argv = ["/bin/sh", "-c", "echo kept >&9"]
+        processes.start(argv, mark, {"PATH": "/usr/bin:/bin"}, tmp_path / "log", {9: write})
+        assert os.read(read, 100) == b"kept\n"
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_log_s_last_words_begin_with_its_last_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("[WARN] some error\nstarting\n==> Error starting agent: address already in use\nusage …\n")
+
+    assert processes.last_words(log) == "==> Error starting agent: address already in use usage …"
+    assert processes.last_words(tmp_path / "none") == ""
+
+
+# -- the engine, with a stand-in for dockerd ----------------------------------------------------------
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine of its own, as far as Docker goes; the socket's path must be short."""
+    dockerd = tmp_path / "bin" / "dockerd"
+    dockerd.parent.mkdir()
+    dockerd.write_text(FAKE_ENGINE.format(python=sys.executable))
+    dockerd.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{dockerd.parent}:/usr/bin:/bin")
+    monkeypatch.setenv("AGENTENV_CACHE_DIR", str(tmp_path / "c"))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/d.sock")
+    monkeypatch.setattr(docker_engine, "_BRIDGE", "agentenvtest0")
+    monkeypatch.setattr("agentenv.dev.docker_engine.os.geteuid", lambda: 0)
+    yield tmp_path
+    docker_engine.stop()
+
+
+@pytest.mark.usefixtures("engine")
+def test_engine_is_started_where_none_runs_and_stopped_when_nobody_uses_it() -> None:
+    assert docker_engine.stop() == "none runs"
+    with docker_engine.using():
+        assert docker_engine.ensure() is True
+        assert docker_engine.ensure() is False
+        assert docker_engine.is_ours()
+        with docker_engine.using():
+            pass
+
+        assert docker_engine.stop() == "left running: somebody else uses it"
+        assert docker_engine.answers()
+
+    assert docker_engine.stop() == "stopped"
+    assert not docker_engine.answers()
+
+
+def test_engine_started_by_somebody_else_is_left_alone(engine: Path) -> None:
+    with subprocess.Popen([str(engine / "bin" / "dockerd")]) as theirs:
+        try:
+            wait_until(docker_engine.answers)
+            with docker_engine.using():
+                assert docker_engine.ensure() is False
+            assert not docker_engine.is_ours()
+            assert docker_engine.stop() == "left alone: it was not started here"
+            assert docker_engine.answers()
+        finally:
+            theirs.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.usefixtures("engine")
+def test_engine_that_does_not_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAILS", "1")
+
+    with docker_engine.using(), pytest.raises(SandboxUnavailableError, match=r"dockerd ended with 1: .*no disk"):
+        docker_engine.ensure()
+
+
+@pytest.mark.usefixtures("engine")
+def test_engine_needs_root_and_dockerd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentenv.dev.docker_engine.os.geteuid", lambda: 1000)
+    with docker_engine.using(), pytest.raises(SandboxUnavailableError, match="only root"):
+        docker_engine.ensure()
+    monkeypatch.setattr("agentenv.dev.docker_engine.shutil.which", lambda name, path: None)
+    with docker_engine.using(), pytest.raises(SandboxUnavailableError, match=r"apt-get install docker\.io"):
+        docker_engine.ensure()
