@@ -210,6 +210,16 @@ async def test_when_playwrights_driver_dies_the_next_call_but_one_has_a_new_one(
     assert chromiums() == []
 
 
+async def test_a_browser_that_does_not_start_is_ours_and_named(site: Web, tmp_path: Path) -> None:
+    program = tmp_path / "chromium"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    program.chmod(0o755)
+    async with browsing(site, browser={"executable": str(program)}) as server:
+        result = await ask(server, "browser_navigate", url=site.url())
+    assert (result.fault, result.error) == ("infra", "sandbox_unavailable")
+    assert f"Chromium at {program} does not start" in result.message
+
+
 async def test_no_more_contexts_than_allowed_however_many_ask_at_once(site: Web) -> None:
     async with browsing(site, browser={"max_contexts": 2}) as server:
         results = await asyncio.gather(*(ask(server, "browser_navigate", member(n), url=site.url()) for n in range(5)))

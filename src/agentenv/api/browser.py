@@ -208,7 +208,7 @@ class BrowserTools:
             self._browser = await self._playwright.chromium.launch(
                 executable_path=program,
                 args=list(_FLAGS),
-                chromium_sandbox=os.geteuid() != 0,  # its own sandbox does not start as root
+                chromium_sandbox=self._settings.sandbox and os.geteuid() != 0,  # it does not start as root
                 env={**launch_environment()},  # of ours it needs nothing, our secrets least
                 proxy={
                     "server": proxy.url,
@@ -223,7 +223,10 @@ class BrowserTools:
             )
         except Exception as error:  # Playwright's driver says with a plain Exception that it died
             await self._give_up()
-            raise SandboxUnavailableError(f"Chromium at {program} does not start: {_reason(error)}") from error
+            raise SandboxUnavailableError(
+                f"Chromium at {program} does not start: {_reason(error)}",
+                next_step="see that it starts by hand; where it says it has no usable sandbox, browser.sandbox=false",
+            ) from error
         return self._browser
 
     async def _give_up(self) -> None:

@@ -106,6 +106,8 @@ class BrowserSettings(Settings):
 
     enabled: bool = True
     executable: Path | None = None
+    sandbox: bool = True
+    """Chromium's own, which cannot start for root (and is off then). False: also off for others, by name."""
     max_contexts: Count = 16
     """Trajectories with a page at once; further ones fail typed (infra) instead of waiting."""
     navigation_timeout_s: Seconds = 30.0
