@@ -124,6 +124,12 @@ variable "runtime" {
   description = "Another container runtime of the client's Docker engine, such as gVisor's runsc (allow_runtimes)."
 }
 
+variable "apparmor" {
+  type        = string
+  default     = "unconfined"
+  description = "AppArmor profile where clients have AppArmor. Docker's own forbids mounts, so it cannot be that one; without any, capabilities and the seccomp profile hold."
+}
+
 variable "pids_limit" {
   type        = number
   default     = 16384
@@ -237,6 +243,7 @@ job "sandbox" {
         cap_add  = ["sys_admin", "setuid", "setgid", "setpcap", "kill"]
         security_opt = [
           "no-new-privileges",
+          "apparmor=${var.apparmor}",
           "seccomp=${local.data_dir}/alloc/${NOMAD_ALLOC_ID}/sandbox/local/seccomp.json",
         ]
         cgroupns   = "private"

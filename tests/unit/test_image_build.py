@@ -29,6 +29,7 @@ class Engine:
         self.images = self
         self.api = self
         self.known: dict[str, Image] = {}
+        self.unnamed: list[Image] = []
         self.builds: list[dict[str, Any]] = []
         self.removed: list[str] = []
         self.imported: list[str] = []
@@ -52,7 +53,13 @@ class Engine:
     def build(self, **asked: Any) -> Iterator[dict[str, str]]:
         self.builds.append(asked)
         yield from self.lines
+        if before := self.known.get(asked["tag"]):
+            self.unnamed.append(before)
         self.known[asked["tag"]] = Image(len(self.builds), asked["labels"])
+
+    def list(self, filters: dict[str, Any]) -> list[Image]:
+        assert filters == {"dangling": True, "label": ensure.LABEL_CONTENT}
+        return self.unnamed
 
     def remove(self, image_id: str) -> None:
         self.removed.append(image_id)

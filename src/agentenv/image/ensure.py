@@ -107,7 +107,6 @@ def build_image(name: str = IMAGE, *, client: docker.DockerClient, report: Repor
     report(Step("packages", "fetching what is not in the cache"))
     site = site_directory(cache, shipped.path("constraints.txt"))
     ours = _package_entries()
-    before = image_status(client, name)
     labels = _labels(_content(ours), base)
     with tempfile.TemporaryFile() as context:
         write_context(context, [*wheel_entries(site), *ours], _dockerfile())
@@ -125,16 +124,17 @@ def build_image(name: str = IMAGE, *, client: docker.DockerClient, report: Repor
             labels=labels,
         )
         _follow(stream, report)
-    made = image_status(client, name)
-    if before.present and before.id != made.id:
-        _discard(client, before.id)
-    return made
+    _discard_predecessors(client)
+    return image_status(client, name)
 
 
-def _discard(client: docker.DockerClient, image_id: str) -> None:
-    """Remove the image that had the name until now; containers that still run keep it."""
+def _discard_predecessors(client: docker.DockerClient) -> None:
+    """Remove images built here whose name a newer one took; those that containers still run are left to the
+    next time."""
     with contextlib.suppress(DockerException, OSError):
-        client.images.remove(image_id)
+        for image in client.images.list(filters={"dangling": True, "label": LABEL_CONTENT}):
+            with contextlib.suppress(DockerException):
+                client.images.remove(image.id)
 
 
 def wanted_content() -> str:
