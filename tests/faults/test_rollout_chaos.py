@@ -10,6 +10,8 @@ from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply
 from tests.unit.env_stubs import IDLE, WRITE, AnswerEnv, environment
 
+KILLS = 12
+"""Enough to hit many rollouts; a machine too slow to finish one between two kills would never end otherwise."""
 LONG = [*(Reply("", (Call("bash", {"command": f"echo {n}; sleep 0.03"}),)) for n in range(5)), *WRITE]
 HALF = [Reply("", (Call("bash", {"command": "echo 41 > answer"}),)), Reply("done")]
 
@@ -19,7 +21,7 @@ async def test_scores_survive_dying_containers(tmp_path: Path) -> None:
 
     async def kill_now_and_then(backend: Any) -> None:
         nonlocal kills
-        while True:
+        while kills < KILLS:
             await asyncio.sleep(0.35)
             if containers := backend.containers:
                 backend.kill(containers[kills % len(containers)].id)

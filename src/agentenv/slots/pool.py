@@ -203,6 +203,7 @@ class SlotPool:
 
     def _perform(self, commands: Iterable[Command]) -> None:
         """Do what the ledger decided. Never waits: what takes time becomes a task."""
+        expired: list[Expire] = []
         for command in commands:
             match command:
                 case Grant():
@@ -210,13 +211,17 @@ class SlotPool:
                 case HandOver():
                     self._hand_over(command)
                 case Expire():
-                    self._fail(command.ticket, timeout_error(command, self.statistics(), self._start_failed))
+                    expired.append(command)
                 case EndLease():
                     self._end(command)
                 case Reclaim():
                     self._start_reclaim(command)
                 case Retire():
                     self._give_up(command.container, command.reason)
+        if expired:
+            now = self.statistics()  # once for all: thousands may expire together
+            for command in expired:
+                self._fail(command.ticket, timeout_error(command, now, self._start_failed))
 
     async def _ask_container(self, grant: Grant) -> None:
         carrier = self._carriers[grant.container]
