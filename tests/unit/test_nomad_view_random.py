@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentenv.slots.backends.base import ContainerDraining, ContainerGone, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad_facts import Allocation, Node, Snapshot
@@ -39,16 +39,22 @@ class Cluster(RuleBasedStateMachine):
         self.truth: dict[str, Allocation] = {}
         self.nodes = {name: Node(name, 1) for name in NODES}
         self.said: list[Allocation | Node] = []
+        self.deaf = False
         self.shaking: set[str] = set()
-        self.emptying: set[str] = set()
+        self.shaken: list[str] = []
+        self.emptied: list[str] = []
         self.heard: dict[str, list[str]] = {}
 
     # -- Nomad -----------------------------------------------------------------------------------
 
-    @rule(node=st.sampled_from(NODES))
-    def place(self, node: str) -> None:
+    @precondition(lambda self: len(self.truth) < 3)
+    @rule(node=st.sampled_from(NODES), running=st.booleans())
+    def place(self, node: str, running: bool) -> None:
         self.index += 1
-        self._say(Allocation(f"a{self.index}", 0, node, self.index))
+        fact = Allocation(f"a{self.index}", 0, node, self.index)
+        self._say(fact)
+        if running:
+            self._change(fact, client="running", task_state="running")
 
     @rule(pick=st.integers(0), way=st.integers(0))
     def move(self, pick: int, way: int) -> None:
@@ -88,19 +94,19 @@ class Cluster(RuleBasedStateMachine):
     def _say(self, fact: Allocation) -> None:
         self.truth[fact.id] = fact
         self.said.append(fact)
+        if not self.deaf:
+            self._perform(self.view.update(fact, self.now))
+
+    @rule(deaf=st.booleans())
+    def cut_or_mend_the_line(self, deaf: bool) -> None:
+        self.deaf = deaf
 
     # -- what reaches the view -------------------------------------------------------------------
 
-    @rule(pick=st.integers(0))
-    def hear_any(self, pick: int) -> None:
-        """Any event ever said: late, again, out of order."""
-        if self.said:
-            self._perform(self.view.update(self.said[pick % len(self.said)], self.now))
-
-    @rule()
-    def hear_the_newest(self) -> None:
-        if self.said:
-            self._perform(self.view.update(self.said[-1], self.now))
+    @precondition(lambda self: self.said)
+    @rule(back=st.integers(1, 8))
+    def hear_late_or_again(self, back: int) -> None:
+        self._perform(self.view.update(self.said[-min(back, len(self.said))], self.now))
 
     @rule()
     def look(self) -> None:
@@ -110,19 +116,22 @@ class Cluster(RuleBasedStateMachine):
         truly = {one.container for one in self.truth.values() if one.client in ("running", "unknown")}
         assert serving <= truly, "a list shows every end"
 
-    @rule(pick=st.integers(0), well=st.booleans())
-    def answer(self, pick: int, well: bool) -> None:
-        if self.shaking:
-            name = sorted(self.shaking)[pick % len(self.shaking)]
-            self.shaking.discard(name)
-            self._perform(self.view.shaken(name, handle(name) if well else StartFailed("no"), self.now))
+    @precondition(lambda self: self.shaken)
+    @rule(back=st.integers(1, 4), well=st.sampled_from((True, True, False)))
+    def answer(self, back: int, well: bool) -> None:
+        """A handshake's outcome; the view may have lost interest in it, or heard it before."""
+        name = self.shaken[-min(back, len(self.shaken))]
+        wanted = name in self.shaking
+        self.shaking.discard(name)
+        commands = self.view.shaken(name, handle(name) if well else StartFailed("no"), self.now)
+        assert wanted or not commands
+        self._perform(commands)
 
-    @rule(pick=st.integers(0), silent=st.booleans())
-    def empty(self, pick: int, silent: bool) -> None:
-        if self.emptying:
-            name = sorted(self.emptying)[pick % len(self.emptying)]
-            self.emptying.discard(name)
-            self._perform(self.view.emptied(name, self.now, silent=silent))
+    @precondition(lambda self: self.emptied)
+    @rule(back=st.integers(1, 4), silent=st.booleans())
+    def empty(self, back: int, silent: bool) -> None:
+        name = self.emptied[-min(back, len(self.emptied))]
+        self._perform(self.view.emptied(name, self.now, silent=silent))
 
     @rule(seconds=st.floats(0.1, 100))
     def wait(self, seconds: float) -> None:
@@ -136,14 +145,15 @@ class Cluster(RuleBasedStateMachine):
             match command:
                 case Shake(container, allocation):
                     assert allocation.client == "running"
+                    assert container not in self.heard, "no handshake with one that is gone, or known"
                     assert container not in self.shaking
                     self.shaking.add(container)
+                    self.shaken.append(container)
                 case Forget(container):
                     self.shaking.discard(container)
-                    self.emptying.discard(container)
                 case AwaitEmpty(container):
                     assert self.heard[container] == ["started", "draining"]
-                    self.emptying.add(container)
+                    self.emptied.append(container)
                 case Report(ContainerStarted(started)):
                     assert started.id not in self.heard, "started once, and never again once gone"
                     self.heard[started.id] = ["started"]
@@ -170,5 +180,5 @@ class Cluster(RuleBasedStateMachine):
         assert self.view.stages() == {}
 
 
-Cluster.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+Cluster.TestCase.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
 TestClusterRandom = Cluster.TestCase
