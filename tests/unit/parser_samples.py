@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from agentenv.agent.parsers import parser_named
+from agentenv.tools.catalog import ToolCatalog
+
+TOOLS = ToolCatalog.builtin().openai_tools()
+
 COMMAND = 'echo "ü 🙂 \\"x\\"" && ls'
 NESTED = {"path": "a/b.json", "content": '{"k": [1, {"z": null}]}\nzweite Zeile — 漢字'}
 
@@ -86,3 +93,22 @@ a/b.json
         f"<arg_key>content</arg_key><arg_value>{_LINES}</arg_value></tool_call><|observation|>"
     ),
 }
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}
+
+
+def calls(parser: str, text: str, tools: Any = TOOLS) -> list[tuple[str, Any]]:
+    parsed = parser_named(parser).parse(text, tools)
+    assert not parsed.problem
+    return [(call.name, call.arguments) for call in parsed.calls]
+
+
+def problem(parser: str, text: str) -> str:
+    """What is wrong with a text of which nothing may run and all must be kept."""
+    parsed = parser_named(parser).parse(text, TOOLS)
+    assert parsed.calls == ()
+    assert parsed.content == text
+    assert parsed.problem
+    return parsed.problem

@@ -8,14 +8,14 @@ from agentenv.wire.calls import CallResult
 
 
 def call(latency_s: float, tool: str = "bash", **result: object) -> ToolRecord:
-    made = CallResult(id="c", **result)  # type: ignore[arg-type]
+    made = CallResult(id="c", **result)
     return ToolRecord(call_id="c", tool=tool, arguments={}, started_s=1.0, ended_s=1.0 + latency_s, result=made)
 
 
 def transcript(*calls: ToolRecord, **more: object) -> Transcript:
     step = Step(index=0, model_started_s=0, model_ended_s=1, message={}, tool_calls=list(calls))
     given = {"trajectory": "t-0", "item_id": "i", "began_unix_s": 0.0, "steps": [step], **more}
-    return Transcript(**given)  # type: ignore[arg-type]
+    return Transcript(**given)
 
 
 def test_percentiles_are_values_that_occurred() -> None:

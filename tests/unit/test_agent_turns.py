@@ -60,6 +60,17 @@ async def test_a_cut_message_is_a_turn_of_its_own_kind() -> None:
     assert result.finish_reason == "length"
 
 
+async def test_the_last_call_of_a_cut_message_is_not_run_unless_its_text_shows_that_it_is_whole() -> None:
+    both = calling(("bash", '{"command": "a"}'), ("bash", '{"command": "rm -rf /tmp/x"}')).message
+    for raw, ran in ((None, 1), ("as written", 2)):
+        session = StubSession("t", echo)
+        result = await loop(StubModel(Completion(both, "length", raw=raw), saying("fin")), session).run(START)
+        assert len(session.calls) == ran
+        assert result.model_faults == 2 - ran
+        assert ("cut off" in result.messages[4]["content"]) is (raw is None)
+        assert result.steps[0].outcome == "truncated"
+
+
 @pytest.mark.parametrize("send", [False, True])
 async def test_reasoning_is_kept_and_sent_back_only_when_asked_for(send: bool) -> None:
     message = {**calling(("bash", "{}")).message, "reasoning_content": "I think"}

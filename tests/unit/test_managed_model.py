@@ -72,7 +72,7 @@ async def model(
 ) -> AsyncIterator[ManagedModel]:
     tokenizer = tokenizer_of(directory)
     made = ManagedModel(
-        server.open,  # type: ignore[arg-type]
+        server.open,
         tokenizer,
         ChatRenderer(tokenizer, parser_named(parser)),
         **{"timeout_s": 10, "max_tokens": 50, **more},
@@ -187,7 +187,7 @@ async def test_what_does_not_fit_is_our_failure_and_never_trained_on(tmp_path: P
     with pytest.raises(ModelServerError):
         sequence_of(node(**changed))
     server = StubServer("hi<|end|>")
-    server.spoil = lambda made: vars(made).update(metadata={"dummy_tokens": True})
+    server.spoil = lambda made: setattr(made, "metadata", {"dummy_tokens": True})
     async with model(tmp_path, server) as talker:
         with pytest.raises(ModelServerError, match="placeholder"):
             await talker.complete(START, TOOLS)
@@ -221,7 +221,7 @@ async def test_atropos_dummy_nodes_are_refused() -> None:
 
 async def test_a_server_that_loses_track_or_says_nothing_is_our_failure(tmp_path: Path) -> None:
     server = StubServer("hi<|end|>")
-    server.spoil = lambda made: vars(made).update(full_text="something else")
+    server.spoil = lambda made: setattr(made, "full_text", "something else")
     async with model(tmp_path, server) as talker:
         with pytest.raises(ModelServerError, match="lost track"):
             await talker.complete(START, TOOLS)

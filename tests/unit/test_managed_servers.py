@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -170,3 +173,20 @@ async def test_the_scripted_policy_refuses_what_the_servers_would(tmp_path: Path
                 assert reply.status == 400, body
         async with http.post(mute.base_url.removesuffix("/v1") + "/generate", json=bad[0]) as reply:
             assert reply.status == 404
+
+
+async def test_the_scripted_policy_as_a_process_speaks_tokens_too(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(tmp_path)
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps({"tasks": {"*": [[{"text": "hi", "calls": [{"name": "bash"}]}]]}}))
+    arguments = ["-m", "agentenv.testing", str(script), "--tokenizer", str(tmp_path / "tokenizer"), "--parser", "glm47"]
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        address = json.loads(await process.stdout.readline())["base_url"].removesuffix("/v1")
+        body = {"input_ids": tokenizer.encode("<|start|>assistant"), "sampling_params": {"max_new_tokens": 99}}
+        async with aiohttp.ClientSession() as http, http.post(address + "/generate", json=body) as reply:
+            assert (await reply.json())["text"] == "hi\n<tool_call>bash</tool_call><|end|>"
+    finally:
+        process.terminate()
+        await process.communicate()

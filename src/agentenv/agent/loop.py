@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentenv.agent.context_budget import ContextBudget
@@ -48,11 +48,13 @@ class AgentResult:
 @dataclass(frozen=True)
 class RequestedCall:
     """One tool call as read from a message. ``arguments`` is an object where it could be read as one,
-    else what was sent, as text: the session then answers with what is wrong with it."""
+    else what was sent, as text: the session then answers with what is wrong with it. ``cut``: the message
+    ended in it, so that its arguments may be less than was meant."""
 
     call_id: str
     tool: str
     arguments: dict[str, Any] | str
+    cut: bool = False
 
 
 def requested_calls(message: Message, step: int) -> list[RequestedCall]:
@@ -93,6 +95,14 @@ def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
             for call in calls
         ]
     return history
+
+
+def believed(calls: list[RequestedCall], completion: Completion) -> list[RequestedCall]:
+    """The calls with the last one marked where the message was cut and does not show whether in it
+    (servers that parse may close what was left open)."""
+    if calls and completion.finish_reason == "length" and completion.raw is None:
+        return [*calls[:-1], replace(calls[-1], cut=True)]
+    return calls
 
 
 def with_reasoning(history: Message, sent: Message) -> Message:
@@ -159,7 +169,7 @@ class AgentLoop:
             except ContextOverflow:
                 result.finish_reason = "context_overflow"
                 return result
-            calls = requested_calls(step.message, index)
+            calls = believed(requested_calls(step.message, index), completion)
             step.outcome = outcome_of_turn(completion, calls)
             self._remember(step, calls)
             if not calls and not completion.problem:
@@ -250,6 +260,10 @@ class AgentLoop:
     async def _result_of(self, call: RequestedCall, record: ToolRecord, number: int) -> CallResult:
         if number >= (limit := self._settings.max_calls_per_turn):
             return _refused(call, "invalid_arguments", f"not run: at most {limit} tool calls are run of one message")
+        if call.cut:
+            return _refused(
+                call, "invalid_arguments", "not run: your message was cut off at its length limit in this call"
+            )
         if call.tool not in self._names:
             known = ", ".join(self._names)
             return _refused(call, "unknown_tool", f"no tool is named {call.tool!r}; the tools are: {known}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+from typing import Any
 
+from agentenv.testing.generate import TokenSpeaker
 from agentenv.testing.script import load_script
 from agentenv.testing.scripted_policy import MODEL, ScriptedPolicy
 
@@ -13,10 +15,19 @@ from agentenv.testing.scripted_policy import MODEL, ScriptedPolicy
 async def _serve(arguments: argparse.Namespace) -> None:
     script = load_script(arguments.script)
     async with ScriptedPolicy(
-        script, host=arguments.host, port=arguments.port, latency_s=arguments.latency_s
+        script, host=arguments.host, port=arguments.port, latency_s=arguments.latency_s, speaker=_speaker(arguments)
     ) as policy:
         print(json.dumps({"base_url": policy.base_url, "model": MODEL}), flush=True)  # noqa: T201
         await asyncio.Event().wait()
+
+
+def _speaker(arguments: argparse.Namespace) -> TokenSpeaker | None:
+    if arguments.tokenizer is None:
+        return None
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(arguments.tokenizer)
+    return TokenSpeaker(tokenizer, arguments.parser)
 
 
 def main() -> None:
@@ -26,6 +37,8 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency-s", type=float, default=0.0)
+    parser.add_argument("--tokenizer", help="speak to managed servers too: a tokenizer's directory")
+    parser.add_argument("--parser", default="hermes", help="the format calls are written in, with --tokenizer")
     try:
         asyncio.run(_serve(parser.parse_args()))
     except KeyboardInterrupt:
