@@ -104,6 +104,7 @@ def test_a_task_restarted_in_place_is_another_container() -> None:
     assert shake.container == "a.1"
     assert view.shaken("a", handle("a"), 12) == [], "the first container's handshake is too late"
     assert _events(view.shaken("a.1", handle("a.1"), 12)) == [ContainerStarted(handle("a.1"))]
+    assert view.update(allocation(at=15), 13) == [], "late news of the first"
     assert view.allocation_of("a.1") == "a"
     assert view.allocation_of("a") is None
 
