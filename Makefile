@@ -62,7 +62,7 @@ nomad-dev-down: setup ## Stop that cluster and leave nothing of it
 	@exec $(BIN)/agentenv dev down
 
 nomad-dev-status: setup ## Say what of it runs
-	@exec $(BIN)/agentenv dev status
+	@$(BIN)/agentenv dev status || test $$? = 1
 
 demo: slotagent ## Repair real programs in a farm; writes out/demo/report.html (BACKEND=nomad: on that cluster)
 	@exec $(BIN)/agentenv demo $(if $(BACKEND),--backend $(BACKEND)) $(DEMO_ARGS)
