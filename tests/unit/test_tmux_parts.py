@@ -22,9 +22,9 @@ SAID = (
 EVENTS = [
     Answer(ok=True, ours=False, lines=()),
     Noticed("session-changed", "$0 tt"),
-    Printed("%0", b"a\x1b[1m\\\r\n%end 17 261 1"),
+    Printed("%0", b"a\\033[1m\\134\\015\\012%end 17 261 1"),
     Answer(ok=True, ours=True, lines=("%output %0 not output", "%end 17 260 1", "line")),
-    Printed("%1", b"\xc3\xbc : \0"),
+    Printed("%1", b"\xc3\xbc : \\000"),
     Answer(ok=False, ours=True, lines=("no such thing",)),
     Noticed("exit", ""),
 ]
@@ -39,6 +39,8 @@ def test_events_wherever_the_reads_fall() -> None:
             found += parser.feed(rest[:count])
             rest = rest[count:]
         assert found == EVENTS
+    printed = [event.data for event in EVENTS if isinstance(event, Printed)]
+    assert printed == [b"a\x1b[1m\\\r\n%end 17 261 1", b"\xc3\xbc : \0"]
 
 
 def test_no_bytes_break_the_parser() -> None:

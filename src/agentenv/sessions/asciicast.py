@@ -22,10 +22,19 @@ class Recorder:
         self._bytes = len(self._lines[0])
         self._left_out_bytes = 0
 
+    @property
+    def full(self) -> bool:
+        """Whether no more output is recorded until somebody takes what there is."""
+        return self._bytes > MAX_UNTAKEN_BYTES
+
+    def skip(self, count: int) -> None:
+        """So many bytes more are left out."""
+        self._left_out_bytes += count
+
     def output(self, data: bytes, now_s: float) -> None:
         """It printed this."""
-        if self._bytes > MAX_UNTAKEN_BYTES:
-            self._left_out_bytes += len(data)
+        if self.full:
+            self.skip(len(data))
             return
         if text := self._decoder.decode(data):
             self._event(now_s, "o", text)
@@ -33,6 +42,11 @@ class Recorder:
     def resized(self, columns: int, rows: int, now_s: float) -> None:
         """Its screen has another size now."""
         self._event(now_s, "r", f"{columns}x{rows}")
+
+    def left_out(self, now_s: float) -> None:
+        """It printed more than could be read: some of it is missing here."""
+        if not self.full:
+            self._event(now_s, "m", "output was left out")
 
     def take(self, now_s: float) -> str:
         """What was added since it was last taken."""

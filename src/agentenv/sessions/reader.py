@@ -18,15 +18,24 @@ _FLOOD_BURST_BYTES = 4 * 1024 * 1024
 class Reader:
     """One descriptor (a pipe, or our side of a terminal), from its start to :meth:`close`. Owns it.
 
-    ``on_bytes`` gets each piece; an empty one is the end.
+    ``on_bytes`` gets each piece; an empty one is the end. Beyond a burst of 4 MiB, ``most_bytes_per_s`` are read.
     """
 
-    def __init__(self, host: Host, fd: int, on_bytes: Callable[[bytes], None], *, terminal: bool) -> None:
+    def __init__(
+        self,
+        host: Host,
+        fd: int,
+        on_bytes: Callable[[bytes], None],
+        *,
+        terminal: bool,
+        most_bytes_per_s: int = _FLOOD_BYTES_PER_S,
+    ) -> None:
         os.set_blocking(fd, False)
         self._host = host
         self._fd = fd
         self._on_bytes = on_bytes
         self._terminal = terminal
+        self._most_bytes_per_s = most_bytes_per_s
         self._allowed_bytes = float(_FLOOD_BURST_BYTES)
         self._since_s = host.loop.time()
         host.watch(fd, self._readable)
@@ -82,12 +91,12 @@ class Reader:
 
     def _throttle(self, count: int) -> None:
         now = self._host.loop.time()
-        earned = (now - self._since_s) * _FLOOD_BYTES_PER_S
+        earned = (now - self._since_s) * self._most_bytes_per_s
         self._since_s = now
         self._allowed_bytes = min(self._allowed_bytes + earned, _FLOOD_BURST_BYTES) - count
         if self._allowed_bytes < 0:
             self._host.unwatch(self._fd)
-            self._host.loop.call_later(-self._allowed_bytes / _FLOOD_BYTES_PER_S + 0.001, self._resume, self._fd)
+            self._host.loop.call_later(-self._allowed_bytes / self._most_bytes_per_s + 0.001, self._resume, self._fd)
 
     def _resume(self, fd: int) -> None:
         if self._fd == fd >= 0:

@@ -24,8 +24,10 @@ HISTORY_LINES = 50_000
 _ANSWER_S = 15.0
 _PAUSED_S = 0.2
 _REAPED_S = 1.0
-_PAUSE_AFTER_S = 1
-"""A session that prints more than can be read is paused by tmux, which leaves out what lies between."""
+_PAUSE_AFTER_S = 3
+"""A session that prints more than is read is paused by tmux, which leaves out what lies between."""
+_MOST_BYTES_PER_S = 1024 * 1024
+"""Enough for any screen; more of it would be too much work for a recording nobody can watch."""
 _FIELDS = (
     *("pane_dead", "pane_dead_status", "pane_dead_signal", "pane_pid", "history_size", "pane_width", "pane_height"),
     *("cursor_x", "cursor_y", "pane_current_command"),
@@ -71,6 +73,7 @@ class Tmux:
         self._asked: deque[asyncio.Future[Answer | None]] = deque()
         self._readers: list[Reader] = []
         self._pane = ""
+        self._attached = False
         self._ended = False
         self._start()
 
@@ -87,6 +90,10 @@ class Tmux:
     async def open(self) -> None:
         """Wait until it runs. ``start_error`` says why it does not. Raises LeaseLostError."""
         setup = self.setup
+        until_s = self._host.loop.time() + _ANSWER_S
+        # What is typed before would be refused: there is "no current client" yet.
+        while self.alive and not self._attached and await self.changes.until(until_s):
+            pass
         output = f"pause-after={_PAUSE_AFTER_S}" if setup.record else "no-output"
         try:
             await self.ask(f"refresh-client -C {setup.columns}x{setup.rows}")
@@ -203,7 +210,7 @@ class Tmux:
         """ProgramEvents."""
         out, err = fds
         self._readers = [
-            Reader(self._host, out, self._came, terminal=False),
+            Reader(self._host, out, self._came, terminal=False, most_bytes_per_s=_MOST_BYTES_PER_S),
             Reader(self._host, err, self._complained, terminal=False),
         ]
 
@@ -242,12 +249,21 @@ class Tmux:
                 self.start_error = " ".join(event.lines)[:1_000]
             case Printed():
                 if self._pane in ("", event.pane):
-                    self.recorder.output(event.data, self._host.loop.time())
+                    self._record(event)
             case Noticed(name="pause"):
+                self.recorder.left_out(self._host.loop.time())
                 self._host.loop.call_later(_PAUSED_S, self._go_on, event.rest)
+            case Noticed(name="session-changed"):
+                self._attached = True
             case Noticed(name="exit"):
                 self._ended = True
                 self._fail_asked()
+
+    def _record(self, printed: Printed) -> None:
+        if self.recorder.full:
+            self.recorder.skip(len(printed.escaped))
+        else:
+            self.recorder.output(printed.data, self._host.loop.time())
 
     def _go_on(self, pane: str) -> None:
         if self.alive and pane[:1] == "%" and pane[1:].isdigit():

@@ -9,6 +9,7 @@ from typing import Any
 
 from agentenv.errors import InvalidArgumentsError, UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer
+from agentenv.sessions.brief import output_of
 from agentenv.sessions.port import Host
 from agentenv.sessions.tmux import Tmux, TmuxSetup
 from agentenv.sessions.tmux_text import difference, pressing, trimmed, typing
@@ -19,6 +20,7 @@ _LOOK_S, _LONGEST_LOOK_S = 0.03, 0.25
 _SETTLE_S, _LONGEST_SETTLE_S = 0.12, 1.0
 """What keys lead to is shown once nothing came for so long."""
 _STOP_S = 5.0
+_DUPLICATE = "duplicate session"
 
 
 class TmuxCalls:
@@ -81,8 +83,12 @@ class TmuxCalls:
             columns=arguments.columns,
             record=arguments.record,
         )
-        tmux = self._sessions[name] = Tmux(self._host, setup)
-        await tmux.open()
+        tmux = await self._opened(setup)
+        if tmux.start_error.startswith(_DUPLICATE):
+            # Left by a sandbox server that died, or made by somebody in the slot: it is nobody's.
+            await output_of(self._host, "tmux", "-S", self._host.tmux_socket, "kill-session", "-t", f"={name}")
+            tmux.close()
+            tmux = await self._opened(setup)
         if tmux.start_error:
             del self._sessions[name]
             tmux.close()
@@ -91,6 +97,11 @@ class TmuxCalls:
             return SessionAnswer(reply, {"exit_code": 1, "stderr": f"tmux: {tmux.start_error.strip()}\n"})
         await self._settle(tmux)
         return await self._shown(tmux)
+
+    async def _opened(self, setup: TmuxSetup) -> Tmux:
+        tmux = self._sessions[setup.name] = Tmux(self._host, setup)
+        await tmux.open()
+        return tmux
 
     async def _send_keys(self, tmux: Tmux, arguments: TmuxArguments, deadline_s: float) -> SessionAnswer:
         presses = [pressing(tmux.pane, key) for key in arguments.keys]

@@ -27,10 +27,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Printed:
-    """A pane printed this."""
+    """A pane printed this. ``escaped`` is its form on the line: making bytes of it is the costly part."""
 
     pane: str
-    data: bytes
+    escaped: bytes
+
+    @property
+    def data(self) -> bytes:
+        """The bytes it printed."""
+        return unescaped(self.escaped)
 
 
 @dataclass(frozen=True)
@@ -76,10 +81,10 @@ class ControlParser:
             return None
         if name == b"%output":
             pane, _, data = rest.partition(b" ")
-            return Printed(pane.decode("ascii", "replace"), unescaped(data))
+            return Printed(pane.decode("ascii", "replace"), data)
         if name == b"%extended-output":
             head, _, data = rest.partition(b" : ")
-            return Printed(head.split(b" ")[0].decode("ascii", "replace"), unescaped(data))
+            return Printed(head.split(b" ")[0].decode("ascii", "replace"), data)
         if name.startswith(b"%"):
             return Noticed(name[1:].decode("ascii", "replace"), rest.decode("utf-8", "replace"))
         return None
