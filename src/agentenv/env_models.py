@@ -42,6 +42,9 @@ class EnvModels:
         self._trainer_limit = trainer_limit
         self.exact = kind != "openai"
         """Whether models give exact tokens and logprobs."""
+        if self.exact and server.use_proxy:
+            problem = "atropos' proxy parses by rules of its own, and is not used"
+            raise ConfigError("server_type", problem, next_step="unset ATROPOS_PROXY_URL")
         self._renderer = self._rendering() if self.exact else None
 
     def _rendering(self) -> ChatRenderer:

@@ -10,7 +10,9 @@ import pytest
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from agentenv.agent.parsers import PARSERS
+from agentenv.agent.ports import opened
 from agentenv.agent.transcript import GroupRecord, Transcript
+from agentenv.env_models import EnvModels
 from agentenv.errors import ConfigError
 from agentenv.testing import Call, Reply, ScriptedPolicy, TokenSpeaker
 from tests.integration.test_env_commands import flags, run
@@ -259,7 +261,9 @@ async def test_run_agent_and_evaluate_work_too(tmp_path: Path) -> None:
 
 
 def server(**changed: Any) -> APIServerConfig:
-    return APIServerConfig(**{"base_url": "http://127.0.0.1:9/v1", "model_name": "m", "server_type": "vllm", **changed})
+    return APIServerConfig(
+        **{"base_url": "http://127.0.0.1:9/v1", "model_name": "m", "api_key": "x", "server_type": "vllm", **changed}
+    )
 
 
 @pytest.mark.parametrize(
@@ -297,3 +301,20 @@ async def test_the_command_line_trains_on_a_managed_server_too(tmp_path: Path) -
     assert group["scores"] == [1.0, 0.0]
     assert [len(tokens) for tokens in group["tokens"]] == [len(probs) for probs in group["inference_logprobs"]]
     assert set(group["masks"][0]) - {-100}
+
+
+def test_atropos_proxy_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATROPOS_PROXY_URL", "http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="unset ATROPOS_PROXY_URL"):
+        AnswerEnv(settings(tmp_path, tool_call_parser="hermes"), [server(tokenizer_name=str(tmp_path / "tokenizer"))])
+
+
+async def test_a_server_whose_tokens_are_made_up_is_refused_before_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", "1")
+    async with environment(AnswerEnv, tmp_path, tool_call_parser="hermes", group_size=1) as env:
+        models = EnvModels(env.config, "vllm", env.server, env.tokenizer, lambda: None)  # whatever it says it is
+        with pytest.warns(UserWarning, match="NOT suitable for training"), pytest.raises(ConfigError, match="Dummy"):
+            async with opened(models.of("t")):
+                raise AssertionError("it must not open")
