@@ -121,7 +121,7 @@ def test_the_token_is_not_in_the_repr() -> None:
 def test_toolsets_and_tool_names_choose_tools() -> None:
     builtin = ToolCatalog.builtin()
     assert choose(builtin, None, None).names == builtin.names
-    assert choose(builtin, ["terminal"], None).names == ("bash",)
+    assert choose(builtin, ["terminal"], None).names == ("bash", "terminal")
     assert "bash" not in choose(builtin, None, ["terminal"])
     assert choose(builtin, ["files"], ["artifacts", "search", "patch"]).names == (
         "read_file",
