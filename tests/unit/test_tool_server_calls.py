@@ -192,12 +192,12 @@ async def test_no_more_run_at_once_than_a_tool_allows_and_waiting_is_counted() -
     async with ToolServer([counted.tool(concurrent=2)]) as server:
         calls = [asyncio.create_task(ask(server, scope=member(n))) for n in range(5)]
         await until(lambda: len(counted.runs) == 2)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.4)
         assert len(counted.runs) == 2
         counted.gate.set()
         results = await asyncio.gather(*calls)
     assert len(counted.runs) == 5
-    assert sorted(result.queue_s > 0.04 for result in results) == [False, False, True, True, True]
+    assert sorted(result.queue_s > 0.3 for result in results) == [False, False, True, True, True]
 
 
 async def test_budgets_of_trajectory_and_group() -> None:
