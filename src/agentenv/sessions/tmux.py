@@ -74,6 +74,7 @@ class Tmux:
         self._readers: list[Reader] = []
         self._pane = ""
         self._attached = False
+        self._shown_dead = False
         self._ended = False
         self._start()
 
@@ -133,6 +134,8 @@ class Tmux:
             # Its terminal is closed, and its process is about to be reaped.
             await asyncio.sleep(0.01)
             found = await self._fields()
+        if dead and not self._shown_dead:
+            await self._record_end()
         return TmuxState(
             session=self.setup.name,
             state="exited" if dead else "running",
@@ -145,6 +148,15 @@ class Tmux:
             cursor_column=_number(found, "cursor_x") or 0,
             history_lines=_number(found, "history_size") or 0,
         )
+
+    async def _record_end(self) -> None:
+        """tmux forgets what a program printed last when its terminal is closed before that was passed on:
+        the last screen as it is goes into the recording."""
+        self._shown_dead = True
+        lines = await self.ask(f"capture-pane -p -e -t {self._pane}")
+        while lines and not lines[-1]:
+            lines.pop()
+        self.recorder.output(("\x1b[H\x1b[2J" + "\r\n".join(lines) + "\r\n").encode(), self._host.loop.time())
 
     async def _fields(self) -> dict[str, str]:
         said = (await self.ask(f"display-message -p -t {self._pane} '{_FORMAT}'"))[0]
