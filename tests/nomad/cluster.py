@@ -190,18 +190,17 @@ def wait_for(look: Callable[[], T | None], deadline_s: float, explain: Callable[
 def running_cluster(root: Path, program: Path) -> Iterator[Cluster]:
     """A fresh cluster in ``root``; everything of it is gone afterwards, and the engine too if it was
     started for it. Call with the image built."""
-    with docker_engine.using() as hold:
-        docker_engine.ensure()
-        client = connect()
-        try:
-            found = _start(root, program, hold, client)
-            try:
-                yield found
-            finally:
-                _end(found)
-        finally:
-            client.close()
-    docker_engine.stop()
+    try:
+        with docker_engine.using() as hold:
+            docker_engine.ensure()
+            with contextlib.closing(connect()) as client:
+                found = _start(root, program, hold, client)
+                try:
+                    yield found
+                finally:
+                    _end(found)
+    finally:
+        docker_engine.stop()
 
 
 def _start(root: Path, program: Path, hold: int, client: docker.DockerClient) -> Cluster:
