@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.cli.nomad_operator import OperatorApi
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ConfigError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted
@@ -67,6 +68,15 @@ async def test_a_job_that_is_there_is_adopted_with_its_containers(cluster: Clust
         assert second.status().problem == ""
     assert {one["ClientStatus"] for one in cluster.allocations(job_id)} <= {"complete"}, "closing leaves nothing behind"
     assert cluster.nomad.get("/v1/jobs", prefix=job_id) == []
+
+
+async def test_a_farm_that_up_keeps_outlives_its_trainer(cluster: Cluster, job_id: str) -> None:
+    async with _farm(cluster, job_id=job_id) as trainer:
+        await trainer.scale(1)
+        await _take(trainer, ContainerStarted)
+        async with OperatorApi.opened(cluster.settings(job_id=job_id)) as api:
+            await api.keep(job_id, kept=True)
+    assert {one["ClientStatus"] for one in cluster.allocations(job_id)} == {"running"}
 
 
 async def test_purging_at_the_start_begins_anew(cluster: Cluster, job_id: str) -> None:

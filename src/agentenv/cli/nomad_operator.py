@@ -13,12 +13,10 @@ import aiohttp
 from agentenv.config import NomadSettings
 from agentenv.slots.backends import nomad_facts as facts
 from agentenv.slots.backends.nomad import checked_address
-from agentenv.slots.backends.nomad_api import NomadApi
+from agentenv.slots.backends.nomad_api import KEPT, NomadApi
 from agentenv.slots.backends.nomad_explain import NomadError, opening_error
 from agentenv.slots.backends.nomad_stream import open_stream_session
 
-KEPT = "kept"
-"""Item of a job's variable: its farm was left running on purpose, by ``agentenv up``."""
 _VARIABLES = "nomad/jobs/"
 
 

@@ -70,7 +70,7 @@ class NomadBackend:
     """The farm is the allocations of job ``nomad.job_id``; one farm at a time may own a job.
 
     Opening submits the job or adopts the one that is there, with the containers that run. Closing purges
-    it (``purge_job_on_shutdown``) or leaves everything running. Opening raises ConfigError or
+    it (``purge_job_on_shutdown``), unless ``agentenv up`` keeps it, or leaves everything running. Opening raises ConfigError or
     SandboxUnavailableError with the next step; afterwards trouble with Nomad is logged and outlived.
     """
 
@@ -168,7 +168,7 @@ class NomadBackend:
 
     async def _close(self) -> None:
         try:
-            if self._open is not None and self._nomad.purge_job_on_shutdown:
+            if self._open is not None and self._nomad.purge_job_on_shutdown and not await self._open.api.is_kept():
                 await self._open.stop()
                 await self._purge(self._open.api)
                 await self._open.api.forget_token()

@@ -33,6 +33,10 @@ _SLOW_S = 30
 _LOG_BYTES = 16 * 1024
 
 
+KEPT = "kept"
+"""The item of the job's Nomad variable that says: this farm outlives whoever uses it."""
+
+
 class NomadApi:
     """One cluster, one namespace, one job. Every method raises NomadError; close it with aclose()."""
 
@@ -191,6 +195,12 @@ class NomadApi:
                 409, f"the Nomad variable {path} has no item `token`", next_step=f"`nomad var purge {path}`"
             )
         return str(token)
+
+    async def is_kept(self) -> bool:
+        """Whether an operator left the farm running on purpose (``agentenv up`` says so in the job's variable)."""
+        path, space = f"nomad/jobs/{self.settings.job_id}", self.settings.namespace
+        found = await self._run(lambda c: c.variable.get_variable(path, namespace=space), missing=True)
+        return KEPT in ((found or {}).get("Items") or {})
 
     async def forget_token(self) -> None:
         """Remove the job's variable."""
