@@ -18,6 +18,7 @@ from agentenv.agent.settings import AgentSettings
 from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings, explain
 from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution
+from agentenv.tools.toolsets import TOOLSETS
 from agentenv.wire.spec import MIB, Bind, SlotLimits
 
 S = TypeVar("S", bound=BaseModel)
@@ -75,7 +76,9 @@ class AgentFields(BaseModel):
     )
     allow_network: bool = Field(default=False, description="Give slots network access")
     require_sandbox: bool = Field(default=True, description="Refuse to run where isolation is weaker than promised")
-    require_stateful_sandbox: bool = Field(default=False, description="Need persistent shells (not in this version)")
+    require_stateful_sandbox: bool = Field(
+        default=False, description="Refuse to run without a tool of persistent shells"
+    )
     isolation: Literal["auto", "full", "user"] = Field(default="auto", description="Isolation asked for by name")
     slots_per_container: int = Field(default=10, ge=1, le=1000)
     min_containers: int = Field(default=1, ge=0, le=10_000)
@@ -160,7 +163,7 @@ class AgentFields(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> AgentFields:
         _take_aliases(self)
-        _refuse_later_versions(self)
+        _refuse_stateless_tools(self)
         _refuse_contradictions(self)
         for build in (self.container_settings, self.pool_settings, self.executor_settings):
             build()
@@ -265,16 +268,16 @@ def _take_aliases(config: AgentFields) -> None:
         setattr(config, alias, None)
 
 
-def _refuse_later_versions(config: AgentFields) -> None:
-    later = {
-        "require_stateful_sandbox": (
-            config.require_stateful_sandbox,
-            "set it to false; each bash call is a fresh shell",
-        ),
-    }
-    for field, (asked, instead) in later.items():
-        if asked:
-            raise ConfigError(field, f"{getattr(config, field)!r} is not in this version", next_step=instead)
+def _refuse_stateless_tools(config: AgentFields) -> None:
+    """Every backend has persistent shells: what can be missing is a tool that uses them."""
+    named = {tool for name in config.enabled_toolsets or TOOLSETS for tool in TOOLSETS.get(name, (name,))}
+    named -= {tool for name in config.disabled_toolsets or () for tool in TOOLSETS.get(name, (name,))}
+    if config.require_stateful_sandbox and not named & {"terminal", "tmux"}:
+        raise ConfigError(
+            "require_stateful_sandbox",
+            "is set, but the toolsets leave out both tools with persistent shells",
+            next_step="enable terminal or tmux",
+        )
 
 
 def _refuse_tool_contradictions(config: AgentFields) -> None:

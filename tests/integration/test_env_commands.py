@@ -118,7 +118,10 @@ async def test_process_gives_up_when_nothing_works(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"env__tool_pool_mode": "nomad"}, "tool_pool_mode: 'nomad' is not in this version"),
+        (
+            {"env__driver": "raw_exec", "env__sandbox_image": "some:image"},
+            "sandbox_image: is set with driver='raw_exec'",
+        ),
         ({"env__max_agent_turns": 3, "env__agent_max_steps": 4}, "max_agent_turns=3 and agent_max_steps=4 disagree"),
         ({"env__agent_max_steps": "many"}, "agent_max_steps"),
         ({"openai__server_type": "vllm"}, "tool_call_parser: is not set, and 'vllm' gives text"),

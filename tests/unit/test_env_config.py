@@ -78,7 +78,16 @@ def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> 
         ({"tool_server_url": "inprocess", "tool_server_token": "t"}, "tool_server_token", "without tool_server_url"),
         ({"tool_server_token": "t"}, "tool_server_token", "without tool_server_url"),
         ({"tool_server_config": "x.toml"}, "tool_server_config", "inprocess"),
-        ({"require_stateful_sandbox": True}, "require_stateful_sandbox", "not in this version"),
+        (
+            {"require_stateful_sandbox": True, "enabled_toolsets": ["bash", "files"]},
+            "require_stateful_sandbox",
+            "leave out both tools with persistent shells",
+        ),
+        (
+            {"require_stateful_sandbox": True, "disabled_toolsets": ["terminal", "tmux"]},
+            "require_stateful_sandbox",
+            "enable terminal or tmux",
+        ),
         ({"distribution": "reserch"}, "distribution", "did you mean 'research'?"),
         ({"distribution": '{"terminal": 2}'}, "distribution", "0 to 1"),
         ({"distribution": "research", "enabled_toolsets": "web"}, "distribution", "beside enabled_toolsets"),
