@@ -38,7 +38,9 @@ def backend_on(cluster: Cluster, job_id: str, **settings: object) -> Iterator[No
     """A backend whose job leaves nothing: checked when the block ends."""
     wanted = cluster.settings(job_id=job_id, build_image=False, cpu_mhz=20, memory_mib=1024, **settings)
     yield NomadBackend(ContainerSettings(slots_per_container=SLOTS), wanted)
-    gone: list[str] = wait_for(lambda: [] if not containers_of(cluster, job_id) else None, 30.0, lambda: cluster.tell(job_id))
+    gone: list[str] = wait_for(
+        lambda: [] if not containers_of(cluster, job_id) else None, 30.0, lambda: cluster.tell(job_id)
+    )
     assert gone == []
 
 

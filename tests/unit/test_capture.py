@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.sandbox import capture
-from agentenv.sandbox.capture import MAX_ORPHANS, HeadTail, Orphans, PipeReader
+from agentenv.sandbox.capture import MAX_ORPHANS, Orphans, PipeReader
 from agentenv.sandbox.poller import Poller
+from agentenv.sessions.head_tail import HeadTail
 
 CAP = 64
 

@@ -70,8 +70,9 @@ class NomadBackend:
     """The farm is the allocations of job ``nomad.job_id``; one farm at a time may own a job.
 
     Opening submits the job or adopts the one that is there, with the containers that run. Closing purges
-    it (``purge_job_on_shutdown``), unless ``agentenv up`` keeps it, or leaves everything running. Opening raises ConfigError or
-    SandboxUnavailableError with the next step; afterwards trouble with Nomad is logged and outlived.
+    it (``purge_job_on_shutdown``), unless ``agentenv up`` keeps it, or leaves everything running. Opening
+    raises ConfigError or SandboxUnavailableError with the next step; afterwards trouble with Nomad is
+    logged and outlived.
     """
 
     name = "nomad"
