@@ -118,9 +118,9 @@ def check(command: str) -> str:
     return f"! ( \\builtin eval {quoted(wrapped)} ) {_QUIET}\n"
 
 
-def native(command: str) -> str:
-    """Runs a command that is whole. The empty line outlives a backslash at its end."""
-    return f"{{ {command}\n\n}} {_REDIRECTS}\n\n"
+def native(command: str, *, plain: bool = False) -> str:
+    """Runs a command that is whole. The empty line outlives a backslash at its end, which a plain one lacks."""
+    return f"{{ {command}{chr(10) if plain else chr(10) * 2}}} {_REDIRECTS}\n"
 
 
 def evaluated(command: str) -> str:

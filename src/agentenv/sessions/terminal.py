@@ -183,8 +183,7 @@ class Terminal:
             raise InvalidArgumentsError(f"terminal: env is too large: {error}") from error
         finally:
             theirs.close()
-        self._typist.type(lines.first_lines(terminal=self.setup.pty))
-        self._ask()
+        self._ask(lines.first_lines(terminal=self.setup.pty))
         return started
 
     def on_started(self, fds: tuple[int, ...]) -> None:
@@ -224,35 +223,32 @@ class Terminal:
 
     def _begin(self) -> None:
         assert self.command is not None
-        self._typist.type(lines.restored(self._last))
         if not lines.fits(self.command):
             self._run(lines.evaluated(self.command))
-        elif lines.is_plain(self.command) and not self._aliases:
-            self._run(lines.native(self.command))
+        elif not self._aliases and lines.is_plain(self.command):
+            self._run(lines.native(self.command, plain=True))
         else:
             self.phase = Phase.checking
-            self._typist.type(lines.check(self.command))
-            self._ask(marker=False)
+            self._ask(lines.check(self.command), marker=False)
 
     def _checked(self, *, whole: bool) -> None:
         assert self.command is not None
-        self._typist.type(lines.restored(self._last))
         self._run(lines.native(self.command) if whole else lines.evaluated(self.command))
 
     def _run(self, text: str) -> None:
         assert self.command is not None
         self._aliases = self._aliases or any(word in self.command for word in _ALIASING)
         self.phase = Phase.running
-        self._typist.type(text)
-        self._ask()
+        self._ask(lines.restored(self._last) + text)
 
-    def _ask(self, *, marker: bool = True) -> None:
-        """Have the shell say how it stands, once it comes to it."""
+    def _ask(self, text: str, *, marker: bool = True) -> None:
+        """Type this, and have the shell say how it stands once it has done it. In one piece: each piece
+        wakes the shell."""
         self._nonce = secrets.token_hex(16)
         self._said = b""
         self._answer = None
         marker = marker and self.setup.pty
-        self._typist.type(lines.question(self._nonce, marker=marker))
+        self._typist.type(text + lines.question(self._nonce, marker=marker))
         if marker and self._out is not None:
             self._out.expect(self._nonce, lines.marker_line(self._nonce), self._settle)
 

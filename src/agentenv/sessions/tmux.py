@@ -22,15 +22,16 @@ from agentenv.wire.sessions import TmuxState
 
 HISTORY_LINES = 50_000
 _ANSWER_S = 15.0
+_ATTACH_S = 3.0
 _PAUSED_S = 0.2
-_REAPED_S = 1.0
+_REAPED_S = 2.0
 _PAUSE_AFTER_S = 3
 """A session that prints more than is read is paused by tmux, which leaves out what lies between."""
 _MOST_BYTES_PER_S = 1024 * 1024
 """Enough for any screen; more of it would be too much work for a recording nobody can watch."""
 _FIELDS = (
     *("pane_dead", "pane_dead_status", "pane_dead_signal", "pane_pid", "history_size", "pane_width", "pane_height"),
-    *("cursor_x", "cursor_y", "pane_current_command"),
+    *("cursor_x", "cursor_y", "pid", "pane_current_command"),
 )
 _FORMAT = "\t".join(f"#{{{name}}}" for name in _FIELDS)
 _OPTIONS = (
@@ -40,6 +41,8 @@ _OPTIONS = (
     ("history-limit", str(HISTORY_LINES)),
     ("default-terminal", "screen-256color"),
 )
+_OTHER_COMMANDS = 2
+"""``start-server`` and ``new-session``."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Tmux:
         self._readers: list[Reader] = []
         self._pane = ""
         self._attached = False
+        self._begun = 0
         self._shown_dead = False
         self._ended = False
         self._start()
@@ -91,7 +95,7 @@ class Tmux:
     async def open(self) -> None:
         """Wait until it runs. ``start_error`` says why it does not. Raises LeaseLostError."""
         setup = self.setup
-        until_s = self._host.loop.time() + _ANSWER_S
+        until_s = self._host.loop.time() + _ATTACH_S
         # What is typed before would be refused: there is "no current client" yet.
         while self.alive and not self._attached and await self.changes.until(until_s):
             pass
@@ -131,8 +135,8 @@ class Tmux:
         dead = found.get("pane_dead") == "1"
         until_s = self._host.loop.time() + _REAPED_S
         while dead and _exit_code(found) is None and self._host.loop.time() < until_s:
-            # Its terminal is closed, and its process is about to be reaped.
-            await asyncio.sleep(0.01)
+            # Its terminal is closed and its process about to be reaped; tmux 3.3 misses some of these signals.
+            await output_of(self._host, "bash", "-c", f"kill -CHLD {_number(found, 'pid') or '$$'}; sleep 0.02")
             found = await self._fields()
         if dead and not self._shown_dead:
             await self._record_end()
@@ -257,8 +261,10 @@ class Tmux:
             case Answer(ours=True):
                 if self._asked and not (asked := self._asked.popleft()).done():
                     asked.set_result(event)
-            case Answer(ok=False):
-                self.start_error = " ".join(event.lines)[:1_000]
+            case Answer(ok=ok):
+                self._begun += 1
+                self._attached = self._attached or self._begun == len(_OPTIONS) + _OTHER_COMMANDS
+                self.start_error = self.start_error if ok else " ".join(event.lines)[:1_000]
             case Printed():
                 if self._pane in ("", event.pane):
                     self._record(event)

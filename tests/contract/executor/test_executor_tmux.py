@@ -66,13 +66,15 @@ async def test_text_of_any_size_arrives_as_it_is(session: ToolSession) -> None:
 
 
 async def test_a_full_screen_program(session: ToolSession) -> None:
-    script = "import curses; curses.wrapper(lambda w: (w.addstr(3, 5, 'hello ' + w.getkey()), w.refresh(), w.getkey()))"
+    drawn = "w.addstr('ready'), w.addstr(3, 5, 'hello ' + w.getkey()), w.refresh(), w.getkey()"
+    script = f"import curses; curses.wrapper(lambda w: ({drawn}))"
     await session.call("write_file", {"path": "app.py", "text": script})
     await tmux(session, "start", command="python3 app.py", rows=10, columns=40)
+    await tmux(session, "wait", text="ready", max_wait_s=20)
     await tmux(session, "send_keys", keys=["Up"])
     await tmux(session, "wait", text="hello KEY_UP", max_wait_s=20)
     screen = await tmux(session, "capture")
-    assert screen.stdout == "\n\n\n     hello KEY_UP\n"
+    assert screen.stdout == "ready\n\n\n     hello KEY_UP\n"
     await tmux(session, "send_keys", text="q")
     ended = await tmux(session, "wait", until="exit", max_wait_s=20)
     assert (reply(ended)["matched"], ended.exit_code, state(ended)["state"]) == (True, 0, "exited")
@@ -117,7 +119,7 @@ async def test_the_recording_plays(session: ToolSession) -> None:
 async def test_several_sessions_and_their_ends(session: ToolSession) -> None:
     for name in ("one", "two"):
         await tmux(session, "start", session=name)
-    quick = await tmux(session, "start", session="three", command="echo said; exit 5;")
+    quick = await tmux(session, "start", session="three", command="echo said; sleep 0.3; exit 5;")
     ended = await tmux(session, "wait", session="three", until="exit")
     assert (ended.exit_code, "said" in (quick.stdout + ended.stdout)) == (5, True)
     listed = reply(await tmux(session, "list"))["sessions"]
