@@ -57,6 +57,30 @@ _TOOL = toolserver.ToolDescription(
     name="web_search", description="Search.", parameters={"type": "object"}, timeout_s=60.0, unavailable="no provider"
 )
 
+_PROCESS = sessions.ProcessState(
+    process="p1",
+    command="make",
+    state="exited",
+    exit_code=2,
+    pty=True,
+    runs_s=2.5,
+    total_bytes=300_000,
+    dropped_bytes=100_000,
+    unread_bytes=5,
+)
+_TMUX = sessions.TmuxState(
+    session="main",
+    state="exited",
+    exit_code=2,
+    idle=True,
+    command="vi",
+    rows=40,
+    columns=120,
+    cursor_row=1,
+    cursor_column=2,
+    history_lines=3,
+)
+
 MODELS: tuple[WireModel, ...] = (
     _KEY,
     _CALL,
@@ -132,6 +156,46 @@ MODELS: tuple[WireModel, ...] = (
     toolserver.CancelCalls(trajectory="t-0", ids=("c-1",)),
     toolserver.EndTrajectory(trajectory="t-0"),
     toolserver.Done(),
+    sessions.TerminalArguments(
+        session="s", keys=("C-c",), input="é", pty=True, timeout_s=1.5, workdir="sub", env={"A": "b"}
+    ),
+    _PROCESS,
+    sessions.TerminalReply(
+        session="s",
+        state="running",
+        cwd="/workspace",
+        pty=True,
+        command="make",
+        running_s=2.5,
+        started=True,
+        process=_PROCESS,
+        note="n",
+        notices=("p1 ended",),
+    ),
+    sessions.ProcessArguments(action="start", command="make", workdir="sub", pty=True, check_interval=30),
+    sessions.ProcessReply(
+        process=_PROCESS,
+        processes=(_PROCESS,),
+        offset=1,
+        next_offset=2,
+        truncated=True,
+        written_bytes=3,
+        waited_s=0.5,
+        clamped_to_s=60.0,
+        note="n",
+        notices=("p1 ended",),
+    ),
+    sessions.TmuxArguments(action="send_keys", session="main", text="é", keys=("Up",), block=True, max_wait_s=5.0),
+    _TMUX,
+    sessions.TmuxReply(
+        session=_TMUX,
+        sessions=(_TMUX,),
+        sent_bytes=2,
+        matched=True,
+        waited_s=0.5,
+        note="n",
+        recording='[0.5, "o", "x"]',
+    ),
     transfers.TransferReply(exit_code=28, stderr="a: No space left\n", path="a", entries=2, total_bytes=3),
 )
 
