@@ -1,0 +1,56 @@
+"""An environment on the real cluster: containers are killed under its rollouts, and every score is what it would
+have been."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentenv.agent.transcript import GroupRecord
+from agentenv.testing import Call, Reply
+from tests.nomad.cluster import Cluster
+from tests.nomad.farm import docker_name
+from tests.unit.env_stubs import IDLE, WRITE, AnswerEnv, environment
+
+pytestmark = pytest.mark.timeout(300)
+
+KILLS = 3
+LONG = [*(Reply("", (Call("bash", {"command": f"echo {n}; sleep 0.2"}),)) for n in range(4)), *WRITE]
+HALF = [Reply("", (Call("bash", {"command": "echo 41 > answer"}),)), Reply("done")]
+
+
+async def test_scores_survive_killed_containers(cluster: Cluster, tmp_path: Path, job_id: str) -> None:
+    changed = {
+        "tool_pool_mode": "nomad",
+        "nomad_address": cluster.address,
+        "sandbox_job_id": job_id,
+        "container_memory_mib": 1024,
+        "container_cpu_mhz": 20,
+        "slots_per_container": 4,
+        "min_containers": 2,
+        "max_containers": 2,
+        "infra_retries": 30,
+        "acquire_timeout_s": 120.0,
+    }
+    async with environment(AnswerEnv, tmp_path, {"*": [LONG, HALF, IDLE, WRITE]}, **changed) as env:
+        groups = [asyncio.create_task(env.collect_trajectories({"id": f"g{n}"})) for n in range(6)]
+        for _ in range(KILLS):
+            await asyncio.sleep(1.0)
+            running = [one.name for one in cluster.containers() if one.name in _names(cluster, job_id)]
+            if running:
+                await asyncio.to_thread(cluster.docker.containers.get(running[0]).kill)
+        finished = await asyncio.gather(*groups)
+        assert env.counts["infra_retries"] > 0
+    for group, again in finished:
+        assert again == []
+        assert group is not None
+        assert group["scores"] == [1.0, 0.0, 0.0, 1.0]
+    records = [GroupRecord.model_validate_json(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    assert {record.outcome for record in records} == {"complete"}
+
+
+def _names(cluster: Cluster, job_id: str) -> set[str]:
+    """Docker names of the job's containers that run now."""
+    return {docker_name(one["ID"]) for one in cluster.allocations(job_id) if one["ClientStatus"] == "running"}
