@@ -50,6 +50,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def kept_job(cluster: Cluster) -> Iterator[str]:
+    """A job id whose containers outlive a test: the module's next one adopts them, which is quicker than a start."""
+    name = cluster.job_id("kept")
+    yield name
+    cluster.purge(name)
+
+
 @pytest.fixture
 def job_id(cluster: Cluster) -> Iterator[str]:
     """A job id of the test's own; whatever runs under it is purged afterwards."""

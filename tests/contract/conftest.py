@@ -23,7 +23,7 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.control import ContainerControl
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Result, server_message
-from agentenv.wire.leases import LeaseKey, LeaseRequest
+from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, SlotState
 from tests.nomad.farm import nomad_farm
 
 KNOWN_FAILURES: dict[str, dict[str, str]] = {"fake": {}, "local": {}, "nomad": {}}
@@ -64,13 +64,13 @@ class Maker:
     stack: AsyncExitStack
     nomad_address: str = ""
 
-    def backend(self, slots: int = 2) -> Breakable:
+    def backend(self, slots: int = 2, **nomad: object) -> Breakable:
         # require_sandbox=False: an ordinary user's machine tests the isolation it has.
         settings = ContainerSettings(slots_per_container=slots, require_sandbox=False)
         if self.kind == "fake":
             return KillableFake(settings)
         if self.kind == "nomad":
-            return nomad_farm(self.nomad_address, settings)
+            return nomad_farm(self.nomad_address, settings, **nomad)
         return KillableLocal(settings, state_dir=self.state_dir)
 
     async def pool(self, slots: int = 2, **settings: float) -> tuple[SlotPool, Breakable]:
@@ -90,14 +90,18 @@ async def make(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Asy
 
 
 @pytest.fixture
-async def container(make: Maker) -> AsyncIterator[Client]:
-    """One running container of three slots, without a pool."""
-    async with make.backend(slots=3) as backend:
+async def container(make: Maker, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+    """One running container of three free slots, without a pool. On Nomad a module's tests share it."""
+    kept: dict[str, object] = {}
+    if make.kind == "nomad":
+        kept = {"job_id": request.getfixturevalue("kept_job"), "purge_job_on_shutdown": False}
+    async with make.backend(slots=3, **kept) as backend:
         await backend.scale(1)
         async for event in backend.events():
             if handle := getattr(event, "handle", None):
                 async with Client.open(handle) as client:
                     yield client
+                    await client.end_all()
                 return
 
 
@@ -127,6 +131,18 @@ class Client:
             timeout_s=timeout_s,
             boot=changes.get("boot", self.boot),
         )
+
+    async def end_all(self) -> None:
+        """End every lease there is; returns when all slots are free again."""
+
+        async def free() -> bool:
+            slots = (await self.control.slots()).slots
+            for slot in slots:
+                if slot.state is SlotState.leased:
+                    await self.control.end(EndRequest(slot=slot.slot, epoch=slot.epoch))
+            return all(slot.state is SlotState.free for slot in slots)
+
+        await eventually(free)
 
     async def results(self, *calls: Call) -> AsyncIterator[CallResult]:
         """The results of one batch, each as it arrives."""

@@ -32,7 +32,9 @@ def backend(request: pytest.FixtureRequest) -> ContainerBackend:
     containers = ContainerSettings(slots_per_container=3, limits=LIMITS)
     if request.param == "local":
         return LocalBackend(containers)
-    return nomad_farm(request.getfixturevalue("cluster").address, containers)
+    # A pool gives every slot back reset, so the next test may have the same container.
+    kept = {"job_id": request.getfixturevalue("kept_job"), "purge_job_on_shutdown": False}
+    return nomad_farm(request.getfixturevalue("cluster").address, containers, **kept)
 
 
 @pytest.fixture
