@@ -82,7 +82,7 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    async def until(self, expression: str, deadline_s: float = 20.0) -> None:
+    async def until(self, expression: str, deadline_s: float = 60.0) -> None:
         """Wait until the expression is true. Raises: TimeoutError."""
         async with asyncio.timeout(deadline_s):
             while not await self.evaluate(expression):
