@@ -55,6 +55,16 @@ def test_a_calls_time_is_taken_apart_without_gap_or_overlap() -> None:
     assert all(before[3] == after[2] for before, after in itertools.pairwise(inside))
 
 
+def test_reasoning_is_shown_where_only_the_step_has_it() -> None:
+    played = synthetic.few()[0].trajectories[3].model_copy(deep=True)
+    step = played.steps[0]
+    for message in (step.message, *played.messages):
+        assert not {"reasoning", "reasoning_content"} & message.keys()
+    step.reasoning = "first look, then edit"
+    turns = [turn for turn in trajectory_body(played, 1000)["turns"] if turn.get("index") == step.index]
+    assert [turn.get("thought") for turn in turns] == ["first look, then edit"]
+
+
 def test_long_texts_are_cut_and_say_so() -> None:
     flood = synthetic.few()[1].trajectories[2]
     shown = trajectory_body(flood, 1000)["turns"][2]["calls"][0]["out"]["text"]

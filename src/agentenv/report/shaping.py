@@ -127,7 +127,8 @@ def _turns(transcript: Transcript, cap: int) -> list[dict[str, Any]]:
 
 def _turn(message: Mapping[str, Any], step: Step | None, cap: int) -> dict[str, Any]:
     turn: dict[str, Any] = {"role": str(message.get("role", "?")), "text": _plain(message.get("content"), cap)}
-    if thought := message.get("reasoning_content") or message.get("reasoning"):
+    parsed = step.reasoning if step is not None else ""  # a managed server's message has no field for it
+    if thought := message.get("reasoning_content") or message.get("reasoning") or parsed:
         turn["thought"] = _plain(thought, cap)
     if step is not None:
         turn |= {
