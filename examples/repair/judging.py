@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,17 +67,33 @@ class Canary:
 
 def request(package: Package, tree: str, runner: str, nonce: str, timeout_s: float, canary: Canary | None) -> str:
     """The judge's standard input. ``tree`` and ``runner`` are absolute paths where the judge runs."""
-    tests = [*package.tests, *([canary.file] if canary else [])]
     root = tree if package.root == "." else f"{tree}/{package.root}"
+    return question(package.tests, [root, tree], tree, runner, nonce, timeout_s, canary)
+
+
+def question(
+    arguments: Sequence[str],
+    paths: Sequence[str],
+    tree: str,
+    runner: str,
+    nonce: str,
+    timeout_s: float,
+    canary: Canary | None,
+) -> str:
+    """As :func:`request`, for any tree: pytest gets these ``arguments``, and ``paths`` go on sys.path.
+
+    A run allowed more than 90 s is allowed as many seconds of CPU; others have 60.
+    """
+    rlimits = {**RLIMITS, "RLIMIT_CPU": max(RLIMITS["RLIMIT_CPU"], math.ceil(timeout_s))} if timeout_s > 90 else RLIMITS
     return json.dumps(
         {
             "nonce": nonce,
             "tree": tree,
             "runner": runner,
-            "paths": [root, tree],
-            "tests": tests,
+            "paths": list(paths),
+            "tests": [*arguments, *([canary.file] if canary else [])],
             "timeout_s": timeout_s,
-            "rlimits": RLIMITS,
+            "rlimits": rlimits,
         }
     )
 

@@ -117,6 +117,17 @@ def fetch(cache: Path | None = None, progress: Progress = lambda _: None) -> Cat
     return Catalogue(packages, _runner([_artifact(entry) for entry in listing["wheel"]], cache))
 
 
+def fetch_runner(cache: Path | None = None) -> Path:
+    """Only the test runner of :func:`fetch`: the directory of the unpacked pytest. Raises: as that."""
+    cache = cache or cache_dir()
+    wheels = [_artifact(entry) for entry in tomllib.loads((HERE / "packages.toml").read_text())["wheel"]]
+    downloads = cache / "downloads"
+    downloads.mkdir(parents=True, exist_ok=True)
+    for wheel in wheels:
+        _ensure(wheel, downloads, source=False)
+    return _runner(wheels, cache)
+
+
 def artifact_count() -> int:
     """How many files :func:`fetch` reports."""
     listing = tomllib.loads((HERE / "packages.toml").read_text())

@@ -79,15 +79,15 @@ async def suite_in_slot(exec_tool: ToolContext, task: Task, package: Package, ru
     taken: dict[str, bytes] = {}
     try:
         for path in package.mutable:
-            taken[path] = await _source(exec_tool, path)
-        await _clear(exec_tool)
+            taken[path] = await source(exec_tool, path)
+        await clear(exec_tool)
         verdict = await _judged(exec_tool, package, {**package.files, **taken}, runner)
     except (VoidVerdictError, OSError, ToolCallError, PolicyRefusalError) as error:
-        return Found(None, f"score 0: {_plain(error)}", changes(given, taken))
+        return Found(None, f"score 0: {plain(error)}", changes(given, taken))
     return Found(verdict, "", changes(given, taken))
 
 
-async def _source(exec_tool: ToolContext, path: str) -> bytes:
+async def source(exec_tool: ToolContext, path: str) -> bytes:
     """One source file of the workspace. Raises VoidVerdictError when it is too large; OSError and
     PolicyRefusalError when it is no file any more."""
     reply = await exec_tool.call_tool("read_file", {"path": path, "binary": True, "limit": MAX_SOURCE_BYTES + 1})
@@ -99,7 +99,7 @@ async def _source(exec_tool: ToolContext, path: str) -> bytes:
     return content
 
 
-async def _clear(exec_tool: ToolContext) -> None:
+async def clear(exec_tool: ToolContext) -> None:
     """Remove everything from the workspace. ``chmod`` first: a policy can lock its own directories."""
     command = "chmod -R u+rwX . 2>/dev/null; find . -mindepth 1 -delete"
     done = await exec_tool.terminal(command, CLEAR_TIMEOUT_S)
@@ -116,7 +116,17 @@ async def _judged(exec_tool: ToolContext, package: Package, files: Mapping[str, 
     question = judging.request(package, f"/workspace/{place}/tree", runner, nonce, SUITE_TIMEOUT_S, canary)
     # exec: no shell is left whose descriptors the code under test could open. The judge closes its own.
     command = f"exec {SLOT_PYTHON} -I -S -B {shlex.quote(f'/workspace/{place}/judge.py')}"
-    done = await exec_tool.terminal(command, SUITE_TIMEOUT_S + 30, stdin=question)
+    return await answer(exec_tool, command, question, nonce, canary, SUITE_TIMEOUT_S)
+
+
+async def answer(
+    exec_tool: ToolContext, command: str, question: str, nonce: str, canary: Canary, timeout_s: float
+) -> Verdict:
+    """What the judge says that ``command`` starts; ``timeout_s`` is what the question allows the tests.
+
+    Raises: VoidVerdictError when it is nothing to go by; InfraError.
+    """
+    done = await exec_tool.terminal(command, timeout_s + 30, stdin=question)
     if done.oom_killed:
         raise VoidVerdictError("the tests needed more memory than a slot has")
     return judging.read(done.stdout, nonce, canary)
@@ -144,7 +154,8 @@ def _change(path: str, before: bytes, now: bytes) -> str:
     return mutate.diff(path, before.decode("utf-8", "replace"), now.decode("utf-8", "replace"))
 
 
-def _plain(error: Exception) -> str:
+def plain(error: Exception) -> str:
+    """Why there is no verdict, in words."""
     if isinstance(error, OSError):
         return f"{error.filename or 'a file'} {error.strerror or error}"
     return str(error)

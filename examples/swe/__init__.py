@@ -1,0 +1,1 @@
+"""Real issues of real repositories, scored by the tests that came with their solution."""

@@ -1,0 +1,226 @@
+"""SweEnv: an issue and its repository in a slot; the tests that came with the solution decide the score.
+
+    python -m examples.swe.env process --env.dataset_name records.jsonl --env.repositories DIRECTORY \\
+        --openai.base_url URL --openai.model_name MODEL ...
+
+See ``docs/swe.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from agentenv import AgentEnv, AgentEnvConfig, ToolContext
+from agentenv.agent.items import load_items
+from agentenv.agent.loop import AgentResult
+from agentenv.config import cache_dir
+from agentenv.env_config import Names
+from agentenv.errors import ConfigError
+from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.backends.open import make_backend
+from agentenv.wire.spec import Bind
+from examples.repair.packages import fetch_runner
+from examples.swe import repositories
+from examples.swe.checkouts import Checkouts
+from examples.swe.records import SweRecord, Wanted, read_records
+from examples.swe.scoring import SOURCE_ROOTS, Found, Ground, resolved, share, tested
+
+logger = logging.getLogger(__name__)
+
+RUNNER = "/opt/test-runner"
+DEPENDENCIES = "/opt/dependencies"
+"""Where slots see the unpacked test runner and the dependencies, read-only."""
+
+TASK = """\
+[task:{record.instance_id}]
+The workspace holds the repository {record.repo} (one git commit: the state before the work). Resolve this issue:
+
+<issue>
+{record.problem_statement}
+</issue>
+
+Change the repository's sources, and nothing you do not need to. Tests you add are welcome but do not count:
+yours is judged by tests of its own. python3 and pytest are installed, there is no network; run tests with
+`{command}`.
+Say in one sentence what you changed when you are done."""
+
+
+class SweConfig(AgentEnvConfig):
+    """An environment's settings, and which records are played with which repositories."""
+
+    verification: Literal["live", "sealed"] = "sealed"
+    slot_processes: int = Field(default=200, ge=1)
+    repositories: str | None = Field(default=None, description="Directory of local git repositories, owner/name[.git]")
+    clone_url: str = Field(
+        default="https://github.com/{repo}.git", description="Where a missing one is cloned from; empty: never"
+    )
+    only_repos: Names = Field(default_factory=list, description="Records of these repositories")
+    only_instances: Names = Field(default_factory=list, description="These records")
+    only_versions: Names = Field(default_factory=list, description="Records of these versions")
+    max_records: int | None = Field(default=None, ge=1, description="The first so many that are left")
+    reward: Literal["resolved", "share"] = Field(
+        default="resolved", description="resolved: 1 or 0; share: of FAIL_TO_PASS, 0 when PASS_TO_PASS breaks"
+    )
+    dependencies: str | None = Field(
+        default=None, description="Directory of what repositories import: owner__name/version or owner__name"
+    )
+    tests_timeout_s: float = Field(default=300.0, ge=1, le=3000, description="Longest run of a record's tests")
+    keep_checkouts: int = Field(default=8, ge=1, description="On this machine's disk, besides those in use")
+
+
+class SweEnv(AgentEnv):
+    """Resolve an issue of a real repository. 1 when all of FAIL_TO_PASS pass and none of PASS_TO_PASS breaks."""
+
+    name = "swe"
+    env_config_cls = SweConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raises: ConfigError."""
+        super().__init__(*args, **kwargs)
+        config: SweConfig = self.config
+        if config.verification != "sealed":
+            raise ConfigError("verification", "these tasks are verified sealed", next_step="leave it unset")
+        if config.clone_url and "{repo}" not in config.clone_url:
+            raise ConfigError("clone_url", f"got {config.clone_url!r}", next_step="allowed: a URL with {repo} in it")
+        if config.dependencies is not None and not Path(config.dependencies).is_dir():
+            raise ConfigError("dependencies", f"{config.dependencies} is no directory", next_step="make it, or unset")
+        chosen = Path(config.repositories) if config.repositories else cache_dir() / "swe"
+        self._repositories = chosen.absolute()
+        self._checkouts = Checkouts(self._repositories, config.clone_url, keep=config.keep_checkouts)
+        self._runner: Path
+        self._order: Iterator[str]
+        self.records: dict[str, SweRecord] = {}
+
+    async def setup(self) -> None:
+        """Read the records and have their test runner, then as every environment.
+
+        Raises: ConfigError naming a record and its field; DownloadError, and what AgentEnv.setup raises.
+        """
+        self.records = {record.instance_id: record for record in await asyncio.to_thread(self._read)}
+        self._order = itertools.cycle(self.records)
+        self._runner = await asyncio.to_thread(fetch_runner)
+        await self._checkouts.__aenter__()
+        try:
+            await super().setup()
+        except BaseException:
+            await self._checkouts.__aexit__(None, None, None)
+            raise
+
+    async def close(self) -> None:
+        """As every environment, and the checkouts."""
+        try:
+            await super().close()
+        finally:
+            await self._checkouts.__aexit__(None, None, None)
+
+    def _read(self) -> tuple[SweRecord, ...]:
+        config: SweConfig = self.config
+        wanted = Wanted(
+            tuple(config.only_repos), tuple(config.only_instances), tuple(config.only_versions), config.max_records
+        )
+        records = read_records(load_items(config.dataset_name, config.dataset_split), wanted)
+        repositories.check(self._repositories, records, may_clone=bool(config.clone_url))
+        return records
+
+    def build_backend(self) -> ContainerBackend:
+        """The backend that is configured; its slots see the test runner and the dependencies. On Nomad its nodes
+        must have them under the same paths."""
+        config: SweConfig = self.config
+        settings = config.container_settings()
+        binds = [Bind(str(self._runner), RUNNER)]
+        if config.dependencies is not None:
+            binds.append(Bind(str(Path(config.dependencies).resolve()), DEPENDENCIES))
+        shown = settings.model_copy(
+            update={
+                "binds": () if self._fake else (*settings.binds, *binds),
+                "env": {"PYTHONPATH": self._seen_runner, "PYTHONDONTWRITEBYTECODE": "1", **settings.env},
+            }
+        )
+        return make_backend(
+            config.tool_pool_mode, shown, nomad=config.nomad_settings(), start_timeout_s=config.start_timeout_s
+        )
+
+    async def get_next_item(self) -> dict[str, Any]:
+        """The records, again and again."""
+        return self.item_of(self.records[next(self._order)])
+
+    def item_of(self, record: SweRecord) -> dict[str, Any]:
+        """A record as the item its transcripts keep; its patches stay here."""
+        return {
+            "instance_id": record.instance_id,
+            "repo": record.repo,
+            "base_commit": record.base_commit,
+            "version": record.version,
+            "FAIL_TO_PASS": list(record.fail_to_pass),
+            "PASS_TO_PASS": len(record.pass_to_pass),
+        }
+
+    def build_task(self, item: Any) -> str:
+        """What the model reads: the issue, and how tests are run; not which tests."""
+        record = self.records[item["instance_id"]]
+        paths = [*SOURCE_ROOTS, *self._dependencies_of(record), "$PYTHONPATH"]
+        return TASK.format(record=record, command=f"PYTHONPATH={':'.join(paths)} python3 -m pytest -q PATH")
+
+    async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:
+        """Upload the repository at the record's base commit."""
+        record = self.records[item["instance_id"]]
+        async with self._checkouts.of(record) as checkout:
+            sent = await exec_tool.upload(checkout.workspace, ".")
+        return {"repo": record.repo, "files": len(checkout.known), "bytes": sent.total_bytes}
+
+    async def verify_and_score_trajectory(
+        self,
+        item: Any,
+        final_response: str,  # noqa: ARG002 - what counts is what it did
+        *,
+        exec_tool: ToolContext,
+        agent_result: AgentResult,
+        **_: Any,
+    ) -> tuple[float, dict[str, Any]]:
+        """Run the record's tests over what the policy changed.
+
+        Whatever the policy did to its files is a verdict, not an error; only InfraError gets out.
+        """
+        record = self.records[item["instance_id"]]
+        found = await self.run_tests(exec_tool, record)
+        score = resolved(record, found.verdict) if self.config.reward == "resolved" else share(record, found.verdict)
+        told = {name: value for name, value in found.told(record).items() if value not in ("", [])}
+        return score, {**told, "model faults": agent_result.model_faults}
+
+    async def run_tests(self, exec_tool: ToolContext, record: SweRecord) -> Found:
+        """What becomes of the record's tests in this slot. For repositories whose tests pytest does not run,
+        override it."""
+        ground = Ground(self._seen_runner, self._dependencies_of(record), self.config.tests_timeout_s)
+        async with self._checkouts.of(record) as checkout:
+            return await tested(exec_tool, record, checkout, ground)
+
+    @property
+    def _fake(self) -> bool:
+        """Whether commands run as plain processes here: they see this machine's own paths."""
+        return bool(self.config.tool_pool_mode == "fake")
+
+    @property
+    def _seen_runner(self) -> str:
+        return str(self._runner) if self._fake else RUNNER
+
+    def _dependencies_of(self, record: SweRecord) -> tuple[str, ...]:
+        """The directory of what the record's repository imports, as its slot sees it."""
+        if self.config.dependencies is None:
+            return ()
+        there = Path(self.config.dependencies).resolve()
+        flat = record.repo.replace("/", "__")
+        for name in (f"{flat}/{record.version}", flat) if record.version else (flat,):
+            if (there / name).is_dir():
+                return (str(there / name) if self._fake else f"{DEPENDENCIES}/{name}",)
+        return ()
+
+
+if __name__ == "__main__":
+    SweEnv.cli()

@@ -1,0 +1,191 @@
+"""SWE-style records: what a dataset's row must hold, and which of the rows are wanted.
+
+The fields are those of SWE-bench. Rows are taken as they come, with lists or with lists as JSON text;
+what is wrong with one is a ConfigError that names the record and the field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from agentenv.errors import ConfigError
+
+_REPO = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
+_COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
+_INSTANCE = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
+MAX_SHOWN_CHARS = 80
+
+
+@dataclass(frozen=True)
+class SweRecord:
+    """One issue: the repository before its solution, and the tests that tell whether it is solved."""
+
+    instance_id: str
+    repo: str
+    """``owner/name``."""
+    base_commit: str
+    problem_statement: str
+    patch: str
+    """The gold patch. Never shown to a model, and no part of a score."""
+    test_patch: str
+    fail_to_pass: tuple[str, ...]
+    """pytest ids, ``path.py::test``: they fail at ``base_commit`` with ``test_patch``, and must pass."""
+    pass_to_pass: tuple[str, ...]
+    """They pass before, and must still."""
+    version: str = ""
+    environment_setup_commit: str = ""
+
+    @property
+    def test_files(self) -> tuple[str, ...]:
+        """The files the named tests are in."""
+        named = (*self.fail_to_pass, *self.pass_to_pass)
+        return tuple(sorted({test.partition("::")[0] for test in named}))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which records are taken; empty: all."""
+
+    repos: tuple[str, ...] = ()
+    instances: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()
+    limit: int | None = None
+    """So many, the first of those left."""
+
+
+def read_records(rows: Sequence[Mapping[str, Any]], wanted: Wanted = Wanted()) -> tuple[SweRecord, ...]:
+    """The wanted records of a dataset, in its order. Rows that are not wanted are not looked into further.
+
+    Raises: ConfigError naming record and field, a record that is there twice, or a filter that leaves nothing.
+    """
+    records: dict[str, SweRecord] = {}
+    for number, row in enumerate(rows, 1):
+        if not _is_wanted(row, wanted):
+            continue
+        record = read_record(row, number)
+        if record.instance_id in records:
+            raise _wrong(row, number, "instance_id", "is there twice")
+        records[record.instance_id] = record
+        if wanted.limit is not None and len(records) == wanted.limit:
+            break
+    _refuse_unmatched(records, rows, wanted)
+    return tuple(records.values())
+
+
+def read_record(row: Mapping[str, Any], number: int = 1) -> SweRecord:
+    """One row, checked. ``number`` names it where it has no id. Raises: ConfigError."""
+    found = _Row(row, number)
+    record = SweRecord(
+        instance_id=found.matching("instance_id", _INSTANCE, "letters, digits and _ . + -"),
+        repo=found.matching("repo", _REPO, "owner/name"),
+        base_commit=found.matching("base_commit", _COMMIT, "a commit's hex digits"),
+        problem_statement=found.text("problem_statement"),
+        patch=found.diff("patch"),
+        test_patch=found.diff("test_patch"),
+        fail_to_pass=found.tests("FAIL_TO_PASS"),
+        pass_to_pass=found.tests("PASS_TO_PASS"),
+        version=found.optional("version"),
+        environment_setup_commit=found.optional("environment_setup_commit"),
+    )
+    if ".." in record.repo.split("/") or "." in record.repo.split("/"):
+        raise found.wrong("repo", f"got {record.repo!r}", "allowed: owner/name")
+    if not record.fail_to_pass:
+        raise found.wrong("FAIL_TO_PASS", "names no test: nothing would tell whether it is solved")
+    if both := set(record.fail_to_pass) & set(record.pass_to_pass):
+        raise found.wrong("PASS_TO_PASS", f"{min(both)!r} is also in FAIL_TO_PASS", "name it once")
+    return record
+
+
+class _Row:
+    """Takes fields out of a row."""
+
+    def __init__(self, row: Mapping[str, Any], number: int) -> None:
+        self._row = row
+        self._number = number
+
+    def wrong(self, field: str, problem: str, next_step: str = "") -> ConfigError:
+        return _wrong(self._row, self._number, field, problem, next_step)
+
+    def text(self, field: str) -> str:
+        value = self._row.get(field)
+        if field not in self._row:
+            raise self.wrong(field, "is missing")
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(field, f"got {_shown(value)}", "allowed: text that is not empty")
+        return value
+
+    def optional(self, field: str) -> str:
+        value = self._row.get(field)
+        if value is None:
+            return ""
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise self.wrong(field, f"got {_shown(value)}", "allowed: text")
+        return str(value)
+
+    def matching(self, field: str, form: re.Pattern[str], said: str) -> str:
+        value = self.text(field)
+        if not form.fullmatch(value):
+            raise self.wrong(field, f"got {_shown(value)}", f"allowed: {said}")
+        return value
+
+    def diff(self, field: str) -> str:
+        value = self.text(field)
+        if not re.search(r"^(diff --git |--- )", value, re.MULTILINE):
+            raise self.wrong(field, f"got {_shown(value)}", "allowed: a unified diff")
+        return value if value.endswith("\n") else value + "\n"
+
+    def tests(self, field: str) -> tuple[str, ...]:
+        value = self._row.get(field)
+        if field not in self._row:
+            raise self.wrong(field, "is missing")
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError as error:
+                raise self.wrong(field, f"is no JSON: {error}", "allowed: a list, or one as JSON text") from error
+        if not isinstance(value, (list, tuple)) or not all(isinstance(test, str) for test in value):
+            raise self.wrong(field, f"got {_shown(value)}", "allowed: a list of test ids, or one as JSON text")
+        for test in value:
+            self._check_test(field, test)
+        return tuple(dict.fromkeys(value))
+
+    def _check_test(self, field: str, test: str) -> None:
+        path, colons, _ = test.partition("::")
+        parts = PurePosixPath(path).parts
+        plain = path.endswith(".py") and not path.startswith(("/", "-")) and ".." not in parts
+        if not (colons and plain and path.isprintable()):
+            raise self.wrong(
+                field, f"{_shown(test)} is no pytest id", "allowed: path/in/the/repo.py::test; leave other repos out"
+            )
+
+
+def _is_wanted(row: Mapping[str, Any], wanted: Wanted) -> bool:
+    asked = ((wanted.repos, "repo"), (wanted.instances, "instance_id"), (wanted.versions, "version"))
+    return all(not values or str(row.get(field)) in values for values, field in asked)
+
+
+def _refuse_unmatched(records: Mapping[str, SweRecord], rows: Sequence[Mapping[str, Any]], wanted: Wanted) -> None:
+    there = {str(row.get("instance_id")) for row in rows}
+    if missing := [name for name in wanted.instances if name not in there]:
+        raise ConfigError("only_instances", f"{missing[0]!r} is not in the dataset", next_step="check dataset_split")
+    if not records:
+        repos = sorted({str(row.get("repo")) for row in rows})[:12]
+        raise ConfigError(
+            "only_repos", "no record is left by the filters", next_step=f"the dataset has {', '.join(repos)}"
+        )
+
+
+def _wrong(row: Mapping[str, Any], number: int, field: str, problem: str, next_step: str = "") -> ConfigError:
+    name = row.get("instance_id")
+    which = f"record {number} ({name})" if isinstance(name, str) and name.isprintable() else f"record {number}"
+    return ConfigError(field, f"{which}: {problem}", next_step=next_step)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"

@@ -1,0 +1,79 @@
+"""Finds what is different in a workspace; runs in the slot, by its own ``python3 -I -S -B scan.py``.
+
+Standard library only. Its one argument is the file of what was there, ``{path: digest}``; it prints what is
+different now: ``{"changed": [paths], "removed": [paths], "odd": [paths], "more": bool}``. ``odd`` are links,
+pipes and the like where they were not, and files that cannot be read: nothing of them is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import sys
+
+MAX_CHANGED = 500
+MAX_HASHED_BYTES = 8 * 1024 * 1024
+"""A file larger than this counts as changed without being read: no repair, and refused when it is taken."""
+NOT_TAKEN = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis",
+                       ".tox", ".nox", ".venv", "venv", "node_modules", ".cache", ".eggs"})  # fmt: skip
+"""Directories a policy's tools fill. What was in one from the start is looked at nevertheless."""
+
+
+def digest(path: str) -> str | None:
+    """What a path's content is known by; None where it is no file and no link, or cannot be read."""
+    try:
+        status = os.lstat(path)
+        if stat.S_ISLNK(status.st_mode):
+            return "link:" + hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()  # noqa: PTH115
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if status.st_size > MAX_HASHED_BYTES:
+            return f"large:{status.st_size}"
+        with open(path, "rb") as file:  # noqa: PTH123 - as small and quick as can be
+            return "file:" + hashlib.sha256(file.read(MAX_HASHED_BYTES)).hexdigest()
+    except OSError:
+        return None
+
+
+def differences(root: str, known: dict[str, str], skipped: str) -> dict[str, object]:
+    """What is different below ``root`` from ``known``, the top directory ``skipped`` left out."""
+    changed: list[str] = []
+    odd: list[str] = []
+    found = set()
+    kept_directories = {path[:end] for path in known for end, sign in enumerate(path) if sign == "/"}
+    for directory, names, files in os.walk(root):
+        here = os.path.relpath(directory, root)
+        below = "" if here == "." else here + "/"
+        links = [name for name in names if os.path.islink(os.path.join(directory, name))]  # noqa: PTH114, PTH118
+        wanted = [
+            name
+            for name in names
+            if name not in links
+            and below + name != skipped
+            and (name not in NOT_TAKEN or below + name in kept_directories)
+        ]
+        names[:] = sorted(wanted)
+        for name in sorted([*files, *links]):
+            path = below + name
+            if not path.isprintable():
+                continue
+            now = digest(os.path.join(root, path))  # noqa: PTH118
+            found.add(path)
+            if path in known and now == known[path]:
+                continue
+            if now is None or now.startswith("link:"):
+                odd.append(path)
+            elif not path.endswith(".pyc"):
+                changed.append(path)
+            if len(changed) + len(odd) > MAX_CHANGED:
+                return {"changed": [], "removed": [], "odd": [], "more": True}
+    removed = sorted(known.keys() - found)
+    return {"changed": changed, "removed": removed, "odd": odd, "more": False}
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as _manifest:  # noqa: PTH123
+        _known = json.load(_manifest)
+    print(json.dumps(differences(".", _known, os.path.basename(os.path.dirname(sys.argv[1])))))  # noqa: PTH119, PTH120

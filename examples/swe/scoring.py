@@ -1,0 +1,207 @@
+"""The verifier: takes what the policy changed out of its slot, and runs the named tests over it on clean ground.
+
+What counts of a policy's changes is decided by :func:`judged` alone, without I/O. The test run itself, with
+its nonce and its control tests, is that of the repair example (``docs/repair.md``).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any
+
+from agentenv import ToolContext
+from agentenv.errors import PolicyRefusalError, ToolCallError
+from examples.repair import judging
+from examples.repair.judging import Canary, Verdict, VoidVerdictError
+from examples.repair.packages import HERE as JUDGE_DIR
+from examples.repair.packages import SLOT_PYTHON
+from examples.repair.verify import MAX_NAMED_TESTS, answer, clear, packed, plain, source
+from examples.swe import scan
+from examples.swe.records import SweRecord
+from examples.swe.repositories import Checkout, manifest
+
+SCAN_TIMEOUT_S = 120.0
+SOURCE_ROOTS = ("src", "lib")
+"""Directories of a repository that go on sys.path when they are there, after its top."""
+TEST_DIRECTORIES = frozenset({"test", "tests"})
+RUNNER_FILES = frozenset(
+    {"conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "sitecustomize.py", "usercustomize.py"}
+)
+MAX_NAMED_FILES = 50
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a policy made of its workspace."""
+
+    taken: Mapping[str, bytes] = field(default_factory=dict)
+    removed: Sequence[str] = ()
+    odd: Sequence[str] = ()
+    """Links, pipes and unreadable files: nothing of them is taken."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """What is laid over the repository at its base commit before the tests run."""
+
+    files: Mapping[str, bytes]
+    removed: tuple[str, ...]
+    put_back: tuple[str, ...]
+    """Test files and the like that the policy changed: they are as the repository and the test patch have them."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What became of the tests; ``verdict`` None, and why, when there is none."""
+
+    verdict: Verdict | None
+    reason: str = ""
+    changed: tuple[str, ...] = ()
+    put_back: tuple[str, ...] = ()
+
+    def told(self, record: SweRecord) -> dict[str, Any]:
+        """What the transcript keeps."""
+        passed = self.verdict.passed if self.verdict else frozenset()
+        failing = [test for test in record.fail_to_pass if test not in passed]
+        broken = [test for test in record.pass_to_pass if test not in passed] if self.verdict else []
+        suite = f"{len(self.verdict.outcomes)} tests in {self.verdict.duration_s:.2f} s" if self.verdict else ""
+        solved = len(record.fail_to_pass) - len(failing)
+        return {
+            "resolved": self.verdict is not None and not failing and not broken,
+            "FAIL_TO_PASS": f"{solved} of {len(record.fail_to_pass)} pass",
+            "reason": self.reason,
+            "still failing": failing[:MAX_NAMED_TESTS],
+            "newly broken": broken[:MAX_NAMED_TESTS],
+            "changed": list(self.changed[:MAX_NAMED_FILES]),
+            "put back": list(self.put_back[:MAX_NAMED_FILES]),
+            "suite": suite,
+        }
+
+
+def is_protected(path: str, checkout: Checkout) -> bool:
+    """Whether a policy's version of this file counts for nothing: the files of the test patch, always; tests,
+    and what steers pytest, unless the gold patch changes them too."""
+    if path in checkout.tests:
+        return True
+    if path in checkout.gold:
+        return False
+    parts = PurePosixPath(path).parts
+    name = parts[-1]
+    is_test = name.startswith("test_") or name.endswith("_test.py") or bool(TEST_DIRECTORIES & set(parts[:-1]))
+    return is_test or name in RUNNER_FILES or name.endswith(".pth")
+
+
+def judged(record: SweRecord, checkout: Checkout, changes: Changes) -> Overlay:
+    """What of the policy's changes counts, with the test patch's files on top."""
+    tests = {*checkout.tests, *record.test_files}
+    touched = [*changes.taken, *changes.removed]
+    put_back = tuple(sorted(path for path in touched if path in tests or is_protected(path, checkout)))
+    files = {path: content for path, content in changes.taken.items() if path not in put_back}
+    files |= {path: content for path, content in checkout.tests.items() if content is not None}
+    removed = [path for path in changes.removed if path not in put_back]
+    removed += [path for path, content in checkout.tests.items() if content is None]
+    return Overlay(files, tuple(sorted(removed)), put_back)
+
+
+def resolved(record: SweRecord, verdict: Verdict | None) -> float:
+    """1 when every FAIL_TO_PASS and every PASS_TO_PASS test passes, else 0."""
+    return float(share(record, verdict) == 1.0)
+
+
+def share(record: SweRecord, verdict: Verdict | None) -> float:
+    """The share of FAIL_TO_PASS that passes; 0 without a verdict, or when a PASS_TO_PASS test does not pass."""
+    if verdict is None or not set(record.pass_to_pass) <= verdict.passed:
+        return 0.0
+    return len(verdict.passed & set(record.fail_to_pass)) / len(record.fail_to_pass)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """Where tests run: the paths of the test runner and of the record's dependencies, as the slot sees them."""
+
+    runner: str
+    dependencies: tuple[str, ...] = ()
+    timeout_s: float = 300.0
+
+
+async def tested(exec_tool: ToolContext, record: SweRecord, checkout: Checkout, ground: Ground) -> Found:
+    """Run the record's tests over what the policy left in its (sealed) slot.
+
+    What the policy did, however odd, ends in a Found. Raises: InfraError only.
+    """
+    changed: tuple[str, ...] = ()
+    put_back: tuple[str, ...] = ()
+    try:
+        changes = await _taken(exec_tool, checkout)
+        changed = tuple(sorted({*changes.taken, *changes.removed, *changes.odd}))
+        overlay = judged(record, checkout, changes)
+        put_back = overlay.put_back
+        await clear(exec_tool)
+        verdict = await _run(exec_tool, record, checkout, overlay, ground)
+    except (VoidVerdictError, OSError, ToolCallError, PolicyRefusalError) as error:
+        return Found(None, f"score 0: {plain(error)}", changed, put_back)
+    return Found(verdict, "", changed, put_back)
+
+
+async def _taken(exec_tool: ToolContext, checkout: Checkout) -> Changes:
+    """What is different in the workspace. Raises: VoidVerdictError when that is no change a person would make."""
+    place = f"scan-{secrets.token_hex(8)}"
+    scanner = (scan.__file__, "scan.py")
+    with open(scanner[0], "rb") as file:  # noqa: ASYNC230, PTH123 - a few KiB, our own
+        script = file.read()
+    await exec_tool.terminal("chmod u+rwx .")
+    await exec_tool.extract(packed({scanner[1]: script, "known.json": manifest(checkout)}), place)
+    command = f"chmod -R u+rwX . 2>/dev/null; exec {SLOT_PYTHON} -I -S -B {place}/scan.py {place}/known.json"
+    done = await exec_tool.terminal(command, SCAN_TIMEOUT_S)
+    if done.exit_code or done.timed_out:
+        raise VoidVerdictError(f"the workspace cannot be looked through: {done.stderr.strip()[-300:]}")
+    found = json.loads(done.stdout)
+    if found["more"]:
+        raise VoidVerdictError(f"more than {scan.MAX_CHANGED} files of the workspace are different")
+    taken = {path: await source(exec_tool, path) for path in found["changed"] if not is_protected(path, checkout)}
+    untaken = {path: b"" for path in found["changed"] if path not in taken}
+    return Changes({**taken, **untaken}, found["removed"], found["odd"])
+
+
+async def _run(
+    exec_tool: ToolContext, record: SweRecord, checkout: Checkout, overlay: Overlay, ground: Ground
+) -> Verdict:
+    canary, nonce, place = Canary.draw(), secrets.token_hex(16), f"judge-{secrets.token_hex(8)}"
+    top = (await exec_tool.terminal("pwd -P")).stdout.strip()
+    tree = f"{top}/{place}/tree"
+    await exec_tool.upload(checkout.tree, f"{place}/tree")
+    await _remove(exec_tool, overlay.removed, f"{place}/tree")
+    laid = {f"tree/{path}": content for path, content in overlay.files.items()}
+    judge = (JUDGE_DIR / "judge.py").read_bytes()
+    await exec_tool.extract(packed({**laid, "judge.py": judge, f"tree/{canary.file}": canary.source.encode()}), place)
+    question = judging.question(
+        pytest_arguments(record, tree), _paths(checkout, tree, ground), tree, ground.runner, nonce,
+        ground.timeout_s, canary,
+    )  # fmt: skip
+    command = f"exec {SLOT_PYTHON} -I -S -B {shlex.quote(f'{top}/{place}/judge.py')}"
+    return await answer(exec_tool, command, question, nonce, canary, ground.timeout_s)
+
+
+def pytest_arguments(record: SweRecord, tree: str) -> list[str]:
+    """The files of the named tests, under the names the record has. The repository's own ``addopts`` may ask
+    for plugins that are not here; its other settings hold."""
+    return ["--rootdir", tree, "-o", "addopts=", "-o", "required_plugins=", *record.test_files]
+
+
+def _paths(checkout: Checkout, tree: str, ground: Ground) -> list[str]:
+    roots = [f"{tree}/{root}" for root in SOURCE_ROOTS if (checkout.tree / root).is_dir()]
+    return [tree, *roots, *ground.dependencies]
+
+
+async def _remove(exec_tool: ToolContext, paths: Sequence[str], below: str) -> None:
+    if not paths:
+        return
+    command = 'while IFS= read -r path; do rm -f -- "$path" || exit; done; find . -type d -empty -delete'
+    done = await exec_tool.terminal(command, SCAN_TIMEOUT_S, cwd=below, stdin="".join(f"{path}\n" for path in paths))
+    if done.exit_code or done.timed_out:
+        raise VoidVerdictError(f"removed files cannot be removed: {done.stderr.strip()[:300]}")
