@@ -22,7 +22,7 @@ from agentenv.errors import (
 )
 from agentenv.sessions.slot_sessions import SessionArguments
 from agentenv.slots.backends.fake_sessions import FakeSessions
-from agentenv.slots.backends.fake_tools import FakeShell, Ran, run_file_tool
+from agentenv.slots.backends.fake_tools import FakeShell, Ran, SlotfilesError, run_file_tool
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call, CallResult
 from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, SlotReport, SlotState
@@ -257,11 +257,11 @@ class FakeSlot:
             if isinstance(arguments, SessionArguments):
                 return await self._session(call, arguments)
             content = await asyncio.to_thread(run_file_tool, self.workspace(), arguments)
-            return CallResult(id=call.id, content=content.model_dump(mode="json"))
+            return CallResult(id=call.id, exit_code=0, content=content.model_dump(mode="json"))
         except AgentEnvError as error:
             return refusal(call.id, error)
         except OSError as error:
-            return CallResult(id=call.id, exit_code=error.errno or 1, stderr=f"{call.tool}: {error.strerror or error}")
+            return CallResult(id=call.id, exit_code=error.errno or 1, stderr=_sentence(call, error))
 
     async def _bash(self, call: Call, arguments: BashArguments) -> CallResult:
         self.workspace()
@@ -304,6 +304,12 @@ def _validated(call: Call) -> WireModel:
 def refusal(call_id: str, error: AgentEnvError) -> CallResult:
     """The result of a call that was not run, or whose run cannot be told."""
     return CallResult(id=call_id, fault=error.fault, error=error.code, message=str(error))
+
+
+def _sentence(call: Call, error: OSError) -> str:
+    """Of a failed file operation, as slots put it."""
+    said = error.strerror or str(error)
+    return said if isinstance(error, SlotfilesError) else f"{call.arguments.get('path', '.')}: {said}\n"
 
 
 def _finished(call_id: str, ran: Ran, *, timed_out: bool) -> CallResult:

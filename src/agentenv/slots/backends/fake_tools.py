@@ -223,7 +223,10 @@ def inside(workspace: Path, path: str) -> Path:
     )
     found = Path(os.path.realpath(workspace / relative))
     if found != workspace and workspace not in found.parents:
-        raise PolicyRefusalError(f"{path!r} is outside the workspace", next_step="use a path inside /workspace")
+        raise PolicyRefusalError(
+            f"{path!r} is outside the workspace (or behind a link with an absolute target)",
+            next_step="use a path inside /workspace",
+        )
     return found
 
 
@@ -257,12 +260,16 @@ class _Child:
         return Finished(code, done.stdout[:output_bytes], done.stderr, max(0, len(done.stdout) - output_bytes))
 
 
+class SlotfilesError(OSError):
+    """What slotfiles says of a failure that is data: ``strerror`` is the whole of it."""
+
+
 def _in_slotfiles(tool: str, workspace: Path, arguments: WireModel) -> WireModel:
     """By the very program that slots have: what a pattern matches and where a hunk fits is the same there."""
     program = (str(ensure_built().files), str(workspace))
     outcome = asyncio.run(run_slot_tool(tool, arguments, _Child(), program=program))
     if outcome.content is None:
-        raise OSError(outcome.exit_code, outcome.stderr)
+        raise SlotfilesError(outcome.exit_code, outcome.stderr)
     return outcome.content
 
 
