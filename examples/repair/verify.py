@@ -10,7 +10,7 @@ import io
 import secrets
 import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,13 +132,14 @@ async def answer(
     return judging.read(done.stdout, nonce, canary)
 
 
-def packed(files: Mapping[str, bytes]) -> bytes:
-    """A tar of these files."""
+def packed(files: Mapping[str, bytes], executable: Collection[str] = ()) -> bytes:
+    """A tar of these files, those named ``executable`` with that bit set."""
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for path, content in files.items():
             member = tarfile.TarInfo(path)
             member.size = len(content)
+            member.mode = 0o755 if path in executable else 0o644
             tar.addfile(member, io.BytesIO(content))
     return archive.getvalue()
 

@@ -56,7 +56,7 @@ class SweConfig(AgentEnvConfig):
     """An environment's settings, and which records are played with which repositories."""
 
     verification: Literal["live", "sealed"] = "sealed"
-    slot_processes: int = Field(default=200, ge=1)
+    dataset_split: str = "test"
     repositories: str | None = Field(default=None, description="Directory of local git repositories, owner/name[.git]")
     clone_url: str = Field(
         default="https://github.com/{repo}.git", description="Where a missing one is cloned from; empty: never"

@@ -54,6 +54,8 @@ class Checkout:
     """The same with a ``.git`` of one commit: what a policy gets."""
     known: Mapping[str, str]
     """``scan.digest`` of every file of the tree, by path."""
+    executable: frozenset[str]
+    """Those of them that are executable."""
     tests: Mapping[str, bytes | None]
     """What the test patch makes of the files it names; None: it removes them."""
     gold: frozenset[str]
@@ -124,7 +126,8 @@ def check_out(repository: Path, record: SweRecord, target: Path) -> Checkout:
         raise ConfigError(
             "FAIL_TO_PASS", f"{record.instance_id}: {missing[0]} is neither in the repository nor in its test_patch"
         )
-    return Checkout(target / "tree", target / "workspace", base, tests, frozenset(gold))
+    executable = frozenset(path for path in base if os.access(target / "tree" / path, os.X_OK))
+    return Checkout(target / "tree", target / "workspace", base, executable, tests, frozenset(gold))
 
 
 def remove(checkout: Path) -> None:

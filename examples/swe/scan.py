@@ -2,7 +2,8 @@
 
 Standard library only. Its one argument is the file of what was there, ``{path: digest}``; it prints what is
 different now: ``{"changed": [paths], "removed": [paths], "odd": [paths], "more": bool}``. ``odd`` are links,
-pipes and the like where they were not, and files that cannot be read: nothing of them is taken.
+pipes and the like where they were not, and files that cannot be read: nothing of them is taken. Names that
+cannot be printed are passed over.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def differences(root: str, known: dict[str, str], skipped: str) -> dict[str, obj
                 changed.append(path)
             if len(changed) + len(odd) > MAX_CHANGED:
                 return {"changed": [], "removed": [], "odd": [], "more": True}
-    removed = sorted(known.keys() - found)
+    removed = sorted(path for path in known.keys() - found if path.isprintable())
     return {"changed": changed, "removed": removed, "odd": odd, "more": False}
 
 

@@ -11,7 +11,7 @@ import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentenv import ToolContext
@@ -25,7 +25,10 @@ from examples.swe import scan
 from examples.swe.records import SweRecord
 from examples.swe.repositories import Checkout, manifest
 
+HERE = Path(__file__).parent
 SCAN_TIMEOUT_S = 120.0
+MAX_TAKEN_BYTES = 16 * 1024 * 1024
+"""Of all changed files together; each may have 2 MiB."""
 SOURCE_ROOTS = ("src", "lib")
 """Directories of a repository that go on sys.path when they are there, after its top."""
 TEST_DIRECTORIES = frozenset({"test", "tests"})
@@ -151,11 +154,9 @@ async def tested(exec_tool: ToolContext, record: SweRecord, checkout: Checkout, 
 async def _taken(exec_tool: ToolContext, checkout: Checkout) -> Changes:
     """What is different in the workspace. Raises: VoidVerdictError when that is no change a person would make."""
     place = f"scan-{secrets.token_hex(8)}"
-    scanner = (scan.__file__, "scan.py")
-    with open(scanner[0], "rb") as file:  # noqa: ASYNC230, PTH123 - a few KiB, our own
-        script = file.read()
+    script = (HERE / "scan.py").read_bytes()
     await exec_tool.terminal("chmod u+rwx .")
-    await exec_tool.extract(packed({scanner[1]: script, "known.json": manifest(checkout)}), place)
+    await exec_tool.extract(packed({"scan.py": script, "known.json": manifest(checkout)}), place)
     command = f"chmod -R u+rwX . 2>/dev/null; exec {SLOT_PYTHON} -I -S -B {place}/scan.py {place}/known.json"
     done = await exec_tool.terminal(command, SCAN_TIMEOUT_S)
     if done.exit_code or done.timed_out:
@@ -163,9 +164,19 @@ async def _taken(exec_tool: ToolContext, checkout: Checkout) -> Changes:
     found = json.loads(done.stdout)
     if found["more"]:
         raise VoidVerdictError(f"more than {scan.MAX_CHANGED} files of the workspace are different")
-    taken = {path: await source(exec_tool, path) for path in found["changed"] if not is_protected(path, checkout)}
-    untaken = {path: b"" for path in found["changed"] if path not in taken}
-    return Changes({**taken, **untaken}, found["removed"], found["odd"])
+    return Changes(await _contents(exec_tool, found["changed"], checkout), found["removed"], found["odd"])
+
+
+async def _contents(exec_tool: ToolContext, paths: Sequence[str], checkout: Checkout) -> dict[str, bytes]:
+    """What these files hold; of those that count for nothing only that they changed."""
+    taken: dict[str, bytes] = {}
+    left = MAX_TAKEN_BYTES
+    for path in paths:
+        taken[path] = b"" if is_protected(path, checkout) else await source(exec_tool, path)
+        left -= len(taken[path])
+        if left < 0:
+            raise VoidVerdictError(f"the changed files have more than {MAX_TAKEN_BYTES} bytes")
+    return taken
 
 
 async def _run(
@@ -178,7 +189,8 @@ async def _run(
     await _remove(exec_tool, overlay.removed, f"{place}/tree")
     laid = {f"tree/{path}": content for path, content in overlay.files.items()}
     judge = (JUDGE_DIR / "judge.py").read_bytes()
-    await exec_tool.extract(packed({**laid, "judge.py": judge, f"tree/{canary.file}": canary.source.encode()}), place)
+    laid |= {"judge.py": judge, f"tree/{canary.file}": canary.source.encode()}
+    await exec_tool.extract(packed(laid, {f"tree/{path}" for path in checkout.executable}), place)
     question = judging.question(
         pytest_arguments(record, tree), _paths(checkout, tree, ground), tree, ground.runner, nonce,
         ground.timeout_s, canary,
