@@ -95,9 +95,11 @@ class Page:
 
     async def click(self, selector: str) -> None:
         """A real click, with the mouse, in the middle of the first element that fits."""
+        # Two frames later what was just drawn has its place: a click meets what is on the screen, not in the tree.
         where = await self.evaluate(
-            f"(() => {{ const e = document.querySelector({selector!r});"
+            f"(async () => {{ const e = document.querySelector({selector!r});"
             " e.scrollIntoView({block: 'center', behavior: 'instant'});"
+            " await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));"
             " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
         for kind in ("mousePressed", "mouseReleased"):
