@@ -1,13 +1,14 @@
-"""``agentenv shell``: commands typed one line at a time into one slot.
+"""``agentenv shell``: a terminal in one slot; or, from a pipe or with --json, lines that are one call each.
 
-Not a terminal: each line is one ``bash`` call. Directory and exported variables are carried from line to
-line by a file in the slot's own /tmp, so nothing here has to trust what the slot prints.
+The lines' directory and exported variables are carried from line to line by a file in the slot's own /tmp, so
+nothing here has to trust what the slot prints.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import re
 import shlex
 import signal
@@ -20,6 +21,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from rich.markup import escape
 
 from agentenv.cli import farm
+from agentenv.cli.attach import attach, can_attach
 from agentenv.cli.execute import notes
 from agentenv.cli.options import (
     BackendOption,
@@ -41,6 +43,7 @@ STATE = "/tmp/.agentenv-shell"  # noqa: S108 - inside the slot, whose /tmp is it
 _RESTORE = f"[ ! -r {STATE} ] || . {STATE}\n"
 _SAVE = f"""trap '__code=$?; {{ printf "cd -- %q\\n" "$PWD"; export -p; }} >{STATE}; exit "$__code"' EXIT\n"""
 _LEAVE = re.compile(r"\s*(?:exit|logout)\s*(\d*)\s*;?\s*")
+_TERMINAL_BANNER = """[bold]A fresh slot[/] ({isolation}, network {network}). exit or Ctrl-D leaves and wipes it."""
 _BANNER = """[bold]A fresh slot[/] ({isolation}, network {network}). Each line is one bash call in it.
 Kept from line to line: files, background processes, the directory, exported variables.
 Not kept: functions, aliases, unexported variables, shell options. No terminal: no vim, no prompts; \
@@ -62,12 +65,14 @@ def shell(
         bool, typer.Option("--json", help="Write the result of each line as one line of JSON instead.")
     ] = False,
 ) -> None:
-    """Type commands into a fresh slot, line by line; leaving wipes it.
+    """A terminal in a fresh slot; leaving wipes it.
+
+    From a pipe, or with --json, each line is one call of its own, with --timeout.
 
     Where a farm runs ([bold]agentenv up[/bold], or a Nomad job), the slot is one of its; else, or with --own, --network
     or --isolation, of a container that lives as long as the shell.
 
-    Its exit code is that of the last command. Lines are read from a pipe just as well.
+    Its exit code is that of the last command.
 
     [bold]Examples[/bold]
 
@@ -92,12 +97,19 @@ def shell(
         portal.wrap_async_context_manager(executor.open("agentenv-shell")) as session,
     ):
         portal.call(put_all, session.lease, sources)
+        on_terminal = not as_json and sys.stdin.isatty() and sys.stdout.isatty()
+        call = functools.partial(portal.call, session.call)
+        full = on_terminal and can_attach(call)
         if not (quiet or as_json):
             described = portal.call(farm.describe, session)
+            banner = _TERMINAL_BANNER if full else _BANNER
             err().print(
-                _BANNER.format(isolation=described.isolation, network="on" if described.allow_network else "off")
+                banner.format(isolation=described.isolation, network="on" if described.allow_network else "off")
             )
-        code = converse(Conversation(portal, session, timeout_s), _show_json if as_json else _show)
+        if full:
+            code = attach(call, sys.stdin.fileno(), sys.stdout.fileno())
+        else:
+            code = converse(Conversation(portal, session, timeout_s), _show_json if as_json else _show)
     raise typer.Exit(code)
 
 
