@@ -195,8 +195,7 @@ class SweEnv(AgentEnv):
         return score, {**told, "model faults": agent_result.model_faults}
 
     async def run_tests(self, exec_tool: ToolContext, record: SweRecord) -> Found:
-        """What becomes of the record's tests in this slot. For repositories whose tests pytest does not run,
-        override it."""
+        """What becomes of the record's tests in this slot: by pytest. For another runner, override it."""
         ground = Ground(self._seen_runner, self._dependencies_of(record), self.config.tests_timeout_s)
         async with self._checkouts.of(record) as checkout:
             return await tested(exec_tool, record, checkout, ground)

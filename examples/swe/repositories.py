@@ -11,7 +11,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,27 +169,26 @@ class _Trees:
                 for path, status in changes.items()
             }
 
-    def _index(self, commit: str) -> _Index:
-        index = _Index(self._git_dir, self._scratch)
-        index.git("read-tree", commit)
-        return index
+    @contextmanager
+    def _index(self, commit: str) -> Iterator[_Index]:
+        with tempfile.TemporaryDirectory(dir=self._scratch, prefix="index-") as directory:
+            index = _Index(self._git_dir, Path(directory))
+            index.git("read-tree", commit)
+            yield index
 
 
-class _Index(tempfile.TemporaryDirectory[str]):
+@dataclass(frozen=True)
+class _Index:
     """A git index in a directory of its own."""
 
-    def __init__(self, git_dir: str, scratch: Path) -> None:
-        super().__init__(dir=scratch, prefix="index-")
-        self._git_dir = git_dir
-
-    def __enter__(self) -> _Index:  # type: ignore[override]
-        return self
+    git_dir: str
+    directory: Path
 
     def git(self, *arguments: str, stdin: str | None = None, work_tree: Path | None = None) -> bytes:
         """git on this index. Raises: GitError."""
-        env = {"GIT_INDEX_FILE": str(Path(self.name) / "index"), "GIT_DIR": self._git_dir}
+        env = {"GIT_INDEX_FILE": str(self.directory / "index"), "GIT_DIR": self.git_dir}
         env |= {"GIT_WORK_TREE": str(work_tree)} if work_tree else {}
-        return _git(["git", "-c", "core.bare=false", *arguments], env, stdin=stdin, cwd=work_tree or Path(self.name))
+        return _git(["git", "-c", "core.bare=false", *arguments], env, stdin=stdin, cwd=work_tree or self.directory)
 
 
 def _commit_all(tree: Path) -> None:
@@ -197,6 +197,7 @@ def _commit_all(tree: Path) -> None:
         ["init", "--quiet", "--template=", "--initial-branch=main"],
         ["add", "--all", "--force"],
         ["commit", "--quiet", "--allow-empty", "--no-verify", "--message", "The repository before the task"],
+        ["repack", "-a", "-d", "--quiet"],  # one file instead of one per object: slots count their inodes
     ):
         _git(["git", *config, *command], {}, cwd=tree)
 

@@ -127,6 +127,15 @@ def test_a_clone_that_fails_is_ours_and_leaves_nothing(tmp_path: Path) -> None:
     assert list((tmp_path / "mirrors").iterdir()) == []
 
 
+def test_a_repository_that_is_broken_is_ours(tmp_path: Path) -> None:
+    repositories, (first, *_) = read(tmp_path)
+    objects = repositories / first.repo / ".git/objects"
+    tree = git(repositories / first.repo, "rev-parse", f"{first.base_commit}^{{tree}}").strip()
+    (objects / tree[:2] / tree[2:]).unlink()
+    with pytest.raises(RepositoryError, match="acme__slugs-1: cannot check acme/slugs out"):
+        check_out(repositories / first.repo, first, tmp_path / "out")
+
+
 def test_git_settings_of_hooks_do_not_lead_astray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repositories, (first, *_) = read(tmp_path)
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "wrong"))
