@@ -116,6 +116,12 @@ def test_a_tokenizer_without_a_template_gives_one_placeholder() -> None:
     assert placeholder_tokens(Bare(), [{"role": "user", "content": "x"}]) == [0]
 
 
+def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
+    item = {"text": "one\u2028two\u0085three"}
+    (tmp_path / "items.jsonl").write_text(json.dumps(item, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert load_items(str(tmp_path / "items.jsonl"), "train") == [item]
+
+
 def test_items_come_from_lines(tmp_path: Path) -> None:
     path = tmp_path / "items.jsonl"
     path.write_text('{"a": 1}\n\n{"a": 2}\n')

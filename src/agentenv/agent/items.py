@@ -24,7 +24,8 @@ def load_items(name: str | None, split: str) -> list[dict[str, Any]]:
 
 def _from_lines(path: Path) -> list[dict[str, Any]]:
     try:
-        items = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        # Not splitlines(): JSON may hold U+2028 and its like unescaped, and they end no line here.
+        items = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise ConfigError("dataset_name", f"cannot read {path}: {error}", next_step="one JSON object a line") from error
     if not all(isinstance(item, dict) for item in items):
