@@ -57,6 +57,11 @@ class Window:
         text, self.shown = self.shown[: found.end()], self.shown[found.end() :]
         return text
 
+    def run(self, script: str) -> None:
+        """Returns when it is in the foreground: keys typed earlier would be for the shell."""
+        self.type(f"sh -c 'echo begun\"\"; {script}'\r")
+        self.until(r"begun\r\n")
+
     def until_prompt(self) -> str:
         return self.until(r"slot:\S+[$#] ")
 
@@ -108,18 +113,15 @@ def test_it_is_a_terminal_of_this_size_and_follows_it(window: Window) -> None:
 
 def test_control_keys_go_to_the_program_inside(window: Window) -> None:
     window.until_prompt()
-    window.type("sleep 600; echo code $?\r")
-    window.until(r"\r\n")
+    window.run("sleep 600; echo not reached")
     window.type("\x03")
     window.until_prompt()
-    window.type("cat; echo end of $?\r")
-    window.until(r"\r\n")
+    window.run("cat; echo end of $?")
     window.type("typed\r\x04")
     text = window.until(r"end of 0\r\n")
     assert text.count("typed") == 2, text
     window.until_prompt()
-    window.type("sleep 600\r")
-    window.until(r"\r\n")
+    window.run("sleep 600")
     window.type("\x1a")
     window.until("Stopped")
     window.until_prompt()
@@ -132,7 +134,7 @@ def test_control_keys_go_to_the_program_inside(window: Window) -> None:
 
 def test_full_screen_programs_get_every_byte_and_every_key(window: Window) -> None:
     window.until_prompt()
-    window.type("stty -opost; printf 'a\\nb\\r\\nc\\e[?1049h\\e[?25l'; IFS= read -rsn3 key; stty opost\r")
+    window.type("stty -opost -icanon -echo; printf 'a\\nb\\r\\nc\\e[?1049h\\e[?25l'; IFS= read -rsn3 key; stty sane\r")
     assert "a\nb\r\nc" in window.until(r"\x1b\[\?25l")
     window.type("\x1b[A")
     window.until_prompt()
@@ -149,8 +151,7 @@ def test_full_screen_programs_get_every_byte_and_every_key(window: Window) -> No
 
 def test_a_paste_and_a_flood_arrive_whole_or_at_their_end(window: Window) -> None:
     window.until_prompt()
-    window.type("stty -echo; sha256sum\r")
-    window.until(r"sha256sum\r\n")
+    window.run("stty -echo; sha256sum")
     lines = "".join(f"line {number} of a paste\r" for number in range(1_500))
     pasted = lines.encode()
     while pasted:  # as fast as the terminal takes it
