@@ -80,9 +80,12 @@ class Window:
         return termios.tcgetattr(self.line) == self.before
 
     def close(self) -> None:
-        if self.process.poll() is None:
+        self.process.terminate()  # of a test that failed: the fake's children end with an orderly end only
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
             self.process.kill()
-        self.process.wait()
+            self.process.wait()
         os.close(self.keys)
         os.close(self.line)
 
