@@ -207,7 +207,9 @@ async def test_a_full_disk_on_the_client(tmp_path_factory: pytest.TempPathFactor
                 assert farm.is_whole()
                 assert not farm.traffic.ended_since(0.0), "no lease ended"
                 small.container(allocation_of(farm.traffic.accounts[0].container)).kill()
-                await until(lambda: farm.pool.statistics().faults.get("start_failed", 0) > 0, 90.0)
+                await until(
+                    lambda: farm.pool.statistics().faults.get("start_failed", 0) > 0, 150.0, lambda: repr(farm.pool)
+                )
                 hog.unlink()
                 await farm.whole_again(90.0)
     finally:
