@@ -58,8 +58,9 @@ async def test_files_travel_both_ways(tmp_path: Path) -> None:
             self, item: Any, final_response: str, *, exec_tool: Any, **_: Any
         ) -> tuple[float, dict[str, Any]]:
             assert await exec_tool.read_file("deep/copy.bin", binary=True) == bytes(range(256))
-            assert await exec_tool.search("alp.a", "in") == ["in/sub/a.txt:1:alpha"]
-            assert await exec_tool.search("nothing like it") == []
+            found = await exec_tool.search("alp.a", "in")
+            assert [(match.path, match.line, match.text) for match in found.matches] == [("in/sub/a.txt", 1, "alpha")]
+            assert (await exec_tool.search("nothing like it")).matches == ()
             await exec_tool.download("in", tmp_path / "down")
             await exec_tool.download("in/b.bin", tmp_path / "single.bin")
             with pytest.raises(FileNotFoundError):

@@ -64,7 +64,7 @@ async def test_a_job_that_is_there_is_adopted_with_its_containers(cluster: Clust
         await second.scale(2)
         adopted = await _take(second, ContainerStarted, ContainerStarted)
         assert {event.handle.id for event in adopted if isinstance(event, ContainerStarted)} == ids
-        assert second.status().following == "stream"
+        await until(lambda: second.status().following == "stream")
         assert second.status().problem == ""
     assert {one["ClientStatus"] for one in cluster.allocations(job_id)} <= {"complete"}, "closing leaves nothing behind"
     assert cluster.nomad.get("/v1/jobs", prefix=job_id) == []
