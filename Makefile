@@ -17,7 +17,7 @@ BACKEND ?=
 NOMAD_PORT ?= 4646
 SLOTAGENT := src/agentenv/sandbox/slotagent
 
-.PHONY: help setup system browser containers slotagent image nomad-dev nomad-dev-down nomad-dev-status
+.PHONY: help setup system testing containers slotagent image nomad-dev nomad-dev-down nomad-dev-status
 .PHONY: demo test check format bench doctor clean
 
 help: ## Say what can be made
@@ -36,8 +36,8 @@ $(STAMPS)/venv: scripts/make-venv
 system:
 	@scripts/system-packages core
 
-browser:
-	@scripts/system-packages browser
+testing:
+	@scripts/system-packages tests
 
 containers:
 	@scripts/system-packages nomad
@@ -67,7 +67,7 @@ nomad-dev-status: setup ## Say what of it runs
 demo: slotagent ## Repair real programs in a farm; writes out/demo/report.html (BACKEND=nomad: on that cluster)
 	@exec $(BIN)/agentenv demo $(if $(BACKEND),--backend $(BACKEND)) $(DEMO_ARGS)
 
-test: slotagent browser containers ## Run every test
+test: slotagent testing containers ## Run every test
 	@exec $(BIN)/python -m pytest --color=no $(PYTEST_ARGS)
 
 check: setup ## Format, lint, strict types and import contracts; changes nothing
