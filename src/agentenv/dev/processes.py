@@ -111,7 +111,10 @@ def last_words(log: Path, *, characters: int = 800) -> str:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:
         return ""
-    last = max((at for at, line in enumerate(lines) if "error" in line.lower() and "[WARN]" not in line), default=None)
+    # What comes after the reason are the errors of taking everything down.
+    said_so = [at for at, line in enumerate(lines) if "error starting" in line.lower()]
+    errors = [at for at, line in enumerate(lines) if "error" in line.lower() and "[WARN]" not in line]
+    last = max(said_so or errors, default=None)
     said = lines if last is None else lines[last : last + _ERROR_LINES]
     return " ".join(" ".join(said).split())[-characters:]
 
