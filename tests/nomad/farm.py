@@ -20,9 +20,14 @@ class KillableNomad(NomadBackend):
         subprocess.run(["docker", "kill", docker_name(container_id)], check=True, capture_output=True)
 
 
+def allocation_of(container_id: str) -> str:
+    """The allocation a container is of: what follows the dot counts its task's restarts."""
+    return container_id.partition(".")[0]
+
+
 def docker_name(container_id: str) -> str:
     """The container of an allocation, as Nomad's docker driver names it."""
-    return f"sandbox-{container_id.partition('.')[0]}"
+    return f"sandbox-{allocation_of(container_id)}"
 
 
 def first_pid(container_id: str) -> int:

@@ -27,6 +27,7 @@ from agentenv.slots.backends.base import ContainerHandle, ContainerStarted
 from agentenv.slots.backends.nomad import NomadBackend
 from tests.nomad import farm_process
 from tests.nomad.cluster import Cluster, running_cluster, wait_for
+from tests.nomad.farm import allocation_of
 from tests.nomad.traffic import LEASE_END_S, WHOLE_AGAIN_S, Farm, farm_at_work, until
 
 pytestmark = pytest.mark.timeout(300)
@@ -53,10 +54,6 @@ def containers_of(cluster: Cluster, job_id: str) -> list[str]:
 
 def at_work(backend: NomadBackend):  # type: ignore[no-untyped-def]  # an async context manager of a Farm
     return farm_at_work(backend, containers=CONTAINERS, slots=SLOTS, trajectories=TRAJECTORIES)
-
-
-def allocation_of(container: str) -> str:
-    return container.partition(".")[0]
 
 
 def assert_typed_and_soon(farm: Farm, broke_at: float) -> None:

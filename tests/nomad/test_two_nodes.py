@@ -41,9 +41,7 @@ def farm_on(nodes: TwoNodes, job_id: str, **settings: object):  # type: ignore[n
 
 def a_node_at_work(nodes: TwoNodes, farm: Farm) -> tuple[Node, set[str]]:
     """A node that runs some of the farm, and the containers that run on it."""
-    places = {
-        account.container: nodes.node_of(account.container.partition(".")[0]) for account in farm.traffic.living()
-    }
+    places = {account.container: nodes.node_of(account.container) for account in farm.traffic.living()}
     node = next(iter(places.values()))
     return node, {container for container, place in places.items() if place == node}
 
@@ -60,7 +58,7 @@ async def test_both_nodes_work_and_one_is_drained(nodes: TwoNodes) -> None:
     """Leases on a draining node live on until their trajectories are over; new ones are had elsewhere."""
     memory_mib = int(await spread(nodes, "drained"))
     async with farm_on(nodes, "spread", memory_mib=memory_mib) as farm:
-        places = {nodes.node_of(account.container.partition(".")[0]) for account in farm.traffic.living()}
+        places = {nodes.node_of(account.container) for account in farm.traffic.living()}
         assert places == set(nodes.nodes), "one container on each node, both at work"
     async with farm_on(nodes, "drained") as farm:
         node, containers = a_node_at_work(nodes, farm)
@@ -74,7 +72,7 @@ async def test_both_nodes_work_and_one_is_drained(nodes: TwoNodes) -> None:
             await farm.whole_again()
             await farm.flowing(50)
             assert all(account.finished for account in there), "nobody on the draining node was cut short"
-            assert {nodes.node_of(account.container.partition(".")[0]) for account in farm.traffic.living()} == {
+            assert {nodes.node_of(account.container) for account in farm.traffic.living()} == {
                 other for other in nodes.nodes if other != node
             }
         finally:

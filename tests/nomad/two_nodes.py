@@ -32,6 +32,7 @@ from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE
 from tests.nomad.cluster import wait_for
+from tests.nomad.farm import allocation_of
 
 _MARK = "AGENTENV_TWO_NODES"
 _PATHS = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -123,9 +124,9 @@ class TwoNodes:
         """Nomad's id of a node."""
         return next(str(one["ID"]) for one in self.nomad.get("/v1/nodes") if one["Name"] == node.name)
 
-    def node_of(self, allocation_id: str) -> Node:
-        """Where an allocation runs."""
-        name = self.nomad.get(f"/v1/allocation/{allocation_id}")["NodeName"]
+    def node_of(self, container_id: str) -> Node:
+        """Where a container runs."""
+        name = self.nomad.get(f"/v1/allocation/{allocation_of(container_id)}")["NodeName"]
         return next(node for node in self.nodes if node.name == name)
 
 
@@ -179,7 +180,7 @@ def _load_image(node: Node) -> None:
 
 def _start_server(root: Path, program: Path, mark: str) -> str:
     """The server's address; its RPC port is the next one."""
-    ports = wait_for(lambda: _two_in_a_row(), 30.0)
+    ports = wait_for(_two_in_a_row, 30.0)
     (root / "server.hcl").write_text(f"""name = "server"
 data_dir = "{root}/s"
 bind_addr = "0.0.0.0"
@@ -201,7 +202,8 @@ server {{
 }}
 client {{ enabled = false }}
 """)
-    _start_agent(["env"], root / "server.hcl", program, mark, root / "server.log")
+    argv = [str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl")), "-config", f"{root}/server.hcl"]
+    processes.start(argv, mark, {"PATH": _PATHS, "HOME": str(root)}, root / "server.log", {})
     return f"http://127.0.0.1:{ports.http}"
 
 
@@ -237,13 +239,6 @@ client {{
 """)
     argv = [str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl"))]
     node.start([*argv, "-config", f"{node.root}/client.hcl"], mark, "client.log", DOCKER_HOST=node.socket)
-
-
-def _start_agent(prefix: list[str], config: Path, program: Path, mark: str, log: Path) -> None:
-    env = shutil.which(prefix[0])
-    assert env is not None
-    argv = [env, str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl")), "-config", str(config)]
-    processes.start(argv, mark, {"PATH": _PATHS, "HOME": str(config.parent)}, log, {})
 
 
 def _ready(found: TwoNodes) -> bool:

@@ -13,11 +13,9 @@ import aiohttp
 from agentenv.config import NomadSettings
 from agentenv.slots.backends import nomad_facts as facts
 from agentenv.slots.backends.nomad import checked_address
-from agentenv.slots.backends.nomad_api import KEPT, NomadApi
+from agentenv.slots.backends.nomad_api import KEPT, VARIABLES, NomadApi
 from agentenv.slots.backends.nomad_explain import NomadError, opening_error
 from agentenv.slots.backends.nomad_stream import open_stream_session
-
-_VARIABLES = "nomad/jobs/"
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class OperatorApi(NomadApi):
     async def variable(self, job_id: str) -> JobVariable | None:
         """A job's variable. None when there is none."""
         space = self.settings.namespace
-        kept = await self._run(lambda c: c.variable.get_variable(_VARIABLES + job_id, namespace=space), missing=True)
+        kept = await self._run(lambda c: c.variable.get_variable(VARIABLES + job_id, namespace=space), missing=True)
         if kept is None:
             return None
         items = {str(name): str(value) for name, value in (kept.get("Items") or {}).items()}
@@ -65,15 +63,15 @@ class OperatorApi(NomadApi):
         items = variable.items if variable is not None else {}
         wanted = {name: value for name, value in items.items() if name != KEPT} | ({KEPT: "up"} if kept else {})
         if wanted != items:
-            path = _VARIABLES + job_id
+            path = VARIABLES + job_id
             body = {"Path": path, "Namespace": self.settings.namespace, "Items": wanted}
             await self._run(lambda c: c.variable.create_variable(path, body, namespace=self.settings.namespace))
 
     async def variable_owners(self) -> list[str]:
         """Ids of jobs that have a variable."""
         space = self.settings.namespace
-        found = await self._run(lambda c: c.variables.get_variables(prefix=_VARIABLES, namespace=space))
-        paths = [str(raw["Path"]).removeprefix(_VARIABLES) for raw in found]
+        found = await self._run(lambda c: c.variables.get_variables(prefix=VARIABLES, namespace=space))
+        paths = [str(raw["Path"]).removeprefix(VARIABLES) for raw in found]
         return [path for path in paths if path and "/" not in path]
 
     async def whole_job(self, job_id: str) -> Mapping[str, Any] | None:

@@ -33,6 +33,8 @@ _SLOW_S = 30
 _LOG_BYTES = 16 * 1024
 
 
+VARIABLES = "nomad/jobs/"
+"""Where Nomad keeps a job's variable: below this, under the job's id."""
 KEPT = "kept"
 """The item of the job's Nomad variable that says: this farm outlives whoever uses it."""
 
@@ -179,7 +181,7 @@ class NomadApi:
     async def agree_on_token(self, proposal: str) -> str:
         """The job's bearer token: the one kept in the job's Nomad variable, else ``proposal``, now kept there."""
         # python-nomad knows that variables are in namespaces, but not of the namespace it was given.
-        path, space = f"nomad/jobs/{self.settings.job_id}", self.settings.namespace
+        path, space = VARIABLES + self.settings.job_id, self.settings.namespace
         payload = {"Path": path, "Namespace": space, "Items": {"token": proposal}}
         try:
             # cas=0: only if there is none. Whoever comes second takes the first one's.
@@ -188,8 +190,7 @@ class NomadApi:
         except NomadError as error:
             if error.status != 409:
                 raise
-        kept = await self._run(lambda c: c.variable.get_variable(path, namespace=space))
-        token = (kept.get("Items") or {}).get("token")
+        token = (await self._items(missing=False)).get("token")
         if not token:
             raise NomadError(
                 409, f"the Nomad variable {path} has no item `token`", next_step=f"`nomad var purge {path}`"
@@ -198,13 +199,17 @@ class NomadApi:
 
     async def is_kept(self) -> bool:
         """Whether an operator left the farm running on purpose (``agentenv up`` says so in the job's variable)."""
-        path, space = f"nomad/jobs/{self.settings.job_id}", self.settings.namespace
-        found = await self._run(lambda c: c.variable.get_variable(path, namespace=space), missing=True)
-        return KEPT in ((found or {}).get("Items") or {})
+        return KEPT in await self._items(missing=True)
+
+    async def _items(self, *, missing: bool) -> Mapping[str, str]:
+        """The items of the job's variable. With ``missing``, one that is not there has none."""
+        path, space = VARIABLES + self.settings.job_id, self.settings.namespace
+        found = await self._run(lambda c: c.variable.get_variable(path, namespace=space), missing=missing)
+        return (found or {}).get("Items") or {}
 
     async def forget_token(self) -> None:
         """Remove the job's variable."""
-        path, space = f"nomad/jobs/{self.settings.job_id}", self.settings.namespace
+        path, space = VARIABLES + self.settings.job_id, self.settings.namespace
         await self._run(lambda c: c.variable.delete_variable(path, namespace=space), missing=True)
 
     # -- underneath -----------------------------------------------------------------------------
