@@ -1,4 +1,4 @@
-"""Groups on a managed server: exact tokens, masks and logprobs from end to end, on fake slots."""
+"""Groups on a managed server: exact tokens, masks and logprobs from end to end, on fake slots and real ones."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ from tests.unit.managed_stubs import managed, tokenizer_of
 TWO_STEPS = [
     Reply("<think>first look</think>\nlooking", (Call("bash", {"command": 'ls -la "$PWD" # ü'}),)),
     Reply("", (Call("bash", {"command": "echo 42 > answer"}), Call("read_file", {"path": "answer"}))),
+    Reply("done"),
+]
+
+
+KEPT = [
+    Reply("<think>a shell that stays</think>", (Call("terminal", {"command": "mkdir d; cd d; half=21"}),)),
+    Reply("", (Call("terminal", {"command": "echo $((2 * half)) > ../answer"}),)),
     Reply("done"),
 ]
 
@@ -95,6 +102,28 @@ async def test_a_group_carries_what_the_policy_said_token_by_token(tmp_path: Pat
     assert (first.sequences[0].tokens, first.sequences[0].first_step) == (len(group["tokens"][0]), 0)
     assert first.sequences[0].trained == sum(mask != -100 for mask in group["masks"][0])
     assert "token_sequences" not in (tmp_path / "rollouts.jsonl").read_text()
+
+
+async def test_the_same_on_real_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTENV_STATE_DIR", str(tmp_path / "state"))
+    changed: dict[str, Any] = {
+        "tool_pool_mode": "local",
+        "max_containers": 1,
+        "slots_per_container": 2,
+        "verification": "sealed",
+        "group_size": 3,
+    }
+    script = {"*": [KEPT, IDLE, TWO_STEPS]}
+    async with managed(AnswerEnv, tmp_path, script, parser="qwen3_coder", **changed) as (env, voice):
+        group, again = await env.collect_trajectories({"id": "x"})
+        assert group is not None, records(tmp_path)[0].trajectories[0].error
+        assert check_exact(env, voice, group) == 3 + 1 + 3 == len(voice.said)
+    assert again == []
+    assert group["scores"] == [1.0, 0.0, 1.0]
+    (record,) = records(tmp_path)
+    kept = record.trajectories[0].steps[1].tool_calls[0].result
+    assert kept is not None
+    assert (kept.exit_code, kept.content["cwd"]) == (0, "/workspace/d")  # type: ignore[index,call-overload]
 
 
 @pytest.mark.parametrize("parser", PARSERS)
