@@ -82,7 +82,35 @@ def test_a_background_process_is_shown_with_how_it_stands() -> None:
     assert "[process p1: running, 2.0 s, 7 bytes printed, make]" in text
     assert text.endswith("[p2 (x) ended]")
     listed = shown("process", CallResult(id="c", content={"processes": [process]}), 1000)
-    assert "p1: running" in listed
+    assert listed == "p1: running, 2.0 s, 7 bytes printed, make"
+    for tool in ("process", "tmux"):
+        assert shown(tool, CallResult(id="c", content={}), 1000) == "(there are none)"
+    noticed = shown("process", CallResult(id="c", content={"notices": ["p2 (x) ended"]}), 1000)
+    assert noticed == "[p2 (x) ended]"
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "first"),
+    [
+        ({"matched": False}, {"state": "running"}, "what was waited for did not happen in 2.0 s"),
+        ({"matched": False}, {"state": "exited", "exit_code": 3}, "what was waited for did not happen in 2.0 s"),
+        ({}, {"state": "running", "idle": False}, "what was waited for did not happen in 2.0 s"),
+        ({"matched": True}, {"state": "exited", "exit_code": 3}, "exit code: 3"),
+        ({"matched": True}, {"state": "running"}, "the session goes on"),
+        ({}, {"state": "running", "idle": True}, "the session goes on"),
+        ({}, {"state": "exited"}, "the session has ended"),
+    ],
+)
+def test_what_a_wait_in_tmux_came_to_is_said_first(
+    told: dict[str, JsonValue], state: dict[str, JsonValue], first: str
+) -> None:
+    code = state.get("exit_code")
+    content: JsonValue = {"session": {"session": "main", **state}, **told}
+    result = CallResult(id="c", duration_s=2.0, stdout="$ x\n", content=content, exit_code=code)
+    lines = shown("tmux", result, 1000).splitlines()
+    assert lines[:3] == [first, "stdout:", "$ x"]
+    assert lines[3].startswith(f"[session main: {state['state']}")
+    assert ("[matched: True]" in lines) is bool(told.get("matched"))
 
 
 def test_a_recording_is_for_the_transcript_and_not_for_the_model() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentenv.agent.shown_sessions import SESSION_TOOLS, session_ending, session_standing
+from agentenv.agent.shown_sessions import SESSION_TOOLS, is_listing, session_ending, session_standing
 from agentenv.wire.calls import CallResult
 
 
@@ -28,8 +28,10 @@ def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
     if result.fault in ("model", "policy"):
         return f"error: {result.message or result.error}"
     if tool in SESSION_TOOLS and isinstance(result.content, dict):
-        first = session_ending(result.content, result.exit_code, result.duration_s)
         standing = session_standing(result.content)
+        if is_listing(result.content):
+            return standing or "(there are none)"
+        first = session_ending(result.content, result.exit_code, result.duration_s)
         return f"{_command(result, limit_bytes, first)}" + (f"\n{standing}" if standing else "")
     if result.content is not None and (result.stdout or result.stderr or result.exit_code):
         return f"{_command(result, limit_bytes)}\n{json.dumps(result.content, ensure_ascii=False)}"

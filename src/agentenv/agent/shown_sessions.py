@@ -9,9 +9,14 @@ SESSION_TOOLS = ("terminal", "process", "tmux")
 
 
 def session_ending(content: Mapping[str, Any], exit_code: int | None, duration_s: float) -> str:
-    """The first line: how the command ended, or that it goes on."""
+    """The first line: how the command ended, that it goes on, or that a wait in tmux was in vain."""
+    tmux = _of(content, "session")
+    if content.get("matched") is False or tmux.get("idle") is False:
+        return f"what was waited for did not happen in {duration_s:.1f} s"
     if exit_code is not None:
         return f"exit code: {exit_code}"
+    if tmux:
+        return "the session goes on" if tmux.get("state") == "running" else "the session has ended"
     command = content.get("command") or _of(content, "process").get("command")
     if content.get("state") == "running" or _of(content, "process").get("state") == "running":
         return f"still running (waited {duration_s:.1f} s, it goes on): {command}"
@@ -34,6 +39,11 @@ def session_standing(content: Mapping[str, Any]) -> str:
     lines += [f"[{name}: {content[name]}]" for name in shown if content.get(name)]
     lines += [f"[{text}]" for text in (content.get("note"), *(content.get("notices") or ())) if text]
     return "\n".join(lines)
+
+
+def is_listing(content: Mapping[str, Any]) -> bool:
+    """Whether it says which processes or sessions there are, and not how one of them stands."""
+    return "session" not in content and "process" not in content
 
 
 def _facts(state: Mapping[str, Any]) -> str:
