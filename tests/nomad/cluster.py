@@ -29,7 +29,7 @@ from agentenv import shipped
 from agentenv.config import NomadSettings
 from agentenv.dev import agent, docker_engine, farm_check, processes
 from agentenv.dev.agent import AgentPlace, Ports, Role
-from agentenv.dev.cluster import containers_of
+from agentenv.dev.cluster import containers_of, end_abandoned
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE, connect
@@ -189,9 +189,10 @@ def wait_for(look: Callable[[], T | None], deadline_s: float, explain: Callable[
 @contextmanager
 def running_cluster(root: Path, program: Path) -> Iterator[Cluster]:
     """A fresh cluster in ``root``; everything of it is gone afterwards, and the engine too if it was
-    started for it. Call with the image built."""
+    started for it. What a run that was killed left is removed first. Call with the image built."""
+    end_abandoned()
     try:
-        with docker_engine.using() as hold:
+        with agent.owned(root), docker_engine.using() as hold:
             docker_engine.ensure()
             with contextlib.closing(connect()) as client:
                 found = _start(root, program, hold, client)

@@ -27,8 +27,9 @@ def place(tmp_path: Path, cluster: Cluster) -> Iterator[AgentPlace]:
     """A place of its own. The session's cluster has made sure of engine, image and program, and keeps the
     engine in use."""
     found = AgentPlace(tmp_path / "dev")
-    yield found
-    down(found)
+    with agent.owned(tmp_path):
+        yield found
+        down(found)
 
 
 def up(place: AgentPlace, steps: list[str] | None = None, *, check: bool = False) -> dev_cluster.Cluster:

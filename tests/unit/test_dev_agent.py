@@ -12,8 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.dev import docker_engine, processes
-from agentenv.dev.agent import AgentPlace, Ports, Role, address, local_config, mounts_below, node_lacks
+from agentenv.dev import cluster, docker_engine, processes
+from agentenv.dev.agent import (
+    AgentPlace,
+    Ports,
+    Role,
+    abandoned,
+    address,
+    local_config,
+    mounts_below,
+    node_lacks,
+    owned,
+)
 from agentenv.errors import SandboxUnavailableError
 
 FAKE_ENGINE = '''#!{python}
@@ -146,6 +156,52 @@ def test_log_s_last_words_begin_with_its_last_error(tmp_path: Path) -> None:
 
     assert processes.last_words(log) == "==> Error starting agent: address already in use usage …"
     assert processes.last_words(tmp_path / "none") == ""
+
+
+# -- clusters whose owner died ------------------------------------------------------------------------
+
+OWNER = """import sys, time; from pathlib import Path
+from agentenv.dev.agent import owned
+with owned(Path(sys.argv[1])):
+    print("owned", flush=True); time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[AgentPlace]:
+    """Of an agent that runs, as far as its mark goes."""
+    found = AgentPlace(tmp_path / "s1")
+    found.root.mkdir()
+    start(found.mark, tmp_path, "exec sleep 1000")
+    wait_until(lambda: processes.find(found.mark))
+    yield found
+    processes.end_all(found.mark, grace_s=0)
+
+
+def test_cluster_of_a_living_owner_or_of_none_is_left_alone(place: AgentPlace) -> None:
+    assert place not in abandoned(), "nobody ever owned it"
+    with owned(place.root.parent):
+        assert place not in abandoned()
+
+    assert place in abandoned()
+
+
+def test_cluster_of_a_killed_owner_is_ended_with_everything_of_it(
+    place: AgentPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    monkeypatch.setattr("agentenv.dev.agent.processes.values", lambda name: {str(place.root)})  # no other's
+    with subprocess.Popen([sys.executable, "-c", OWNER, tmp_path], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == b"owned\n"
+        cluster.end_abandoned()
+        assert processes.find(place.mark)
+        owner.kill()
+    assert cluster.status(AgentPlace(tmp_path / "dev")).abandoned == (str(place.root),)
+
+    cluster.end_abandoned()
+
+    assert (processes.find(place.mark), place.root.exists()) == ([], False)
 
 
 # -- the engine, with a stand-in for dockerd ----------------------------------------------------------

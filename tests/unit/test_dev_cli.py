@@ -19,7 +19,7 @@ from agentenv.image import ImageStatus, Step
 from agentenv.wire.server import Proof, ServerInfo
 
 UP = ClusterStatus("ready", "http://127.0.0.1:4646", "running", "agentenv-sandbox:local current", ("farm: running",))
-DOWN = ClusterStatus("not running", None, "not running", "")
+DOWN = ClusterStatus("not running", None, "not running", "", abandoned=("/tmp/killed/s1",))
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -62,6 +62,7 @@ def test_status_says_by_its_exit_code_whether_it_is_up(
     assert run("dev", "status")[0] == code
     assert f"jobs           {len(found.jobs)}" in run("dev", "status")[1]
     assert json.loads(run("dev", "status", "--json")[1])["up"] is (code == 0)
+    assert ("/tmp/killed/s1" in run("dev", "status")[1]) is (code == 1)
 
 
 def test_down_says_what_became_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,10 @@ def up(
 @dev.command()
 @verb
 def down(as_json: JsonOption = False) -> None:
-    """Stop the cluster and remove everything of it: jobs, containers, files, and the engine if it was ours."""
+    """Stop the cluster and remove everything of it: jobs, containers, files, and the engine if it was ours.
+
+    Clusters of test runs that were killed are removed too.
+    """
     with shown(quiet=as_json) as report:
         engine = cluster.down(report=report)
     if as_json:
@@ -85,3 +88,5 @@ def _show(found: cluster.ClusterStatus) -> None:
         console.print(f"{title:<14} {len(lines)}")
         for line in lines:
             console.print(f"  {escape(line)}", soft_wrap=True)
+    for line in found.abandoned:
+        console.print(f"[yellow]left by a dead run[/] {escape(line)} (`agentenv dev down` removes it)", soft_wrap=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,8 +19,10 @@ from agentenv.dev import processes
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox import syscalls
+from agentenv.slots.announcement import is_locked
 
 _MARK = "AGENTENV_CLUSTER"
+_OWNER = "owner.lock"
 _ENGINE_FD = 9
 """Where the agent holds the Docker engine: any number above standard error."""
 _START_DEADLINE_S = 120.0
@@ -103,6 +106,24 @@ client {{
   }}
 }}
 '''
+
+
+@contextmanager
+def owned(directory: Path) -> Iterator[None]:
+    """While this lasts, agents whose places lie in ``directory`` are this process's; see :func:`abandoned`."""
+    with (directory / _OWNER).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def abandoned() -> list[AgentPlace]:
+    """Places of which something runs though their owner is dead: a test run that was killed, say.
+
+    An agent that never had an owner outlives who started it on purpose, and is not among them.
+    """
+    places = [AgentPlace(Path(root)) for root in sorted(processes.values(_MARK))]
+    owners = ((place, place.root.parent / _OWNER) for place in places)
+    return [place for place, owner in owners if owner.exists() and not is_locked(owner)]
 
 
 def is_running(place: AgentPlace) -> bool:

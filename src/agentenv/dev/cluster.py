@@ -48,6 +48,8 @@ class ClusterStatus:
     image: str
     jobs: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
+    abandoned: tuple[str, ...] = ()
+    """Where other clusters lie whose owner died without ending them; ``down`` ends them too."""
 
     @property
     def up(self) -> bool:
@@ -96,6 +98,7 @@ def up(
 def down(place: AgentPlace | None = None, *, report: Report = silent) -> str:
     """Stop everything of the cluster and leave nothing: jobs, containers, agent, mounts, files, and the
     engine when it was started here and nobody else uses it; what became of the engine, in words.
+    Clusters whose owner is dead go with it.
 
     May be repeated. Raises SandboxUnavailableError when something would not go.
     """
@@ -110,8 +113,22 @@ def down(place: AgentPlace | None = None, *, report: Report = silent) -> str:
         agent.stop(place)
         report(Step("files", str(place.root)))
         _clear(place)
+    end_abandoned(report)
     report(Step("docker", "the engine"))
     return docker_engine.stop()
+
+
+def end_abandoned(report: Report = silent) -> None:
+    """Remove what is left of clusters whose owner died without ending them.
+
+    Raises SandboxUnavailableError when something would not go.
+    """
+    places = agent.abandoned()
+    for place in places:
+        report(Step("abandoned", str(place.root)))
+        agent.kill(place)  # servers too, before anything is taken from their clients: nothing is placed again
+    for place in places:
+        _clear(place)
 
 
 def status(place: AgentPlace | None = None) -> ClusterStatus:
@@ -123,7 +140,8 @@ def status(place: AgentPlace | None = None) -> ClusterStatus:
     jobs: tuple[str, ...] = ()
     if address is not None:
         jobs = tuple(f"{job['ID']}: {job['Status']}" for job in NomadHttp(address).get("/v1/jobs", namespace="*"))
-    return ClusterStatus(state, address or agent.address(place), engine, image, jobs, containers)
+    abandoned = tuple(str(other.root) for other in agent.abandoned())
+    return ClusterStatus(state, address or agent.address(place), engine, image, jobs, containers, abandoned)
 
 
 def _engine_facts(place: AgentPlace) -> tuple[str, str, tuple[str, ...]]:

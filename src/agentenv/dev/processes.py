@@ -68,6 +68,13 @@ def find(mark: str) -> list[Found]:
     return sorted(found, key=lambda process: process.pid)
 
 
+def values(name: str) -> set[str]:
+    """What living processes bear as the value of a mark's ``name``."""
+    prefix = f"{name}=".encode()
+    environments = (_words(entry / "environ") for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return {os.fsdecode(word[len(prefix) :]) for words in environments for word in words if word.startswith(prefix)}
+
+
 def end(mark: str, processes: Iterable[Found], *, grace_s: float) -> list[Found]:
     """SIGTERM, then SIGKILL past ``grace_s``; returns when they are gone. Those that would not go are returned.
 
