@@ -18,6 +18,7 @@ from agentenv.agent.jsonable import jsonable
 from agentenv.agent.loop import AgentLoop, AgentResult
 from agentenv.agent.ports import Handle, Model, Session, SessionOpener, ToolDefinition, opened
 from agentenv.agent.prompts import opening
+from agentenv.agent.recordings import last_recordings
 from agentenv.agent.timeline import Timeline, totals
 from agentenv.agent.token_sequences import TokenSequence, sequences_of
 from agentenv.agent.transcript import PhaseName, SequenceSummary, Transcript
@@ -60,6 +61,7 @@ class Attempt:
     verification: dict[str, Any] = field(default_factory=dict)
     score: float | None = None
     sequences: list[TokenSequence] = field(default_factory=list)
+    last_recordings: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Rollout:
@@ -113,6 +115,7 @@ class Rollout:
                 attempt.agent = loop.result
                 await loop.run(opening(settings.system_prompt, task))
                 attempt.sequences = sequences_of(model)
+            attempt.last_recordings = await last_recordings(session, attempt.agent.steps)
             await self._verify(attempt, session)
 
     @asynccontextmanager
@@ -188,6 +191,7 @@ class Rollout:
             verification=jsonable(attempt.verification),
             model_faults=agent.model_faults,
             shortenings=agent.shortenings,
+            last_recordings=attempt.last_recordings,
             sequences=[
                 SequenceSummary(first_step=one.first_step, tokens=len(one.tokens), trained=one.trained)
                 for one in attempt.sequences
