@@ -94,6 +94,16 @@ def test_logs_of_no_farm_is_an_error_with_a_next_step() -> None:
     assert "agentenv up" in result.stderr
 
 
+def test_logs_of_a_container_by_its_number_after_its_end_and_of_none(state: Path) -> None:
+    (state / "farm-local.log").write_text("local-0-2b9e: serving 9\nlocal-10-77aa: serving\n")
+    assert run("logs", "0").stdout == "local-0-2b9e: serving 9\n"
+    assert run("logs", "local-1").stdout == "local-10-77aa: serving\n"
+    for unknown in ("9", "zz"):
+        result = run("logs", unknown)
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "agentenv status" in result.stderr
+
+
 @pytest.mark.parametrize("verb", [("status",), ("slots",), ("down",), ("gc",), ("up",), ("exec", "--", "true")])
 def test_a_silent_nomad_is_named_with_how_to_start_one(verb: tuple[str, ...]) -> None:
     result = run("--backend", "nomad", *verb, NOMAD_ADDR="http://127.0.0.1:9")

@@ -118,6 +118,17 @@ async def test_a_job_that_is_gone_is_submitted_again() -> None:
     task.cancel()
 
 
+async def test_somebody_elses_count_is_put_right_and_a_fight_over_it_named(caplog: pytest.LogCaptureFixture) -> None:
+    api = _Api()
+    keeper, task = await _keep(api, [])
+    keeper.aim(1)
+    await _until(lambda: keeper.asked == 1)
+    keeper.compare(Job(200, 6))
+    assert "has a count of 6 (one farm at a time may own a job: give each its own sandbox_job_id), not 1" in caplog.text
+    await _until(lambda: api.counts == [1, 1])
+    task.cancel()
+
+
 async def test_replacing_failed_allocations_may_fail_too() -> None:
     api = _Api()
     keeper, keeping = await _keep(api, [])

@@ -13,6 +13,7 @@ from agentenv.cli.farm_log import lines_of
 from agentenv.cli.local_farm import log_file
 from agentenv.cli.options import Backend, BackendOption, JobOption, backend_of, choose
 from agentenv.cli.present import InterruptedBySignalError, print_json_line, run_to_end, verb
+from agentenv.errors import ConfigError
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -75,17 +76,25 @@ def _lines(
 async def _local_lines(
     backend: Backend, container: str | None, *, tail: int, follow: bool
 ) -> AsyncIterator[tuple[str, str]]:
-    named = "" if container is None else await _named(backend, container)
+    named, known = ("", True) if container is None else await _named(backend, container)
     async for line in lines_of(log_file(backend), containing=named, tail=tail, follow=follow):
+        known = True
         yield named, line
+    if not known and tail:
+        raise ConfigError(
+            "CONTAINER", f"the log has no line of {container!r}", next_step="see `agentenv status`, or `agentenv logs`"
+        )
 
 
-async def _named(backend: Backend, container: str) -> str:
-    """The text that marks a container's lines. One that has ended is looked for as it was written."""
+async def _named(backend: Backend, container: str) -> tuple[str, bool]:
+    """The text that marks a container's lines, and whether it runs. One that has ended is looked for as written."""
     places = (await access_to(backend, None).census()).places
     if container.isdigit():
-        return next((place.id for place in places if place.index == int(container)), container)
-    return choose([(place.id, place.id) for place in places], container) or container
+        number = int(container)
+        found = next((place.id for place in places if place.index == number), None)
+        return found or f"{backend}-{number}-", found is not None
+    found = choose([(place.id, place.id) for place in places], container)
+    return found or container, found is not None
 
 
 async def _print(lines: AsyncIterator[tuple[str, str]], *, as_json: bool) -> None:

@@ -51,8 +51,7 @@ class CountKeeper:
             return  # older than our own word
         if job is None or job.stopped or (self.asked is not None and job.count != self.asked):
             if self.asked is not None:
-                found = "is gone" if job is None or job.stopped else f"has a count of {job.count}"
-                logger.warning("job %s %s, not %d: put right", self._api.settings.job_id, found, self.asked)
+                logger.warning("job %s %s, not %d: put right", self._api.settings.job_id, _difference(job), self.asked)
             self.asked = None
             self._changed.set()
 
@@ -100,3 +99,10 @@ class CountKeeper:
             except NomadError as error:
                 logger.info("failed allocations are replaced by Nomad's own delays: %s", error)
             await asyncio.sleep(RESCHEDULE_GAP_S)
+
+
+def _difference(job: Job | None) -> str:
+    """What somebody else made of the job. Two farms under one job id would go on so for ever: say the cure."""
+    if job is None or job.stopped:
+        return "is gone"
+    return f"has a count of {job.count} (one farm at a time may own a job: give each its own sandbox_job_id)"
