@@ -136,6 +136,18 @@ async def test_a_score_that_is_none_is_a_task_fault_not_a_zero(returned: Any) ->
     assert (transcript.score, transcript.fault) == (None, "task")
 
 
+async def test_a_score_that_is_no_single_number_is_the_task_s_fault_and_not_tried_again() -> None:
+    class Several:
+        def __float__(self) -> float:
+            raise TypeError("only arrays of length 1 can be numbers")
+
+    hooks = StubHooks()
+    hooks.verify_and_score_trajectory = lambda *_, **__: (Several(), {})  # type: ignore[method-assign]
+    transcript = await roll(StubSessions(), hooks)
+    assert (transcript.score, transcript.fault, transcript.attempt) == (None, "task", 1)
+    assert "only arrays of length 1" in transcript.error
+
+
 def test_plain_numbers_are_scores() -> None:
     assert checked_score(True) == (1.0, {})
     assert checked_score((0, None)) == (0.0, {})

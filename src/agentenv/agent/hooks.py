@@ -95,9 +95,19 @@ def checked_score(returned: Any) -> tuple[float, dict[str, Any]]:
     if isinstance(score, bool):
         score = float(score)
     if not isinstance(score, (int, float)) and hasattr(score, "__float__"):
-        score = float(score)
+        score = _as_float(score)
     if not isinstance(score, (int, float)) or not math.isfinite(score):
         raise TaskError(f"the verifier must return a finite number and a dict, got {returned!r:.200}")
     if kept is not None and not isinstance(kept, dict):
         raise TaskError(f"the verifier's second value must be a dict, got {type(kept).__name__}")
     return float(score), kept or {}
+
+
+def _as_float(score: Any) -> float:
+    """A number of another library's. Raises: TaskError when it is none (an array of several, say)."""
+    try:
+        return float(score)
+    except Exception as error:
+        raise TaskError(
+            f"the verifier must return a finite number, and {score!r:.200} is none: {type(error).__name__}: {error}"
+        ) from error

@@ -142,7 +142,7 @@ class ProcessCalls:
         changed = {
             "waited_s": self._host.loop.time() - began_s,
             "clamped_to_s": longest_s if clamped else None,
-            "note": answer.content.note or note,
+            "note": "; ".join(said for said in (answer.content.note, note) if said),
         }
         fields = {**answer.fields, "timed_out": True} if process.running else answer.fields
         return SessionAnswer(answer.content.model_copy(update=changed), fields)

@@ -82,6 +82,10 @@ async def test_wait_is_clamped_and_says_so(session: ToolSession) -> None:
     assert "not 3000 s" in reply(result)["note"]
     short = await process(session, "wait", name, timeout_s=0.1)
     assert (short.timed_out, reply(short).get("clamped_to_s")) == (True, None)
+    loud = await start(session, "seq -w 1 50000; touch printed; sleep 30")
+    await until_bash(session, "[ -e printed ]")
+    both = await session.call("process", {"action": "wait", "process": loud, "timeout_s": 3000}, timeout_s=0.5)
+    assert "no longer kept; waited at most" in reply(both)["note"], "neither hides the other"
 
 
 async def test_the_last_200_kb_are_kept_and_the_rest_is_counted(session: ToolSession) -> None:
