@@ -239,9 +239,7 @@ async def test_artifacts_that_would_leave_the_workspace_are_not_extracted(sessio
     await bash(session, "mkdir into")
     for name in ("../evil", "/tmp/agentenv-evil", "a/../../evil"):
         result = await session.call("artifacts", {"action": "extract", "path": "into", "data": tar_of(**{name: b"x"})})
-        refused = result.fault in ("policy", "model") or result.exit_code not in (0, None)
-        listed = (await bash(session, "ls -A . /tmp; ls -A into")).stdout
-        assert refused or "into" in listed, result
+        assert result.fault == "policy" or name.startswith("/"), result  # the fake puts absolute names into `into`
         assert "evil" not in (await bash(session, "ls -A")).stdout.split()
         assert (await bash(session, "test -e /tmp/agentenv-evil")).exit_code == 1
 

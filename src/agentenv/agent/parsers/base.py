@@ -186,7 +186,8 @@ def decoded(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise Malformed(f"{where} is not valid JSON: {error.msg} at character {error.pos}") from error
+        what = error.msg.removesuffix(" at")  # "Unterminated string starting at"
+        raise Malformed(f"{where} is not valid JSON: {what} at character {error.pos}") from error
     except (ValueError, RecursionError) as error:
         raise Malformed(f"{where} is not usable JSON: nested too deeply, or a number too long") from error
 
