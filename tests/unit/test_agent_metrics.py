@@ -47,6 +47,14 @@ def test_a_group_s_numbers() -> None:
     assert metrics.drain() == {}
 
 
+@pytest.mark.parametrize("tool", ["terminal", "process", "tmux"])
+def test_a_wait_in_a_session_is_no_timeout_and_no_error(tool: str) -> None:
+    metrics = RolloutMetrics()
+    metrics.add(1, [transcript(call(0.1, tool, timed_out=True), call(0.1, tool, exit_code=2))])
+    found = metrics.drain()
+    assert (found["tool_timeout_rate"], found["tool_error_rate"]) == (0.0, 0.5)
+
+
 def test_a_group_without_a_call_or_a_score_has_numbers_too() -> None:
     metrics = RolloutMetrics()
     metrics.add(1, [transcript(steps=[])])

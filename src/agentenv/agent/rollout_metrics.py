@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from agentenv.agent.shown import cut_middle
+from agentenv.agent.shown_sessions import SESSION_TOOLS
 from agentenv.agent.transcript import ToolRecord, Transcript
 
 READABLE_BYTES = 32 * 1024
@@ -81,14 +82,19 @@ def _of_calls(calls: Sequence[ToolRecord]) -> dict[str, float]:
     faults = Counter(call.result.fault for call in calls if call.result)
     found |= {f"call_fault_{fault}_rate": faults[fault] / len(calls) for fault in ("model", "policy", "task")}
     found["tool_error_rate"] = sum(map(is_error, calls)) / len(calls)
-    found["tool_timeout_rate"] = sum(bool(call.result and call.result.timed_out) for call in calls) / len(calls)
+    found["tool_timeout_rate"] = sum(map(is_timeout, calls)) / len(calls)
     return found | _spread("tool_latency_s", [call.ended_s - call.started_s for call in calls if call.tool])
 
 
 def is_error(call: ToolRecord) -> bool:
     """Whether a call did not do what it was for: a fault, a timeout, or a command's nonzero exit code."""
     result = call.result
-    return result is None or result.fault != "none" or result.timed_out or bool(result.exit_code)
+    return result is None or result.fault != "none" or is_timeout(call) or bool(result.exit_code)
+
+
+def is_timeout(call: ToolRecord) -> bool:
+    """Whether its deadline ended what a call did. A wait in a session ends nothing: what was waited for goes on."""
+    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOLS
 
 
 def _calls(transcript: Transcript) -> Iterator[ToolRecord]:
