@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.env_config import AgentFields
-from agentenv.errors import ConfigError
-from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.slots.backends.nomad import NomadBackend, builds_image
+from agentenv.slots.backends.nomad_api import NomadApi
 from agentenv.slots.backends.nomad_facts import Allocation, Evaluation, Job, Node, TaskEvent, events
 from agentenv.slots.backends.nomad_job import JOB_FILES, hcl, job_text, job_variables
 from agentenv.slots.backends.open import make_backend
@@ -55,6 +57,41 @@ def test_addresses_and_names_are_checked_before_anything_is_opened() -> None:
     with pytest.raises(ConfigError, match="local, nomad, fake"):
         make_backend("modal")
     assert [make_backend(name).name for name in ("local", "nomad", "fake")] == ["local", "nomad", "fake"]
+
+
+@pytest.mark.parametrize(
+    ("given", "address", "built"),
+    [
+        ({}, "http://127.0.0.1:4646", True),
+        ({}, "https://localhost:4646", True),
+        ({}, "http://nomad.example.com:4646", False),
+        ({"build_image": False}, "http://127.0.0.1:4646", False),
+        ({"driver": "raw_exec"}, "http://127.0.0.1:4646", False),
+        ({"image": "registry.example.com/sandbox:1"}, "http://127.0.0.1:4646", False),
+        ({"image": "mine:local"}, "http://127.0.0.1:4646", True),
+    ],
+)
+def test_an_image_is_built_on_first_use_only_where_that_is_of_use(
+    given: dict[str, Any], address: str, built: bool
+) -> None:
+    assert builds_image(NomadSettings(**given), address) is built
+
+
+async def test_opening_builds_the_image_once_it_is_known_that_nomad_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+
+    async def answers(_: object) -> None:
+        steps.append("nomad")
+
+    def ensure(image: str) -> None:
+        steps.append(image)
+        raise SandboxUnavailableError("no engine")
+
+    monkeypatch.setattr(NomadApi, "check_access", answers)
+    monkeypatch.setattr("agentenv.image.ensure_image", ensure)
+    with pytest.raises(SandboxUnavailableError, match="no engine"):
+        await NomadBackend(nomad=NomadSettings(image="mine:local")).__aenter__()
+    assert steps == ["nomad", "mine:local"]
 
 
 def test_the_event_streams_lines_become_facts() -> None:

@@ -142,13 +142,10 @@ class NomadBackend:
         return opened
 
     async def _have_image(self) -> None:
-        """Build the image when it is one to be built here, and the cluster is this machine."""
-        settings = self._nomad
-        here = urlsplit(self._address).hostname in _LOOPBACK
-        if settings.driver == "docker" and settings.build_image and here and settings.image.endswith(":local"):
+        if builds_image(self._nomad, self._address):
             from agentenv.image import ensure_image  # it needs the docker SDK, which others can do without
 
-            await asyncio.to_thread(ensure_image, settings.image)
+            await asyncio.to_thread(ensure_image, self._nomad.image)
 
     async def _submit(self) -> None:
         """Register the job; one that is there keeps its count, and its containers if nothing else changed."""
@@ -311,6 +308,12 @@ class _Open:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.errands.aclose()
+
+
+def builds_image(settings: NomadSettings, address: str) -> bool:
+    """Whether a missing image is to be built on opening: it is one of this machine's, and so is the cluster. Pure."""
+    here = urlsplit(address).hostname in _LOOPBACK
+    return settings.driver == "docker" and settings.build_image and here and settings.image.endswith(":local")
 
 
 def checked_address(address: str) -> str:
