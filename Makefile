@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 EXTRAS := sandbox,env,farm,dev
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 BACKEND ?=
@@ -23,7 +24,7 @@ SLOTAGENT := src/agentenv/sandbox/slotagent
 help: ## Say what can be made
 	@printf 'agentenv: a farm of sandbox slots for reinforcement learning of LLM agents\n\n'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
-	@printf '\nVariables: PYTHON (interpreter for .venv), BACKEND, NOMAD_PORT,\n           PYTEST_ARGS, DEMO_ARGS, BENCH_ARGS\n'
+	@printf '\nVariables: PYTHON (interpreter for .venv), BACKEND, NOMAD_PORT,\n           PYTEST_ARGS, TEST_PROCESSES, DEMO_ARGS, BENCH_ARGS\n'
 
 setup: system $(STAMPS)/python ## Install system packages (root on Debian) and the virtual environment
 
@@ -68,7 +69,7 @@ demo: slotagent ## Repair real programs in a farm; writes out/demo/report.html (
 	@exec $(BIN)/agentenv demo $(if $(BACKEND),--backend $(BACKEND)) $(DEMO_ARGS)
 
 test: slotagent testing containers ## Run every test
-	@exec $(BIN)/python -m pytest --color=no $(PYTEST_ARGS)
+	@exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: setup ## Format, lint, strict types and import contracts; changes nothing
 	@$(BIN)/ruff format --check .

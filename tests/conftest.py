@@ -5,6 +5,7 @@ What is slow and kept between runs is made before any test's clock runs: the nom
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,17 +16,35 @@ from agentenv.image import Step, ensure_image
 from tests.nomad.cluster import Cluster, running_cluster
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What one process runs when several share the work (``make test``): a module, for its fixtures' sake; all of
+    tests/nomad, and what the other suites do over Nomad, for the cluster's. These last longest and come first."""
+    whole_cluster, over_nomad = "tests/nomad", "suites over nomad"
+
+    def group(item: pytest.Item) -> str:
+        path = item.path.relative_to(item.config.rootpath)
+        if path.is_relative_to(whole_cluster):
+            return whole_cluster
+        return over_nomad if _wants_cluster(item) else str(path)
+
+    first = (whole_cluster, over_nomad)
+    items.sort(key=lambda item: first.index(name) if (name := group(item)) in first else len(first))
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Minutes on a bare machine; nothing where it was done before."""
     if session.config.option.collectonly or not any(_wants_cluster(item) for item in session.items):
         return
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    capture = session.config.pluginmanager.get_plugin("capturemanager")
     told = ""
 
     def report(step: Step) -> None:
         nonlocal told
-        if reporter is not None and step.name != told:
-            reporter.write_line(f"nomad tests: {step.name} {step.detail}")
+        if step.name != told:
+            with capture.global_and_fixture_disabled():  # one of several processes has no other way to say it
+                print(f"nomad tests: {step.name} {step.detail}", file=sys.stderr, flush=True)
         told = step.name
 
     with docker_engine.using():

@@ -35,8 +35,12 @@ def state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+WIDE = "1000"
+"""Columns of a terminal on which no line is broken, however long the path in it."""
+
+
 def run(*arguments: str, **env: str) -> Result:
-    return CliRunner().invoke(app, arguments, env=env)
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": WIDE, **env})
 
 
 # -- which farm is meant
@@ -109,7 +113,7 @@ def test_a_silent_nomad_is_named_with_how_to_start_one(verb: tuple[str, ...]) ->
     result = run("--backend", "nomad", *verb, NOMAD_ADDR="http://127.0.0.1:9")
     assert result.exit_code == 125, result.output
     assert "127.0.0.1:9" in result.stderr
-    assert "make nomad-dev" in result.stderr.replace("\n", " ")
+    assert "make nomad-dev" in result.stderr
 
 
 def test_as_json_that_is_one_document() -> None:
