@@ -75,6 +75,12 @@ def test_an_image_that_cannot_be_had_is_named_and_final() -> None:
             True,
             "allow_caps",
         ),
+        (
+            "Driver Failure",
+            "opening seccomp profile (/opt/nomad/data/x/seccomp.json) failed: no such file",
+            True,
+            "data_dir",
+        ),
         ("Driver Failure", 'failed to parse config: No argument named "x"', True, "job file"),
         ("Failed Validation", "task is wrong", True, "job file"),
         ("Driver Failure", "Failed to create container: no space left on device", False, "client's log"),

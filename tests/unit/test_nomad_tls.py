@@ -10,6 +10,7 @@ import json
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -31,13 +32,15 @@ ALL = {
 
 
 class Nomad(http.server.ThreadingHTTPServer):
-    """Answers everything with one JSON line; wants a certificate of its CA. ``heard`` is what it was asked."""
+    """Answers everything with one JSON line; wants a certificate of its CA. ``heard`` is what it was asked;
+    ``elsewhere``: the address it sends everybody to."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.heard: list[tuple[str, dict[str, list[str]], str | None]] = []
+        self.elsewhere = ""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(TLS / "server.pem", TLS / "server-key.pem")
         context.load_verify_locations(TLS / "ca.pem")
@@ -59,7 +62,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         asked = urlsplit(self.path)
         self.server.heard.append((asked.path, parse_qs(asked.query), self.headers.get("X-Nomad-Token")))
         body = json.dumps({"Name": "team"}).encode() + b"\n"
-        self.send_response(200)
+        if self.server.elsewhere:
+            body = b"moved\n"
+            self.send_response(307)
+            self.send_header("Location", self.server.elsewhere + self.path)
+        else:
+            self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -71,6 +79,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[Nomad]:
+    with serving() as found:
+        yield found
+
+
+@contextmanager
+def serving() -> Iterator[Nomad]:
     with Nomad() as found:
         thread = threading.Thread(target=found.serve_forever, args=(0.01,))
         thread.start()
@@ -144,6 +158,23 @@ async def test_skip_verify_takes_any_server(server: Nomad, way: Way) -> None:
     own = {"client_cert": ALL["client_cert"], "client_key": ALL["client_key"]}
     await way(settings_for(server, skip_verify=True, **own))
     assert len(server.heard) == 1
+
+
+@WAYS
+async def test_proxies_are_for_the_internet(server: Nomad, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    await way(settings_for(server, **ALL))
+    assert len(server.heard) == 1
+
+
+@WAYS
+async def test_a_token_goes_nowhere_by_a_redirect(server: Nomad, way: Way) -> None:
+    with serving() as other:
+        server.elsewhere = other.address
+        with pytest.raises(NomadError):
+            await way(settings_for(server, **ALL))
+        assert (len(server.heard), other.heard) == (1, [])
 
 
 @pytest.mark.parametrize("field", ["ca_cert", "client_cert"])

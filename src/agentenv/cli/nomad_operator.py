@@ -113,6 +113,7 @@ async def follow_log(settings: NomadSettings, allocation_id: str, *, tail_bytes:
             session.get(
                 url, params=params, headers=headers, timeout=aiohttp.ClientTimeout(total=None),
                 server_hostname=settings.tls_server_name if url.startswith("https:") else None,
+                allow_redirects=False,  # the token is for this address alone
             ) as reply,
         ):  # fmt: skip
             if reply.status != 200:

@@ -117,7 +117,10 @@ def _driver_failure(event: TaskEvent, image: str) -> StartFailed:
     if event.kind == "Failed Validation" or "failed to parse config" in message:
         cure = "correct the job file (`nomad job validate`)"
         return StartFailed(f"the driver does not understand the job: {message}", next_step=cure, permanent=True)
-    if "allow-listed" in message or "allow_caps" in message or "seccomp" in message:
+    if "seccomp" in message:  # rendered into the allocation's directory, which is elsewhere than the job was told
+        cure = "say where clients keep allocations: `nomad node meta apply agentenv_data_dir=<the client's data_dir>`"
+        return StartFailed(f"the driver refuses the container: {message}", next_step=cure, permanent=True)
+    if "allow-listed" in message or "allow_caps" in message:
         cure = "set allow_caps in the docker plugin of every Nomad client as docs/operations.md says"
         return StartFailed(f"the driver refuses the container: {message}", next_step=cure, permanent=True)
     return StartFailed(f"the driver could not start the container: {message}", next_step="see the Nomad client's log")

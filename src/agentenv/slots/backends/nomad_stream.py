@@ -49,7 +49,12 @@ class EventStream:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=SILENT_AFTER_S)
         try:
             async with self._session.get(
-                self._url, params=params, headers=headers, timeout=timeout, server_hostname=self._server_hostname
+                self._url,
+                params=params,
+                headers=headers,
+                timeout=timeout,
+                server_hostname=self._server_hostname,
+                allow_redirects=False,  # the token is for this address alone
             ) as response:
                 if response.status != 200:
                     raise NomadError(response.status, (await response.text())[:500])
