@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -148,6 +149,11 @@ BOMBS = {
 }
 
 
+def _processes() -> int:
+    """On this machine, those of every namespace."""
+    return sum(entry.name.isdigit() for entry in Path("/proc").iterdir())
+
+
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_fork_bomb_is_killed_quickly_and_alone(agent: AgentBox, bomb: str) -> None:
     script, at_least = BOMBS[bomb]
@@ -156,9 +162,11 @@ def test_a_fork_bomb_is_killed_quickly_and_alone(agent: AgentBox, bomb: str) -> 
     bystander_pid = int(bystander.line())
     assert agent.status(bystander) == 0
     _next_tick()
+    before = _processes()
     run = agent.bash(f"exec 2>/dev/null; cd {agent.directory}; echo lit; {script}")
     assert run.line() == "lit"
-    time.sleep(0.3)  # let it grow; how far does not matter
+    time.sleep(0.3)  # let it grow; how much further does not matter
+    agent.wait_until(lambda: _processes() - before > at_least, "it has grown")
     started = time.monotonic()
     killed = agent.kill(run)
     took_s = time.monotonic() - started
