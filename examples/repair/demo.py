@@ -8,6 +8,7 @@ import os
 import platform
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,11 +20,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from agentenv.agent.transcript import GroupRecord
+from agentenv.agent.shown_sessions import SESSION_TOOLS
+from agentenv.agent.transcript import GroupRecord, ToolRecord
 from agentenv.cli.present import err, out
 from agentenv.config import debug
 from agentenv.errors import ConfigError, InfraError
 from agentenv.report import read_records, write_report
+from agentenv.sessions.asciicast import recordings
 from agentenv.testing import ScriptedPolicy, build_tokenizer
 from examples.repair import policy, tasks
 from examples.repair.env import RepairConfig, RepairEnv
@@ -66,7 +69,8 @@ async def run_demo(settings: DemoSettings) -> None:
     groups = list(read_records(records)) if records.exists() else []
     run = _facts(settings, chosen, made, time.monotonic() - rolled)
     page = write_report(groups, settings.out / "report.html", title="Repairing real packages", run=run)
-    _show(groups, page, records, time.monotonic() - began)
+    screens = _write_recordings(groups, settings.out / "recordings")
+    _show(groups, page, records, screens, time.monotonic() - began)
     if not any(t.score is not None for group in groups for t in group.trajectories):
         raise InfraError("no rollout could be scored", next_step=f"the errors are in {page}; try agentenv doctor")
 
@@ -235,7 +239,7 @@ async def _server(
         yield APIServerConfig(base_url=player.base_url, model_name="scripted", api_key="unused")
 
 
-# -- what is said -----------------------------------------------------------------------------------
+# -- what is written and said -----------------------------------------------------------------------------------
 
 
 def _bars() -> Progress:
@@ -256,7 +260,36 @@ def _facts(settings: DemoSettings, chosen: Sequence[Task], made: str, seconds: f
     }
 
 
-def _show(groups: Sequence[GroupRecord], page: Path, records: Path, seconds: float) -> None:
+def _calls(group: GroupRecord) -> list[ToolRecord]:
+    return [call for t in group.trajectories for step in t.steps for call in step.tool_calls]
+
+
+def _cut_off(call: ToolRecord) -> bool:
+    """Whether its time was over and it was killed. What a session or background process does goes on."""
+    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOLS
+
+
+def _tools_used(groups: Sequence[GroupRecord]) -> str:
+    """Every tool that was called, the most called first, and how often."""
+    used = Counter(call.tool for group in groups for call in _calls(group))
+    return ", ".join(f"{tool} {count}" for tool, count in used.most_common()) or "none"
+
+
+def _write_recordings(groups: Sequence[GroupRecord], directory: Path) -> list[Path]:
+    """The screens of tmux as asciicasts, one file for each session; those of an earlier demo are removed."""
+    for old in directory.glob("*.cast"):
+        old.unlink()
+    written = []
+    for transcript in (t for group in groups for t in group.trajectories):
+        results = [call.result for step in transcript.steps for call in step.tool_calls if call.result is not None]
+        for session, cast in recordings(result.content for result in results).items():
+            directory.mkdir(parents=True, exist_ok=True)
+            written.append(directory / f"{transcript.trajectory.replace('/', '_')}-{session}.cast")
+            written[-1].write_text(cast)
+    return written
+
+
+def _show(groups: Sequence[GroupRecord], page: Path, records: Path, screens: Sequence[Path], seconds: float) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("task", "bugs", "scores", "mean", "calls", "cut off", "faults"):
         table.add_column(heading, justify="left" if heading in ("task", "scores") else "right", no_wrap=True)
@@ -266,19 +299,21 @@ def _show(groups: Sequence[GroupRecord], page: Path, records: Path, seconds: flo
     console.print(table)
     count = sum(len(group.trajectories) for group in groups)
     console.print(f"{count} rollouts in {len(groups)} groups; everything took {seconds:.1f} s")
-    console.print(f"page     {page}\nrecords  {records}", soft_wrap=True)
+    console.print(f"tools    {_tools_used(groups)}\npage     {page}\nrecords  {records}", soft_wrap=True)
+    if screens:
+        console.print(f"screens  {screens[0].parent}/*.cast (asciinema play FILE)", soft_wrap=True)
 
 
 def _row(group: GroupRecord) -> tuple[str, ...]:
     scores = [t.score for t in group.trajectories]
     known = [score for score in scores if score is not None]
-    calls = [call for t in group.trajectories for step in t.steps for call in step.tool_calls]
+    calls = _calls(group)
     return (
         group.item_id,
         str(group.item.get("bugs", "")),
         "  ".join("   –" if score is None else f"{score:.2f}" for score in scores),
         f"{sum(known) / len(known):.2f}" if known else "–",
         str(len(calls)),
-        str(sum(bool(call.result and call.result.timed_out) for call in calls)),
+        str(sum(_cut_off(call) for call in calls)),
         str(sum(t.fault != "none" for t in group.trajectories)),
     )

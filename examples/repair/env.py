@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,9 @@ from agentenv.wire.spec import Bind
 from examples.repair.packages import Catalogue, Package, fetch
 from examples.repair.tasks import Task, injected, make_tasks
 from examples.repair.verify import packed, repaired_share, suite_in_slot
+
+if TYPE_CHECKING:
+    from agentenv.api.tool_server import ToolServer
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class RepairConfig(AgentEnvConfig):
 
     verification: Literal["live", "sealed"] = "sealed"
     agent_max_steps: int = Field(default=30, ge=1)
+    tool_server_url: str | None = Field(default="inprocess", description="External tools: a URL, or inprocess")
     task_seed: int = Field(default=1, description="Which bugs are injected: the same seed gives the same tasks")
 
 
@@ -99,6 +103,14 @@ class RepairEnv(AgentEnv):
         nomad = self.config.nomad_settings()
         mode = self.config.tool_pool_mode
         return make_backend(mode, shown, nomad=nomad, start_timeout_s=self.config.start_timeout_s)
+
+    def build_tool_server(self) -> ToolServer:
+        """The task tracker's, with the tool ``bug_report``; or the one ``tool_server_config`` describes, alone."""
+        from examples.repair.tracker import Tracker  # late, as its tool server: aiohttp, and what [farm] brings
+
+        if self.config.tool_server_config is not None:
+            return super().build_tool_server()
+        return Tracker(self.tasks).tool_server()
 
     def item_of(self, task: Task) -> dict[str, Any]:
         """A task as the item its record keeps; the diff is what was injected, and is not shown to a model."""

@@ -86,6 +86,28 @@ async def test_a_model_plays_through_the_same_environment(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(300)
+async def test_the_tools_that_were_used_are_named_and_screens_are_kept(tmp_path: Path) -> None:
+    made()
+    old = tmp_path / "out" / "recordings" / "of-an-earlier-demo.cast"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    async with demo(tmp_path, *SMALL, "--groups", "3", "--group-size", "1") as process:
+        printed, errors = await process.communicate()
+    assert process.returncode == 0, errors.decode()
+    groups = [json.loads(line) for line in (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()]
+    assert [t["score"] for group in groups for t in group["trajectories"]] == [1.0, 1.0, 1.0]
+    page = (tmp_path / "out" / "report.html").read_text()
+    for tool in ("terminal", "process", "tmux", "patch", "bug_report"):
+        assert f"{tool} " in printed.decode().partition("tools ")[2].splitlines()[0]
+        assert f'"tool":"{tool}"' in page.replace('": "', '":"')
+    [screen] = (tmp_path / "out" / "recordings").iterdir()
+    header, *events = (json.loads(line) for line in screen.read_text().splitlines())
+    assert header["version"] == 2
+    assert any("(Pdb)" in text for _, _, text in events)
+    assert str(screen.parent) in printed.decode()
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_ended_by_a_signal_it_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     made()
