@@ -13,7 +13,8 @@ Every class says whose failure it is (``fault``), what survived it and what to d
     ├── TaskError                   fault=task: the user's own task, verifier or preparation raised
     └── InfraError                  fault=infra: ours; never a reward, never shown to the model
         ├── SandboxUnavailableError     no container can serve here (cause and cure are named)
-        │   └── SelfTestError           the container could not prove what it promises
+        │   ├── SelfTestError           the container could not prove what it promises
+        │   └── StartTimeoutError       the container was too slow to say: a later start may do
         ├── AcquireTimeoutError         no slot became free before the deadline
         ├── LeaseLostError              the slot is no longer this trajectory's
         │   ├── StaleLeaseError             another epoch owns the slot now
@@ -127,6 +128,13 @@ class SelfTestError(SandboxUnavailableError):
     """A container started but could not prove one of its promises, so it refuses to serve."""
 
     code = "self_test_failed"
+
+
+class StartTimeoutError(SandboxUnavailableError):
+    """A container did not come up, or not to the end of its self-test, in time. Nothing was proved either way:
+    on an overloaded machine the next start may succeed, so it is tried again."""
+
+    code = "start_timeout"
 
 
 class AcquireTimeoutError(InfraError):

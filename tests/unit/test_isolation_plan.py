@@ -5,12 +5,21 @@ from __future__ import annotations
 import stat
 from ipaddress import IPv4Network
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.errors import (
+    AgentEnvError,
+    ConfigError,
+    ProtocolError,
+    SandboxUnavailableError,
+    SelfTestError,
+    StartTimeoutError,
+)
 from agentenv.sandbox import isolation, mounts, network, selftest
 from agentenv.sandbox.isolation import FULL, USER, Identity
+from agentenv.slots.backends import local_process, nomad_explain
 from agentenv.wire.spec import Bind, SlotLimits
 
 ROOT = Identity(FULL, 0, 0, uid_block=2)
@@ -200,3 +209,27 @@ def test_each_broken_promise_is_named(change: dict[str, str], broken: str) -> No
 def test_a_missing_line_never_proves_anything(line: str) -> None:
     report = {key: value for key, value in GOOD.items() if key != line}
     assert selftest.failure(selftest.judge(report, WANT)) is not None
+
+
+@pytest.mark.parametrize(
+    ("raised", "said", "permanent"),
+    [
+        (TimeoutError(), StartTimeoutError, False),
+        (ProtocolError("the slot's agent ended"), SelfTestError, True),
+        (PermissionError(13, "pids.max"), SelfTestError, True),
+    ],
+)
+async def test_lateness_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, said: type[AgentEnvError], permanent: bool
+) -> None:
+    """On an overloaded machine the next start may do: backends try again, waiters wait on."""
+
+    async def prove(*_: object) -> list[selftest.Proof]:
+        raise raised
+
+    monkeypatch.setattr(selftest, "_prove", prove)
+    with pytest.raises(said, match="did not finish") as caught:
+        await selftest.prove(None, Mock(), {}, ("127.0.0.1", 1))  # type: ignore[arg-type]
+    assert type(caught.value) is said
+    assert (caught.value.code in local_process._PERMANENT) is permanent
+    assert (caught.value.code in nomad_explain._PERMANENT) is permanent

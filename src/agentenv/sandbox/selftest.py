@@ -11,11 +11,12 @@ import asyncio
 import errno
 import os
 import resource
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from agentenv.errors import ProtocolError, SelfTestError
+from agentenv.errors import ProtocolError, SelfTestError, StartTimeoutError
 from agentenv.sandbox import cgroups
 from agentenv.sandbox.agent_runner import AgentRunner
 from agentenv.sandbox.isolation import USER, command_environment
@@ -23,6 +24,8 @@ from agentenv.sandbox.limits import OWN_PROCESSES
 from agentenv.sandbox.slot_process import Ground, SlotProcess
 
 DEADLINE_S = 20.0
+SETTLE_S = 5.0
+"""Killed processes are gone within this time."""
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _WRITABLE = frozenset({"/workspace", "/tmp", "/dev/shm", "/dev/pts", "/proc"})  # noqa: S108
 _DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "console"))
@@ -174,12 +177,16 @@ def failure(proofs: list[Proof]) -> SelfTestError | None:
 async def prove(
     ground: Ground, slot: SlotProcess, host_namespaces: Mapping[str, str], address: tuple[str, int]
 ) -> list[Proof]:
-    """Run the whole self-test in a slot that nobody uses yet. Raises SelfTestError when the agent
-    does not answer; whether every required proof holds is :func:`failure`'s to say."""
+    """Run the whole self-test in a slot that nobody uses yet. Raises StartTimeoutError when it takes too
+    long, SelfTestError when the agent breaks off; whether every required proof holds is :func:`failure`'s to say."""
     runner = AgentRunner(slot.agent, DEADLINE_S)
     try:
         return await _prove(ground, slot, runner, host_namespaces, address)
-    except (TimeoutError, ProtocolError, OSError) as error:
+    except TimeoutError as error:  # before OSError, of which it is one: lateness proves nothing
+        raise StartTimeoutError(
+            f"the self-test did not finish within {DEADLINE_S:.0f} s", next_step="give the machine less to do at once"
+        ) from error
+    except (ProtocolError, OSError) as error:
         raise SelfTestError(f"the self-test did not finish: {str(error) or type(error).__name__}") from error
 
 
@@ -265,12 +272,10 @@ async def _kill_all(slot: SlotProcess, runner: AgentRunner, env: Mapping[str, st
 
 
 async def _settled(slot: SlotProcess) -> int:
-    """Processes in the slot's pid namespace once it has gone quiet (a killed one takes a moment)."""
-    count = 0
-    for _ in range(200):
-        count = slot_population(slot)
-        if count <= 1:
-            break
+    """Processes in the slot's pid namespace once it has gone quiet (a killed one takes a moment, a long
+    one where the machine is busy)."""
+    ends = time.monotonic() + SETTLE_S
+    while (count := slot_population(slot)) > 1 and time.monotonic() < ends:  # noqa: ASYNC110 - /proc is asked
         await asyncio.sleep(0.001)
     return count
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv.errors import AgentEnvError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, SandboxUnavailableError, StartTimeoutError
 from agentenv.sandbox import (
     cgroups,
     control_packets,
@@ -44,6 +44,7 @@ from agentenv.wire.spec import SandboxSpec
 log = logging.getLogger(__name__)
 
 SERVING_DEADLINE_S = 30.0
+_LATE = f"it did not serve within {SERVING_DEADLINE_S:.0f} s"
 _CRASHES = 5
 _CRASHES_WITHIN_S = 10.0
 _FIRST_BACKOFF_S = 0.05
@@ -200,10 +201,9 @@ class Supervisor:
     async def _until_serving(self) -> None:
         self._greet()
         if not await self._serving_or_end():
+            failure = StartTimeoutError if self._server_broke == _LATE else SandboxUnavailableError
             reason = await self._server_end()
-            raise SandboxUnavailableError(
-                f"the server did not start: {reason}", next_step="the log on standard error says why"
-            )
+            raise failure(f"the server did not start: {reason}", next_step="the log on standard error says why")
 
     async def _until_settled(self) -> None:
         """Wait until every slot is ready or quarantined; a container with none is of no use."""
@@ -225,7 +225,7 @@ class Supervisor:
         if server.serving.is_set():
             return True
         if not server.exited.done():
-            self._server_broke = f"it did not serve within {SERVING_DEADLINE_S:.0f} s"
+            self._server_broke = _LATE
             server.kill()
         return False
 
