@@ -37,7 +37,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Minutes on a bare machine; nothing where it was done before."""
     if session.config.option.collectonly or not any(_wants_cluster(item) for item in session.items):
         return
-    capture = session.config.pluginmanager.get_plugin("capturemanager")
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    assert capture is not None
     told = ""
 
     def report(step: Step) -> None:

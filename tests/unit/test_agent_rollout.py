@@ -142,7 +142,7 @@ async def test_a_score_that_is_no_single_number_is_the_task_s_fault_and_not_trie
             raise TypeError("only arrays of length 1 can be numbers")
 
     hooks = StubHooks()
-    hooks.verify_and_score_trajectory = lambda *_, **__: (Several(), {})  # type: ignore[method-assign]
+    hooks.verify_and_score_trajectory = lambda *_, **__: (Several(), {})  # type: ignore[method-assign, assignment]
     transcript = await roll(StubSessions(), hooks)
     assert (transcript.score, transcript.fault, transcript.attempt) == (None, "task", 1)
     assert "only arrays of length 1" in transcript.error
