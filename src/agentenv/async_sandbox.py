@@ -189,6 +189,14 @@ class AsyncSandbox:
         """A file or directory as a tar (at most 64 MiB), with the SHA-256 of every file in it."""
         return await self._tools.archive(path)
 
+    async def list_artifacts(self, path: str = ".") -> ArtifactsReply:
+        """Every file below a directory (or one file), with size and SHA-256; within what an archive may hold."""
+        return await self._tools.list_artifacts(path)
+
+    async def read_artifact(self, path: str) -> ArtifactsReply:
+        """One file, at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
+        return await self._tools.read_artifact(path)
+
     @property
     def _tools(self) -> ToolContext:
         if self._context is None:

@@ -177,6 +177,14 @@ class Sandbox:
         """A file or directory as a tar (at most 64 MiB), with the SHA-256 of every file in it."""
         return self._loop.run(self._box.archive(path))
 
+    def list_artifacts(self, path: str = ".") -> ArtifactsReply:
+        """Every file below a directory (or one file), with size and SHA-256; within what an archive may hold."""
+        return self._loop.run(self._box.list_artifacts(path))
+
+    def read_artifact(self, path: str) -> ArtifactsReply:
+        """One file, at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
+        return self._loop.run(self._box.read_artifact(path))
+
 
 class LoopThread:
     """An event loop in a thread of its own, started at the first :meth:`run`."""

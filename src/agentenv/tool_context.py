@@ -164,8 +164,16 @@ class ToolContext:
 
     async def archive(self, path: str = ".") -> ArtifactsReply:
         """A file or directory of the slot as a tar (at most 64 MiB), with the SHA-256 of every file in it."""
-        given = {"action": "archive", "path": path}
-        return ArtifactsReply.model_validate(await self._file_call("artifacts", given))
+        return await self._artifacts("archive", path)
+
+    async def list_artifacts(self, path: str = ".") -> ArtifactsReply:
+        """Every file below a directory of the slot (or one file), with size and SHA-256; within what
+        :meth:`archive` may hold."""
+        return await self._artifacts("list", path)
+
+    async def read_artifact(self, path: str) -> ArtifactsReply:
+        """One file of the slot, at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
+        return await self._artifacts("read", path)
 
     async def search(
         self,
@@ -220,6 +228,9 @@ class ToolContext:
     async def cleanup(self) -> None:
         """No more calls through this context; the slot itself is the rollout's. Repeatable."""
         self._open = False
+
+    async def _artifacts(self, action: str, path: str) -> ArtifactsReply:
+        return ArtifactsReply.model_validate(await self._file_call("artifacts", {"action": action, "path": path}))
 
     async def _file_call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         result = await self.call_tool(tool, arguments)

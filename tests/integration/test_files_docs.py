@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import sys
@@ -26,5 +27,6 @@ async def test_the_example_of_the_docs_runs(tmp_path: Path) -> None:
     )  # fmt: skip
     stdout, _ = await asyncio.wait_for(child.communicate(), timeout=90)
     assert child.returncode == 0
-    assert stdout.decode() == "hello\n\nhello.py 1 print('bye')\nhi from /tmp\n\n2000000\n\n"
+    listed = f"{hashlib.sha256(bytes(2_000_000)).hexdigest()} 2000000 numbers\n"
+    assert stdout.decode() == f"hello\n\nhello.py 1 print('bye')\nhi from /tmp\n\n2000000\n\n{listed}"
     assert (tmp_path / "back").read_bytes() == bytes(2_000_000)

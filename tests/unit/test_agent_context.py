@@ -112,6 +112,21 @@ async def test_search_and_patch() -> None:
         await context(ok(exit_code=28, stderr="No space left"))[0].patch("x")
 
 
+async def test_artifacts_are_listed_read_and_archived() -> None:
+    file = {"path": "a", "size_bytes": 2, "sha256": "0" * 64}
+    exec_tool, session = context(CallResult(id="c", content={"data": "AP8=", "files": [file], "total_bytes": 2}))
+    assert (await exec_tool.read_artifact("out/a")).data == b"\x00\xff"
+    assert (await exec_tool.list_artifacts("out")).files[0].sha256 == "0" * 64
+    assert (await exec_tool.archive()).total_bytes == 2
+    assert [given for _, given, _ in session.calls] == [
+        {"action": "read", "path": "out/a"},
+        {"action": "list", "path": "out"},
+        {"action": "archive", "path": "."},
+    ]
+    with pytest.raises(FileNotFoundError):
+        await context(ok(exit_code=2, stderr="no such file"))[0].list_artifacts("missing")
+
+
 async def test_a_file_call_cut_short_is_no_empty_file() -> None:
     exec_tool, _ = context(CallResult(id="c", timed_out=True))
     with pytest.raises(TimeoutError):

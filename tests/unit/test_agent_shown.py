@@ -52,6 +52,21 @@ def test_file_tools_read_as_text() -> None:
     assert shown("list_files", listed, 100) == "a/\na/b  7\n[more entries were left out]"
 
 
+def test_artifacts_read_as_sums_and_half_a_base64_text_is_never_shown() -> None:
+    files: JsonValue = [{"path": "a/b", "size_bytes": 3, "sha256": "0" * 64}]
+    content: dict[str, JsonValue] = {"data": None, "files": files, "total_bytes": 3}
+    listed = f"{'0' * 64}  3  a/b\n[1 files, 3 bytes]"
+    assert shown("artifacts", CallResult(id="c", content=content), 100) == listed
+    whole = {**content, "data": "QUJD"}
+    assert shown("artifacts", CallResult(id="c", content=whole), 100) == f"{listed}\ndata (base64):\nQUJD"
+    large = {**content, "data": "Q" * 101}
+    assert shown("artifacts", CallResult(id="c", content=large), 100).endswith(
+        "[data: 101 characters of base64, not shown]"
+    )
+    nothing: dict[str, JsonValue] = {"files": [], "total_bytes": 0}
+    assert shown("artifacts", CallResult(id="c", content=nothing), 100) == "(no files)\n[0 files, 0 bytes]"
+
+
 def test_a_failing_file_operation_reads_as_a_command_that_failed() -> None:
     assert shown("read_file", ok(exit_code=2, stderr="no such file"), 100) == "exit code: 2\nstderr:\nno such file"
 

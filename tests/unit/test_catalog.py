@@ -192,7 +192,7 @@ def test_json_refusals_show_the_shape_that_is_wanted() -> None:
 
 
 def test_a_literal_and_a_bound() -> None:
-    assert "should be 'archive' or 'extract'" in refusal({"action": "zip"}, "artifacts")
+    assert "should be 'archive', 'extract', 'list' or 'read'" in refusal({"action": "zip"}, "artifacts")
     assert "greater than or equal to 1" in refusal({"depth": 0}, "list_files")
     assert "is not base64" in refusal({"path": "x", "data": "%%%"}, "write_file")
 

@@ -69,9 +69,30 @@ async def test_one_file_is_archived_under_its_own_name(box: Box) -> None:
 async def test_an_archive_too_large_is_data_not_a_fault(box: Box) -> None:
     box.make("large")
     os.truncate(box.path / "large", MAX_FILE_BYTES + 1)
-    done = await box.call("artifacts", action="archive")
-    assert (done.content, done.exit_code) == (None, errno.EFBIG)
-    assert "exceeds" in done.stderr
+    for asked in ({"action": "archive"}, {"action": "list"}, {"action": "read", "path": "large"}):
+        done = await box.call("artifacts", **asked)
+        assert (done.content, done.exit_code) == (None, errno.EFBIG), asked
+        assert "exceeds" in done.stderr
+
+
+async def test_a_list_says_what_the_archive_says_without_the_tar(box: Box) -> None:
+    box.make("src/b", "two")
+    box.make("src/a/deep", "1")
+    (box.path / "src/link").symlink_to("b")
+    (box.path / "src/empty").mkdir()
+    done = await box.call("artifacts", action="list", path="src")
+    archived = await box.archive("src")
+    assert done.content == ArtifactsReply(files=archived.files, total_bytes=archived.total_bytes)
+    assert [file.path for file in archived.files] == ["a/deep", "b"]
+
+
+async def test_a_file_that_is_read_comes_with_its_digest(box: Box) -> None:
+    content = bytes(range(256)) * 2000
+    box.make("a/blob").write_bytes(content)
+    done = await box.call("artifacts", action="read", path="a/blob")
+    assert isinstance(done.content, ArtifactsReply)
+    assert done.content.data == content
+    assert done.content == (await box.archive("a/blob")).model_copy(update={"data": content})
 
 
 @pytest.mark.parametrize(

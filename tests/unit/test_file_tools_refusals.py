@@ -16,6 +16,7 @@ from agentenv.errors import (
     UnknownToolError,
 )
 from agentenv.sandbox.slotagent.build import ensure_built
+from agentenv.sandbox.tools.artifacts import MAX_ENTRIES
 from agentenv.sandbox.tools.files import run_file_tool
 from agentenv.sandbox.tools.runner import Finished
 from tests.unit.file_tools_box import Box, FixedRunner, box_fixture  # noqa: F401
@@ -35,6 +36,8 @@ from tests.unit.file_tools_box import Box, FixedRunner, box_fixture  # noqa: F40
         ("artifacts", {"action": "steal"}),
         ("artifacts", {"action": "extract"}),
         ("artifacts", {"action": "archive", "data": "MQ=="}),
+        ("artifacts", {"action": "list", "data": "MQ=="}),
+        ("artifacts", {"action": "read", "path": "x", "data": "MQ=="}),
         ("bash", {"command": "true"}),
     ],
 )
@@ -87,8 +90,15 @@ async def test_a_slot_that_answers_a_read_with_nonsense_is_a_protocol_error(prin
     [_record(b"f", b"a") + b"\xff\xff\xff\xff", _record(b"f", b"a") + b"\5\0\0\0abc", _record(b"f", b"a") + b"\0" * 4],
 )
 async def test_a_slot_that_archives_nonsense_is_a_protocol_error(printed: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        await run_file_tool("artifacts", {"action": "archive"}, FixedRunner(Finished(0, printed, b"", 0)))
+    for action in ("archive", "list"):
+        with pytest.raises(ProtocolError):
+            await run_file_tool("artifacts", {"action": action}, FixedRunner(Finished(0, printed, b"", 0)))
+
+
+async def test_a_slot_that_sends_more_files_than_it_may_is_not_listened_to() -> None:
+    printed = (_record(b"f", b"a") + b"\0" * 4) * (MAX_ENTRIES + 1) + _record(b"e")
+    done = await run_file_tool("artifacts", {"action": "list"}, FixedRunner(Finished(0, printed, b"", 0)))
+    assert (done.content, done.exit_code) == (None, errno.EFBIG)
 
 
 async def test_dropped_output_is_never_taken_for_the_whole() -> None:

@@ -58,6 +58,8 @@ def test_a_day_in_a_script(tmp_path: Path) -> None:
         assert (tmp_path / "out/data.bin").read_bytes() == (tmp_path / "in/data.bin").read_bytes()
         (file,) = box.archive("src").files
         assert file.sha256 == hashlib.sha256(b"print('bye')\n").hexdigest()
+        assert box.list_artifacts("src").files == (file,)
+        assert box.read_artifact("src/hello.py").data == b"print('bye')\n"
         assert box.call_tool("bash", {"command": "echo x"}).stdout == "x\n"
         box.seal()
         with pytest.raises(FileNotFoundError):

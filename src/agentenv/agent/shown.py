@@ -75,6 +75,8 @@ def _content(tool: str, content: Any, limit_bytes: int) -> str:
             return _listing(content, limit_bytes)
         if tool == "search" and isinstance(content.get("matches"), list):
             return _matches(content, limit_bytes)
+        if tool == "artifacts" and isinstance(content.get("files"), list):
+            return _artifacts(content, limit_bytes)
         if isinstance(content.get("text"), str):
             return _document(content, limit_bytes)
     return cut_middle(json.dumps(content, ensure_ascii=False), limit_bytes)[0]
@@ -88,6 +90,19 @@ def _matches(content: dict[str, Any], limit_bytes: int) -> str:
     notes = ["[there are more matches; narrow the search]"] if content.get("truncated") else []
     notes += [f"[{count} {name} files were skipped]" for name, count in skipped.items() if count]
     return "\n".join([text, *notes])
+
+
+def _artifacts(content: dict[str, Any], limit_bytes: int) -> str:
+    """The files as sha256sum prints them, with sizes; half a base64 text is of no use: all of it or none."""
+    files = content["files"]
+    lines = [f"{file['sha256']}  {file['size_bytes']}  {file['path']}" for file in files]
+    text, _ = cut_middle("\n".join(lines) or "(no files)", limit_bytes)
+    parts = [text, f"[{len(files)} files, {content.get('total_bytes')} bytes]"]
+    data = content.get("data")
+    if isinstance(data, str):
+        fits = len(data) <= limit_bytes
+        parts.append(f"data (base64):\n{data}" if fits else f"[data: {len(data)} characters of base64, not shown]")
+    return "\n".join(parts)
 
 
 def _document(content: dict[str, Any], limit_bytes: int) -> str:

@@ -92,8 +92,9 @@ BUILTIN: Final = (
     ToolSpec(
         name="artifacts",
         description=(
-            "Archive a file or directory of the workspace as a tar (action `archive`), or extract a tar given as "
-            "base64 in `data` into a directory (action `extract`)."
+            "List the files below a path with size and SHA-256 (action `list`), read one file as base64 with both "
+            "(action `read`), archive a file or directory of the workspace as a tar (action `archive`), or extract a "
+            "tar given as base64 in `data` into a directory (action `extract`)."
         ),
         arguments=ArtifactsArguments,
     ),

@@ -119,15 +119,19 @@ class ListFilesReply(WireModel):
 
 
 class ArtifactsArguments(WireModel):
-    """Archive a path of the workspace as tar, or extract a tar into it."""
+    """List or read files of the workspace with their SHA-256, archive a path as tar, or extract a tar into it."""
 
-    action: Literal["archive", "extract"] = Field(description="archive a path, or extract data into it")
-    path: PathArgument = Field(default=".", description="What to archive, or the directory to extract into.")
+    action: Literal["archive", "extract", "list", "read"] = Field(
+        description="archive a path, extract data into it, list the files below it, or read one file"
+    )
+    path: PathArgument = Field(
+        default=".", description="What to archive, list or read, or the directory to extract into."
+    )
     data: Base64 | None = Field(default=None, description="For extract: the tar (plain or gzip), base64.")
 
 
 class ArtifactFile(WireModel):
-    """One file in an archive."""
+    """One file: of an archive or a directory by its name in there, else by its own."""
 
     path: str
     size_bytes: int
@@ -135,7 +139,8 @@ class ArtifactFile(WireModel):
 
 
 class ArtifactsReply(WireModel):
-    """For archive: ``data`` is an uncompressed tar with names relative to ``path``."""
+    """The files, with names relative to ``path``. ``data``: for archive an uncompressed tar of them, for read
+    the one file's bytes."""
 
     data: Base64 | None = None
     files: tuple[ArtifactFile, ...]

@@ -29,7 +29,7 @@ _MAX_MTIME_S = 2**33
 
 
 class TooLargeError(Exception):
-    """The archive would exceed MAX_FILE_BYTES."""
+    """More than MAX_FILE_BYTES, or MAX_ENTRIES."""
 
 
 def readable_name(path: bytes) -> str:
@@ -60,6 +60,28 @@ def pack(records: Iterable[Record]) -> ArtifactsReply:
     return ArtifactsReply(
         data=output.getvalue(), files=tuple(files), total_bytes=sum(file.size_bytes for file in files)
     )
+
+
+def listed(records: Iterable[Record]) -> ArtifactsReply:
+    """The files among the records, in their order: what :func:`pack` says of them, without a tar.
+
+    Raises TooLargeError for more than slotfiles may send: MAX_FILE_BYTES of content, MAX_ENTRIES.
+    """
+    files: list[ArtifactFile] = []
+    total_bytes = 0
+    for entries, record in enumerate(records, 1):
+        total_bytes += len(record.content)
+        if entries > MAX_ENTRIES or total_bytes > MAX_FILE_BYTES:
+            raise TooLargeError
+        if record.kind == "f":
+            files.append(_described(record))
+    return ArtifactsReply(files=tuple(files), total_bytes=total_bytes)
+
+
+def single(path: str, content: bytes) -> ArtifactsReply:
+    """One file's bytes under its own name, as an archive of it alone would have it."""
+    file = _described(Record("f", os.fsencode(posixpath.basename(path)), content=content))
+    return ArtifactsReply(data=content, files=(file,), total_bytes=len(content))
 
 
 def _member(record: Record) -> tarfile.TarInfo:

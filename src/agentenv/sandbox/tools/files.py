@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
-from agentenv.sandbox.tools.artifacts import MAX_ENTRIES, TooLargeError, pack, readable_name, unpack
+from agentenv.sandbox.tools.artifacts import MAX_ENTRIES, TooLargeError, listed, pack, readable_name, single, unpack
 from agentenv.sandbox.tools.file_records import Reader, Record
 from agentenv.sandbox.tools.file_verdicts import TOO_LARGE, as_data, check_verdict
 from agentenv.sandbox.tools.patch import Held, PatchFailedError, planned
@@ -89,7 +89,7 @@ async def run_file_tool(
             case ListFilesArguments():
                 content = await files.list(model)
             case ArtifactsArguments():
-                content = await (files.archive(model) if model.action == "archive" else files.extract(model))
+                content = await files.artifacts(model)
             case PatchArguments():
                 content = await files.patch(model)
             case SearchArguments():
@@ -141,18 +141,29 @@ class _Files:
         printed = await self._call("list", asked.path, *bounds, output_bytes=_OVERHEAD_BYTES)
         return await _worked(len(printed), lambda: _listing(printed, asked.limit))
 
-    async def archive(self, asked: ArtifactsArguments) -> WireModel:
+    async def artifacts(self, asked: ArtifactsArguments) -> WireModel:
+        if asked.action == "extract":
+            return await self._extract(asked)
         if asked.data is not None:
             raise InvalidArgumentsError("artifacts: data is for extract only")
+        return await (self._artifact(asked.path) if asked.action == "read" else self._archive(asked))
+
+    async def _archive(self, asked: ArtifactsArguments) -> WireModel:
+        """The archive, or the list of what would be in it: slotfiles sends the content for both."""
         output_bytes = MAX_FILE_BYTES + _OVERHEAD_BYTES
         bounds = (str(MAX_FILE_BYTES), str(MAX_ENTRIES))
         printed = await self._call("archive", asked.path, *bounds, output_bytes=output_bytes)
+        make = pack if asked.action == "archive" else listed
         try:
-            return await _worked(len(printed), lambda: pack(_without_end(printed)))
+            return await _worked(len(printed), lambda: make(_without_end(printed)))
         except TooLargeError as error:
             raise _failure(TOO_LARGE, asked.path) from error
 
-    async def extract(self, asked: ArtifactsArguments) -> WireModel:
+    async def _artifact(self, path: str) -> WireModel:
+        content = (await self._whole(path)).content
+        return await _worked(len(content), lambda: single(path, content))
+
+    async def _extract(self, asked: ArtifactsArguments) -> WireModel:
         archive = asked.data
         if archive is None:
             raise InvalidArgumentsError("artifacts: extract needs data, the tar to extract")
@@ -171,11 +182,15 @@ class _Files:
 
     async def _held(self, path: str) -> Held | None:
         try:
-            reply = await self.read(ReadFileArguments(path=path, binary=True))
+            return await self._whole(path)
         except _FailedError as failed:
             if failed.outcome.exit_code in (errno.ENOENT, errno.ENOTDIR):
                 return None
             raise
+
+    async def _whole(self, path: str) -> Held:
+        """A whole file; one that is too large is a failure, never cut."""
+        reply = await self.read(ReadFileArguments(path=path, binary=True))
         if reply.truncated:
             raise _failure(TOO_LARGE, path)
         return Held(reply.data or b"", reply.mode & 0o777)

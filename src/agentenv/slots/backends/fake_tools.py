@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import os
 import signal
 import stat
 import subprocess
-import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
@@ -24,9 +21,7 @@ from agentenv.sandbox.tools.files import run_file_tool as run_slot_tool
 from agentenv.sandbox.tools.runner import Finished
 from agentenv.wire.base import MAX_FILE_BYTES, WireModel
 from agentenv.wire.tools import (
-    ArtifactFile,
     ArtifactsArguments,
-    ArtifactsReply,
     BashArguments,
     FileEntry,
     ListFilesArguments,
@@ -218,16 +213,19 @@ def inside(workspace: Path, path: str) -> Path:
     """The path in the workspace directory. Raises PolicyRefusalError when it leads out of it."""
     if "\0" in path:
         raise InvalidArgumentsError("path: must not contain NUL bytes")
-    relative = (
-        path.removeprefix("/workspace").lstrip("/") if path == "/workspace" or path[:11] == "/workspace/" else path
-    )
-    found = Path(os.path.realpath(workspace / relative))
+    found = Path(os.path.realpath(workspace / _relative(path)))
     if found != workspace and workspace not in found.parents:
         raise PolicyRefusalError(
             f"{path!r} is outside the workspace (or behind a link with an absolute target)",
             next_step="use a path inside /workspace",
         )
     return found
+
+
+def _relative(path: str) -> str:
+    """A path as a slot knows it, from its workspace; unchanged when it is absolute and not below that."""
+    below = path == "/workspace" or path.startswith("/workspace/")
+    return path.removeprefix("/workspace").lstrip("/") or "." if below else path
 
 
 def run_file_tool(workspace: Path, arguments: WireModel) -> WireModel:
@@ -239,10 +237,8 @@ def run_file_tool(workspace: Path, arguments: WireModel) -> WireModel:
             return _write(inside(workspace, arguments.path), arguments)
         case ListFilesArguments():
             return _list(inside(workspace, arguments.path), arguments)
-        case ArtifactsArguments(action="archive"):
-            return _archive(inside(workspace, arguments.path))
         case ArtifactsArguments():
-            return _extract(inside(workspace, arguments.path), arguments.data)
+            return _in_slotfiles("artifacts", workspace, arguments)
         case PatchArguments():
             return _in_slotfiles("patch", workspace, arguments)
         case SearchArguments():
@@ -264,10 +260,15 @@ class SlotfilesError(OSError):
     """What slotfiles says of a failure that is data: ``strerror`` is the whole of it."""
 
 
-def _in_slotfiles(tool: str, workspace: Path, arguments: WireModel) -> WireModel:
-    """By the very program that slots have: what a pattern matches and where a hunk fits is the same there."""
+def _in_slotfiles(
+    tool: str, workspace: Path, arguments: ArtifactsArguments | PatchArguments | SearchArguments
+) -> WireModel:
+    """By the very program that slots have: what a pattern matches, where a hunk fits and which archive is refused
+    is the same there."""
     program = (str(ensure_built().files), str(workspace))
-    outcome = asyncio.run(run_slot_tool(tool, arguments, _Child(), program=program))
+    # slotfiles knows the workspace by its path here.
+    asked = arguments.model_copy(update={"path": _relative(arguments.path)})
+    outcome = asyncio.run(run_slot_tool(tool, asked, _Child(), program=program))
     if outcome.content is None:
         raise SlotfilesError(outcome.exit_code, outcome.stderr)
     return outcome.content
@@ -324,40 +325,3 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlin
 
 def _kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "other")
-
-
-def _archive(root: Path) -> ArtifactsReply:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        if root.is_dir():
-            for path in sorted(root.rglob("*")):
-                archive.add(path, str(path.relative_to(root)), recursive=False)
-        else:
-            archive.add(root, root.name)
-    data = buffer.getvalue()
-    return ArtifactsReply(data=data, **_contents(data))
-
-
-def _extract(root: Path, data: bytes | None) -> ArtifactsReply:
-    if data is None:
-        raise InvalidArgumentsError("data: is needed to extract", next_step="send the tar as base64")
-    root.mkdir(parents=True, exist_ok=True)
-    try:
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            archive.extractall(root, filter="data")
-    except tarfile.FilterError as error:
-        raise PolicyRefusalError(f"the archive was refused: {error}") from error
-    except (tarfile.TarError, EOFError) as error:
-        raise InvalidArgumentsError(f"data: is not a tar archive: {error}") from error
-    return ArtifactsReply(**_contents(data))
-
-
-def _contents(data: bytes) -> dict[str, object]:
-    files = []
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        for member in archive:
-            content = archive.extractfile(member) if member.isfile() else None
-            if content is not None:
-                digest = sha256(content.read()).hexdigest()
-                files.append(ArtifactFile(path=member.name, size_bytes=member.size, sha256=digest))
-    return {"files": tuple(files), "total_bytes": sum(file.size_bytes for file in files)}
