@@ -149,7 +149,7 @@ async def test_a_hook_may_call_what_the_model_is_not_given_and_pages_are_closed_
         await env.collect_trajectories({"id": "x"})
     (transcript,) = records(tmp_path)[0].trajectories
     assert "ask" not in transcript.tools
-    assert "no tool is named 'ask'" in shown(transcript)[0]
+    assert 'unknown tool "ask"' in shown(transcript)[0]
     assert seen == [{"said": "before", "run": 1}, ([transcript.trajectory], "after")]
     assert ended == [transcript.trajectory] * 2
 

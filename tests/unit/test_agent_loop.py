@@ -54,6 +54,16 @@ async def test_an_unknown_tool_is_answered_with_the_tools_there_are_and_runs_not
     assert "bash" in shown
 
 
+async def test_a_tool_s_name_that_is_nearly_right_is_answered_with_the_closest_offered() -> None:
+    model = StubModel(calling(("ReadFile", "{}")), calling(("bsh", "{}")), saying("x"))
+    result = await loop(model, StubSession("t", echo), tools=("read_file",)).run(START)
+    answers = [message["content"] for message in result.messages if message["role"] == "tool"]
+    assert answers == [
+        """error: unknown tool "ReadFile"; did you mean 'read_file'? available tools: read_file""",
+        """error: unknown tool "bsh"; available tools: read_file""",
+    ]
+
+
 async def test_a_tool_outside_the_item_s_own_is_unknown() -> None:
     session = StubSession("t", echo)
     model = StubModel(calling(("bash", '{"command": "a"}')), saying("x"))

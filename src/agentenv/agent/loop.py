@@ -20,6 +20,7 @@ from agentenv.agent.shown import cut_middle, shown
 from agentenv.agent.timeline import Timeline
 from agentenv.agent.transcript import FinishReason, Phase, Shortening, Step, StepOutcome, ToolRecord
 from agentenv.errors import CallLostError, ConfigError, InfraError, by_code
+from agentenv.tools.schema import explain_unknown
 from agentenv.wire.calls import CallResult
 
 UNREADABLE_BYTES = 4096
@@ -265,8 +266,7 @@ class AgentLoop:
                 call, "invalid_arguments", "not run: your message was cut off at its length limit in this call"
             )
         if call.tool not in self._names:
-            known = ", ".join(self._names)
-            return _refused(call, "unknown_tool", f"no tool is named {call.tool!r}; the tools are: {known}")
+            return _refused(call, "unknown_tool", explain_unknown(call.tool, self._names))
         result = await self._session.call(call.tool, call.arguments, timeout_s=self._settings.tool_timeout_s)
         record.batch_wait_s = self._session.last_batch_wait_s
         return checked(result)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from agentenv.errors import ConfigError, InvalidArgumentsError, UnknownToolError
 from agentenv.tools.builtin import BUILTIN
-from agentenv.tools.schema import closest, explain_arguments, parameters_schema, shown, unencodable
+from agentenv.tools.schema import closest, explain_arguments, explain_unknown, parameters_schema, shown, unencodable
 from agentenv.tools.spec import ToolSpec
 
 _SNIPPET_CHARS = 20
@@ -65,9 +65,7 @@ class ToolCatalog:
         """
         found = self._specs.get(name)
         if found is None:
-            match = closest(name, self._specs)
-            hint = f"did you mean '{match}'? " if match else ""
-            raise UnknownToolError(f"unknown tool {shown(name)}; {hint}available tools: {', '.join(self._specs)}")
+            raise UnknownToolError(explain_unknown(name, self._specs))
         return found
 
     def extended(self, *specs: ToolSpec) -> ToolCatalog:

@@ -71,6 +71,14 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     return by_folded[found[0]] if found else None
 
 
+def explain_unknown(name: str, known: Iterable[str]) -> str:
+    """What a model is told of a tool that is not there: the closest there is, and the whole list."""
+    names = tuple(known)
+    match = closest(name, names)
+    hint = f"did you mean '{match}'? " if match else ""
+    return f"unknown tool {shown(name)}; {hint}available tools: {', '.join(names) or 'none'}"
+
+
 def _abbreviates(short: str, full: str) -> bool:
     """True when the letters of ``short`` occur in ``full`` in this order, from the same first letter."""
     rest = iter(full)
