@@ -195,9 +195,11 @@ async def test_a_recorded_web_is_replayed_without_one(site: Web, tmp_path: Any) 
                 assert (await ask(server, "web_extract", scope=member(n), url=site.url("/gone"))).exit_code == 1
             new = await ask(server, "http_fetch", url=site.url(f"/new-{mode}"))
             assert new.fault == ("none" if mode == "record" else "policy")
+            elsewhere = await ask(server, "http_fetch", url="http://elsewhere.example/")
+            assert (elsewhere.fault, "not on the tool server's allow list" in elsewhere.message) == ("policy", True)
     assert sorted(site.asked) == ["/", "/gone", "/new-record"]
     (cassette,) = tmp_path.iterdir()
-    assert len(lines(cassette)) == 3
+    assert len(lines(cassette)) == 4
 
 
 # -- search --------------------------------------------------------------------------------------------

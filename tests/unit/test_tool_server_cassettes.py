@@ -13,7 +13,7 @@ from agentenv.api.cassette import Cassette, Recording, file_name, key_of
 from agentenv.api.secrets import Secrets
 from agentenv.api.tool import ExternalTool, ToolFailure, ToolRun, external_tool, tool
 from agentenv.api.tool_server import ToolServer
-from agentenv.errors import InfraError, ToolCallError
+from agentenv.errors import InfraError, InvalidArgumentsError, PolicyRefusalError, ToolCallError
 from tests.unit.tool_server_box import Counted, ask, lines, member, taping, until
 
 
@@ -80,7 +80,6 @@ async def test_defaults_and_order_of_arguments_make_no_difference(tmp_path: Path
         (ToolFailure("404", keep=True), 1, 1),
         (ToolFailure("timed out"), 0, 2),
         (RuntimeError("ours"), 0, 2),
-        (ToolCallError("wrong"), 0, 2),
     ],
 )
 async def test_only_what_the_world_settled_is_kept(tmp_path: Path, error: Exception, kept: int, runs: int) -> None:
@@ -93,6 +92,34 @@ async def test_only_what_the_world_settled_is_kept(tmp_path: Path, error: Except
     assert (first.fault, first.exit_code, first.stderr) == (second.fault, second.exit_code, second.stderr)
     assert len(counted.runs) == runs
     assert (len(lines(tape(tmp_path))) if tape(tmp_path).exists() else 0) == kept
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PolicyRefusalError("not on the list", next_step="stay"), InvalidArgumentsError("no URL"), ToolCallError("wrong")],
+)
+async def test_a_refusal_is_replayed_as_it_was_and_asked_again_while_recording(
+    tmp_path: Path, error: Exception
+) -> None:
+    def act(_: str) -> Any:
+        raise error
+
+    counted = Counted(act)
+    async with ToolServer([counted.tool()], taping(tmp_path)) as server:
+        recorded = [await ask(server, scope=member(n)) for n in range(2)]
+    assert len(counted.runs) == 2
+    assert len(lines(tape(tmp_path))) == 1
+    later = Counted()
+    async with ToolServer([later.tool()], taping(tmp_path, "replay")) as server:
+        replayed = await ask(server, scope=member(0, group="later"))
+    assert later.runs == []
+    for result in recorded:
+        assert (result.fault, result.error, result.message) == (replayed.fault, replayed.error, replayed.message)
+    assert replayed.message == str(error)
+    async with ToolServer([later.tool()], taping(tmp_path)) as server:  # allowed by now
+        assert (await ask(server)).fault == "none"
+    async with ToolServer([Counted().tool()], taping(tmp_path, "replay")) as server:
+        assert (await ask(server)).content == {"said": "hello", "run": 1}
 
 
 async def test_the_next_one_asks_when_the_first_is_cancelled_or_fails(tmp_path: Path) -> None:

@@ -41,6 +41,10 @@ class Recording(BaseModel):
     stderr: str = ""
     content: Any = None
     truncated: bool = False
+    error: str = ""
+    """Of a call that the tool refused: the error's code. Only replays answer with it."""
+    message: str = ""
+    """What was said of the refusal."""
     recorded_unix_s: float = 0.0
 
 
@@ -67,7 +71,9 @@ class Cassette:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._known = {recording.key: recording for recording in reversed(_read(path))}
+        read = _read(path)
+        self._known = {recording.key: recording for recording in reversed(read) if not recording.error}
+        self._refused = {recording.key: recording for recording in reversed(read) if recording.error}
         self._asked: dict[str, asyncio.Future[None]] = {}
         self._writing = asyncio.Lock()
 
@@ -82,6 +88,18 @@ class Cassette:
     def known(self, key: str) -> Recording | None:
         """The recorded answer; None when there is none."""
         return self._known.get(key)
+
+    def refusal(self, key: str) -> Recording | None:
+        """The recorded refusal; None when there is none."""
+        return self._refused.get(key)
+
+    async def keep_refusal(self, recording: Recording) -> None:
+        """Add the first refusal of a question: the world said nothing yet, so whoever records asks again.
+
+        Raises: InfraError when the file cannot be written.
+        """
+        if recording.key not in self._refused:
+            await self._keep(recording)
 
     async def answer(self, key: str, ask: Callable[[], Awaitable[Recording | None]]) -> Recording | None:
         """The recorded answer, or that of ``ask``, which is then recorded. Of those who come while one
@@ -112,7 +130,7 @@ class Cassette:
                 await asyncio.to_thread(_append, self.path, stamped.model_dump_json().encode() + b"\n")
             except OSError as error:
                 raise InfraError(f"the cassette {self.path} cannot be written: {error}") from error
-        self._known[recording.key] = stamped
+        (self._refused if stamped.error else self._known)[stamped.key] = stamped
 
 
 def _read(path: Path) -> list[Recording]:

@@ -20,7 +20,7 @@ from agentenv.api.cassette import Cassette, Recording, file_name, key_of
 from agentenv.api.secrets import Secrets
 from agentenv.api.settings import ToolServerSettings
 from agentenv.api.tool import ExternalTool, ToolFailure, ToolRun
-from agentenv.errors import AgentEnvError, InfraError, PolicyRefusalError, ToolCallError
+from agentenv.errors import AgentEnvError, InfraError, PolicyRefusalError, ToolCallError, by_code
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import ToolCallRequest
@@ -135,16 +135,19 @@ class CallRunner:
         made: list[CallResult] = []
 
         async def ask() -> Recording | None:
-            result, keep = await self._live(call)
+            try:
+                result, keep = await self._live(call)
+            except (ToolCallError, PolicyRefusalError) as error:
+                refused = self._recording(call, key, after, _faulty(call.request.id, error))
+                await cassette.keep_refusal(refused)
+                raise
             made.append(result)
             return self._recording(call, key, after, result) if keep else None
 
         if mode == "replay":
             recording = cassette.known(key)
             if recording is None:
-                raise PolicyRefusalError(
-                    f"this run has no network: {call.tool.name} answers only what was recorded, and this was not"
-                )
+                raise _not_replayed(call.tool.name, cassette.refusal(key))
         else:
             recording = await cassette.answer(key, ask)
         if call.tool.stateful:
@@ -174,6 +177,8 @@ class CallRunner:
             stderr=clean.stderr,
             content=clean.content,
             truncated=clean.truncated,
+            error=clean.error or "",
+            message=clean.message or "",
         )
 
     async def _cassette(self, item: str) -> Cassette:
@@ -242,6 +247,14 @@ class CallRunner:
         told = "".join(traceback.format_exception(error))
         logger.error("tool %s broke:\n%s", call.tool.name, self._secrets.redactor.text(told))
         return InfraError(f"the tool {call.tool.name} broke: {type(error).__name__}: {error}")
+
+
+def _not_replayed(tool: str, refused: Recording | None) -> AgentEnvError:
+    """The refusal as it was recorded, else that there is nothing recorded."""
+    if refused is None:
+        return PolicyRefusalError(f"this run has no network: {tool} answers only what was recorded, and this was not")
+    kind = by_code().get(refused.error, PolicyRefusalError)
+    return (kind if issubclass(kind, (ToolCallError, PolicyRefusalError)) else PolicyRefusalError)(refused.message)
 
 
 def _faulty(call_id: str, error: AgentEnvError) -> CallResult:
