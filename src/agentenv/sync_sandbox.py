@@ -210,6 +210,7 @@ class LoopThread:
             raise
         call = _Call(loop, work)
         try:
+            call.begin()
             call.wait()
         except BaseException:
             call.cancel()
@@ -285,7 +286,10 @@ class _Call(Generic[T]):
         self._loop = loop
         self._work = work
         self._task: asyncio.Task[T] | None = None
-        loop.call_soon_threadsafe(self._begin)
+
+    def begin(self) -> None:
+        """Start it. Once; interrupted on the way, it may not have begun, which :meth:`cancel` settles."""
+        self._loop.call_soon_threadsafe(self._begin)
 
     def wait(self) -> None:
         """Until it has ended. Repeatable; may be interrupted."""
@@ -310,6 +314,9 @@ class _Call(Generic[T]):
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+        else:
+            self._work.close()
+            self._running.release()
 
 
 def _close(box: AsyncSandbox, loop: LoopThread) -> None:

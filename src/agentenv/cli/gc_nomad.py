@@ -132,12 +132,12 @@ def _engine_containers(stack: contextlib.AsyncExitStack, image: str) -> Iterable
 
 
 def _remove(container: Any, orphan: Orphan) -> Orphan:
-    from docker.errors import DockerException, NotFound
+    from docker.errors import APIError, DockerException
 
     try:
         container.remove(force=True)
-    except NotFound:
-        pass
     except DockerException as error:
+        if isinstance(error, APIError) and error.status_code in (404, 409):
+            return dataclasses.replace(orphan, removed=True)  # it is gone, or somebody removes it already
         return dataclasses.replace(orphan, problem=str(error))
     return dataclasses.replace(orphan, removed=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,11 @@ async def until_bash(session: ToolSession, condition: str, *, deadline_s: float 
     async with asyncio.timeout(deadline_s):
         while (await session.call("bash", {"command": condition})).exit_code != 0:
             await asyncio.sleep(0.02)
+
+
+OWN = f".{secrets.randbelow(10**6):06d}"
+"""Behind the seconds of a test's ``sleep``, by which it is found among those of other tests on the machine: a fake
+slot sees them all."""
 
 
 class Breaker(Protocol):

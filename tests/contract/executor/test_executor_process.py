@@ -11,7 +11,7 @@ import pytest
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.wire.calls import CallResult
-from tests.contract.executor.farm import until_bash
+from tests.contract.executor.farm import OWN, until_bash
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -139,10 +139,10 @@ async def test_later_results_tell_how_it_stands(session: ToolSession) -> None:
 
 
 async def test_kill_takes_the_whole_tree(session: ToolSession) -> None:
-    name = await start(session, "(trap '' TERM INT HUP; sleep 301) & sleep 301; wait")
-    await until_bash(session, "[ $(ps -eo args | grep -c '^sleep 301') = 2 ]")
+    name = await start(session, f"(trap '' TERM INT HUP; sleep 301{OWN}) & sleep 301{OWN}; wait")
+    await until_bash(session, f"[ $(ps -eo args | grep -c '^sleep 301{OWN}') = 2 ]")
     assert (await process(session, "kill", name)).exit_code == 137
-    await until_bash(session, "! ps -eo args | grep '^sleep 301'")
+    await until_bash(session, f"! ps -eo args | grep '^sleep 301{OWN}'")
     again = await process(session, "kill", name)
     assert (again.exit_code, again.fault) == (137, "none")
 
@@ -182,18 +182,18 @@ async def test_they_do_not_hold_up_each_other_or_anything_else(session: ToolSess
 
 async def test_rounds_of_start_and_kill_leave_nothing(session: ToolSession) -> None:
     for index in range(40):
-        name = await start(session, "sleep 302", pty=index % 4 == 0)
+        name = await start(session, f"sleep 302{OWN}", pty=index % 4 == 0)
         assert (await process(session, "kill", name)).exit_code == 137
     listed = reply(await process(session, "list"))["processes"]
     assert 0 < len(listed) <= 17
-    await until_bash(session, "! ps -eo args | grep '^sleep 302'")
+    await until_bash(session, f"! ps -eo args | grep '^sleep 302{OWN}'")
 
 
 async def test_sealing_ends_them(executor: ToolExecutor) -> None:
     async with executor.open("first", acquire_timeout_s=30) as opened:
-        await start(opened, "trap '' TERM HUP INT; (setsid sleep 303 &); sleep 303")
-        await until_bash(opened, "[ $(ps -eo args | grep -c '^sleep 303') -ge 2 ]")
+        await start(opened, f"trap '' TERM HUP INT; (setsid sleep 303{OWN} &); sleep 303{OWN}")
+        await until_bash(opened, f"[ $(ps -eo args | grep -c '^sleep 303{OWN}') -ge 2 ]")
         await opened.seal()
-        left = await opened.call("bash", {"command": "ps -eo args | grep -c '^sleep 303' || true"})
+        left = await opened.call("bash", {"command": f"ps -eo args | grep -c '^sleep 303{OWN}' || true"})
         assert left.stdout == "0\n"
         assert "processes" not in reply(await process(opened, "list"))

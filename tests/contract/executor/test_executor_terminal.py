@@ -11,6 +11,7 @@ import pytest
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.wire.calls import CallResult
+from tests.contract.executor.farm import OWN
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -305,13 +306,13 @@ async def test_bad_input_is_refused_clearly(session: ToolSession, arguments: dic
 
 async def test_sealing_and_release_end_every_session(executor: ToolExecutor) -> None:
     async with executor.open("first", acquire_timeout_s=30) as opened:
-        await terminal(opened, "mine=1; (trap '' TERM HUP; sleep 300) & echo kept > kept")
-        waiting = asyncio.ensure_future(terminal(opened, "sleep 300", session="other"))
+        await terminal(opened, f"mine=1; (trap '' TERM HUP; sleep 300{OWN}) & echo kept > kept")
+        waiting = asyncio.ensure_future(terminal(opened, f"sleep 300{OWN}", session="other"))
         await asyncio.sleep(0.3)
         await opened.seal()
         assert (await waiting).cancelled
         assert (await terminal(opened, "")).error == "unknown_session"
-        left = await opened.call("bash", {"command": "cat kept; ps -eo args | grep -c '^sleep 300' || true"})
+        left = await opened.call("bash", {"command": f"cat kept; ps -eo args | grep -c '^sleep 300{OWN}' || true"})
         assert left.stdout == "kept\n0\n"
         fresh = await terminal(opened, "echo [$mine]")
         assert (fresh.stdout, state(fresh)["started"]) == ("[]\n", True)

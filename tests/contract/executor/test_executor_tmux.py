@@ -12,6 +12,7 @@ from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sessions.asciicast import recordings
 from agentenv.wire.calls import CallResult
+from tests.contract.executor.farm import OWN
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -182,9 +183,9 @@ async def test_a_bad_key_types_nothing(session: ToolSession) -> None:
 
 async def test_sealing_ends_tmux(executor: ToolExecutor) -> None:
     async with executor.open("first", acquire_timeout_s=30) as opened:
-        await tmux(opened, "start", command="sleep 304")
+        await tmux(opened, "start", command=f"sleep 304{OWN}")
         await opened.seal()
-        left = await opened.call("bash", {"command": "ps -eo args | grep -cE '^(sleep 304|tmux)' || true"})
+        left = await opened.call("bash", {"command": f"ps -eo args | grep -cE '^(sleep|tmux) .*304{OWN}' || true"})
         assert left.stdout == "0\n"
         assert (await tmux(opened, "capture")).error == "unknown_session"
         assert (await tmux(opened, "start")).fault == "none"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -149,11 +148,6 @@ BOMBS = {
 }
 
 
-def _processes() -> int:
-    """On this machine, those of every namespace."""
-    return sum(entry.name.isdigit() for entry in Path("/proc").iterdir())
-
-
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_fork_bomb_is_killed_quickly_and_alone(agent: AgentBox, bomb: str) -> None:
     script, at_least = BOMBS[bomb]
@@ -162,17 +156,18 @@ def test_a_fork_bomb_is_killed_quickly_and_alone(agent: AgentBox, bomb: str) -> 
     bystander_pid = int(bystander.line())
     assert agent.status(bystander) == 0
     _next_tick()
-    before = _processes()
-    run = agent.bash(f"exec 2>/dev/null; cd {agent.directory}; echo lit; {script}")
-    assert run.line() == "lit"
-    time.sleep(0.3)  # let it grow; how much further does not matter
-    agent.wait_until(lambda: _processes() - before > at_least, "it has grown")
-    started = time.monotonic()
-    killed = agent.kill(run)
-    took_s = time.monotonic() - started
+    for grow_s in (0.3, 2, 8):  # a busy machine takes its time
+        run = agent.bash(f"exec 2>/dev/null; cd {agent.directory}; echo lit; {script}")
+        assert run.line() == "lit"
+        time.sleep(grow_s)
+        started = time.monotonic()
+        killed = agent.kill(run)
+        took_s = time.monotonic() - started
+        assert took_s < 5
+        assert agent.status(run) == -9
+        if killed >= at_least:
+            break
     assert killed >= at_least
-    assert took_s < 5
-    assert agent.status(run) == -9
     agent.wait_until(lambda: not agent.zombies(), "the dead are reaped")
     assert agent.lives(bystander_pid), "neither killed nor left stopped"
     assert agent.kill_all() == 1, "the bystander was the only one left"
