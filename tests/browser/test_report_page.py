@@ -92,6 +92,32 @@ async def test_faults_and_cut_outputs_are_said(tmp_path: Path) -> None:
         assert "8.4 GiB dropped from the middle" in shown
 
 
+async def test_a_session_goes_on_and_its_recording_can_be_had(tmp_path: Path) -> None:
+    groups = synthetic.few()
+    played = groups[0].trajectories[3]
+    typed = synthetic.call(0, "", 0.5, 0.4, timed_out=True, exit_code=None)
+    assert typed.result is not None
+    content = {
+        "session": {"session": "main", "state": "running"},
+        "recording": '{"version": 2, "width": 80, "height": 24}\n[0.1, "o", "hello"]\n',
+    }
+    arguments = {"action": "send_keys", "keys": ["C-c"], "text": "x" * 70}
+    result = typed.result.model_copy(update={"content": content})
+    played.steps[0].tool_calls[0] = typed.model_copy(update={"tool": "tmux", "arguments": arguments, "result": result})
+    async with opened() as page:
+        await page.goto(written(tmp_path, groups))
+        await unfold(page, "g1-d")
+        row = "document.getElementById('t:g1-d')"
+        link = await page.evaluate(f"{row}.querySelector('a[download]').download")
+        assert link == "main.cast"
+        assert await page.evaluate(f"{row}.querySelector('.given').textContent") == 'action send_keyskeys ["C-c"]'
+        shown = await page.evaluate(f"{row}.querySelector('.call').textContent")
+        assert "goes on" in shown
+        assert "timed out" not in shown
+        assert "hello" not in shown
+        assert page.problems == []
+
+
 async def test_filters_and_search_narrow_the_list(tmp_path: Path) -> None:
     async with opened() as page:
         await page.goto(written(tmp_path, synthetic.few()))

@@ -6,13 +6,16 @@ import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentenv.agent.transcript import ToolRecord, Transcript
 from agentenv.report import read_records, write_report
 from agentenv.report.page import RecordError, embed
 from agentenv.report.shaping import bars, text_cap, trajectory_body
 from agentenv.report.summary import percentile, summarise
+from agentenv.wire.calls import CallResult
 from tests.browser import synthetic
 
 
@@ -110,3 +113,52 @@ def test_a_whole_line_that_is_no_record_is_named(tmp_path: Path) -> None:
     file.write_text('{"group": 1}\n')
     with pytest.raises(RecordError, match=r"rollouts\.jsonl:1"):
         list(read_records(file))
+
+
+def with_calls(*calls: ToolRecord) -> Transcript:
+    played = synthetic.few()[0].trajectories[3].model_copy(deep=True)
+    played.steps[0].tool_calls[:] = calls
+    return played
+
+
+def shown_calls(played: Transcript) -> list[dict[str, Any]]:
+    return [call for turn in trajectory_body(played, 4000)["turns"] for call in turn.get("calls", ())]
+
+
+def test_a_session_that_goes_on_has_not_timed_out() -> None:
+    waited = synthetic.call(0, "make", 0.1, 1.0, timed_out=True, exit_code=None)
+    content = {"session": "default", "state": "running", "cwd": "/workspace", "command": "make"}
+    result = waited.result
+    assert result is not None
+    on = waited.model_copy(update={"tool": "terminal", "result": result.model_copy(update={"content": content})})
+    shown = shown_calls(with_calls(waited, on))[:2]
+    assert [(call["flags"], call["goesOn"]) for call in shown] == [(["timed_out"], False), ([], True)]
+    assert shown[1]["content"] == "[session default: running, in /workspace]"
+
+
+def test_a_recording_is_offered_once_and_whole() -> None:
+    state = {"session": "main", "state": "running", "rows": 24, "columns": 80}
+    cast = '{"version": 2, "width": 80, "height": 24}\n[0.1, "o", "hello"]\n'
+    content = {"session": state, "recording": cast}
+    typed = ToolRecord(
+        call_id="call-0",
+        tool="tmux",
+        arguments={"action": "send_keys", "text": "ls", "keys": ["Enter"]},
+        started_s=0.5,
+        ended_s=0.9,
+        result=CallResult(id="call-0", stdout="$ ls\n", content=content, duration_s=0.4),
+    )
+    played = with_calls(typed)
+    body = trajectory_body(played, 4000)
+    assert body["recordings"] == {"main": cast}
+    assert "hello" not in json.dumps(body["turns"])
+    assert any(label == "tmux send_keys ls Enter" for _, label, _, _ in bars(played))
+
+
+def test_an_archive_is_its_files_not_its_bytes() -> None:
+    files = [{"path": "a", "size_bytes": 3, "sha256": "0" * 64}]
+    content = {"files": files, "total_bytes": 3, "data": "QUJD" * 5000}
+    packed = synthetic.call(0, "", 0.1, 1.0, content=content, stdout="")
+    (call, *_) = shown_calls(with_calls(packed.model_copy(update={"tool": "artifacts"})))
+    assert call["content"].splitlines()[:2] == [f"{'0' * 64}  3  a", "[1 files, 3 bytes]"]
+    assert "QUJD" not in call["content"]

@@ -12,6 +12,10 @@ from agentenv.agent.shown_sessions import SESSION_TOOLS, is_listing, session_end
 from agentenv.wire.calls import CallResult
 
 
+LONGEST_BASE64 = 4096
+"""Characters of an archive's or file's bytes that are shown: more is nothing a model reads."""
+
+
 def cut_middle(text: str, limit_bytes: int) -> tuple[str, int]:
     """``text`` in at most ``limit_bytes`` of UTF-8, head and tail kept; and the bytes dropped."""
     raw = text.encode("utf-8", "surrogatepass")
@@ -36,7 +40,7 @@ def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
     if result.content is not None and (result.stdout or result.stderr or result.exit_code):
         return f"{_command(result, limit_bytes)}\n{json.dumps(result.content, ensure_ascii=False)}"
     if result.content is not None:
-        return _content(tool, result.content, limit_bytes)
+        return content_shown(tool, result.content, limit_bytes)
     return _command(result, limit_bytes)
 
 
@@ -65,7 +69,8 @@ def _ending(result: CallResult) -> str:
     return f"exit code: {code}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def _content(tool: str, content: Any, limit_bytes: int) -> str:
+def content_shown(tool: str, content: Any, limit_bytes: int) -> str:
+    """A result's content: of the file tools as their like print it on a terminal, else JSON."""
     if isinstance(content, dict):
         if tool == "read_file" and isinstance(content.get("text"), str):
             return _file_text(content, limit_bytes)
@@ -100,7 +105,7 @@ def _artifacts(content: dict[str, Any], limit_bytes: int) -> str:
     parts = [text, f"[{len(files)} files, {content.get('total_bytes')} bytes]"]
     data = content.get("data")
     if isinstance(data, str):
-        fits = len(data) <= limit_bytes
+        fits = len(data) <= min(limit_bytes, LONGEST_BASE64)
         parts.append(f"data (base64):\n{data}" if fits else f"[data: {len(data)} characters of base64, not shown]")
     return "\n".join(parts)
 

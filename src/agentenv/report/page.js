@@ -5,6 +5,7 @@
 const FOLD_LINES = 24;
 const FOLD_CHARACTERS = 4000;
 const UNFOLD_AT_ONCE = 60;
+const SHORT_ARGUMENT = 60;
 const SVG = "http://www.w3.org/2000/svg";
 const KIND_NAMES = {
   slot_wait: "slot wait", prepare: "prepare", model: "model", batch_wait: "batch wait", queue: "queued in slot",
@@ -138,6 +139,7 @@ function callTop(call) {
   if (call.lost) mark("no result", "bad");
   if (call.fault && call.fault !== "none") mark(`${call.fault} fault${call.error ? `: ${call.error}` : ""}`, `fault-${call.fault}`);
   for (const flag of call.flags || []) mark(flag.replace("_", " "), "bad");
+  if (call.goesOn) mark("goes on", "");
   if (call.exit !== null && call.exit !== undefined) mark(`exit ${call.exit}`, call.exit === 0 ? "" : "warn");
   const facts = [seconds(call.took)];
   if (call.batchWait > 0.0005) facts.push(`batch wait ${seconds(call.batchWait)}`);
@@ -150,9 +152,11 @@ function callTop(call) {
 
 function callArguments(call) {
   if (typeof call.arguments === "string") return call.arguments ? folded(call.arguments, "command") : [];
-  const shown = [];
-  for (const [key, value] of Object.entries(call.arguments)) {
-    if (!value) continue;
+  const given = Object.entries(call.arguments).filter(([, value]) => value);
+  const isShort = ([key, value]) => key !== "command" && value.length <= SHORT_ARGUMENT && !value.includes("\n");
+  const line = given.filter(isShort).flatMap(([key, value]) => [element("span", {}, visible(key), " ", element("code", {}, visible(value)))]);
+  const shown = line.length ? [element("div", { class: "given" }, ...line)] : [];
+  for (const [key, value] of given.filter((argument) => !isShort(argument))) {
     if (key !== "command") shown.push(element("div", { class: "label" }, visible(key)));
     shown.push(...folded(value, key === "command" ? "command" : ""));
   }
@@ -192,6 +196,15 @@ function section(title, ...content) {
   return content.length ? [element("h3", {}, title), ...content] : [];
 }
 
+// Its addresses live as long as the page: a few, and only of what was unfolded.
+function recordings(casts) {
+  return Object.entries(casts).map(([name, cast]) => {
+    const address = URL.createObjectURL(new Blob([cast], { type: "application/x-asciicast" }));
+    const link = element("a", { href: address, download: `${name}.cast` }, `${visible(name)}.cast`);
+    return element("p", { class: "said" }, link, ` (${bytes(cast.length)}; asciinema play FILE)`);
+  });
+}
+
 function trajectoryBody(number) {
   const body = parsed(`data-${number}`);
   const made = element("div", { class: "body" });
@@ -199,6 +212,7 @@ function trajectoryBody(number) {
   if (body.earlier.length) made.append(...section(`Earlier attempts (${body.earlier.length})`, ...body.earlier.map((error) => preformatted(error, "err"))));
   if (body.bars.length) made.append(...section("Time", waterfall(body.bars, body.total)));
   made.append(...section("Conversation", ...body.turns.map(turn)));
+  made.append(...section("Recordings of tmux", ...recordings(body.recordings)));
   if (body.verification.length) made.append(...section("Verification", pairs(body.verification)));
   const rest = [["began", new Date(body.began * 1000).toISOString()], ...body.workspace, ...Object.entries(body.totals).map(([key, value]) => [key, String(value)])];
   made.append(element("details", { class: "fold" }, element("summary", {}, "More facts"), pairs(rest)));

@@ -6,6 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from agentenv.agent.recordings import recordings_of
+from agentenv.agent.shown import content_shown
+from agentenv.agent.shown_sessions import SESSION_TOOLS, session_standing
 from agentenv.agent.transcript import GroupRecord, Phase, Step, ToolRecord, Transcript
 
 PAGE_BUDGET_BYTES = 48 * 1024 * 1024
@@ -14,6 +17,11 @@ LONGEST_TEXT = 64 * 1024
 SHORTEST_TEXT = 1024
 LABEL_LENGTH = 48
 LABEL_WORDS = 8
+LABEL_ARGUMENTS = ("action", "process", "text", "keys", "input", "pattern", "url", "query")
+"""What a row of the waterfall says of a call that has neither command nor path."""
+LONGEST_RECORDING = 1024 * 1024
+"""Characters of one recording of a screen that the page carries."""
+_FILE_TOOLS = ("read_file", "write_file", "list_files", "search", "artifacts")
 
 
 def text_cap(groups: Iterable[GroupRecord]) -> int:
@@ -48,8 +56,13 @@ def _member_row(transcript: Transcript, body: int) -> dict[str, Any]:
         "calls": len(calls),
         "total": round(duration_s(transcript), 4),
         "bars": [[kind, round(start, 4), round(end, 4)] for kind, _, start, end in bars(transcript)],
-        "timedOut": sum(call.result is not None and call.result.timed_out for call in calls),
+        "timedOut": sum(map(timed_out, calls)),
     }
+
+
+def timed_out(call: ToolRecord) -> bool:
+    """Whether its time was over and what it ran was stopped. What a session or background process does goes on."""
+    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOLS
 
 
 def trajectory_body(transcript: Transcript, cap: int) -> dict[str, Any]:
@@ -61,6 +74,9 @@ def trajectory_body(transcript: Transcript, cap: int) -> dict[str, Any]:
         "earlier": [_plain(error, cap) for error in transcript.earlier_attempts],
         "final": _plain(transcript.final_response, cap),
         "turns": _turns(transcript, cap),
+        "recordings": {
+            name: cast for name, cast in recordings_of(transcript).items() if len(cast) <= LONGEST_RECORDING
+        },
         "bars": [[kind, label, round(start, 5), round(end, 5)] for kind, label, start, end in bars(transcript)],
         "total": round(duration_s(transcript), 5),
         "totals": {name: round(value, 4) for name, value in transcript.totals.items()},
@@ -106,9 +122,15 @@ def _call_bars(call: ToolRecord) -> list[tuple[str, str, float, float]]:
 
 
 def _named(call: ToolRecord) -> str:
-    """The tool, and the beginning of its command or path, so that a row of the waterfall says what it was."""
+    """The tool, and the beginning of its command or the like, so that a row of the waterfall says what it was."""
     given = call.arguments if isinstance(call.arguments, dict) else {}
-    about = next((given[key] for key in ("command", "path") if isinstance(given.get(key), str)), "")
+    named = [given[key] for key in ("command", "path") if isinstance(given.get(key), str) and given[key]]
+    rest = [
+        " ".join(map(str, said)) if isinstance(said, list) else str(said)
+        for said in map(given.get, LABEL_ARGUMENTS)
+        if said
+    ]
+    about = named[0] if named else " ".join(rest)
     return " ".join([call.tool, *about.split(maxsplit=LABEL_WORDS)])[:LABEL_LENGTH]
 
 
@@ -150,7 +172,7 @@ def _call(call: ToolRecord, cap: int) -> dict[str, Any]:
     result = call.result
     if result is None:
         return row | {"lost": True, "shown": _plain(call.shown, cap)}
-    flags = ("timed_out", "oom_killed", "cancelled")
+    flags = [flag for flag in ("oom_killed", "cancelled") if getattr(result, flag)]
     return row | {
         "exit": result.exit_code,
         "fault": result.fault,
@@ -158,8 +180,9 @@ def _call(call: ToolRecord, cap: int) -> dict[str, Any]:
         "message": _plain(result.message, cap),
         "out": _stream(result.stdout, result.stdout_dropped_bytes, cap),
         "err": _stream(result.stderr, result.stderr_dropped_bytes, cap),
-        "content": None if result.content is None else _plain(result.content, cap),
-        "flags": [flag for flag in flags if getattr(result, flag)],
+        "content": None if result.content is None else _plain(_content(call.tool, result.content, cap), cap),
+        "flags": ["timed_out", *flags] if timed_out(call) else flags,
+        "goesOn": result.timed_out and call.tool in SESSION_TOOLS,
         "queue": round(result.queue_s, 5),
         "run": round(result.duration_s, 5),
         "cpu": result.cpu_s,
@@ -167,10 +190,23 @@ def _call(call: ToolRecord, cap: int) -> dict[str, Any]:
     }
 
 
+def _content(tool: str, content: Any, cap: int) -> Any:
+    """As the model reads it, where that is shorter than JSON. A recording is offered once, whole."""
+    if isinstance(content, dict) and tool in SESSION_TOOLS:
+        return session_standing(content)
+    return content_shown(tool, content, cap) if isinstance(content, dict) and tool in _FILE_TOOLS else content
+
+
 def _arguments(arguments: Any, cap: int) -> Any:
     if isinstance(arguments, dict):
-        return {str(key): _plain(value, cap) for key, value in arguments.items()}
+        return {str(key): _argument(value, cap) for key, value in arguments.items()}
     return _plain(arguments, cap)
+
+
+def _argument(value: Any, cap: int) -> str:
+    """A short list on one line."""
+    line = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else ""
+    return line if 0 < len(line) <= LABEL_LENGTH else _plain(value, cap)
 
 
 def _stream(text: str, dropped_bytes: int, cap: int) -> dict[str, Any] | None:

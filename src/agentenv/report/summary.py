@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentenv.agent.transcript import GroupRecord, Transcript
-from agentenv.report.shaping import bars
+from agentenv.report.shaping import bars, timed_out
 
 BINS = 10
 PERCENTILES = (50, 90, 99)
@@ -54,7 +54,7 @@ def summarise(groups: Sequence[GroupRecord]) -> dict[str, Any]:
         "calls": len(calls),
         "tools": dict(Counter(call.tool for call in calls).most_common()),
         "commands_failed": sum(1 for call in calls if call.result and call.result.exit_code),
-        "timed_out": sum(1 for call in calls if call.result and call.result.timed_out),
+        "timed_out": sum(map(timed_out, calls)),
         "oom_killed": sum(1 for call in calls if call.result and call.result.oom_killed),
         "truncated": sum(1 for call in calls if call.result and call.result.truncated),
         "latencies": _latencies(transcripts),
