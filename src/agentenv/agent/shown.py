@@ -11,7 +11,6 @@ from typing import Any
 from agentenv.agent.shown_sessions import SESSION_TOOLS, is_listing, session_ending, session_standing
 from agentenv.wire.calls import CallResult
 
-
 LONGEST_BASE64 = 4096
 """Characters of an archive's or file's bytes that are shown: more is nothing a model reads."""
 
