@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 
 import pytest
 
@@ -233,3 +234,16 @@ async def test_wrong_calls_are_answered_for_the_model(session: ToolSession) -> N
     wrong = await session.call("bash", {"cmd": "ls"})
     assert (unknown.fault, unknown.error) == ("model", "unknown_tool")
     assert (wrong.fault, wrong.error) == ("model", "invalid_arguments")
+
+
+async def test_commands_hear_signals_that_the_trainer_was_told_to_ignore(session: ToolSession) -> None:
+    """As under ``nohup``, or started by a script with ``&``."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        result = await session.call("bash", {"command": "kill -INT $$; echo deaf"})
+        in_session = await session.call("terminal", {"command": "bash -c 'kill -INT $$; echo deaf'"})
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (result.stdout, result.exit_code) == ("", 130)
+    assert "deaf" not in in_session.stdout

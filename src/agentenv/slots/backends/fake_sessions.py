@@ -184,14 +184,21 @@ def _spawned(program: Program, theirs: tuple[int, ...]) -> subprocess.Popen[byte
             env=dict(program.env),
             pass_fds=passed,
             start_new_session=not program.terminal,
-            preexec_fn=_lead_terminal if program.terminal else None,  # noqa: PLW1509 (two system calls)
+            preexec_fn=_lead_terminal if program.terminal else hear_signals,  # noqa: PLW1509 (system calls alone)
         )
     finally:
         for fd in passed:
             os.close(fd)
 
 
+def hear_signals() -> None:
+    """In a new process, as in a slot: what a ``nohup`` or an ``&`` had us ignore, commands do not."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _lead_terminal() -> None:
+    hear_signals()
     os.setsid()
     fcntl.ioctl(1, termios.TIOCSCTTY, 0)
 

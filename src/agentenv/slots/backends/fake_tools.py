@@ -19,6 +19,7 @@ from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.tools.files import run_file_tool as run_slot_tool
 from agentenv.sandbox.tools.runner import Finished
+from agentenv.slots.backends.fake_sessions import hear_signals
 from agentenv.wire.base import MAX_FILE_BYTES, WireModel
 from agentenv.wire.tools import (
     ArtifactsArguments,
@@ -164,6 +165,7 @@ class FakeShell:
                 env={**self._env, **(arguments.env or {}), mark: value},
                 pass_fds=opened,
                 start_new_session=True,
+                preexec_fn=hear_signals,
             )
         finally:
             for descriptor in [*opened, *([stdin] if stdin >= 0 else [])]:
