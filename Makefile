@@ -69,7 +69,7 @@ demo: slotagent ## Repair real programs in a farm; writes out/demo/report.html (
 	@exec $(BIN)/agentenv demo $(if $(BACKEND),--backend $(BACKEND)) $(DEMO_ARGS)
 
 test: slotagent testing containers ## Run every test
-	@exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(PYTEST_ARGS)
+	@exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: setup ## Format, lint, strict types and import contracts; changes nothing
 	@$(BIN)/ruff format --check .

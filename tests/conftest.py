@@ -10,27 +10,33 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from agentenv.dev import docker_engine, program
 from agentenv.image import Step, ensure_image
 from tests.nomad.cluster import Cluster, running_cluster
 
+CLUSTERS = "tests/nomad"
+"""Its modules come first, because they last longest, and one after the other: they stop engines and fill disks."""
+
+
+class ByModule(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Which process runs what (``make test`` has several): a module's tests one, for its fixtures' sake."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return CLUSTERS if module.startswith(f"{CLUSTERS}/") else module
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByModule:
+    return ByModule(config, log)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What one process runs when several share the work (``make test``): a module, for its fixtures' sake; all of
-    tests/nomad, and what the other suites do over Nomad, for the cluster's. These last longest and come first."""
-    whole_cluster, over_nomad = "tests/nomad", "suites over nomad"
-
-    def group(item: pytest.Item) -> str:
-        path = item.path.relative_to(item.config.rootpath)
-        if path.is_relative_to(whole_cluster):
-            return whole_cluster
-        return over_nomad if _wants_cluster(item) else str(path)
-
-    first = (whole_cluster, over_nomad)
-    items.sort(key=lambda item: first.index(name) if (name := group(item)) in first else len(first))
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
+    """Those of CLUSTERS first, else as they were."""
+    items.sort(key=lambda item: not item.nodeid.startswith(f"{CLUSTERS}/"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -275,6 +275,8 @@ class Tmux:
                 self._attached = True
             case Noticed(name="exit"):
                 self._ended = True
+                if not self._pane:
+                    self.start_error = self.start_error or event.rest
                 self._fail_asked()
 
     def _record(self, printed: Printed) -> None:

@@ -21,6 +21,9 @@ _SETTLE_S, _LONGEST_SETTLE_S = 0.12, 1.0
 """What keys lead to is shown once nothing came for so long."""
 _STOP_S = 5.0
 _DUPLICATE = "duplicate session"
+_GOING = ("server exited", "lost server", "no server running")
+"""A server goes with its last session, and with it goes who comes at that moment."""
+_GOING_S, _GOING_TIMES = 0.05, 20
 
 
 class TmuxCalls:
@@ -84,6 +87,12 @@ class TmuxCalls:
             record=arguments.record,
         )
         tmux = await self._opened(setup)
+        for _ in range(_GOING_TIMES):
+            if not any(said in tmux.start_error for said in _GOING):
+                break
+            tmux.close()
+            await asyncio.sleep(_GOING_S)
+            tmux = await self._opened(setup)
         if tmux.start_error.startswith(_DUPLICATE):
             # Left by a sandbox server that died, or made by somebody in the slot: it is nobody's.
             await output_of(self._host, "tmux", "-S", self._host.tmux_socket, "kill-session", "-t", f"={name}")

@@ -136,6 +136,13 @@ async def test_several_sessions_and_their_ends(session: ToolSession) -> None:
     assert "[again]" in (await tmux(session, "send_keys", session="one", text="echo [$E]\n", block=True)).stdout
 
 
+async def test_started_while_the_server_of_the_last_one_goes(session: ToolSession) -> None:
+    for _ in range(12):
+        started = await tmux(session, "start")
+        assert state(started)["state"] == "running", started
+        await tmux(session, "stop")
+
+
 async def test_a_session_killed_behind_our_back_is_told(session: ToolSession) -> None:
     await tmux(session, "start")
     await tmux(session, "send_keys", text="tmux kill-server\n")
