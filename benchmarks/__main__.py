@@ -77,6 +77,8 @@ def main() -> int:
     console = Console()
     outcomes: list[Outcome] = []
     took_s: dict[str, float] = {}
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    path = chosen.out / "results.json"
     with Progress(console=console) as progress:
         task = progress.add_task("measuring", total=len(names))
         for name in names:
@@ -84,11 +86,9 @@ def main() -> int:
             began = time.monotonic()
             outcomes += asyncio.run(TARGETS[name](effort))
             took_s[name] = round(time.monotonic() - began, 1)
+            record = _record(outcomes, backends, took_s)
+            path.write_text(json.dumps(record, indent=1) + "\n")  # each time: a run that is cut short has its figures
             progress.advance(task)
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    path = chosen.out / "results.json"
-    record = _record(outcomes, backends, took_s)
-    path.write_text(json.dumps(record, indent=1) + "\n")
     console.print(_table(record["targets"], console.width))
     console.print(f"written to {path}")
     return 0
