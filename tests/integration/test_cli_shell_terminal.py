@@ -108,7 +108,9 @@ def test_it_is_a_terminal_of_this_size_and_follows_it(window: Window) -> None:
     window.until(r"set\r\n")
     window.resize(41, 133)
     window.type("\r")
-    window.until(r"now 41 133\r\n")
+    if "now 41 133" not in window.until(r"now 41 \d+\r\n"):  # rows come before columns, and the trap between them
+        window.type("\r")
+        window.until(r"now 41 133\r\n")
     window.type("exit 7\r")
     assert window.end() == 7
     assert window.is_as_before()
