@@ -61,7 +61,11 @@ def _table(entries: dict[str, dict[str, Any]], width: int) -> Table:
 def _record(outcomes: list[Outcome], backends: list[str], took_s: dict[str, float]) -> dict[str, Any]:
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"cores": CORES, "kernel": platform.release(), "python": platform.python_version()},
+        "machine": {
+            "cores": CORES,
+            "kernel": platform.release().partition("-")[0],
+            "python": platform.python_version(),
+        },
         "backends": backends,
         "took_s": took_s,
         "targets": {o.target: {k: v for k, v in dataclasses.asdict(o).items() if k != "target"} for o in outcomes},

@@ -21,6 +21,8 @@ THINK_S = 0.005
 SESSIONS = 100
 ROUNDS = 1_000
 _TURNS = 5
+_TIMED_COMMANDS = ("pipe", "pty", "parsed")
+"""Where a fresh shell for each command is a comparison."""
 
 
 async def t5_sessions(effort: Effort) -> list[Outcome]:
@@ -48,7 +50,11 @@ async def t5_sessions(effort: Effort) -> list[Outcome]:
         (at_most("T5.memory", "memory of a session", "MiB", 3.0), "memory"),
         (at_most("T5.left", "processes and descriptors left by 1,000 background processes", "", 0), "left"),
     )
-    return [outcome for goal, what in goals for outcome in rounds.outcomes(goal, what, beside_fresh_shells)]
+    return [
+        outcome
+        for goal, what in goals
+        for outcome in rounds.outcomes(goal, what, beside_fresh_shells if what in _TIMED_COMMANDS else None)
+    ]
 
 
 async def _timed(slot: ToolSession, command: str, /, **more: object) -> float:
