@@ -23,6 +23,8 @@ ROUNDS = 1_000
 _TURNS = 5
 _TIMED_COMMANDS = ("pipe", "pty", "parsed")
 """Where a fresh shell for each command is a comparison."""
+_IDLE_COMMANDS = ("pipe idle", "pty idle")
+"""Where the same comparison pauses as long before each command."""
 
 
 async def t5_sessions(effort: Effort) -> list[Outcome]:
@@ -41,20 +43,24 @@ async def t5_sessions(effort: Effort) -> list[Outcome]:
     def beside_fresh_shells(backend: str) -> Beside:
         return rounds.beside("short", "ms p50", backend, BWRAP)
 
+    def beside_fresh_shells_after_a_pause(backend: str) -> Beside:
+        return rounds.beside("short idle", "ms p50", backend, BWRAP)
+
+    beside = dict.fromkeys(_TIMED_COMMANDS, beside_fresh_shells)
+    beside |= dict.fromkeys(_IDLE_COMMANDS, beside_fresh_shells_after_a_pause)
+
     goals = (
         (at_most("T5", "stateful command, p50", "ms", 1.0), "pipe"),
         (at_most("T5.pty", "stateful command on a terminal, p50", "ms", 5.0), "pty"),
         (at_most("T5.parsed", "stateful command of compound commands, p50", "ms", 1.5), "parsed"),
+        (at_most("T5.idle", "stateful command after a pause, p50", "ms", 2.0), "pipe idle"),
+        (at_most("T5.pty.idle", "stateful command on a terminal after a pause, p50", "ms", 5.0), "pty idle"),
         (at_most("T5.beside", "p50 beside 8 stuck sessions of the slot, against alone", "x", 1.2), "beside"),
         (at_most("T5.100", "100 sessions in one container, p50", "ms", 3.0), "hundred"),
         (at_most("T5.memory", "memory of a session", "MiB", 3.0), "memory"),
         (at_most("T5.left", "processes and descriptors left by 1,000 background processes", "", 0), "left"),
     )
-    return [
-        outcome
-        for goal, what in goals
-        for outcome in rounds.outcomes(goal, what, beside_fresh_shells if what in _TIMED_COMMANDS else None)
-    ]
+    return [outcome for goal, what in goals for outcome in rounds.outcomes(goal, what, beside.get(what))]
 
 
 async def _timed(slot: ToolSession, command: str, /, **more: object) -> float:
@@ -65,11 +71,14 @@ async def _timed(slot: ToolSession, command: str, /, **more: object) -> float:
     return time.perf_counter() - started
 
 
-async def _many(slot: ToolSession, calls: int, command: str = COMMAND, /, **more: object) -> Latencies:
+async def _many(
+    slot: ToolSession, calls: int, command: str = COMMAND, /, *, think_s: float = THINK_S, **more: object
+) -> Latencies:
     await _timed(slot, "true", **more)
     seconds = []
     for _ in range(calls):
-        await asyncio.sleep(THINK_S)
+        if think_s:
+            await asyncio.sleep(think_s)
         seconds.append(await _timed(slot, command, **more))
     return Latencies(seconds)
 
@@ -78,21 +87,33 @@ async def _short(farm: Farm, rounds: Rounds, name: str, effort: Effort) -> None:
     """A fresh shell for each command, for comparison."""
     async with farm.executor.open("short") as session:
         seconds = [await timed_call(session, "true") for _ in range(effort.calls)]
+        idle_s = [await _timed_after_a_pause(session) for _ in range(effort.calls)]
     rounds.add("short", name, 1e3 * percentile(seconds, 0.5))
+    rounds.add("short idle", name, 1e3 * percentile(idle_s, 0.5))
+
+
+async def _timed_after_a_pause(session: ToolSession) -> float:
+    await asyncio.sleep(THINK_S)
+    return await timed_call(session, "true")
 
 
 async def _alone(farm: Farm, rounds: Rounds, backend: str, effort: Effort) -> None:
     async with farm.executor.open("alone") as session:
-        rounds.add("pipe", backend, (await _many(session, 2 * effort.calls)).p50_ms)
-        rounds.add("parsed", backend, (await _many(session, 2 * effort.calls, PARSED_FIRST)).p50_ms)
-        rounds.add("pty", backend, (await _many(session, 2 * effort.calls, session="pty", pty=True)).p50_ms)
+        for what, think_s in (("", 0.0), (" idle", THINK_S)):
+            pipe = await _many(session, 2 * effort.calls, think_s=think_s)
+            pty = await _many(session, 2 * effort.calls, think_s=think_s, session="pty", pty=True)
+            rounds.add(f"pipe{what}", backend, pipe.p50_ms)
+            rounds.add(f"pty{what}", backend, pty.p50_ms)
+        parsed = await _many(session, 2 * effort.calls, PARSED_FIRST, think_s=0.0)
+        rounds.add("parsed", backend, parsed.p50_ms)
     await _short(farm, rounds, backend, effort)
 
 
 async def _beside_the_stuck(farm: Farm, rounds: Rounds, backend: str, effort: Effort) -> None:
-    """Sessions of the same slot that hang, read from nowhere, or wait for a call that waits for them."""
+    """Sessions of the same slot that hang, read from nowhere, or wait for a call that waits for them; against
+    the mean of before and after, because the machine's own pace drifts by more than they cost."""
     async with farm.executor.open("stuck") as session:
-        alone = await _many(session, 2 * effort.calls)
+        before = await _many(session, effort.calls)
         for index in range(8):
             command = ("sleep 600", "read x < <(sleep 600)", "cat <(sleep 600)", "wait; sleep 600")[index % 4]
             await session.call("terminal", {"command": command, "session": f"s{index}", "timeout_s": 0})
@@ -104,7 +125,10 @@ async def _beside_the_stuck(farm: Farm, rounds: Rounds, backend: str, effort: Ef
         for call in waiting:
             call.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-    rounds.add("beside", backend, beside.p50_ms / alone.p50_ms)
+        for index in range(8):
+            await session.call("terminal", {"reset": True, "session": f"s{index}"})
+        after = await _many(session, effort.calls)
+    rounds.add("beside", backend, 2 * beside.p50_ms / (before.p50_ms + after.p50_ms))
 
 
 async def _a_hundred(farm: Farm, rounds: Rounds, backend: str, effort: Effort) -> None:
