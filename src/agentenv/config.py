@@ -50,8 +50,9 @@ class PoolSettings(Settings):
     """A container with no lease for this long may be scaled away, down to ``min_containers``."""
     suspect_after_s: Seconds = 5.0
     """A container that has not answered for this long takes no new leases."""
-    gone_after_s: Seconds = 15.0
-    """A container that has not answered for this long is given up: its leases end typed."""
+    gone_after_s: Seconds = 12.0
+    """A container that has not answered for this long is given up: its leases end typed. That is noticed
+    up to half of ``suspect_after_s`` late, so at 12 s a cut ends every lease behind it within 15 s."""
     start_timeout_s: Seconds = 60.0
     target_idle_slots: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Slots kept free beyond what is asked for, so that a burst finds them warm."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from agentenv.errors import AcquireTimeoutError, ConfigError, SandboxUnavailable
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted
 from agentenv.slots.backends.nomad import NomadBackend
 from agentenv.slots.backends.nomad_job import job_text
+from agentenv.slots.backends.nomad_stream import SILENT_AFTER_S, EventStream, open_stream_session
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.slots.slot import ContainerState
@@ -207,6 +208,18 @@ async def test_a_job_that_somebody_stopped_comes_back(cluster: Cluster) -> None:
         assert error.code == "container_lost"
         async with await pool.lease("after") as again:
             assert await _says(again, "echo back") == "back\n"
+
+
+async def test_a_cluster_where_nothing_happens_is_not_a_dead_stream(cluster: Cluster, job_id: str) -> None:
+    """Nomad's heartbeats come well within the silence after which a stream counts as cut."""
+    settings = cluster.settings(job_id=job_id)
+    async with (
+        open_stream_session(settings) as session,
+        aclosing(EventStream(session, settings, cluster.address).lines(after=0, nodes=False)) as lines,
+    ):
+        assert [await anext(lines), await anext(lines)] == [{}, {}], "connected, and Nomad's greeting"
+        async with asyncio.timeout(0.8 * SILENT_AFTER_S):
+            assert await anext(lines) == {}
 
 
 async def test_without_an_event_stream_lists_do(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

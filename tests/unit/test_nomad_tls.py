@@ -106,7 +106,7 @@ async def by_stream(settings: NomadSettings) -> None:
         lines = EventStream(session, settings, settings.address).lines(after=0, nodes=False)
         assert await anext(lines) == {}
         assert await anext(lines) == {"Name": "team"}
-        await lines.aclose()  # type: ignore[attr-defined]  # an async generator
+        await lines.aclose()
 
 
 async def by_log(settings: NomadSettings) -> None:

@@ -34,7 +34,7 @@ _LOOK_S = 0.25
 """Between two looks at whether a draining container is empty."""
 _CALM_LOOKS = 2
 """A lease may be on its way to the container when it first looks empty."""
-_SUSPECT_S, _SILENT_S = 5.0, 15.0
+_SUSPECT_S, _SILENT_S = 5.0, 12.0
 _STOPS_PER_S = 20.0
 _API_RETRY_MAX_S = 10.0
 

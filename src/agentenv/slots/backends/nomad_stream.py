@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import aiohttp
@@ -18,8 +18,8 @@ from agentenv.config import NomadSettings
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.nomad_explain import NomadError
 
-SILENT_AFTER_S = 30.0
-"""Nomad sends a heartbeat every 10 s."""
+SILENT_AFTER_S = 45.0
+"""Nomad sends a heartbeat every 30 s (nomad/event_endpoint.go of 1.11.3)."""
 _PATH = "/v1/event/stream"
 _LINE_BYTES = 64 * 1024 * 1024
 _CONNECT_S = 10.0
@@ -34,7 +34,7 @@ class EventStream:
         self._url = address + _PATH
         self._server_hostname = settings.tls_server_name if address.startswith("https:") else None
 
-    async def lines(self, *, after: int, nodes: bool) -> AsyncIterator[dict[str, Any]]:
+    async def lines(self, *, after: int, nodes: bool) -> AsyncGenerator[dict[str, Any], None]:
         """Events after an index of the cluster's log; the first item, ``{}``, says that it is connected.
 
         ``nodes``: those of nodes too, for which the token needs ``node:read``. Raises NomadError when it
