@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from agentenv.cli.gc_nomad import belongs_to_a_client
+from agentenv.cli.gc_nomad import _engine_containers, belongs_to_a_client
 from agentenv.cli.orphans import JobFacts, Orphan, SeenLease, is_sandbox, judge_job, unrenewed
 
 ALIVE = JobFacts("j", registered=True, running=2, heard_s=(1.0, 2.5))
@@ -99,3 +101,37 @@ def test_a_container_of_another_living_client_is_not_ours(tmp_path: Path) -> Non
     finally:
         os.close(descriptor)
     assert not belongs_to_a_client([], "abc")
+
+
+OF_NOMAD = {"com.hashicorp.nomad.alloc_id": "abc"}
+OF_OUR_IMAGE = {"agentenv.content": "0123456789abcdef"}
+CONTAINERS = [
+    SimpleNamespace(name="local", image="agentenv-sandbox:local", labels=OF_NOMAD | OF_OUR_IMAGE),
+    SimpleNamespace(name="pushed", image="registry.example.com/agentenv-sandbox:1", labels=OF_NOMAD | OF_OUR_IMAGE),
+    SimpleNamespace(name="of an image built anew", image="sha256:9", labels=OF_NOMAD | OF_OUR_IMAGE),
+    SimpleNamespace(name="another job's", image="redis:7", labels=OF_NOMAD),
+    SimpleNamespace(name="started by hand", image="agentenv-sandbox:local", labels=OF_OUR_IMAGE),
+]
+
+
+class Engine:
+    """As much of a Docker client as gc uses: filters as the engine's, all of which must hold."""
+
+    def __init__(self) -> None:
+        self.containers = self
+
+    def list(self, *, all: bool, filters: dict[str, list[str] | str]) -> list[SimpleNamespace]:
+        assert all, "those that have ended too"
+        labels, image = filters["label"], filters.get("ancestor")
+        wanted = {labels} if isinstance(labels, str) else set(labels)
+        return [one for one in CONTAINERS if wanted <= one.labels.keys() and image in (None, one.image)]
+
+    def close(self) -> None:
+        pass
+
+
+async def test_containers_of_every_image_of_ours_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("docker.from_env", lambda timeout: Engine())
+    async with contextlib.AsyncExitStack() as stack:
+        found = [one.name for one in _engine_containers(stack)]
+    assert found == ["local", "pushed", "of an image built anew"]

@@ -33,7 +33,7 @@ async def collect(
             orphan = judge_job(await _facts(api, settings, job_id), unattended_after_s)
             if orphan is not None:
                 found.append(await _removed(settings, job_id, orphan, dry_run=dry_run))
-        return found + await _docker_containers(api, settings.image, dry_run=dry_run)
+        return found + await _docker_containers(api, dry_run=dry_run)
 
 
 async def _candidates(api: OperatorApi) -> list[str]:
@@ -85,14 +85,14 @@ async def _removed(settings: NomadSettings, job_id: str, orphan: Orphan, *, dry_
     return dataclasses.replace(orphan, removed=True)
 
 
-async def _docker_containers(api: OperatorApi, image: str, *, dry_run: bool) -> list[Orphan]:
-    """Containers of this machine's engine, from our image, whose allocation has ended or is unknown to Nomad.
+async def _docker_containers(api: OperatorApi, *, dry_run: bool) -> list[Orphan]:
+    """Containers of this machine's engine, from an image of ours, whose allocation has ended or is unknown to Nomad.
 
     Nomad's clients remove their own; these are what a client left that was killed and its state lost.
     """
     found = []
     async with contextlib.AsyncExitStack() as stack:
-        containers = await asyncio.to_thread(_engine_containers, stack, image)
+        containers = await asyncio.to_thread(_engine_containers, stack)
         for container in containers:
             allocation = str(container.labels[_ALLOCATION_LABEL])
             status = await api.status_of(allocation)
@@ -114,18 +114,20 @@ def belongs_to_a_client(mounts: Iterable[Mapping[str, Any]], allocation: str) ->
     return False
 
 
-def _engine_containers(stack: contextlib.AsyncExitStack, image: str) -> Iterable[Any]:
+def _engine_containers(stack: contextlib.AsyncExitStack) -> Iterable[Any]:
+    """Of Nomad's, those whose image `agentenv image build` made: its label is theirs too, whatever the image's name
+    was, and when another image has taken the name since."""
     try:
         import docker
         from docker.errors import DockerException
+
+        from agentenv.image import LABEL_CONTENT
     except ImportError:
         return ()
     try:
         client = docker.from_env(timeout=10)
         stack.callback(client.close)
-        running: Iterable[Any] = client.containers.list(
-            all=True, filters={"label": _ALLOCATION_LABEL, "ancestor": image}
-        )
+        running: Iterable[Any] = client.containers.list(all=True, filters={"label": [_ALLOCATION_LABEL, LABEL_CONTENT]})
     except DockerException:
         return ()  # no engine here: then none of its containers either
     return running

@@ -6,11 +6,12 @@ Everything here blocks; from a coroutine, call it in a thread.
 from __future__ import annotations
 
 from agentenv.image.engine import connect
-from agentenv.image.ensure import IMAGE, ImageStatus, build_image, ensure_image, image_status
+from agentenv.image.ensure import IMAGE, LABEL_CONTENT, ImageStatus, build_image, ensure_image, image_status
 from agentenv.image.progress import Report, Step, silent
 
 __all__ = [
     "IMAGE",
+    "LABEL_CONTENT",
     "ImageStatus",
     "Report",
     "Step",
