@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import tarfile
 from pathlib import Path
 
@@ -193,3 +194,17 @@ def test_job_files_keep_the_contract(file: str) -> None:
         assert part in text, part
     assert text.count("change_mode") == text.count("template {")
     assert "token" not in text.split("config {", 1)[1].split("template {", 1)[0]
+
+
+def test_apptainer_is_started_with_the_very_command_that_is_documented() -> None:
+    """Where it cannot be run, its exact command line is what can be kept true."""
+    text = shipped.path("nomad/sandbox-apptainer.nomad.hcl").read_text()
+    args = re.search(r"^ +args = \[$(.*?)^ +\]$", text, re.DOTALL | re.MULTILINE)
+    page = (Path(__file__).resolve().parents[2] / "docs/nomad.md").read_text()
+    shown = re.search(r"^ {4}(apptainer exec (?:.*\\\n)+.*)$", page, re.MULTILINE)
+    assert args is not None
+    assert shown is not None
+    words = re.findall(r'"([^"]*)"|(var\.\w+)', args[1])
+    given = ["agentenv-sandbox.sif" if variable == "var.image" else word for word, variable in words]
+    asked = [re.sub(r"\$\{(\w+)\}", r"$\1", word) for word in given]
+    assert shlex.split(shown[1].replace("\\\n", " ")) == ["apptainer", *asked]
