@@ -40,6 +40,7 @@ _NOMAD_NAMES = {
     "driver": "driver",
     "container_memory_mib": "memory_mib",
     "container_cpu_mhz": "cpu_mhz",
+    "sandbox_job_variables": "variables",
     "purge_job_on_start": "purge_job_on_start",
     "purge_job_on_shutdown": "purge_job_on_shutdown",
 }
@@ -100,6 +101,9 @@ class AgentFields(BaseModel):
     driver: Literal["docker", "raw_exec", "apptainer"] = "docker"
     container_memory_mib: int = Field(default=2048, ge=64, description="Hard limit of a container, its slots included")
     container_cpu_mhz: int = Field(default=500, ge=1, description="Reserved for a container by the scheduler")
+    sandbox_job_variables: TextObject = Field(
+        default_factory=dict, description="More variables of the job file: HCL expressions by name (JSON)"
+    )
     purge_job_on_start: bool = False
     purge_job_on_shutdown: bool = True
     # Tool calls

@@ -132,6 +132,24 @@ def test_nomads_farm_has_no_containers_of_ones_own() -> None:
 def test_up_refuses_what_its_backend_cannot() -> None:
     assert "--backend nomad" in run("up", "--image", "x").stderr
     assert "--metrics-port" in run("up", "--backend", "nomad", "--metrics-port", "0").stderr
+    assert "--backend nomad" in run("up", "--var", "a=1").stderr
+
+
+def test_up_hands_the_job_files_variables_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, object] = {}
+
+    async def bring_up(settings: object, count: int, timeout_s: float, named: dict[str, object]) -> dict[str, object]:
+        given.update(named)
+        return {}
+
+    monkeypatch.setattr("agentenv.cli.nomad_up.bring_up", bring_up)
+    result = run("up", "--backend", "nomad", "--var", 'runtime="runsc"', "--var", 'a={ b = "c" }', "--json")
+    assert result.exit_code == 0, result.stderr
+    assert given == {
+        "job_id": None, "image": None, "memory_mib": None, "variables": {"runtime": '"runsc"', "a": '{ b = "c" }'}
+    }  # fmt: skip
+    for wrong in ("runtime", "=1", "runtime="):
+        assert "NAME=HCL" in run("up", "--backend", "nomad", "--var", wrong).stderr
 
 
 # -- what is shown

@@ -36,7 +36,7 @@ def test_explicit_variables_come_last_and_must_exist() -> None:
     text = 'variable "slots" {\n}\nvariable "extra" {\n}\n'
     settings = NomadSettings(variables={"extra": "[1]", "slots": "7"})
     assert job_variables(text, ContainerSettings(), settings) == "slots = 7\nextra = [1]\n"
-    with pytest.raises(ConfigError, match="no variable 'other'"):
+    with pytest.raises(ConfigError, match=r"no variable 'other' \(it has extra, slots\)"):
         job_variables(text, ContainerSettings(), NomadSettings(variables={"other": "1"}))
 
 
@@ -150,6 +150,10 @@ def test_an_environments_config_says_where_its_farm_is(monkeypatch: pytest.Monke
     assert (settings.address, settings.token) == ("https://nomad.example:4646", "secret")
     assert (settings.job_id, settings.memory_mib, settings.driver) == ("mine", 4096, "raw_exec")
     assert "secret" not in repr(settings)
+    given = AgentFields(sandbox_job_variables='{"runtime": "\\"runsc\\""}').nomad_settings()  # as atropos' CLI has it
+    assert 'runtime = "runsc"\n' in job_variables(job_text(given), ContainerSettings(), given)
+    with pytest.raises(ConfigError, match="sandbox_job_variables"):
+        AgentFields(sandbox_job_variables="runsc")
     assert AgentFields(nomad_address="http://other:1").nomad_settings().address == "http://other:1"
     monkeypatch.setenv("NOMAD_ADDR", "nomad.example:4646")
     with pytest.raises(ConfigError, match=r"nomad_address.*http"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 from agentenv.cli.arrival import Arrival
@@ -15,21 +16,13 @@ from agentenv.slots.backends.nomad import NomadBackend
 
 
 async def bring_up(
-    containers: ContainerSettings,
-    count: int,
-    timeout_s: float,
-    *,
-    job: str | None,
-    image: str | None,
-    memory_mib: int | None,
+    containers: ContainerSettings, count: int, timeout_s: float, named: Mapping[str, object]
 ) -> dict[str, Any]:
-    """What ``agentenv status --json`` says once all answer.
+    """What ``agentenv status --json`` says once all answer. ``named``: NomadSettings; None is its default.
 
     Raises SandboxUnavailableError when they do not in time: the job stays, Nomad goes on trying.
     """
-    settings = NomadSettings.from_environment(
-        job_id=job, image=image, memory_mib=memory_mib, purge_job_on_shutdown=False
-    )
+    settings = NomadSettings.from_environment(**named, purge_job_on_shutdown=False)
     backend = NomadBackend(containers, settings, start_timeout_s=timeout_s)
     with Arrival(count, "asking Nomad") as arrival:
         async with backend:

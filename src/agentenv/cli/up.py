@@ -56,6 +56,10 @@ def up(
     memory_mib: Annotated[
         int | None, typer.Option("--memory", metavar="MIB", help="Nomad: hard memory limit of each container.")
     ] = None,
+    variables: Annotated[
+        list[str] | None,
+        typer.Option("--var", metavar="NAME=HCL", help="Nomad: a variable of the job file. May be repeated."),
+    ] = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1, metavar="SECONDS", help="The longest until all containers answer.")
     ] = 300.0,
@@ -75,6 +79,8 @@ def up(
       agentenv up --metrics-port 9100
 
       agentenv up --backend nomad --containers 10 --job my-farm
+
+      agentenv up --backend nomad --var 'runtime="runsc"' --var 'node_pool="training"'
     """
     chosen = backend_of(backend)
     limits = {"memory_bytes": slot_memory_mib, "workspace_bytes": workspace_mib}
@@ -94,18 +100,32 @@ def up(
                 next_step="`agentenv metrics --backend nomad` serves them",
             )
         try:
-            told = run_to_end(bring_up(settings, containers, timeout_s, job=job, image=image, memory_mib=memory_mib))
+            named = {"job_id": job, "image": image, "memory_mib": memory_mib, "variables": _named(variables or ())}
+            told = run_to_end(bring_up(settings, containers, timeout_s, named))
         except InterruptedBySignalError as ended:
             err().print(f"[yellow]ended by {ended}[/]: Nomad goes on; `agentenv down` ends the job")
             raise typer.Exit(128 + ended.number) from None
         _say(told, as_json=as_json, stays=False, job=job)
         return
-    if any(option is not None for option in (job, image, memory_mib)):
-        raise ConfigError("--job, --image, --memory", f"mean nothing with {chosen}", next_step="add --backend nomad")
+    if any(option is not None for option in (job, image, memory_mib, variables)):
+        raise ConfigError(
+            "--job, --image, --memory, --var", f"mean nothing with {chosen}", next_step="add --backend nomad"
+        )
     try:
         run_to_end(_keep(chosen, settings, containers, timeout_s, metrics_port, metrics_host, as_json))
     except InterruptedBySignalError as ended:
         err().print(f"ended by {ended}; every container is stopped")
+
+
+def _named(variables: Iterable[str]) -> dict[str, str]:
+    """HCL expressions by name. Raises ConfigError."""
+    parted = [text.partition("=") for text in variables]
+    for name, equals, expression in parted:
+        if not (name and equals and expression):
+            raise ConfigError(
+                "--var", f"got {name + equals + expression!r}", next_step='allowed: NAME=HCL, as in runtime="runsc"'
+            )
+    return {name: expression for name, _, expression in parted}
 
 
 async def _keep(

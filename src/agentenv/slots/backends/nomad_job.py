@@ -43,7 +43,11 @@ def job_variables(text: str, containers: ContainerSettings, settings: NomadSetti
             raise ConfigError(name, f"is {value!r}, but the job file has no variable {name!r}", next_step=_cure(name))
     undeclared = set(settings.variables) - declared
     if undeclared:
-        raise ConfigError("variables", f"the job file has no variable {min(undeclared)!r}")
+        raise ConfigError(
+            "variables",
+            f"the job file has no variable {min(undeclared)!r}",
+            next_step=f"it has {', '.join(sorted(declared))}",
+        )
     values = {**given, "count": 0}
     expressions = {name: hcl(value) for name, value in values.items() if name in declared} | settings.variables
     return "".join(f"{name} = {expression}\n" for name, expression in expressions.items())
