@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,19 @@ def test_exec_brings_files_and_fetches_what_came_of_them(tmp_path: Path, monkeyp
     done = CliRunner().invoke(app, ["exec", "--own", *moves, "true"])
     assert done.exit_code == 2
     assert "No such file" in done.stderr
+
+
+def test_a_failed_download_hides_neither_output_nor_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(farm, "LocalBackend", FakeBackend)
+    failing = ["exec", "--own", "--download", "out", "echo why >&2; exit 3"]
+    done = CliRunner().invoke(app, failing)
+    assert done.exit_code == 3
+    assert done.stderr.startswith("why\n")
+    assert "No such file" in done.stderr
+    done = CliRunner().invoke(app, [*failing, "--json"])
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["exit_code"], told["stderr"]) == (3, 3, "why\n")
+    assert told["download_error"]["error"] == "config"
+    done = CliRunner().invoke(app, ["exec", "--own", "--download", "../out", "true"])
+    assert done.exit_code == 2
+    assert "next  use a path inside" in done.stderr

@@ -25,9 +25,20 @@ from agentenv.cli.options import (
     UploadOption,
     backend_of,
 )
-from agentenv.cli.present import EXIT_INFRA, EXIT_TIMED_OUT, EXIT_USAGE, err, print_json, run_to_end, verb
+from agentenv.cli.present import (
+    EXIT_INFRA,
+    EXIT_TIMED_OUT,
+    EXIT_USAGE,
+    described,
+    err,
+    exit_code_of,
+    print_error,
+    print_json,
+    run_to_end,
+    verb,
+)
 from agentenv.cli.upload import get_all, named, put_all, targets
-from agentenv.errors import ConfigError
+from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.wire.calls import CallResult
 
@@ -78,12 +89,18 @@ def execute(
     chosen = backend_of(backend)
     alone = own or network or isolation is not Isolation.auto
     opened = farm.open_farm(settings, chosen, own=alone, job=job)
-    result = run_to_end(_run(opened, arguments, timeout_s, upload or [], download or []))
+    result, lost = run_to_end(_run(opened, arguments, timeout_s, upload or [], download or []))
+    told = result.model_dump(mode="json")
+    if lost is None:
+        print_json(told) if as_json else _show(result)
+        raise typer.Exit(shell_exit_code(result))
+    # What the command said is often why there is nothing to fetch.
     if as_json:
-        print_json(result.model_dump(mode="json"))
+        print_json({**told, "download_error": described(lost)})
     else:
         _show(result)
-    raise typer.Exit(shell_exit_code(result))
+        print_error(lost, as_json=False)
+    raise typer.Exit(shell_exit_code(result) or exit_code_of(lost))
 
 
 def _standard_input() -> str:
@@ -99,14 +116,18 @@ async def _run(
     timeout_s: float,
     upload: list[Path],
     download: list[str],
-) -> CallResult:
+) -> tuple[CallResult, AgentEnvError | None]:
+    """What became of the command, and why its files could not be had."""
     sources, sinks = named(upload), targets(download)
     async with opened as executor, executor.open("agentenv-exec") as session:
         await put_all(session.lease, sources)
         result = await session.call("bash", arguments, timeout_s=timeout_s)
-        if result.fault == "none":
-            await get_all(session.lease, sinks)
-        return result
+        try:
+            if result.fault == "none":
+                await get_all(session.lease, sinks)
+        except AgentEnvError as error:
+            return result, error
+        return result, None
 
 
 def _show(result: CallResult) -> None:

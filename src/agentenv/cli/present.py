@@ -66,10 +66,15 @@ def print_json_line(value: object) -> None:
     sys.stdout.flush()
 
 
+def described(error: AgentEnvError) -> dict[str, str]:
+    """An error as it stands in a JSON document."""
+    return {"error": error.code, "message": error.message, "next_step": error.next_step, "fault": error.fault}
+
+
 def print_error(error: AgentEnvError, *, as_json: bool) -> None:
     """The message in red on stderr with the next step below it; or one JSON document on stdout."""
     if as_json:
-        print_json({"error": error.code, "message": error.message, "next_step": error.next_step, "fault": error.fault})
+        print_json(described(error))
         return
     console = err()
     console.print(f"[bold red]error[/] {escape(error.message)}", soft_wrap=True)

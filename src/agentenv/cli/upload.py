@@ -65,7 +65,9 @@ async def get_all(lease: Lease, paths: Mapping[str, Path]) -> None:
 def _explained(option: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, InvalidArgumentsError, PolicyRefusalError) as error:
+    except (InvalidArgumentsError, PolicyRefusalError) as error:
+        raise ConfigError(option, error.message, next_step=error.next_step) from error
+    except OSError as error:
         raise ConfigError(option, str(error)) from error
 
 
