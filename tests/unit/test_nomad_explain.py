@@ -141,7 +141,7 @@ def test_a_slow_start_tells_nomads_last_word() -> None:
         (403, "Permission denied", False, ConfigError, "wants an ACL token"),
         (404, "Namespace not found", False, ConfigError, "namespace: 'mine' does not exist"),
         (500, "No path to region", False, ConfigError, "NOMAD_REGION"),
-        (500, "rpc error", False, SandboxUnavailableError, "rpc error"),
+        (500, "rpc error", False, SandboxUnavailableError, "rpc error (see the Nomad servers' log"),
     ],
 )
 def test_what_keeps_a_farm_from_opening(status: int, text: str, token: bool, kind: type, said: str) -> None:

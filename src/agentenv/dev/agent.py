@@ -27,6 +27,10 @@ _ENGINE_FD = 9
 """Where the agent holds the Docker engine: any number above standard error."""
 _START_DEADLINE_S = 120.0
 _STOP_GRACE_S = 20.0
+_REGISTERED_S = 4.0
+"""Between a leader and its first node. A client that asked a moment before its new server had its keyring asks
+again after 15 to 30 s only (``registerRetryIntv``, client/client.go of Nomad 1.11.3)."""
+_NO_NODE = "no node"
 _KEPT = ("PATH", "HOME", "TMPDIR", "DOCKER_HOST", "LANG")
 
 
@@ -173,8 +177,14 @@ def start(place: AgentPlace, program: Path, ports: Ports, *, name: str, engine_f
     place.log.unlink(missing_ok=True)
     pid = launch(place, program, ports, name=name, engine_fd=engine_fd)
     where = f"http://127.0.0.1:{ports.http}"
+
+    def start_again() -> None:
+        nonlocal pid
+        kill(place)
+        pid = launch(place, program, ports, name=name, engine_fd=engine_fd)
+
     try:
-        wait_ready(NomadHttp(where, timeout_s=5), lambda: processes.reap(pid))
+        wait_ready(NomadHttp(where, timeout_s=5), lambda: processes.reap(pid), unregistered=start_again)
     except SandboxUnavailableError as error:
         kill(place)
         raise SandboxUnavailableError(
@@ -183,18 +193,32 @@ def start(place: AgentPlace, program: Path, ports: Ports, *, name: str, engine_f
     return where
 
 
-def wait_ready(nomad: NomadHttp, exited: Callable[[], int | None] = lambda: None) -> None:
+def wait_ready(
+    nomad: NomadHttp,
+    exited: Callable[[], int | None] = lambda: None,
+    *,
+    unregistered: Callable[[], None] | None = None,
+) -> None:
     """Return when there is a leader and a node that is ready with a healthy Docker driver.
 
-    ``exited`` says when waiting is of no use any more. Raises SandboxUnavailableError.
+    ``exited`` says when waiting is of no use any more; ``unregistered`` is called, once, when there is a leader
+    but no node came to it for four seconds. Raises SandboxUnavailableError.
     """
     deadline = time.monotonic() + _START_DEADLINE_S
+    alone_since: float | None = None
     while (missing := _missing(nomad)) is not None:
+        alone_since = None if missing != _NO_NODE else alone_since or time.monotonic()
+        if unregistered is not None and alone_since is not None and time.monotonic() - alone_since > _REGISTERED_S:
+            unregistered()
+            unregistered = alone_since = None
         code = exited()
         if code is not None:
-            raise SandboxUnavailableError(f"the Nomad agent ended with {code}")
+            raise SandboxUnavailableError(f"the Nomad agent ended with {code}", next_step="see the agent's log")
         if time.monotonic() > deadline:
-            raise SandboxUnavailableError(f"the Nomad agent is not ready after {_START_DEADLINE_S:.0f} s: {missing}")
+            raise SandboxUnavailableError(
+                f"the Nomad agent is not ready after {_START_DEADLINE_S:.0f} s: {missing}",
+                next_step="see the agent's log",
+            )
         time.sleep(0.1)
 
 
@@ -211,7 +235,7 @@ def _missing(nomad: NomadHttp) -> str | None:
 
 def node_lacks(nodes: list[dict[str, Any]]) -> str | None:
     """What keeps the nodes from running containers; None: one can. Pure, on the answer of ``/v1/nodes``."""
-    lacks = "no node"
+    lacks = _NO_NODE
     for node in nodes:
         driver = (node.get("Drivers") or {}).get("docker") or {}
         if node["Status"] != "ready":
@@ -254,4 +278,6 @@ def _unmount(point: str) -> None:
     try:
         syscalls.umount(point, syscalls.MNT_DETACH)
     except OSError as error:
-        raise SandboxUnavailableError(f"cannot unmount {point}: {error}") from error
+        raise SandboxUnavailableError(
+            f"cannot unmount {point}: {error}", next_step="sudo make nomad-dev-down"
+        ) from error

@@ -196,7 +196,7 @@ def containers_of(client: docker.DockerClient, place: AgentPlace) -> list[docker
     try:
         found = client.containers.list(all=True, filters={"label": _ALLOCATION_LABEL}, ignore_removed=True)
     except (DockerException, OSError) as error:
-        raise SandboxUnavailableError(f"the Docker engine failed: {error}") from error
+        raise SandboxUnavailableError(f"the Docker engine failed: {error}", next_step="see the engine's log") from error
     return [one for one in found if _mounted_from(one.attrs.get("Mounts") or [], place.data_dir)]
 
 

@@ -120,7 +120,7 @@ def _start() -> None:
         if code is not None or time.monotonic() > deadline:
             _stop()
             how = f"ended with {code}" if code is not None else f"did not answer within {_START_DEADLINE_S:.0f} s"
-            raise SandboxUnavailableError(f"dockerd {how}: {processes.last_words(log)}")
+            raise SandboxUnavailableError(f"dockerd {how}: {processes.last_words(log)}", next_step=f"see {log}")
         time.sleep(0.1)
 
 

@@ -23,6 +23,7 @@ from agentenv.wire.server import ServerInfo
 _DEADLINE_S = 90.0
 _QUICK_S = 10.0
 _OVER = ("complete", "failed", "lost")
+_LOOK = "see the container's log (`nomad alloc logs -stderr`), and docs/nomad.md, 'When it does not start'"
 
 
 def check(nomad: NomadHttp, *, image: str = IMAGE) -> ServerInfo:
@@ -38,7 +39,9 @@ def check(nomad: NomadHttp, *, image: str = IMAGE) -> ServerInfo:
         server = server_info(base_url, token)
         result = run_in_slot(base_url, token, "echo $((6 * 7))")
     if result.stdout != "42\n":
-        raise SandboxUnavailableError(f"a slot answered, but `echo` gave {result!r}")
+        raise SandboxUnavailableError(
+            f"a slot answered, but `echo` gave {result!r}", next_step="`agentenv doctor` says what this machine lacks"
+        )
     return server
 
 
@@ -65,7 +68,10 @@ def purge(nomad: NomadHttp, job_id: str, *, namespace: str = "default") -> None:
     deadline = time.monotonic() + _DEADLINE_S
     while running := _unfinished(nomad, job_id, namespace):
         if time.monotonic() > deadline:
-            raise SandboxUnavailableError(f"allocations of {job_id} do not end: {', '.join(running)}")
+            raise SandboxUnavailableError(
+                f"allocations of {job_id} do not end: {', '.join(running)}",
+                next_step="see `nomad alloc status`; `agentenv dev down` ends whatever a cluster here runs",
+            )
         time.sleep(0.1)
     nomad.delete(f"/v1/job/{job_id}", purge="true", namespace=namespace)
     nomad.delete(f"/v1/var/nomad/jobs/{job_id}", namespace=namespace)
@@ -171,7 +177,7 @@ def _ask(base_url: str, token: str, path: str, body: WireModel | None = None) ->
     except urllib.error.HTTPError as error:
         with error:
             words = error.read().decode(errors="replace")
-        raise SandboxUnavailableError(f"{base_url}{path}: {error.code} {words}") from error
+        raise SandboxUnavailableError(f"{base_url}{path}: {error.code} {words}", next_step=_LOOK) from error
     except OSError as error:
-        raise SandboxUnavailableError(f"{base_url}{path}: {error}") from error
+        raise SandboxUnavailableError(f"{base_url}{path}: {error}", next_step=_LOOK) from error
     return json.loads(lines[-1])

@@ -48,9 +48,15 @@ class NomadHttp:
         except urllib.error.HTTPError as error:
             with error:
                 words = error.read().decode(errors="replace").strip()
-            raise SandboxUnavailableError(f"Nomad refused {method} {path}: {error.code} {words}") from error
+            raise SandboxUnavailableError(
+                f"Nomad refused {method} {path}: {error.code} {words}",
+                next_step="see the agent's log (`agentenv dev up` says where)",
+            ) from error
         except (OSError, ValueError) as error:
-            raise SandboxUnavailableError(f"no Nomad agent answers at {self.address}: {error}") from error
+            raise SandboxUnavailableError(
+                f"no Nomad agent answers at {self.address}: {error}",
+                next_step="`make nomad-dev` starts one; `make nomad-dev-status` says what runs",
+            ) from error
         return json.loads(text) if text.strip() else None
 
     def parse_job(self, source: str, variables: dict[str, str]) -> Any:

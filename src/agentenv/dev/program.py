@@ -75,7 +75,10 @@ def _obtain(kept: Path, report: Report) -> None:
             build(made, Path(directory), report, error.message)
         made.chmod(0o755)
         if version_of(made) is None:
-            raise SandboxUnavailableError("the nomad program that was just made does not run")
+            raise SandboxUnavailableError(
+                "the nomad program that was just made does not run",
+                next_step="install nomad, and see that it is on PATH",
+            )
         made.replace(kept)
 
 
@@ -162,7 +165,10 @@ def build(output: Path, directory: Path, report: Report, why: str) -> None:
         shutil.copyfile(shipped.path(f"nomad/agent/{name}"), module / name)
     words = _compile(build_argv(go, output), module, report)
     if not output.exists():
-        raise SandboxUnavailableError(f"building nomad failed: {' | '.join(words[-10:])}"[:1200])
+        raise SandboxUnavailableError(
+            f"building nomad failed: {' | '.join(words[-10:])}"[:1200],
+            next_step="install nomad, or see that go (1.26 or newer) can reach its module proxy",
+        )
 
 
 def _compile(argv: list[str], module: Path, report: Report) -> list[str]:

@@ -23,6 +23,7 @@ MADE_HERE = f"agentenv-base:{SUITE}"
 _LEFT_OUT = ("doc/*", "man/*", "locale/*", "info/*", "lintian/*", "bash-completion/*")
 _TIMEOUT_S = 1200
 _LAST_WORDS = 800
+_ARCHIVE = "see that Debian's archive can be reached"
 
 
 def base_image(client: docker.DockerClient, cache: Path, report: Report) -> str:
@@ -55,7 +56,7 @@ def _has(client: docker.DockerClient, name: str) -> bool:
     except ImageNotFound:
         return False
     except (DockerException, OSError) as error:
-        raise SandboxUnavailableError(f"the Docker engine failed: {error}") from error
+        raise SandboxUnavailableError(f"the Docker engine failed: {error}", next_step="see the engine's log") from error
     return True
 
 
@@ -85,12 +86,10 @@ def _run(argv: Sequence[str]) -> None:
             argv, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False, env=_environment()
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SandboxUnavailableError(f"making the base image failed: {error}") from error
+        raise SandboxUnavailableError(f"making the base image failed: {error}", next_step=_ARCHIVE) from error
     if done.returncode:
         words = done.stderr.strip()[-_LAST_WORDS:]
-        raise SandboxUnavailableError(
-            f"making the base image failed: {words}", next_step="see that Debian's archive can be reached"
-        )
+        raise SandboxUnavailableError(f"making the base image failed: {words}", next_step=_ARCHIVE)
 
 
 def _environment() -> dict[str, str]:
@@ -103,4 +102,7 @@ def _import(client: docker.DockerClient, tarball: Path) -> None:
         client.api.import_image_from_file(str(tarball), repository=repository, tag=tag)
     except (APIError, DockerException, OSError) as error:
         tarball.unlink(missing_ok=True)  # half a file would fail for ever
-        raise SandboxUnavailableError(f"the Docker engine refused the base image: {error}") from error
+        raise SandboxUnavailableError(
+            f"the Docker engine refused the base image: {error}",
+            next_step="try again: it is made anew; see the engine's log",
+        ) from error

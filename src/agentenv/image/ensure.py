@@ -69,7 +69,7 @@ def image_status(client: docker.DockerClient, name: str = IMAGE) -> ImageStatus:
     except ImageNotFound:
         return ImageStatus(name, "", 0, "", wanted)
     except (DockerException, OSError) as error:
-        raise SandboxUnavailableError(f"the Docker engine failed: {error}") from error
+        raise SandboxUnavailableError(f"the Docker engine failed: {error}", next_step="see the engine's log") from error
     labels = found.labels or {}
     return ImageStatus(
         name, found.id, found.attrs["Size"], labels.get(LABEL_CONTENT, ""), wanted, labels.get(LABEL_BASE, "")
@@ -177,10 +177,13 @@ def _follow(stream: Iterator[dict[str, str]], report: Report) -> None:
                 report(Step("build", found[3][:100], int(found[1]), int(found[2])))
             if "error" in line:
                 raise SandboxUnavailableError(
-                    f"building the image failed: {line['error'].strip()}; before that: {' | '.join(words)[-600:]}"
+                    f"building the image failed: {line['error'].strip()}; before that: {' | '.join(words)[-600:]}",
+                    next_step="see that Debian's archive can be reached; `agentenv image build` goes on where it was",
                 )
     except (DockerException, OSError) as error:
-        raise SandboxUnavailableError(f"building the image failed: {error}") from error
+        raise SandboxUnavailableError(
+            f"building the image failed: {error}", next_step="see the engine's log"
+        ) from error
 
 
 @contextmanager

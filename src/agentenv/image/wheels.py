@@ -18,6 +18,7 @@ _GLIBC_MINORS = (36, 35, 34, 31, 28, 27, 24, 17)
 """Newest first: manylinux tags a Debian 12 (glibc 2.36) takes."""
 _TIMEOUT_S = 600
 _LAST_WORDS = 600
+_INDEX = "see that pip can reach its package index"
 
 
 def pip_argv(python: str, target: Path, constraints: Path, machine: str) -> list[str]:
@@ -58,9 +59,7 @@ def _run(argv: Sequence[str]) -> None:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SandboxUnavailableError(f"fetching the image's packages failed: {error}") from error
+        raise SandboxUnavailableError(f"fetching the image's packages failed: {error}", next_step=_INDEX) from error
     if done.returncode:
         words = (done.stderr or done.stdout).strip()[-_LAST_WORDS:]
-        raise SandboxUnavailableError(
-            f"fetching the image's packages failed: {words}", next_step="see that pip can reach its package index"
-        )
+        raise SandboxUnavailableError(f"fetching the image's packages failed: {words}", next_step=_INDEX)

@@ -30,5 +30,8 @@ def unacceptable(info: ServerInfo, settings: ContainerSettings) -> StartFailed |
             permanent=True,
         )
     if info.slots != settings.slots_per_container:
-        return StartFailed(f"{info.container} has {info.slots} slots, {settings.slots_per_container} were asked for")
+        return StartFailed(
+            f"{info.container} has {info.slots} slots, {settings.slots_per_container} were asked for",
+            next_step="make slots_per_container what the farm's containers have, or start them anew",
+        )
     return None

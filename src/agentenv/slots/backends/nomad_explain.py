@@ -185,4 +185,5 @@ def opening_error(error: NomadError, address: str, namespace: str, token_given: 
         return ConfigError(
             "namespace", f"{namespace!r} does not exist at {address}", next_step=f"`nomad namespace apply {namespace}`"
         )
-    return SandboxUnavailableError(f"Nomad at {address}: {text}", next_step=error.next_step)
+    cure = error.next_step or "see the Nomad servers' log (`nomad monitor`), and `nomad server members`"
+    return SandboxUnavailableError(f"Nomad at {address}: {text}", next_step=cure)
