@@ -287,9 +287,12 @@ async def test_bad_input_is_refused_readably_and_harmless(
 
 async def test_a_port_in_use_is_a_setting(counted: Counted) -> None:
     async with serving(ToolServer([counted.tool()])) as url:
-        with pytest.raises(ConfigError, match=r"port: cannot listen on 127\.0\.0\.1"):
+        with pytest.raises(ConfigError, match=r"port: cannot listen on 127\.0\.0\.1.*\(take another port"):
             async with serving(ToolServer([]), port_of(url)):
                 pass
+    with pytest.raises(ConfigError, match=r"host: cannot listen on .*\(name an address of this machine"):
+        async with served(ToolServer([]), TOKEN, host="203.0.113.77"):
+            pass
 
 
 # -- the command ---------------------------------------------------------------------------------------

@@ -136,6 +136,13 @@ async def test_a_taken_port_names_the_setting() -> None:
     assert "another port" in raised.value.next_step
 
 
+async def test_an_address_of_another_machine_names_the_other_setting() -> None:
+    with pytest.raises(ConfigError, match="metrics_host") as raised:
+        async with exporting(nothing, "203.0.113.77", 0):
+            raise AssertionError("it listened")
+    assert "address of this machine" in raised.value.next_step
+
+
 async def test_nothing_to_read_is_503_and_a_sentence() -> None:
     async def fails() -> Iterable[Reading]:
         raise ConnectionLostError("nobody answers")

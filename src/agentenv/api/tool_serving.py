@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
 
@@ -75,7 +76,12 @@ def _listen(host: str, port: int) -> socket.socket:
         opened.listen(1024)
     except OSError as error:
         opened.close()
-        raise ConfigError("port", f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        wrong_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        raise ConfigError(
+            "host" if wrong_host else "port",
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            next_step="name an address of this machine" if wrong_host else "take another port, or 0 for any free one",
+        ) from error
     return opened
 
 
