@@ -19,10 +19,13 @@ from agentenv.dev.agent import (
     Role,
     abandoned,
     address,
+    is_running,
+    kill,
     local_config,
     mounts_below,
     node_lacks,
     owned,
+    start as start_agent,
 )
 from agentenv.errors import SandboxUnavailableError
 
@@ -44,6 +47,46 @@ if os.environ.get("FAKE_FAILS"):
     sys.exit("failed to start daemon: no disk")
 Server(os.environ["DOCKER_HOST"].removeprefix("unix://"), Handler).serve_forever()
 '''
+
+FAKE_NOMAD = '''#!{python}
+"""An agent whose client misses its server the first time it is started: a leader, and no node."""
+import http.server, json, pathlib, sys
+place = pathlib.Path(sys.argv[-1]).parent
+port = int(next(line.split("=")[1] for line in open(sys.argv[-1]) if line.strip().startswith("http")))
+starts = place / "starts"
+starts.write_text((starts.read_text() if starts.exists() else "") + ".")
+node = {{"Name": "n", "Status": "ready", "Drivers": {{"docker": {{"Healthy": True}}}}}}
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        nodes = [node] if len(starts.read_text()) > 1 else []
+        body = json.dumps("127.0.0.1:1" if self.path.endswith("leader") else nodes).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+'''
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a Nomad client runs as root only")
+def test_an_agent_whose_client_missed_its_server_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nomad's client asks a second time after 15 to 30 s only."""
+    program = tmp_path / "nomad"
+    program.write_text(FAKE_NOMAD.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr("agentenv.dev.agent._REGISTERED_S", 0.3)
+    place, hold = AgentPlace(tmp_path / "agent"), os.open(os.devnull, os.O_RDONLY)
+    try:
+        where = start_agent(place, program, Ports.free(), name="n", engine_fd=hold)
+        assert where == address(place)
+        assert (place.root / "starts").read_text() == ".."
+        assert is_running(place)
+    finally:
+        os.close(hold)
+        kill(place)
 
 
 def test_ports_are_free_and_different() -> None:
