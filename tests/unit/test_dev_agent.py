@@ -25,6 +25,8 @@ from agentenv.dev.agent import (
     mounts_below,
     node_lacks,
     owned,
+)
+from agentenv.dev.agent import (
     start as start_agent,
 )
 from agentenv.errors import SandboxUnavailableError
