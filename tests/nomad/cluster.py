@@ -72,6 +72,11 @@ class Agent:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
+    def restart(self) -> None:
+        """Kill it and start it."""
+        self.kill()
+        self.start()
+
     def stop(self) -> None:
         """End the agent in order, then everything it left running."""
         agent.stop(self.place)
@@ -214,7 +219,8 @@ def _start(root: Path, program: Path, hold: int, client: docker.DockerClient) ->
         server.start()
         runner.start()
         try:
-            agent.wait_ready(NomadHttp(server.address, timeout_s=5), partial(_dead, server, runner))
+            nomad = NomadHttp(server.address, timeout_s=5)
+            agent.wait_ready(nomad, partial(_dead, server, runner), unregistered=runner.restart)
         except SandboxUnavailableError as error:
             words = f"{processes.last_words(server.place.log)}\n{processes.last_words(runner.place.log)}"
             _end(cluster)
