@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -152,6 +153,19 @@ async def test_state_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> 
     with pytest.raises(SandboxUnavailableError, match="AGENTENV_STATE_DIR"):
         async with LocalBackend(SETTINGS, state_dir=tmp_path / "file"):
             pass
+
+
+async def test_a_full_disk_is_said_at_once_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with SlotPool(LocalBackend(SETTINGS, state_dir=tmp_path), PoolSettings(acquire_timeout_s=60)) as pool:
+        monkeypatch.setattr(os, "fdopen", full)
+        with pytest.raises(SandboxUnavailableError, match="No space left") as caught:
+            await asyncio.wait_for(pool.lease("t"), 30)
+        monkeypatch.undo()
+        assert [path.name for path in tmp_path.glob("launch-*/*")] == ["lock"]
+    assert "AGENTENV_STATE_DIR" in caught.value.next_step
 
 
 def test_launch_directories_of_the_living_are_left_alone(tmp_path: Path) -> None:

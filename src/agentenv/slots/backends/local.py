@@ -216,10 +216,21 @@ class LaunchDirectory:
         return self._path / f"{container_id}.token"
 
     def write(self, spec: SandboxSpec, token: str) -> Path:
-        """Write token (mode 0600) and spec; the spec's path. Raises OSError."""
-        for path, text in ((Path(spec.token_file), token), (self._spec_file(spec.container), spec.to_json())):
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(text)
+        """Write token (mode 0600) and spec; the spec's path. Raises StartFailedError (the disk is full), and
+        leaves neither then."""
+        try:
+            for path, text in ((Path(spec.token_file), token), (self._spec_file(spec.container), spec.to_json())):
+                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                    file.write(text)
+        except OSError as error:
+            self.remove(spec.container)
+            raise StartFailedError(
+                StartFailed(
+                    f"cannot write to {self._path}: {error.strerror}",
+                    next_step="free some space there, or set AGENTENV_STATE_DIR to a directory with room",
+                    permanent=True,
+                )
+            ) from error
         return self._spec_file(spec.container)
 
     def remove(self, container_id: str) -> None:
