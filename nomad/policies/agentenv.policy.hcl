@@ -1,7 +1,8 @@
 # What a farm needs of Nomad's ACLs: trainers (NomadBackend) and operators (`agentenv up | status | logs | gc`).
-#   nomad acl policy apply -namespace default -description "agentenv farms" agentenv agentenv.policy.hcl
+#   nomad acl policy apply -description "agentenv farms" agentenv agentenv.policy.hcl
 #   nomad acl token create -name trainers -policy agentenv -type client      → NOMAD_TOKEN
-# Name your namespace where it says "default". For somebody who only looks, leave out what is marked (write).
+# Never with -namespace: that attaches it to every job there, which could then run commands in the farm's slots.
+# Name your namespace below where it says "default". For somebody who only looks, leave out what is marked (write).
 
 namespace "default" {
   capabilities = [
