@@ -7,13 +7,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentenv.config import NomadSettings
-from agentenv.slots.backends import nomad_count, nomad_follow
+from agentenv.slots.backends import nomad_count, nomad_follow, nomad_stream
 from agentenv.slots.backends.nomad_count import CountKeeper
 from agentenv.slots.backends.nomad_explain import NomadError
 from agentenv.slots.backends.nomad_facts import Fact, Job, Snapshot
 from agentenv.slots.backends.nomad_follow import Follower
+from agentenv.slots.backends.nomad_stream import EventStream, open_stream_session
 from agentenv.slots.backends.nomad_view import FleetView
 
 
@@ -157,6 +160,33 @@ async def test_a_cut_stream_is_resumed_and_lists_fill_the_gap() -> None:
     assert Job(60, 0) in heard
     for task in tasks:
         task.cancel()
+
+
+async def test_a_stream_that_is_silent_for_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heartbeats keep it; without them it would be waited for for ever where no packet says that the server is gone."""
+    monkeypatch.setattr(nomad_stream, "SILENT_AFTER_S", 1.0)
+
+    async def stream(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(6):
+            await response.write(b"{}\n")
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(60)
+        return response
+
+    application = web.Application()
+    application.router.add_get("/v1/event/stream", stream)
+    heard: list[object] = []
+
+    async def hear(address: str) -> None:
+        async for line in EventStream(session, NomadSettings(), address).lines(after=0, nodes=True):
+            heard.append(line)
+
+    async with TestServer(application) as server, open_stream_session(NomadSettings()) as session:
+        with pytest.raises(NomadError, match="the event stream was cut"):
+            await asyncio.wait_for(hear(str(server.make_url("")).rstrip("/")), 20)
+    assert len(heard) == 7, "the connection, and every heartbeat"
 
 
 async def test_without_a_stream_lists_are_polled_and_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
