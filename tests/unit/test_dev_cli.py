@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -99,3 +101,34 @@ def test_each_step_leaves_a_line_with_its_time(monkeypatch: pytest.MonkeyPatch) 
     lines = [line.split() for line in file.getvalue().splitlines() if "✓" in line]
     assert [line[1] for line in lines] == ["image", "agent"]
     assert all(line[3] == "s" for line in lines)
+
+
+def test_the_step_that_failed_is_not_ticked_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr("agentenv.cli.progress.err", lambda: Console(file=file, width=100))
+
+    def fails() -> None:
+        with progress.shown() as report:
+            report(Step("image"))
+            report(Step("agent"))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails()
+
+    assert [line.split()[:2] for line in file.getvalue().splitlines() if line] == [["✓", "image"], ["✗", "agent"]]
+
+
+def test_a_long_step_says_what_it_does_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr("agentenv.cli.progress.err", lambda: Console(file=file, width=40))
+    now = itertools.count(0, 10)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
+
+    with progress.shown() as report:
+        for packages in range(6):
+            report(Step("nomad", f"building: {packages} packages"))
+
+    said = [line.strip() for line in file.getvalue().splitlines() if "building" in line]
+    assert 0 < len(said) < 6
+    assert set(said) <= {f"nomad: building: {packages} packages" for packages in range(6)}

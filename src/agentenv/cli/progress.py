@@ -1,4 +1,5 @@
-"""Shows the steps of long work: one line each with its time; on a terminal the current one moves."""
+"""Shows the steps of long work: one line each with its time. On a terminal the current one moves; elsewhere a
+step that takes long says now and then what it does."""
 
 from __future__ import annotations
 
@@ -11,6 +12,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 
 from agentenv.cli.present import err
 from agentenv.image.progress import Report, Step, silent
+
+_STILL_S = 15.0
+"""Between two words of a step where there is no terminal."""
 
 
 @contextmanager
@@ -31,8 +35,10 @@ def shown(*, quiet: bool = False) -> Iterator[Report]:
         lines = _Lines(progress)
         try:
             yield lines.report
-        finally:
-            lines.finish()
+        except BaseException:
+            lines.finish("[red]✗[/]")
+            raise
+        lines.finish()
 
 
 class _Lines:
@@ -42,20 +48,24 @@ class _Lines:
         self._progress = progress
         self._task = progress.add_task("", total=None)
         self._name = ""
-        self._began = time.monotonic()
+        self._began = self._said = time.monotonic()
 
     def report(self, step: Step) -> None:
         """Show this step."""
         if step.name != self._name:
             self.finish()
             self._name, self._began = step.name, time.monotonic()
+            self._said = self._began
             self._progress.reset(self._task)
         words = escape(f"{step.name}: {step.detail}" if step.detail else step.name)
         self._progress.update(self._task, description=words, completed=step.done, total=step.total or None)
+        if not self._progress.console.is_terminal and time.monotonic() - self._said >= _STILL_S:
+            self._said = time.monotonic()
+            self._progress.console.print(f"  {words}", soft_wrap=True)
 
-    def finish(self) -> None:
+    def finish(self, mark: str = "[green]✓[/]") -> None:
         """Leave a line for the step that ran."""
         if self._name:
             took_s = time.monotonic() - self._began
-            self._progress.console.print(f"[green]✓[/] {escape(self._name):<10} {took_s:6.1f} s")
+            self._progress.console.print(f"{mark} {escape(self._name):<10} {took_s:6.1f} s")
         self._name = ""
