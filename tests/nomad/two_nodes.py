@@ -137,11 +137,12 @@ def ip(*words: str) -> None:
 @contextmanager
 def two_nodes(root: Path, program: Path) -> Iterator[TwoNodes]:
     """Two clients with the image in each engine, and their server. Nothing is left of them afterwards."""
-    mark = f"{_MARK}={root}"
-    nodes = (Node(root / "1", 1), Node(root / "2", 2))
+    for left in processes.values(_MARK):  # a killed run's: there is one such network on a machine
+        _end(Path(left), f"{_MARK}={left}", _nodes(Path(left)))
+    mark, nodes = f"{_MARK}={root}", _nodes(root)
     try:
         for node in nodes:
-            node.unplug()  # what a killed run left
+            node.unplug()  # of a run that was killed before it started anything in it
             node.root.mkdir()
             node.plug_in()
             _start_engine(node, mark)
@@ -155,6 +156,10 @@ def two_nodes(root: Path, program: Path) -> Iterator[TwoNodes]:
         yield found
     finally:
         _end(root, mark, nodes)
+
+
+def _nodes(root: Path) -> tuple[Node, Node]:
+    return Node(root / "1", 1), Node(root / "2", 2)
 
 
 def _start_engine(node: Node, mark: str) -> None:
