@@ -197,6 +197,7 @@ def test_nomads_own_variables_are_heeded_and_what_is_given_comes_first(monkeypat
     assert (found.address, found.token, found.namespace, found.region) == ("https://nomad:4646", "t", "mine", "mars")
     assert (found.ca_cert, found.client_cert, found.client_key) == (Path("/ca"), Path("/cert"), Path("/key"))
     assert (found.tls_server_name, found.skip_verify) == ("server.mars.nomad", True)
+    assert NomadSettings.from_environment().namespace == "team"
     monkeypatch.setenv("NOMAD_SKIP_VERIFY", "perhaps")
     with pytest.raises(ConfigError, match="skip_verify"):
         NomadSettings.from_environment()

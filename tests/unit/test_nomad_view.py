@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from agentenv.slots.backends.base import ContainerDraining, ContainerGone, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad_facts import Evaluation, Job, Node, Snapshot, TaskEvent
 from agentenv.slots.backends.nomad_view import (
@@ -136,9 +140,10 @@ def test_a_handshake_of_a_container_that_is_to_go_is_given_up() -> None:
     assert view.shaken("a", handle("a"), 2) == []
 
 
-def test_a_lost_node_is_not_the_end_of_a_container_that_answers() -> None:
+@pytest.mark.parametrize("desired", ["stop", "run"])
+def test_a_lost_node_is_not_the_end_of_a_container_that_answers(desired: str) -> None:
     view = _serving()
-    commands = view.update(allocation(at=20, client="lost", desired="stop"), 1)
+    commands = view.update(allocation(at=20, client="lost", desired=desired), 1)
     assert _events(commands) == [ContainerDraining("a", "Nomad has lost its node")]
     assert view.alive == 0
     assert _kinds(view.emptied("a", 30, silent=True)) == [StopAllocation, Forget, ContainerGone]
@@ -173,7 +178,8 @@ def test_a_start_that_fails_is_diagnosed_once() -> None:
     view = _view()
     broken = allocation(at=5, client="pending", task_state="pending", events=(TaskEvent("Driver Failure", "no image"),))
     assert view.update(broken, 0) == [Diagnose(broken)]
-    ended = allocation(at=6, client="failed", task_state="dead", failed=True, events=broken.events)
+    assert view.update(replace(broken, modify_index=6), 1) == [], "it is still being tried"
+    ended = allocation(at=7, client="failed", task_state="dead", failed=True, events=broken.events)
     assert view.update(ended, 1) == [Forget("a"), Reschedule()]
 
 
