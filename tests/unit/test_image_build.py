@@ -149,6 +149,16 @@ def test_two_builders_at_once_make_one_image(engine: Engine) -> None:
 
 
 @pytest.mark.usefixtures("cache")
+def test_engine_that_dies_when_it_is_asked_to_build_is_told(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(**asked: Any) -> Iterator[dict[str, str]]:
+        raise ConnectionError("connection aborted")
+
+    monkeypatch.setattr(engine, "build", build)
+    with pytest.raises(SandboxUnavailableError, match="building the image failed: connection aborted"):
+        ensure.ensure_image(client=engine)
+
+
+@pytest.mark.usefixtures("cache")
 def test_failing_step_is_told_with_its_last_words(engine: Engine) -> None:
     engine.lines = [
         {"stream": "Step 3/9 : RUN apt-get update\n"},

@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from agentenv import shipped
@@ -51,8 +51,11 @@ def job(nomad: NomadHttp, job_id: str, token: str, variables: dict[str, str]) ->
     try:
         register(nomad, job_id, token, variables)
         yield
-    finally:
-        purge(nomad, job_id)
+    except BaseException:
+        with suppress(SandboxUnavailableError):  # what failed first is what there is to say
+            purge(nomad, job_id)
+        raise
+    purge(nomad, job_id)
 
 
 def register(nomad: NomadHttp, job_id: str, token: str, variables: dict[str, str]) -> None:

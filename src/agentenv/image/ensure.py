@@ -6,10 +6,11 @@ import contextlib
 import fcntl
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import docker
 from docker.errors import DockerException, ImageNotFound
@@ -111,21 +112,24 @@ def build_image(name: str = IMAGE, *, client: docker.DockerClient, report: Repor
     with tempfile.TemporaryFile() as context:
         write_context(context, [*wheel_entries(site), *ours], _dockerfile())
         context.seek(0)
-        stream = client.api.build(
-            fileobj=context,
-            custom_context=True,
-            tag=name,
-            rm=True,
-            forcerm=True,
-            decode=True,
-            network_mode="host",
-            timeout=_BUILD_TIMEOUT_S,
-            buildargs={"BASE": base},
-            labels=labels,
-        )
-        _follow(stream, report)
+        asked = {"tag": name, "buildargs": {"BASE": base}, "labels": labels}
+        _follow(_lines(client, context, asked), report)
     _discard_predecessors(client)
     return image_status(client, name)
+
+
+def _lines(client: docker.DockerClient, context: IO[bytes], asked: Mapping[str, object]) -> Iterator[dict[str, str]]:
+    """What the engine says while it builds. It is asked when the first line is: so failing to ask is failing too."""
+    yield from client.api.build(
+        fileobj=context,
+        custom_context=True,
+        rm=True,
+        forcerm=True,
+        decode=True,
+        network_mode="host",
+        timeout=_BUILD_TIMEOUT_S,
+        **asked,
+    )
 
 
 def _discard_predecessors(client: docker.DockerClient) -> None:
