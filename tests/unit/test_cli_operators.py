@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from agentenv.cli.app import app
 from agentenv.cli.arrival import Arrival
 from agentenv.cli.farm_log import lines_of, logging_to
+from agentenv.cli.farm_metrics import of_farm
 from agentenv.cli.options import choose
 from agentenv.cli.sight import Census, ContainerSight, FarmSight, Place, PoolSight, as_json
 from agentenv.cli.status import shown
@@ -216,6 +217,21 @@ def test_what_nomad_waits_for_and_what_failed_is_shown() -> None:
     said = text(sight)
     for expected in ("memory exhausted on 3 nodes", "killed for memory", "Driver: pulling", "1 of 2 answer"):
         assert expected in said
+
+
+def test_a_farms_metrics_are_those_of_its_containers_and_how_many_there_should_be() -> None:
+    whole = farm(
+        answering(0, SlotState.free, SlotState.leased), ContainerSight(place(1), problem="it is silent"), goal=4
+    )
+    found = {reading.metric.name: reading for reading in of_farm(whole)}
+    containers = found["agentenv_pool_containers"].values
+    assert {state: count for (state,), count in containers.items()} == {
+        "ready": 1, "suspect": 1, "starting": 2, "draining": 0
+    }  # fmt: skip
+    assert found["agentenv_pool_containers_goal"].values == {(): 4}
+    assert found["agentenv_pool_slots"].values[("leased",)] == 1
+    assert found["agentenv_sandbox_calls_total"].values == {("c-0",): 12}
+    assert found["agentenv_sandbox_calls_total"].metric.labels == ("container",)
 
 
 def test_markup_in_what_others_say_is_text() -> None:

@@ -189,6 +189,10 @@ def test_job_files_keep_the_contract(file: str) -> None:
         'task "sandbox"',
         'port "http"',
         "update { max_parallel = 0 }",
+        'path     = "/health"',
+        "attempts = 0",
+        "unlimited      = true",
+        'shutdown_delay = "${var.drain_s}s"',
         'perms       = "600"',
     ):
         assert part in text, part

@@ -106,6 +106,13 @@ def test_a_busy_container_on_top_keeps_all_below() -> None:
     assert POLICY.decide(_state(3, 0, *boxes), 1_000) == 3
 
 
+def test_a_silent_container_with_leases_keeps_them() -> None:
+    """It is suspect: no new leases, but those it has live on until it answers again or is given up."""
+    suspect = Box(2, 0, 1, None, serving=False)
+    assert POLICY.decide(_state(3, 0, Box(0, 10), Box(1, 10), suspect), 1_000) == 3
+    assert POLICY.decide(_state(3, 0, Box(0, 10), Box(1, 10), replace(suspect, busy=0)), 1_000) == 1
+
+
 def test_down_only_to_what_the_highest_demand_of_late_would_have_fitted_in() -> None:
     boxes = (_busy(0, free=9), Box(1, 10), Box(2, 10), Box(3, 10))
     assert POLICY.decide(_state(4, 0, *boxes, peak=1), 1_000) == 1
