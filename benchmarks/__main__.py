@@ -43,6 +43,10 @@ def _arguments() -> argparse.Namespace:
             parser.error(f"unknown {kind} {min(unknown)}; there are {', '.join(known)}")
     if chosen.rounds < 1:
         parser.error("--rounds must be at least 1")
+    try:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out: cannot make {chosen.out}: {error.strerror}")
     return chosen
 
 
@@ -81,7 +85,6 @@ def main() -> int:
     console = Console()
     outcomes: list[Outcome] = []
     took_s: dict[str, float] = {}
-    chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "results.json"
     with Progress(console=console) as progress:
         task = progress.add_task("measuring", total=len(names))

@@ -62,7 +62,6 @@ async def run_demo(settings: DemoSettings) -> None:
     began = time.monotonic()
     catalogue, chosen, made = await _tasks(settings)
     records = settings.out / "rollouts.jsonl"
-    records.parent.mkdir(parents=True, exist_ok=True)
     records.unlink(missing_ok=True)
     rolled = time.monotonic()
     await _roll_out(settings, catalogue, chosen, records)
@@ -84,6 +83,11 @@ def _check(settings: DemoSettings) -> None:
         err().print("[yellow]note[/] isolation is user: weaker than full, see agentenv doctor")
     if settings.isolation == "full" and settings.backend == "local" and os.geteuid() != 0:
         raise ConfigError("isolation", "full needs root", next_step="run as root, or use --isolation user")
+    try:
+        settings.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        said = f"cannot make {settings.out}: {error.strerror}"
+        raise ConfigError("out", said, next_step="name a directory you can write to") from error
 
 
 def _quiet() -> None:

@@ -50,6 +50,7 @@ async def demo(directory: Path, *arguments: str, **env: str) -> AsyncIterator[as
         (("--model", "m"), {}, "OPENAI_BASE_URL"),
         (("--package", "nothing-like-it"), {}, "nothing-like-it"),
         ((), {"OPENAI_MODEL": "m"}, "OPENAI_BASE_URL"),
+        (("--out", "/proc/nothing"), {}, "out: cannot make /proc/nothing"),
     ],
 )
 async def test_wrong_options_are_named_and_run_nothing(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import table
+from benchmarks.__main__ import main
 from benchmarks.baselines import bare_bash, output_file
 from benchmarks.ledger_costs import decisions, moves
 from benchmarks.measure import MIB, Latencies, at_least, at_most, beside, percentile
@@ -124,3 +126,14 @@ def test_deciding_is_cheap_at_ten_thousand_slots() -> None:
     """Medians, because the machine may have other things to do; `make bench` looks at the 99th percentile."""
     assert max(decisions(9, 0.5).values()) < 1.0
     assert max(moves(100, waiting=10_000, share=0.5).values()) < 0.5
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--out", str(tmp_path / "file/below")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "--out: cannot make" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from agentenv.cli import checkout
+from agentenv.cli.app import app
 from agentenv.cli.present import InterruptedBySignalError
 from agentenv.errors import ConfigError
 
@@ -66,6 +69,62 @@ def test_what_it_prints_can_be_kept_off_stdout(root: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", caller], capture_output=True, text=True, check=True, env=os.environ)
     assert (done.stdout, done.stderr) == ("", "chatter\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([], "out/demo"),
+        (["--groups", "1"], "out/demo"),
+        (["--out", "a", "--seed", "3", "--out=b"], "b"),
+        (["--out", "/elsewhere"], "/elsewhere"),
+        (["--out"], "out/demo"),
+    ],
+)
+def test_what_it_is_told_to_write_to_is_known(root: Path, arguments: list[str], named: str) -> None:
+    assert checkout.directory_named(arguments, Path("out/demo")) == root / named
+
+
+def test_the_demos_document_names_the_files_of_this_run_and_no_older_ones(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ("rollouts.jsonl", "report.html")
+
+    def play(_module: str, arguments: list[str], *, quiet_stdout: bool) -> int:
+        assert quiet_stdout
+        if "--out" not in arguments:
+            return 2
+        for name in files:
+            (Path(arguments[-1]) / name).touch()
+        return 0
+
+    monkeypatch.setattr("agentenv.cli.demo.run_module", play)
+    for directory in (root / "there", root / "out/demo"):
+        directory.mkdir(parents=True)
+        for name in files:
+            (directory / name).touch()
+            os.utime(directory / name, (1, 1))
+    done = CliRunner().invoke(app, ["demo", "--json", "--", "--out", str(root / "there")])
+    rollouts, report = (str(root / "there" / name) for name in files)
+    assert json.loads(done.stdout) == {"rollouts": rollouts, "report": report, "exit_code": 0}
+    done = CliRunner().invoke(app, ["demo", "--json"])
+    assert (json.loads(done.stdout), done.exit_code) == ({"rollouts": None, "report": None, "exit_code": 2}, 2)
+
+
+def test_the_benchmarks_document_is_the_one_they_wrote(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(_module: str, arguments: list[str], *, quiet_stdout: bool) -> int:
+        assert quiet_stdout
+        if Path(arguments[-1]).name != "there":
+            return 2
+        (Path(arguments[-1]) / "results.json").write_text("[1]")
+        return 0
+
+    monkeypatch.setattr("agentenv.cli.bench.run_module", measure)
+    (root / "there").mkdir()
+    done = CliRunner().invoke(app, ["bench", "--json", "--", "--out", str(root / "there")])
+    assert (json.loads(done.stdout), done.exit_code) == ([1], 0)
+    done = CliRunner().invoke(app, ["bench", "--json"])
+    assert (json.loads(done.stdout), done.exit_code) == ({"exit_code": 2}, 2)
 
 
 def test_without_a_checkout_the_way_out_is_named() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agentenv.cli.checkout import run_module
+from agentenv.cli.checkout import directory_named, run_module
 from agentenv.cli.options import JsonOption
 from agentenv.cli.present import print_json, verb
 
@@ -39,6 +39,7 @@ def bench(
     where = ["--backend", backend] if backend is not None else []
     arguments = [*(["--quick"] if quick else []), *where, "--out", str(directory), *context.args]
     code = run_module("benchmarks", arguments, quiet_stdout=as_json)
-    if as_json and code == 0:
-        print_json(json.loads((directory / "results.json").read_text()))
+    if as_json:
+        results = directory_named(context.args, directory) / "results.json"
+        print_json(json.loads(results.read_text()) if code == 0 else {"exit_code": code})
     raise typer.Exit(code)

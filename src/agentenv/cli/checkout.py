@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import subprocess
 import sys
@@ -22,6 +23,17 @@ def checkout_root(needed: str) -> Path:
             next_step="clone the repository and run `make setup` there",
         )
     return root
+
+
+def directory_named(arguments: Sequence[str], otherwise: Path) -> Path:
+    """Where a module run with these arguments writes: its last ``--out``, seen from the checkout's root."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--out", type=Path, default=otherwise)
+    try:
+        named: Path = parser.parse_known_args(list(arguments))[0].out
+    except argparse.ArgumentError:  # `--out` without a directory: the module refuses it itself
+        named = otherwise
+    return checkout_root("src") / named
 
 
 def run_module(module: str, arguments: Sequence[str], *, quiet_stdout: bool = False) -> int:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import typer
 
-from agentenv.cli.checkout import checkout_root, run_module
+from agentenv.cli.checkout import directory_named, run_module
 from agentenv.cli.options import Backend, BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.present import print_json, verb
 from agentenv.errors import ConfigError
+
+_CLOCK_SLACK_S = 0.1
+"""A file system's clock ticks more coarsely than ours."""
 
 
 @verb
@@ -32,8 +38,15 @@ def demo(
     if chosen is Backend.fake:
         raise ConfigError("--backend", "fake runs no real tests", next_step="allowed: local, nomad")
     where = ["--backend", chosen.value, *(["--job", job] if job is not None else [])]
+    began = time.time()
     code = run_module("examples.repair", [*where, *context.args], quiet_stdout=as_json)
     if as_json:
-        directory = checkout_root("examples") / "out" / "demo"
-        print_json({"rollouts": directory / "rollouts.jsonl", "report": directory / "report.html", "exit_code": code})
+        directory = directory_named(context.args, Path("out/demo"))
+        written = {name: _written_since(began, directory / name) for name in ("rollouts.jsonl", "report.html")}
+        print_json({"rollouts": written["rollouts.jsonl"], "report": written["report.html"], "exit_code": code})
     raise typer.Exit(code)
+
+
+def _written_since(began: float, path: Path) -> Path | None:
+    """None where this run wrote none: what an earlier one left is not its result."""
+    return path if path.exists() and path.stat().st_mtime >= began - _CLOCK_SLACK_S else None
