@@ -65,6 +65,10 @@ def test_wrong_usage_is_2(wrong: list[str]) -> None:
     assert run(*wrong).exit_code == 2
 
 
+def test_help_promises_no_weaker_isolation_than_is_given() -> None:
+    assert "auto: full, or a refusal" in " ".join(run("--help").stdout.replace("│", " ").split())
+
+
 def test_a_nul_byte_is_refused_with_a_message() -> None:
     result = run("echo a\0b")
     assert result.exit_code == 2

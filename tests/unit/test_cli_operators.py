@@ -127,7 +127,7 @@ def test_as_json_that_is_one_document() -> None:
 def test_nomads_farm_has_no_containers_of_ones_own() -> None:
     result = run("exec", "--backend", "nomad", "--own", "true")
     assert result.exit_code == 2
-    assert "agentenv up" in result.stderr
+    assert "agentenv up --backend nomad --network" in result.stderr
 
 
 def test_up_refuses_what_its_backend_cannot() -> None:

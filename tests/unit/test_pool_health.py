@@ -137,6 +137,7 @@ def test_less_isolation_only_when_asked_for_by_name(
     if refused is not None:
         assert refused.permanent
         assert refused.next_step
+        assert settings or "--isolation user" in refused.next_step
 
 
 def test_a_broken_required_proof_is_refused_with_its_cure() -> None:

@@ -106,6 +106,11 @@ def _user_namespaces(facts: Facts) -> Finding:
 
 
 def _bwrap(facts: Facts) -> Finding:
+    if facts.bwrap_version is None and facts.bwrap_refusal is not None:  # it is there
+        said = facts.bwrap_refusal or "it says no version"
+        return Finding(
+            "bubblewrap", Level.broken, f"bwrap does not run: {said}", "install it anew", _install("bubblewrap")
+        )
     if facts.bwrap_version is None:
         return Finding(
             "bubblewrap", Level.broken, "bwrap is not installed", "install bubblewrap", _install("bubblewrap")

@@ -54,7 +54,10 @@ async def open_farm(
     """
     if backend is Backend.nomad and own:
         raise ConfigError(
-            "--own, --network, --isolation", "a Nomad farm is as it was started", next_step="start it so: agentenv up"
+            "--own, --network, --isolation",
+            "a Nomad farm is as it was started",
+            next_step="without --backend nomad the container is of this machine; a farm with network is "
+            "`agentenv up --backend nomad --network`",
         )
     if not own:
         census = await access_to(backend, job).census()

@@ -59,7 +59,9 @@ NetworkOption = Annotated[
 ]
 IsolationOption = Annotated[
     Isolation,
-    typer.Option(help="full: a uid and cgroup per slot (root). user: user namespaces. auto: the best there is."),
+    typer.Option(
+        help="full: a uid and cgroup per slot (root). user: user namespaces, weaker. auto: full, or a refusal."
+    ),
 ]
 TimeoutOption = Annotated[
     float,

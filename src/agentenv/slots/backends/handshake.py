@@ -19,7 +19,8 @@ def unacceptable(info: ServerInfo, settings: ContainerSettings) -> StartFailed |
         weaker = f": {info.weaker[0]}" if info.weaker else ""
         return StartFailed(
             f"the sandbox of {info.container} is weaker than promised ({info.isolation!r}){weaker}",
-            next_step="run as root, or ask for less by name: isolation='user', or require_sandbox=False",
+            next_step="run as root, or ask for less by name: isolation='user' (--isolation user), "
+            "or require_sandbox=False",
             permanent=True,
         )
     broken = [proof for proof in info.proofs if proof.required and not proof.holds]
