@@ -15,7 +15,7 @@ from agentenv.config import NomadSettings
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
 from agentenv.slots.backends import nomad_facts as facts
 from agentenv.slots.backends.base import ContainerHandle
-from agentenv.slots.backends.nomad_explain import end_of, placement
+from agentenv.slots.backends.nomad_explain import end_of, failed_event, placement
 
 _FAULTS_SHOWN = 5
 _ADDRESSES_AT_ONCE = 8
@@ -104,8 +104,7 @@ class NomadFarm:
             chosen = _chosen(found, container, self.where)
             if not follow:
                 for one in chosen:
-                    text = await api.log_tail(one.id, "stderr")
-                    for line in text.splitlines()[-tail:] if tail else []:
+                    for line in await _log(api, one, tail) if tail else []:
                         yield one.id, line if len(chosen) == 1 else f"{one.id[:8]} {line}"
                 return
         async for identity, line in self._follow(chosen, tail):
@@ -136,6 +135,14 @@ class NomadFarm:
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
+
+
+async def _log(api: OperatorApi, one: facts.Allocation, tail: int) -> list[str]:
+    """The last lines of its standard error, and why it refused to serve: that alone is said on standard output."""
+    lines = (await api.log_tail(one.id, "stderr")).splitlines()
+    if _ended(one) and (said := failed_event(await api.log_tail(one.id, "stdout"))) is not None:
+        lines.append(f"it did not serve: {said.reason}" + (f" ({said.next_step})" if said.next_step else ""))
+    return lines[-tail:]
 
 
 async def end_job(api: OperatorApi) -> None:

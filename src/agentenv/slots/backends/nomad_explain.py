@@ -97,7 +97,7 @@ def start_failure(allocation: Allocation, image: str, stdout: str, stderr: str) 
     """Why a container did not come to serve: what the driver says, else its own last words."""
     if (driver := _last(allocation.events, _DRIVER_EVENTS)) is not None:
         return _driver_failure(driver, image)
-    if (said := _failed_event(stdout)) is not None:
+    if (said := failed_event(stdout)) is not None:
         return replace(said, reason=f"{said.reason}; it logged: {_tail(stderr)}") if "log" in said.next_step else said
     words = _tail(stderr) or _tail(stdout)
     ended = f"{allocation.container} ended before it served: {end_of(allocation)}"
@@ -126,7 +126,7 @@ def _driver_failure(event: TaskEvent, image: str) -> StartFailed:
     return StartFailed(f"the driver could not start the container: {message}", next_step="see the Nomad client's log")
 
 
-def _failed_event(stdout: str) -> StartFailed | None:
+def failed_event(stdout: str) -> StartFailed | None:
     """The supervisor's own `failed` line, if it came to write one."""
     for line in reversed(stdout.splitlines()):
         try:
