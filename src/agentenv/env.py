@@ -43,7 +43,7 @@ from agentenv.agent.sequences import exact_group, scored_group
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.transcript import Transcript
 from agentenv.config import explain
-from agentenv.env_config import AgentFields
+from agentenv.env_config import AgentFields, explained, joined_negatives
 from agentenv.env_models import EnvModels
 from agentenv.env_servers import SERVERS, server_type_of, with_tokenizer
 from agentenv.env_tools import EnvTools, GroupFarms, default_tool_server
@@ -174,7 +174,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         slurm: bool = False,
         testing: bool = False,
     ) -> None:
-        """Opens nothing yet. Raises: ConfigError when the model's server, or its tokenizer, cannot be used."""
+        """Opens nothing yet. Raises: ConfigError when the model's server, its tokenizer or the file cannot be used."""
         own, base = type(self), AgentEnv
         if own.score_trajectory is base.score_trajectory and (
             own.verify_and_score_trajectory is base.verify_and_score_trajectory
@@ -188,7 +188,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         several = isinstance(server_configs, (APIServerConfig, list))
         if type(self).server_cls is APIServer:
             self.server_cls = SERVERS[kind]
-        super().__init__(config, configs if several else configs[0], slurm, testing)
+        with explained(self, config):
+            super().__init__(config, configs if several else configs[0], slurm, testing)
         self._models = EnvModels(config, kind, self.server, self.tokenizer, self._trainer_limit)
         self.counts: Counter[str] = Counter()
         self._items = None
@@ -374,6 +375,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
     def cli(cls) -> NoReturn:
         """``serve``, ``process``, ``evaluate``. An error of ours ends it with one line and
         status 2 (config) or 1."""
+        sys.argv[1:] = joined_negatives(sys.argv[1:])
         try:
             super().cli()
         except ValidationError as error:

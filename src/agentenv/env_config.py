@@ -7,6 +7,9 @@ Kept apart from ``env.py`` so that it needs no atroposlib. What it means is in t
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -241,6 +244,37 @@ class AgentFields(BaseModel):
             keep_tool_outputs=self.agent_keep_tool_outputs,
             send_reasoning=self.agent_send_reasoning,
         )
+
+
+def joined_negatives(arguments: Sequence[str]) -> list[str]:
+    """``--name -1`` as ``--name=-1``: atropos takes the former for a flag without a value, and so for 1."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and re.fullmatch(r"-\.?\d\S*|-inf", argument) and re.fullmatch(r"--[^=]+", joined[-1]):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+@contextmanager
+def explained(env: object, config: AgentFields) -> Iterator[None]:
+    """What atropos' constructor cannot open, as a ConfigError that names the setting. How far it came tells which."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        if hasattr(env, "server") and not hasattr(env, "tokenizer"):
+            raise ConfigError(
+                "tokenizer_name",
+                f"{getattr(config, 'tokenizer_name', None)!r} cannot be loaded: {said}",
+                next_step="allowed: a Hugging Face name that can be fetched from here, or a local directory",
+            ) from error
+        if hasattr(env, "tokenizer") and isinstance(error, OSError):
+            raise ConfigError(
+                "data_path_to_save_groups", said, next_step="name a file in a directory you can write to"
+            ) from error
+        raise
 
 
 def _built(kind: type[S], **values: Any) -> S:

@@ -211,6 +211,29 @@ async def test_wandb_without_a_login_is_one_clear_line(tmp_path: Path, monkeypat
     assert "--env.use_wandb false" in log
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"env__tokenizer_name": "/no/such/place"}, "tokenizer_name: '/no/such/place' cannot be loaded"),
+        ({"env__data_path_to_save_groups": "/proc/no/groups.jsonl"}, "data_path_to_save_groups: "),
+    ],
+)
+async def test_what_cannot_be_opened_is_one_line_that_names_the_setting(
+    tmp_path: Path, fields: dict[str, Any], said: str
+) -> None:
+    async with ScriptedPolicy({}) as policy:
+        status, log = await run(tmp_path, "process", *flags(tmp_path, policy, **fields))
+    assert status == 2, log
+    assert f"ConfigError: {said}" in log
+    assert "Traceback" not in log
+
+
+async def test_a_negative_timeout_is_refused_and_not_read_as_one_second(tmp_path: Path) -> None:
+    async with ScriptedPolicy({}) as policy:
+        status, log = await run(tmp_path, "process", *flags(tmp_path, policy), "--env.tool_timeout_s", "-3")
+    assert (status, "ConfigError: tool_timeout_s: Input should be greater than 0" in log) == (2, True), log
+
+
 async def _register(trainer: aiohttp.ClientSession) -> None:
     registration = {
         "wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 100_000,

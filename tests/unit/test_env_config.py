@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agentenv.env import AgentEnvConfig
-from agentenv.env_config import ALIASES, TOOL_CALL_PARSERS
+from agentenv.env_config import ALIASES, TOOL_CALL_PARSERS, joined_negatives
 from agentenv.errors import ConfigError
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.toolsets import choose
@@ -141,3 +141,15 @@ def test_toolsets_and_tool_names_choose_tools() -> None:
         choose(builtin, ["browser"], None)
     with pytest.raises(ConfigError, match="no tool is left"):
         choose(builtin, ["bash"], ["terminal"])
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (["--env.batch_size", "-1", "--x", "y"], ["--env.batch_size=-1", "--x", "y"]),
+        (["process", "--a", "-.5", "-1"], ["process", "--a=-.5", "-1"]),
+        (["--flag", "--other", "-o", "--k=v", "-3"], ["--flag", "--other", "-o", "--k=v", "-3"]),
+    ],
+)
+def test_negative_numbers_are_not_taken_for_flags(given: list[str], read: list[str]) -> None:
+    assert joined_negatives(given) == read
