@@ -148,7 +148,8 @@ job "sandbox" {
       unlimited      = true
       delay          = "5s"
       delay_function = "exponential"
-      max_delay      = "2m"
+      # Whatever kept containers from starting, a minute after it is cured the farm is whole again.
+      max_delay      = "45s"
     }
     # An allocation that is to go (its node is drained, the count is lowered) runs on for so long, for the
     # leases it has, while its replacement starts at once. The farm ends it as soon as it is empty; by hand:

@@ -21,10 +21,11 @@ from pathlib import Path
 import pytest
 
 from agentenv import shipped
-from agentenv.config import ContainerSettings
-from agentenv.errors import ContainerLostError, LeaseLostError
+from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.errors import AcquireTimeoutError, ContainerLostError, LeaseLostError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerHandle, ContainerStarted
 from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.slots.pool import SlotPool
 from tests.nomad import farm_process
 from tests.nomad.cluster import Cluster, running_cluster, wait_for
 from tests.nomad.farm import allocation_of, docker_name
@@ -33,6 +34,7 @@ from tests.nomad.traffic import LEASE_END_S, WHOLE_AGAIN_S, Farm, farm_at_work, 
 pytestmark = pytest.mark.timeout(300)
 
 CONTAINERS, SLOTS, TRAJECTORIES = 2, 4, 8
+SEVERAL = PoolSettings(min_containers=CONTAINERS, max_containers=CONTAINERS)
 
 
 @contextmanager
@@ -179,10 +181,52 @@ async def test_a_token_that_is_not_the_containers(cluster: Cluster, job_id: str)
         (old,) = await started(backend, 1)
     cluster.nomad.put_token(job_id, "f" * 64)
     again = nomad.model_copy(update={"purge_job_on_shutdown": True})
+    adopted_at = time.monotonic()
     async with farm_at_work(
         NomadBackend(ContainerSettings(slots_per_container=SLOTS), again), containers=1, slots=SLOTS, trajectories=2
     ) as farm:
+        assert time.monotonic() - adopted_at < WHOLE_AGAIN_S
         assert {account.container for account in farm.traffic.accounts}.isdisjoint({old.id})
+    wait_for(lambda: docker_name(old.id) not in docker_names(cluster) or None, 60.0)
+
+
+async def test_an_image_that_comes_late(cluster: Cluster, job_id: str) -> None:
+    """Its name was wrong, or nobody had built it: the leases say so, and once it is there the farm is whole."""
+    late = f"{job_id}:1"
+    with backend_on(cluster, job_id, image=late) as backend:
+        async with SlotPool(backend, SEVERAL) as pool:
+            with pytest.raises(SandboxUnavailableError, match="cannot be had"):
+                await pool.lease("early", timeout_s=60)
+            assert cluster.docker.images.get(cluster.image).tag(late)
+            try:
+                await whole_within(pool, WHOLE_AGAIN_S)
+                async with await pool.lease("late"):
+                    pass
+            finally:
+                cluster.docker.images.remove(late)
+
+
+async def test_capacity_that_comes_late(cluster: Cluster, job_id: str) -> None:
+    """No node takes a container: leases say so when they have waited too long; then the farm is whole."""
+    (node,) = cluster.nomad.get("/v1/nodes")
+    with backend_on(cluster, job_id) as backend, contextlib.ExitStack() as until_there_is:
+        eligible(cluster, node["ID"], yes=False)
+        until_there_is.callback(eligible, cluster, node["ID"], yes=True)
+        async with SlotPool(backend, SEVERAL) as pool:
+            with pytest.raises(AcquireTimeoutError, match="Nomad cannot place 2 containers: no node is ready"):
+                await pool.lease("early", timeout_s=5)
+            until_there_is.close()
+            await whole_within(pool, WHOLE_AGAIN_S)
+
+
+def eligible(cluster: Cluster, node_id: str, *, yes: bool) -> None:
+    wish = "eligible" if yes else "ineligible"
+    cluster.nomad.put(f"/v1/node/{node_id}/eligibility", {"Eligibility": wish})
+
+
+async def whole_within(pool: SlotPool, seconds: float) -> None:
+    """Until every slot of CONTAINERS can be had."""
+    await until(lambda: pool.statistics().slots_total == CONTAINERS * SLOTS, seconds, lambda: repr(pool))
 
 
 async def started(backend: NomadBackend, count: int) -> list[ContainerHandle]:
@@ -216,7 +260,7 @@ async def test_a_full_disk_on_the_client(tmp_path_factory: pytest.TempPathFactor
                     await until(
                         lambda: victim_is_replaced(farm, victim) or said_why(farm), 150.0, lambda: repr(farm.pool)
                     )
-                await farm.whole_again(90.0)
+                await farm.whole_again()
     finally:
         if disk.is_mount():  # else the cluster's end has unmounted it
             subprocess.run(["umount", str(disk)], check=True)

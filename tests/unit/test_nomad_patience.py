@@ -25,7 +25,7 @@ class _Api:
 
     settings = NomadSettings(job_id="farm")
 
-    def __init__(self, *refusals: NomadError) -> None:
+    def __init__(self, *refusals: Exception) -> None:
         self.refusals = list(refusals)
         self.counts: list[int] = []
         self.rescheduled = 0
@@ -158,6 +158,20 @@ async def test_a_cut_stream_is_resumed_and_lists_fill_the_gap() -> None:
     assert stream.asked[2][0] > stream.asked[0][0], "after what is known"
     await _until(lambda: any(isinstance(fact, Snapshot) for fact in heard))
     assert Job(60, 0) in heard
+    for task in tasks:
+        task.cancel()
+
+
+async def test_what_is_not_understood_ends_neither_the_stream_nor_the_lists(caplog: pytest.LogCaptureFixture) -> None:
+    """Another version of Nomad may say things differently; the farm goes on with what it does understand."""
+    strange = {"Index": 30, "Events": [{"Topic": "Job", "Payload": {"Job": {"ID": "farm"}}}]}
+    stream = _Stream([{}, strange], [{}])
+    api = _Api(KeyError("ID"))
+    follower = Follower(api, stream, lambda _: None, lambda: None)  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(follower.keep_looking())]
+    await _until(lambda: len(stream.asked) == 2 and api.looks >= 2 and follower.following == "stream")
+    assert "its answer is not understood: KeyError('ModifyIndex')" in caplog.text
+    await _until(lambda: follower.problem == "")
     for task in tasks:
         task.cancel()
 

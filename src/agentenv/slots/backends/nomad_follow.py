@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from agentenv.slots.backends import nomad_facts as facts
@@ -55,7 +56,8 @@ class Follower:
 
     async def look(self) -> None:
         """List everything once. Raises NomadError."""
-        snapshot = await self._api.snapshot()
+        with _understood():
+            snapshot = await self._api.snapshot()
         self._index = snapshot.index
         self._tell(snapshot)
 
@@ -102,7 +104,9 @@ class Follower:
             self._streaming, self._answering = True, True
             logger.info("following Nomad's event stream from index %d", self._index)
             self.look_soon()  # what happened while nobody listened may have left the stream's memory
-        for fact in facts.events(line, self._api.settings.job_id):
+        with _understood():
+            heard = list(facts.events(line, self._api.settings.job_id))
+        for fact in heard:
             self._tell(fact)
         if isinstance(index := line.get("Index"), int):
             self._index = max(self._index, index)
@@ -117,3 +121,12 @@ class Follower:
             logger.warning("Nomad does not answer; the containers that are known go on: %s", error)
         self._answering = self._streaming and error.status != 0
         self.problem = error.message
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Another version's answer, perhaps: no reason to stop listening. Raises NomadError for what is no fact."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise NomadError(200, f"its answer is not understood: {error!r}") from error
