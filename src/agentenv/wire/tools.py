@@ -81,7 +81,9 @@ class WriteFileArguments(WireModel):
     text: str | None = Field(default=None, description="The new content, as text.")
     data: Base64 | None = Field(default=None, description="The new content, as base64 (instead of text).")
     mode: Annotated[int, Field(ge=0, le=0o777)] | None = Field(
-        default=None, description="Permission bits; kept from the old file, or 0644, by default."
+        default=None,
+        description="Permission bits as a decimal number (493 is 0755, 420 is 0644); "
+        "kept from the old file, or 0644, by default.",
     )
 
 
