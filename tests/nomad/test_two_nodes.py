@@ -14,7 +14,7 @@ from agentenv.config import ContainerSettings
 from agentenv.dev import program
 from agentenv.errors import LeaseLostError
 from agentenv.slots.backends.nomad import NomadBackend
-from tests.nomad.cluster import Cluster
+from tests.nomad.cluster import Cluster, wait_for
 from tests.nomad.traffic import LEASE_END_S, Farm, farm_at_work, until
 from tests.nomad.two_nodes import Node, TwoNodes, two_nodes
 
@@ -32,6 +32,13 @@ def nodes(cluster: Cluster) -> Iterator[TwoNodes]:
         two_nodes(Path(root), program.nomad_program(lambda _: None)) as found,
     ):
         yield found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(nodes: TwoNodes) -> Iterator[None]:
+    """A farm that closed left no container in either engine, wherever the wire was cut."""
+    yield
+    wait_for(lambda: not any(node.containers() for node in nodes.nodes) or None, 60.0)
 
 
 def farm_on(nodes: TwoNodes, job_id: str, **settings: object):  # type: ignore[no-untyped-def]  # of a Farm

@@ -98,6 +98,11 @@ class Node:
         finally:
             ip("link", "set", self.outside, "up")
 
+    def containers(self) -> list[str]:
+        """What its engine has, running or not."""
+        with contextlib.closing(docker.DockerClient(base_url=self.socket, timeout=30)) as client:
+            return [str(container.name) for container in client.containers.list(all=True)]
+
     def start(self, argv: list[str], mark: str, log: str, **environment: str) -> int:
         """Start a program in the namespace."""
         nsenter = shutil.which("nsenter") or "nsenter"
