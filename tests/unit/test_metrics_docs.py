@@ -88,6 +88,22 @@ def test_alert_rules_query_metrics_there_are(rule: dict[str, Any]) -> None:
     assert rule["annotations"]["summary"]
 
 
+def summary(name: str, labels: dict[str, str]) -> str:
+    """An alert's summary as Prometheus renders it: as much of its templates as is used there."""
+    (text,) = [rule["annotations"]["summary"] for rule in alerts() if rule["alert"] == name]
+    either = re.compile(r"{{ with \$labels\.(\w+) }}(.*?){{ else }}(.*?){{ end }}")
+    text = either.sub(lambda m: m[2].replace("{{ . }}", labels[m[1]]) if labels.get(m[1]) else m[3], text)
+    return re.sub(r"{{ \$labels\.(\w+) }}", lambda m: labels.get(m[1], ""), text)
+
+
+def test_a_silent_target_is_named_however_it_is_scraped() -> None:
+    """``up`` has the labels of the target alone: ``container`` only where relabelling gives it one."""
+    target = {"job": "agentenv-sandbox", "instance": "10.0.0.7:9100"}
+    down = "AgentenvContainerDown"
+    assert summary(down, {**target, "container": "c-1", "node": "n"}) == "container c-1 is not answering"
+    assert summary(down, target) == "agentenv metrics at 10.0.0.7:9100 is not answering"
+
+
 def test_every_alarm_has_a_row_that_says_what_it_means() -> None:
     said = (ROOT / "docs/operations.md").read_text()
     rows = re.findall(r"^\| `(Agentenv\w+)` \| (.+?) \| (.+) \|$", said, re.MULTILINE)
