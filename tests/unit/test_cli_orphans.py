@@ -23,10 +23,23 @@ ALIVE = JobFacts("j", registered=True, running=2, heard_s=(1.0, 2.5))
         JobFacts("j", registered=True, running=2, heard_s=(900.0, 3.0)),
         JobFacts("j", registered=True, kept=True, running=1, heard_s=(9000.0,)),
         JobFacts("j", registered=True, running=0),
+        JobFacts("j", registered=True, idle_s=900.0),
+        JobFacts("j", registered=True, kept=True, idle_s=9000.0),
+        JobFacts("j", registered=True, sandbox=False, idle_s=9000.0),
         JobFacts("j", registered=True, sandbox=False, stopped=True),
         JobFacts("j", registered=False, token_age_s=5.0),
     ],
-    ids=["heard", "heard by one", "left running on purpose", "still to be placed", "another's job", "being made"],
+    ids=[
+        "heard",
+        "heard by one",
+        "left running on purpose",
+        "only draining",
+        "still to be placed",
+        "left to be placed",
+        "another's job without containers",
+        "another's job",
+        "being made",
+    ],
 )
 def test_what_is_somebodys_is_not_touched(facts: JobFacts) -> None:
     assert judge_job(facts) is None
@@ -36,6 +49,11 @@ def test_what_is_somebodys_is_not_touched(facts: JobFacts) -> None:
     ("facts", "kind", "why"),
     [
         (JobFacts("j", registered=True, running=2, heard_s=(61.0, 90.0)), "job", "its run died"),
+        (
+            JobFacts("j", registered=True, idle_s=1380.0),
+            "job",
+            "no container of it runs, 23 min after it was last submitted; a run that still wants it submits it again",
+        ),
         (JobFacts("j", registered=True, stopped=True), "job", "stopped"),
         (JobFacts("j", registered=False, token_age_s=61.0), "token", "not registered"),
     ],
@@ -52,6 +70,10 @@ def test_a_job_whose_containers_are_silent_is_shown_and_left() -> None:
     orphan = judge_job(JobFacts("j", registered=True, running=2, heard_s=(900.0,)))
     assert isinstance(orphan, Orphan)
     assert "1 of 2 containers do not answer" in orphan.problem
+
+
+def test_who_asks_for_more_patience_gets_it_for_jobs_without_containers_too() -> None:
+    assert judge_job(JobFacts("j", registered=True, idle_s=1000.0), unattended_after_s=3600.0) is None
 
 
 def test_a_farm_is_told_by_its_group_and_task() -> None:

@@ -15,7 +15,7 @@ import typer
 
 from agentenv.cli.app import app
 from agentenv.cli.gc import gc
-from agentenv.cli.orphans import UNATTENDED_AFTER_S
+from agentenv.cli.orphans import IDLE_JOB_AFTER_S, UNATTENDED_AFTER_S
 from agentenv.config import PoolSettings
 from agentenv.sandbox.container import MAX_HELD_BYTES
 
@@ -46,6 +46,7 @@ def test_what_gc_and_the_alarms_say_in_numbers() -> None:
     text = page("docs/operations.md")
     observed_s = inspect.signature(gc).parameters["observe_s"].default
     assert f"from any pool for {UNATTENDED_AFTER_S:g} s (`--unattended-after`)" in text
+    assert f"none of them runs, {IDLE_JOB_AFTER_S:g} s after it was last submitted" in text
     assert f"({observed_s:g} s, `--observe`)" in text
     assert f"above {MAX_HELD_BYTES >> 20} MiB of waiting calls" in text
 

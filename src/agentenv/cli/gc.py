@@ -46,8 +46,9 @@ def gc(
     needed in the ordinary way: the next container to start does the same.
 
     [bold]nomad[/bold]: jobs of runs that died (no container has heard from anybody for a while; a farm left running
-    by [bold]agentenv up[/bold] is not one), stopped jobs, tokens without a job, and on this machine Docker containers
-    of allocations that have ended.
+    by [bold]agentenv up[/bold] is not one), jobs that have had no container for long (stopped: a run that lives
+    submits its own again), stopped jobs, tokens without a job, and on this machine Docker containers of allocations
+    that have ended.
 
     Leases nobody renews end by themselves; they are shown, and ended with --end-leases.
     Exit code 1: something is left.

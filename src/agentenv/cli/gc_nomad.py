@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,10 @@ async def collect(
         ids = [only] if only is not None else await _candidates(api)
         found = []
         for job_id in ids:
-            orphan = judge_job(await _facts(api, settings, job_id), unattended_after_s)
+            facts = await _facts(api, settings, job_id)
+            orphan = judge_job(facts, unattended_after_s)
             if orphan is not None:
-                found.append(await _removed(settings, job_id, orphan, dry_run=dry_run))
+                found.append(await _removed(settings, facts, orphan, dry_run=dry_run))
         return found + await _docker_containers(api, dry_run=dry_run)
 
 
@@ -59,8 +61,12 @@ async def _facts(api: OperatorApi, settings: NomadSettings, job_id: str) -> JobF
     async with open_session() as session:
         asked = (ContainerControl(handle, session) for handle in census.handles)
         heard = await asyncio.gather(*map(_heard, asked))
+    idle = census.exists and all(place.state == "pending" for place in census.places)
     return dataclasses.replace(
-        facts, running=len(running), heard_s=tuple(seconds for seconds in heard if seconds is not None)
+        facts,
+        running=len(running),
+        heard_s=tuple(seconds for seconds in heard if seconds is not None),
+        idle_s=max(0.0, time.time() - submitted / 1e9) if idle and (submitted := job.get("SubmitTime")) else None,
     )
 
 
@@ -71,13 +77,16 @@ async def _heard(control: ContainerControl) -> float | None:
         return None
 
 
-async def _removed(settings: NomadSettings, job_id: str, orphan: Orphan, *, dry_run: bool) -> Orphan:
+async def _removed(settings: NomadSettings, facts: JobFacts, orphan: Orphan, *, dry_run: bool) -> Orphan:
     if dry_run or orphan.problem:
         return orphan
     try:
-        async with OperatorApi.opened(settings.model_copy(update={"job_id": job_id})) as api:
+        async with OperatorApi.opened(settings.model_copy(update={"job_id": facts.id})) as api:
             if orphan.kind == "token":
                 await api.forget_token()
+            elif facts.idle_s is not None:
+                # Not purged: a farm that lives submits it again this moment, with the token that is there.
+                await api.end_job(purge=False)
             else:
                 await end_job(api)
     except AgentEnvError as error:

@@ -20,12 +20,14 @@ async def bring_up(
 ) -> dict[str, Any]:
     """What ``agentenv status --json`` says once all answer. ``named``: NomadSettings; None is its default.
 
-    Raises SandboxUnavailableError when they do not in time: the job stays, Nomad goes on trying.
+    Raises SandboxUnavailableError when they do not in time, or cannot: the job stays, Nomad goes on trying.
     """
     settings = NomadSettings.from_environment(**named, purge_job_on_shutdown=False)
     backend = NomadBackend(containers, settings, start_timeout_s=timeout_s)
     with Arrival(count, "asking Nomad") as arrival:
         async with backend:
+            async with OperatorApi.opened(settings) as api:
+                await api.keep(settings.job_id, kept=True)  # so that gc knows it is left on purpose, however up ends
             await backend.scale(count)
             arrival.says("containers")
             reader = asyncio.create_task(_read(backend, arrival), name="events of up")
@@ -34,8 +36,6 @@ async def bring_up(
             finally:
                 reader.cancel()
                 await asyncio.gather(reader, return_exceptions=True)
-    async with OperatorApi.opened(settings) as api:
-        await api.keep(settings.job_id, kept=True)  # so that gc knows it was left running on purpose
     return as_json(await look(NomadFarm(settings)))
 
 

@@ -9,6 +9,9 @@ from typing import Any
 UNATTENDED_AFTER_S = 60.0
 """A pool beats every container it leases from every few seconds, leased or not. One that is silent for so
 long is dead: even its leases have expired."""
+IDLE_JOB_AFTER_S = 900.0
+"""A job without containers has nobody to say who wants it: it waits for capacity, or they end as they start. Stopping
+it is safe at any time, since a farm that lives submits a stopped job again; so long, that this is rarely needed."""
 _RENEWED_SHARE = 0.5
 
 
@@ -35,6 +38,8 @@ class JobFacts:
     kept: bool = False
     running: int = 0
     heard_s: tuple[float, ...] = ()
+    idle_s: float | None = None
+    """Since it was last submitted, when no container of it runs, drains, or is out of Nomad's sight."""
 
 
 def judge_job(job: JobFacts, unattended_after_s: float = UNATTENDED_AFTER_S) -> Orphan | None:
@@ -47,8 +52,13 @@ def judge_job(job: JobFacts, unattended_after_s: float = UNATTENDED_AFTER_S) -> 
         return None
     if job.stopped:
         return Orphan("job", job.id, "it was stopped, and is only remembered")
-    if job.kept or not job.running:
+    if job.kept:
         return None
+    if not job.running:
+        if job.idle_s is None or job.idle_s <= max(IDLE_JOB_AFTER_S, unattended_after_s):
+            return None
+        since = f"{job.idle_s / 60:.0f} min after it was last submitted"
+        return Orphan("job", job.id, f"no container of it runs, {since}; a run that still wants it submits it again")
     if len(job.heard_s) < job.running:
         silent = job.running - len(job.heard_s)
         problem = f"{silent} of {job.running} containers do not answer, so whose they are cannot be told"
