@@ -77,6 +77,25 @@ def test_whatever_json_is_written_is_read_back(name: str, arguments: dict[str, A
     assert [(call.name, call.arguments) for call in parsed.calls] == [("f", arguments), ("g", {})]
 
 
+MARKS = [
+    "<tool_call>", "</tool_call>", "<longcat_tool_call>", "</longcat_tool_call>", "[TOOL_CALLS]", "<think>", "</think>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+    "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>",
+    "<|tool_call_argument_begin|>", "<|python_tag|>", "```", "```json", "; ", "</s>", "<|im_end|>",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(PARSERS) - {"qwen3_coder", "glm45", "glm47"}))
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_mark_in_an_argument_does_not_end_its_call(name: str, mark: str) -> None:
+    """A policy may well be asked to write a chat template."""
+    parser = parser_named(name)
+    for arguments in ({mark: None}, {"a": mark}, {"a": f"\\{mark}{mark}\n"}, {"a": [{"b": f"}}{mark}"}]}):
+        text = parser.written([ParsedCall("f", arguments), ParsedCall("g", {})])
+        parsed = parser.parse("so:" + text)
+        assert [(call.name, call.arguments) for call in parsed.calls] == [("f", arguments), ("g", {})]
+
+
 # fmt: off
 REPEATED = [
     "<tool_call>", "</tool_call>", "<tool_call></tool_call>", "<think></think>", "</think>", "{", "[", '{"a":', '{"',

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -206,16 +206,19 @@ def object_or_text(value: Any) -> dict[str, Any] | str:
     return value if isinstance(value, dict) else as_json(value)
 
 
-def as_json(value: Any) -> str:
-    """One line of JSON; half surrogate pairs stay escaped, so that it can be encoded."""
+def as_json(value: Any, marks: Iterable[str] = ()) -> str:
+    """One line of JSON; half surrogate pairs stay escaped, so that it can be encoded. In its strings, ``marks``
+    (none of which can stand outside of them) are escaped: an argument that holds one does not end its call."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:
-        return json.dumps(value)
+        text = json.dumps(value)
+    for mark in marks:
+        text = text.replace(mark, f"\\u{ord(mark[0]):04x}{mark[1:]}")
     return text
 
 
-def as_text(value: Any) -> str:
-    """An argument's value where strings stand without quotes."""
-    return value if isinstance(value, str) else as_json(value)
+def as_text(value: Any, marks: Iterable[str] = ()) -> str:
+    """An argument's value where strings stand without quotes; ``marks`` as in :func:`as_json`."""
+    return value if isinstance(value, str) else as_json(value, marks)

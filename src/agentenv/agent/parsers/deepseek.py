@@ -24,6 +24,7 @@ from agentenv.agent.ports import ToolDefinition
 SECTION, SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
+MARKS = (SECTION, SECTION_END, CALL, CALL_END)
 FENCE = "```"
 
 
@@ -80,7 +81,7 @@ class DeepSeekV3Parser(_DeepSeekParser):
         return ParsedCall(checked_name(head, where), arguments_of(body.removesuffix(FENCE).strip()))
 
     def _written(self, call: ParsedCall) -> str:
-        return f"{CALL}function{SEPARATOR}{call.name}\n{FENCE}json\n{as_text(call.arguments)}\n{FENCE}{CALL_END}"
+        return f"{CALL}function{SEPARATOR}{call.name}\n{FENCE}json\n{as_text(call.arguments, MARKS)}\n{FENCE}{CALL_END}"
 
     def _joint(self) -> str:
         return "\n"
@@ -98,4 +99,4 @@ class DeepSeekV31Parser(_DeepSeekParser):
         return ParsedCall(checked_name(head, where), arguments_of(body.strip()))
 
     def _written(self, call: ParsedCall) -> str:
-        return f"{CALL}{call.name}{SEPARATOR}{as_text(call.arguments)}{CALL_END}"
+        return f"{CALL}{call.name}{SEPARATOR}{as_text(call.arguments, MARKS)}{CALL_END}"

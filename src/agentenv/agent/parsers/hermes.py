@@ -52,7 +52,8 @@ class TaggedJsonParser(ToolCallParser):
 
     def written(self, calls: Sequence[ParsedCall]) -> str:
         """One block a call, each on lines of its own."""
-        objects = [as_json({"name": call.name, "arguments": call.arguments}) for call in calls]
+        marks = (self.opener, self.closer)
+        objects = [as_json({"name": call.name, "arguments": call.arguments}, marks) for call in calls]
         return "\n".join(f"{self.opener}\n{text}\n{self.closer}" for text in objects)
 
 

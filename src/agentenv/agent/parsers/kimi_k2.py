@@ -51,8 +51,9 @@ class KimiK2Parser(ToolCallParser):
 
     def written(self, calls: Sequence[ParsedCall]) -> str:
         """The whole section."""
+        marks = (*SECTIONS, SECTION_END, CALL, CALL_END)
         parts = [
-            f"{CALL}{call.call_id or f'functions.{call.name}:{n}'}{ARGUMENTS}{as_text(call.arguments)}{CALL_END}"
+            f"{CALL}{call.call_id or f'functions.{call.name}:{n}'}{ARGUMENTS}{as_text(call.arguments, marks)}{CALL_END}"
             for n, call in enumerate(calls)
         ]
         return SECTIONS[0] + "".join(parts) + SECTION_END

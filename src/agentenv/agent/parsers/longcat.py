@@ -21,5 +21,6 @@ class LongcatParser(TaggedJsonParser):
 
     def written(self, calls: Sequence[ParsedCall]) -> str:
         """The blocks, nothing between them."""
-        objects = [as_json({"name": call.name, "arguments": call.arguments}) for call in calls]
+        marks = (self.opener, self.closer)
+        objects = [as_json({"name": call.name, "arguments": call.arguments}, marks) for call in calls]
         return "".join(f"{self.opener}\n{text}\n{self.closer}" for text in objects)

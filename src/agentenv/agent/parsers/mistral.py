@@ -58,7 +58,7 @@ class MistralParser(ToolCallParser):
         for call in calls:
             entry: dict[str, Any] = {"name": call.name, "arguments": call.arguments}
             entries.append({**entry, "id": call.call_id} if call.call_id else entry)
-        return f"{MARK} {as_json(entries)}"
+        return f"{MARK} {as_json(entries, (MARK,))}"
 
     def call_id(self, step: int, number: int) -> str:
         """Nine letters and digits: Mistral's templates and validators refuse others."""
