@@ -233,3 +233,20 @@ async def test_lateness_is_no_verdict(
     assert type(caught.value) is said
     assert (caught.value.code in local_process._PERMANENT) is permanent
     assert (caught.value.code in nomad_explain._PERMANENT) is permanent
+
+
+@pytest.mark.parametrize(("mode", "open_to_all"), [(0o666, True), (0o600, False), (0o660, False), (0o644, False)])
+def test_a_tun_device_that_a_slot_s_uid_cannot_open_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, *, open_to_all: bool
+) -> None:
+    tun = tmp_path / "tun"
+    tun.touch()
+    tun.chmod(mode)
+    monkeypatch.setattr(network, "TUN", tun)
+    monkeypatch.setattr("agentenv.sandbox.network.shutil.which", lambda _: "/usr/bin/slirp4netns")
+    if open_to_all:
+        assert network.find_tool() == "/usr/bin/slirp4netns"
+        return
+    with pytest.raises(SandboxUnavailableError, match="everybody may open") as refused:
+        network.find_tool()
+    assert f"chmod 0666 {tun}" in refused.value.next_step

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from agentenv.config import state_dir
 from agentenv.sandbox.limits import layout_v1, own_directory_v2
+from agentenv.sandbox.network import TUN, everybody_may_open
 
 _CAP_SYS_ADMIN = 21
 _PROGRAM_TIMEOUT_S = 10
@@ -47,6 +48,7 @@ class Facts:
     programs_built: bool = False
     cgroups: Cgroups = field(default_factory=Cgroups)
     network_stacks: tuple[str, ...] = ()
+    tun_open: bool = False
     tmux: bool = False
     bash_static: bool = False
     shm_bytes: int | None = None
@@ -82,6 +84,7 @@ def gather() -> Facts:
         programs_built=_programs_built(),
         cgroups=read_cgroups(_text("/proc/self/mountinfo"), _text("/proc/self/cgroup")),
         network_stacks=tuple(name for name in ("slirp4netns",) if shutil.which(name)),
+        tun_open=everybody_may_open(TUN),
         tmux=shutil.which("tmux") is not None,
         bash_static=shutil.which("bash-static") is not None,
         shm_bytes=_free_bytes(Path("/dev/shm")),  # noqa: S108 - looked at, not written to

@@ -159,6 +159,13 @@ def _cgroups(facts: Facts) -> Finding:
 
 
 def _network(facts: Facts) -> Finding:
+    if facts.network_stacks and not facts.tun_open:
+        return Finding(
+            "network in a slot",
+            Level.weaker,
+            "off; allow_network cannot be had: not everybody may open /dev/net/tun, as udev would have it",
+            "modprobe tun, chmod 0666 /dev/net/tun",
+        )
     if facts.network_stacks:
         return Finding("network in a slot", Level.ok, f"off by default; {facts.network_stacks[0]} when asked for")
     return Finding(

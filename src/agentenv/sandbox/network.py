@@ -32,6 +32,7 @@ from agentenv.wire.spec import ATTACHED, SandboxSpec
 
 READY_DEADLINE_S = 10.0
 _TOOL = "slirp4netns"
+TUN = Path("/dev/net/tun")
 _NET_FD, _USER_FD, _READY_FD = 3, 4, 5
 _ALWAYS_CLOSED = (IPv4Network("169.254.0.0/16"),)
 
@@ -49,12 +50,22 @@ def find_tool() -> str:
             f"allow_network needs {_TOOL}, which is not installed",
             next_step=f"apt-get install {_TOOL} (or the package of that name), or set allow_network = false",
         )
-    if not Path("/dev/net/tun").exists():
+    if not TUN.exists():
         raise SandboxUnavailableError(
-            "allow_network needs /dev/net/tun, which this machine does not have",
-            next_step="modprobe tun, or give the container the device /dev/net/tun",
+            f"allow_network needs {TUN}, which this machine does not have",
+            next_step=f"modprobe tun, or give the container the device {TUN}",
+        )
+    if not everybody_may_open(TUN):
+        raise SandboxUnavailableError(
+            f"allow_network needs a {TUN} that everybody may open, and here only its owner may",
+            next_step=f"chmod 0666 {TUN} (as udev does: it is of use to nobody but the owner of a network namespace)",
         )
     return found
+
+
+def everybody_may_open(device: Path) -> bool:
+    """Whether a slot's uid, whichever it is, may read and write the device."""
+    return device.exists() and device.stat().st_mode & 0o006 == 0o006
 
 
 def machine_addresses(fib_trie: str) -> list[IPv4Network]:
