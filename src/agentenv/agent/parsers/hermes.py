@@ -30,6 +30,8 @@ class TaggedJsonParser(ToolCallParser):
 
     opener: ClassVar[str]
     closer: ClassVar[str]
+    between: ClassVar[str] = "\n"
+    """What stands between two calls."""
 
     def read(self, answer: str, tools: Sequence[ToolDefinition]) -> Parsed:  # noqa: ARG002
         """All calls, or Malformed: a message is run whole or not at all."""
@@ -51,10 +53,10 @@ class TaggedJsonParser(ToolCallParser):
         return value.get("arguments", {})
 
     def written(self, calls: Sequence[ParsedCall]) -> str:
-        """One block a call, each on lines of its own."""
+        """One block a call."""
         marks = (self.opener, self.closer)
         objects = [as_json({"name": call.name, "arguments": call.arguments}, marks) for call in calls]
-        return "\n".join(f"{self.opener}\n{text}\n{self.closer}" for text in objects)
+        return self.between.join(f"{self.opener}\n{text}\n{self.closer}" for text in objects)
 
 
 class HermesParser(TaggedJsonParser):

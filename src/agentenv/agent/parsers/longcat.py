@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from agentenv.agent.parsers.base import THINK, Marks, ParsedCall, as_json
+from agentenv.agent.parsers.base import THINK, Marks
 from agentenv.agent.parsers.hermes import TaggedJsonParser
 
 
@@ -15,12 +14,7 @@ class LongcatParser(TaggedJsonParser):
     name = "longcat"
     opener = "<longcat_tool_call>"
     closer = "</longcat_tool_call>"
+    between = ""
     openers = (opener,)
     reasoning_marks: ClassVar[Marks] = (*THINK, ("<longcat_think>", "</longcat_think>"))
     end_marks = ("</longcat_s>",)
-
-    def written(self, calls: Sequence[ParsedCall]) -> str:
-        """The blocks, nothing between them."""
-        marks = (self.opener, self.closer)
-        objects = [as_json({"name": call.name, "arguments": call.arguments}, marks) for call in calls]
-        return "".join(f"{self.opener}\n{text}\n{self.closer}" for text in objects)
