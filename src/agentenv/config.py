@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -191,6 +193,16 @@ def explain(error: ValidationError) -> ConfigError:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "settings"
     return ConfigError(where, f"{first['msg']} (got {first['input']!r})")
+
+
+def cannot_listen(error: OSError, host: str, port: int, *, prefix: str = "") -> ConfigError:
+    """Why nobody can listen there, as a ConfigError naming the setting (``<prefix>host`` or ``<prefix>port``)."""
+    wrong_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    return ConfigError(
+        prefix + ("host" if wrong_host else "port"),
+        f"cannot listen on {host}:{port}: {error.strerror or error}",
+        next_step="name an address of this machine" if wrong_host else "take another port, or 0 for any free one",
+    )
 
 
 def debug() -> bool:

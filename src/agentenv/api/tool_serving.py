@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 from collections.abc import AsyncIterator, Iterator
 
@@ -12,7 +11,8 @@ import uvicorn
 
 from agentenv.api.tool_app import tool_app
 from agentenv.api.tool_server import ToolServer
-from agentenv.errors import ConfigError, InfraError
+from agentenv.config import cannot_listen
+from agentenv.errors import InfraError
 
 _GRACE_S = 2
 
@@ -76,12 +76,7 @@ def _listen(host: str, port: int) -> socket.socket:
         opened.listen(1024)
     except OSError as error:
         opened.close()
-        wrong_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        raise ConfigError(
-            "host" if wrong_host else "port",
-            f"cannot listen on {host}:{port}: {error.strerror or error}",
-            next_step="name an address of this machine" if wrong_host else "take another port, or 0 for any free one",
-        ) from error
+        raise cannot_listen(error, host, port) from error
     return opened
 
 

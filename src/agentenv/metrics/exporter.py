@@ -5,10 +5,8 @@ Values are read when somebody scrapes, in the pool's own event loop: no locks, a
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from itertools import chain
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from agentenv.config import state_dir
+from agentenv.config import cannot_listen, state_dir
 from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics import readings
@@ -91,14 +89,7 @@ async def exporting(read: Read, host: str, port: int, *, announce: bool = True) 
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            wrong_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-            raise ConfigError(
-                "metrics_host" if wrong_host else "metrics_port",
-                f"cannot listen on {host}:{port}: {error.strerror or error}",
-                next_step="name an address of this machine"
-                if wrong_host
-                else "take another port, or 0 for any free one",
-            ) from error
+            raise cannot_listen(error, host, port, prefix="metrics_") from error
         url = f"http://{_reachable(host)}:{runner.addresses[0][1]}/metrics"
         if not announce:
             yield url
