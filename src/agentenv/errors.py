@@ -10,6 +10,7 @@ Every class says whose failure it is (``fault``), what survived it and what to d
     │   ├── SessionBusyError            the terminal session runs something else
     │   └── UnknownSessionError         no such session, process or tmux session in the slot
     ├── PolicyRefusalError          fault=policy: a well-formed call that the rules forbid
+    ├── SlotDestroyedError          fault=policy: the policy's own commands destroyed its slot; never tried again
     ├── TaskError                   fault=task: the user's own task, verifier or preparation raised
     └── InfraError                  fault=infra: ours; never a reward, never shown to the model
         ├── SandboxUnavailableError     no container can serve here (cause and cure are named)
@@ -101,6 +102,14 @@ class PolicyRefusalError(AgentEnvError):
     """The call is well formed but forbidden (a path outside the workspace, say). Nothing ran."""
 
     code = "refused"
+    fault: ClassVar[Fault] = "policy"
+
+
+class SlotDestroyedError(AgentEnvError):
+    """The policy's own commands destroyed its slot (its agent was killed, a killed call would not end). The workspace
+    is gone. It is the policy's doing, so the rollout ends here and is never tried again."""
+
+    code = "slot_destroyed"
     fault: ClassVar[Fault] = "policy"
 
 
