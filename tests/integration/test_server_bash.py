@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from agentenv.sandbox.tools.bash import MAX_ARGV_SCRIPT_BYTES, MAX_SPARE_SCRIPT_BYTES, command_env
+from agentenv.sessions.head_tail import seam
 from agentenv.wire.leases import LeaseKey
 from tests.integration.server_client import Client
 from tests.integration.server_stub import TOKEN, StubSupervisor
@@ -180,7 +181,8 @@ async def test_binary_output_becomes_text(client: Client, key: LeaseKey) -> None
 async def test_output_beyond_the_cap_keeps_head_and_tail_and_counts_the_rest(client: Client, key: LeaseKey) -> None:
     result = await client.run(key, "echo first; yes é | head -c 5000000; echo; echo last; echo err >&2")
     assert result.truncated
-    kept = len(result.stdout.encode())
+    assert result.stdout.count(missing := seam(result.stdout_dropped_bytes)) == 1
+    kept = len(result.stdout.replace(missing, "").encode())
     assert MIB - 8 <= kept <= MIB
     assert result.stdout_dropped_bytes == 5_000_000 + 12 - kept
     assert result.stdout.startswith("first\né\né\n")

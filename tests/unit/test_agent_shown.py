@@ -4,6 +4,7 @@ import pytest
 from pydantic import JsonValue
 
 from agentenv.agent.shown import cut_middle, shown
+from agentenv.sessions.head_tail import seam
 from agentenv.wire.calls import CallResult
 from tests.unit.agent_stubs import ok
 
@@ -25,18 +26,44 @@ def test_a_timeout_and_an_oom_are_said() -> None:
 
 
 def test_bytes_dropped_in_the_slot_and_here_are_counted_together() -> None:
-    text = shown("bash", ok("a" * 3000, stdout_dropped_bytes=100, truncated=True), 1000)
-    assert "stdout (2100 bytes dropped from the middle):" in text
+    printed = "a" * 1500 + seam(100) + "b" * 1500
+    text = shown("bash", ok(printed, stdout_dropped_bytes=100, truncated=True), 1000)
+    assert text == f"exit code: 0\nstdout:\n{'a' * 500}{seam(2100)}{'b' * 500}"
+    assert shown("bash", ok(printed, stdout_dropped_bytes=100), 5000) == f"exit code: 0\nstdout:\n{printed}"
+    uneven = "a" * 100 + seam(7) + "b" * 3000
+    assert cut_middle(uneven, 1000, 7) == "a" * 100 + seam(2107) + "b" * 900
+
+
+def test_a_progress_bar_is_shown_as_it_ended() -> None:
+    bar = "".join(f"\r{done:3}% " + "#" * done for done in range(101)) + "\ndone\n"
+    content: dict[str, JsonValue] = {"session": "default", "state": "idle", "cwd": "/workspace", "pty": True}
+    on_terminal = shown(
+        "terminal", CallResult(id="c", exit_code=0, stdout=f"\x1b[32mok\x1b[0m{bar}", content=content), 5000
+    )
+    assert on_terminal.splitlines()[2:4] == ["100% " + "#" * 100, "done"]
+    assert shown("bash", ok(stderr=bar), 5000).splitlines()[-2:] == ["100% " + "#" * 100, "done"]
+    assert shown("bash", ok("a\r\nb\x1b[0m\r\n"), 5000).endswith("a\r\nb\x1b[0m"), "a file with CRLF is shown as it is"
+
+
+def test_a_long_command_is_not_repeated_in_every_answer() -> None:
+    process: JsonValue = {"process": "p1", "command": "cat <<E\n" + "x\n" * 900, "state": "running", "runs_s": 2.0}
+    text = shown("process", CallResult(id="c", content={"process": process}), 1000)
+    assert (
+        text == "still running (waited 0.0 s)\n(no new output)\n[process p1: running, 2.0 s, 0 bytes printed, cat <<E…]"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "abc", "é" * 500, "x" * 10_000, "🙂" * 1000, "\ud800" * 600])
 def test_cut_middle_keeps_head_and_tail_within_the_limit(text: str) -> None:
-    kept, dropped = cut_middle(text, 400)
-    if dropped == 0:
+    kept = cut_middle(text, 400)
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size <= 400:
         assert kept == text
     else:
         assert len(kept.encode("utf-8", "surrogatepass")) <= 400 + 60
-        assert f"{dropped} bytes dropped" in kept
+        before, _, after = kept.partition("\n[... ")
+        dropped, _, after = after.partition(" bytes dropped ...]\n")
+        assert len(before.encode()) + len(after.encode()) + int(dropped) == size
 
 
 def test_file_tools_read_as_text() -> None:
@@ -84,7 +111,7 @@ def test_a_sessions_output_is_shown_with_how_it_stands() -> None:
     assert failed.startswith("exit code: 3\n(no output)\n[session")
     running = {**content, "state": "running", "command": "make", "note": "an empty command gets more"}
     text = shown("terminal", CallResult(id="c", timed_out=True, duration_s=3.0, stdout="x\n", content=running), 1000)
-    assert text.startswith("still running (waited 3.0 s, it goes on): make\nstdout:\nx\n")
+    assert text.startswith("still running (waited 3.0 s): make\nstdout:\nx\n")
     assert "stopped" not in text
     assert text.endswith("[an empty command gets more]")
 
@@ -107,12 +134,12 @@ def test_a_background_process_is_shown_with_how_it_stands() -> None:
 @pytest.mark.parametrize(
     ("told", "state", "first"),
     [
-        ({"matched": False}, {"state": "running"}, "what was waited for did not happen in 2.0 s"),
-        ({"matched": False}, {"state": "exited", "exit_code": 3}, "what was waited for did not happen in 2.0 s"),
-        ({}, {"state": "running", "idle": False}, "what was waited for did not happen in 2.0 s"),
+        ({"matched": False}, {"state": "running"}, "timed out after 2.0 s of waiting"),
+        ({"matched": False}, {"state": "exited", "exit_code": 3}, "exit code: 3"),
+        ({}, {"state": "running", "idle": False}, "timed out after 2.0 s of waiting"),
         ({"matched": True}, {"state": "exited", "exit_code": 3}, "exit code: 3"),
-        ({"matched": True}, {"state": "running"}, "the session goes on"),
-        ({}, {"state": "running", "idle": True}, "the session goes on"),
+        ({"matched": True}, {"state": "running"}, "the session is running"),
+        ({}, {"state": "running", "idle": True}, "the session is running"),
         ({}, {"state": "exited"}, "the session has ended"),
     ],
 )

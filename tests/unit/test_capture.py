@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from agentenv.sandbox import capture
 from agentenv.sandbox.capture import MAX_ORPHANS, Orphans, PipeReader
 from agentenv.sandbox.poller import Poller
-from agentenv.sessions.head_tail import HeadTail
+from agentenv.sessions.head_tail import HeadTail, seam
 
 CAP = 64
 
@@ -57,7 +57,9 @@ def test_the_cut_never_splits_a_character(cap: int, text: str, sizes: list[int])
     shown, dropped = kept.text()
     if "\ufffd" not in text and not any(0xD800 <= ord(c) < 0xE000 for c in text):
         assert "\ufffd" not in shown
-        assert dropped == len(stream) - len(shown.encode())
+        missing = seam(dropped) if dropped else ""
+        assert missing in shown
+        assert dropped == len(stream) - len(shown.encode()) + len(missing)
 
 
 @given(st.binary(max_size=100))

@@ -9,6 +9,7 @@ import pytest
 
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sessions.asciicast import MAX_UNTAKEN_BYTES, Recorder, recordings
+from agentenv.sessions.keys import key_bytes
 from agentenv.sessions.tmux_control import Answer, ControlParser, Noticed, Printed, unescaped
 from agentenv.sessions.tmux_text import CHUNK_CHARS, difference, pressing, quoted, trimmed, typing
 
@@ -77,13 +78,26 @@ def test_typing_any_text() -> None:
     [("Enter", "Enter"), ("^c", "C-c"), ("Ctrl-x", "C-x"), ("Backspace", "BSpace"), ("Alt-b", "M-b"), ("F5", "F5")],
 )
 def test_names_of_keys(name: str, tmux: str) -> None:
-    assert pressing("%0", name) == f"send-keys -t %0 -- {quoted(tmux)}"
+    assert list(pressing("%0", name)) == [f"send-keys -t %0 -- {quoted(tmux)}"]
+
+
+@pytest.mark.parametrize("text", ["y", "i", "G", ":wq", "ls", "ls -la /tmp", "C-style", "é", "F", "x'; kill-server; '"])
+def test_what_names_no_key_is_typed(text: str) -> None:
+    assert list(pressing("%0", text)) == [f"send-keys -t %0 -l -- {quoted(text)}"]
+    assert key_bytes(text) == text.encode()
+
+
+@pytest.mark.parametrize("name", ["F13", "C-Enter", "S-Up", "Ctrl-F5", "C-é"])
+def test_a_key_there_is_not_is_refused(name: str) -> None:
+    with pytest.raises(InvalidArgumentsError, match="unknown key"):
+        list(pressing("%0", name))
+    with pytest.raises(InvalidArgumentsError, match="unknown key"):
+        key_bytes(name)
 
 
 def test_no_key_can_smuggle_a_command() -> None:
-    for name in ("x'; kill-server; '", "Enter\nkill-server", "C-a ; kill-server"):
-        with pytest.raises(InvalidArgumentsError):
-            pressing("%0", name)
+    assert list(pressing("%0", "Enter\nkill-server")) == list(typing("%0", "Enter\nkill-server"))
+    assert list(pressing("%0", "C-a ; kill-server")) == ["send-keys -t %0 -l -- 'C-a ; kill-server'"]
 
 
 @pytest.mark.parametrize(

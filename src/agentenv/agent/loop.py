@@ -213,7 +213,7 @@ class AgentLoop:
             ToolRecord(
                 call_id=call_id,
                 tool="",
-                arguments=cut_middle(clean_text(step.raw or self.result.final_response), UNREADABLE_BYTES)[0],
+                arguments=cut_middle(clean_text(step.raw or self.result.final_response), UNREADABLE_BYTES),
                 started_s=now,
                 ended_s=now,
                 result=CallResult(id=call_id, fault="model", error="malformed_call", message=problem),

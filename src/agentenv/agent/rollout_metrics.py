@@ -127,7 +127,7 @@ def rollout_row(transcript: Transcript) -> list[object]:
         len(transcript.steps),
         sum(1 for _ in _calls(transcript)),
         transcript.model_faults,
-        cut_middle(transcript.final_response, MESSAGE_BYTES)[0],
+        cut_middle(transcript.final_response, MESSAGE_BYTES),
         readable(transcript),
     ]
 
@@ -137,15 +137,15 @@ def readable(transcript: Transcript) -> str:
     parts = [_said(str(message.get("role")), message) for message in transcript.messages]
     if transcript.error:
         parts.append(f"## ended by {transcript.fault}\n{transcript.error}")
-    return cut_middle("\n\n".join(parts), READABLE_BYTES)[0]
+    return cut_middle("\n\n".join(parts), READABLE_BYTES)
 
 
 def _said(role: str, message: dict[str, object]) -> str:
     lines = [f"## {role}"]
     if content := str(message.get("content") or ""):
-        lines.append(cut_middle(content, MESSAGE_BYTES)[0])
+        lines.append(cut_middle(content, MESSAGE_BYTES))
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else []:
         function = call["function"]
-        lines.append(f"-> {function['name']} {cut_middle(str(function['arguments']), MESSAGE_BYTES)[0]}")
+        lines.append(f"-> {function['name']} {cut_middle(str(function['arguments']), MESSAGE_BYTES)}")
     return "\n".join(lines)

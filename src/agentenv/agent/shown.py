@@ -8,22 +8,36 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentenv.agent.shown_sessions import SESSION_TOOLS, is_listing, session_ending, session_standing
+from agentenv.agent.shown_sessions import SESSION_TOOLS, has_pty, is_listing, session_ending, session_standing
+from agentenv.agent.terminal_text import rendered, without_overwritten
+from agentenv.sessions.head_tail import seam
 from agentenv.wire.calls import CallResult
 
 LONGEST_BASE64 = 4096
 """Characters of an archive's or file's bytes that are shown: more is nothing a model reads."""
 
 
-def cut_middle(text: str, limit_bytes: int) -> tuple[str, int]:
-    """``text`` in at most ``limit_bytes`` of UTF-8, head and tail kept; and the bytes dropped."""
-    raw = text.encode("utf-8", "surrogatepass")
-    if len(raw) <= limit_bytes:
-        return text, 0
-    head = raw[: limit_bytes // 2].decode("utf-8", "ignore")
-    tail = raw[len(raw) - (limit_bytes - limit_bytes // 2) :].decode("utf-8", "ignore")
-    dropped = len(raw) - len(head.encode()) - len(tail.encode())
-    return f"{head}\n[... {dropped} bytes dropped ...]\n{tail}", dropped
+def cut_middle(text: str, limit_bytes: int, dropped_bytes: int = 0) -> str:
+    """``text`` in at most ``limit_bytes`` of UTF-8 (and one line that says how much is missing), head and tail kept.
+
+    ``dropped_bytes`` are missing from ``text`` already, where its :func:`agentenv.sessions.head_tail.seam` stands:
+    one line then counts both.
+    """
+    before, mark, after = text.partition(seam(dropped_bytes)) if dropped_bytes else (text, "", "")
+    first = before.encode("utf-8", "surrogatepass")
+    last = after.encode("utf-8", "surrogatepass") if mark else first
+    kept_bytes = len(first) + len(last) if mark else len(first)
+    if kept_bytes <= limit_bytes:
+        return text
+    head_bytes = limit_bytes // 2
+    tail_bytes = limit_bytes - head_bytes
+    if mark:  # what one side does not need is the other's
+        head_bytes = max(head_bytes, limit_bytes - len(last))
+        tail_bytes = max(tail_bytes, limit_bytes - len(first))
+    head = first[:head_bytes].decode("utf-8", "ignore")
+    tail = last[max(0, len(last) - tail_bytes) :].decode("utf-8", "ignore")
+    missing = kept_bytes - len(head.encode()) - len(tail.encode()) + dropped_bytes
+    return f"{head}{seam(missing)}{tail}"
 
 
 def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
@@ -35,7 +49,10 @@ def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
         if is_listing(result.content):
             return standing or "(there are none)"
         first = session_ending(result.content, result.exit_code, result.duration_s)
-        return f"{_command(result, limit_bytes, first)}" + (f"\n{standing}" if standing else "")
+        nothing = "(no new output)" if tool == "process" else "(no output)"
+        terminal = tool != "tmux" and has_pty(result.content)
+        text = _command(result, limit_bytes, first, nothing=nothing, terminal=terminal)
+        return text + (f"\n{standing}" if standing else "")
     if result.content is not None and (result.stdout or result.stderr or result.exit_code):
         return f"{_command(result, limit_bytes)}\n{json.dumps(result.content, ensure_ascii=False)}"
     if result.content is not None:
@@ -43,18 +60,25 @@ def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
     return _command(result, limit_bytes)
 
 
-def _command(result: CallResult, limit_bytes: int, first: str | None = None) -> str:
+def _command(
+    result: CallResult,
+    limit_bytes: int,
+    first: str | None = None,
+    *,
+    nothing: str = "(no output)",
+    terminal: bool = False,
+) -> str:
+    """``nothing`` stands for empty output; ``terminal``: it was written to one, and is shown as it looks there."""
     parts = [_ending(result) if first is None else first]
     for name, text, dropped in (
         ("stdout", result.stdout, result.stdout_dropped_bytes),
         ("stderr", result.stderr, result.stderr_dropped_bytes),
     ):
-        kept, cut = cut_middle(text, limit_bytes)
-        if kept or dropped:
-            note = f" ({dropped + cut} bytes dropped from the middle)" if dropped + cut else ""
-            parts.append(f"{name}{note}:\n{kept.rstrip()}")
+        kept = cut_middle(rendered(text) if terminal else without_overwritten(text), limit_bytes, dropped)
+        if kept:
+            parts.append(f"{name}:\n{kept.rstrip()}")
     if len(parts) == 1:
-        parts.append("(no output)")
+        parts.append(nothing)
     return "\n".join(parts)
 
 
@@ -83,13 +107,13 @@ def content_shown(tool: str, content: Any, limit_bytes: int) -> str:
             return _artifacts(content, limit_bytes)
         if isinstance(content.get("text"), str):
             return _document(content, limit_bytes)
-    return cut_middle(json.dumps(content, ensure_ascii=False), limit_bytes)[0]
+    return cut_middle(json.dumps(content, ensure_ascii=False), limit_bytes)
 
 
 def _matches(content: dict[str, Any], limit_bytes: int) -> str:
     """As grep prints them; what was not looked at is said below."""
     found = [f"{one['path']}:{one['line']}:{one['text']}" for one in content["matches"]]
-    text, _ = cut_middle("\n".join(found) or "(no match)", limit_bytes)
+    text = cut_middle("\n".join(found) or "(no match)", limit_bytes)
     skipped = {name: content.get(f"{name}_skipped") for name in ("binary", "large", "unreadable")}
     notes = ["[there are more matches; narrow the search]"] if content.get("truncated") else []
     notes += [f"[{count} {name} files were skipped]" for name, count in skipped.items() if count]
@@ -100,7 +124,7 @@ def _artifacts(content: dict[str, Any], limit_bytes: int) -> str:
     """The files as sha256sum prints them, with sizes; half a base64 text is of no use: all of it or none."""
     files = content["files"]
     lines = [f"{file['sha256']}  {file['size_bytes']}  {file['path']}" for file in files]
-    text, _ = cut_middle("\n".join(lines) or "(no files)", limit_bytes)
+    text = cut_middle("\n".join(lines) or "(no files)", limit_bytes)
     parts = [text, f"[{len(files)} files, {content.get('total_bytes')} bytes]"]
     data = content.get("data")
     if isinstance(data, str):
@@ -115,14 +139,14 @@ def _document(content: dict[str, Any], limit_bytes: int) -> str:
     lines = [
         f"{name}: {value}" for name, value in around.items() if isinstance(value, (str, int, float)) and value != ""
     ]
-    text, _ = cut_middle(content["text"], limit_bytes)
+    text = cut_middle(content["text"], limit_bytes)
     notes = [f"[it goes on: offset={content['next_offset']}]"] if content.get("next_offset") else []
     notes += ["[the source was longer than what is read of one]"] if content.get("truncated") else []
     return "\n".join([*lines, "", text, *notes]).strip()
 
 
 def _file_text(content: dict[str, Any], limit_bytes: int) -> str:
-    text, _ = cut_middle(content["text"], limit_bytes)
+    text = cut_middle(content["text"], limit_bytes)
     notes = [
         note
         for flag, note in (
@@ -141,5 +165,5 @@ def _listing(content: dict[str, Any], limit_bytes: int) -> str:
         + (f"  {entry['size_bytes']}" if entry["kind"] == "file" else "")
         for entry in content["entries"]
     ]
-    text, _ = cut_middle("\n".join(lines) or "(empty)", limit_bytes)
+    text = cut_middle("\n".join(lines) or "(empty)", limit_bytes)
     return text + ("\n[more entries were left out]" if content.get("truncated") else "")

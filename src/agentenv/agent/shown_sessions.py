@@ -6,20 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 SESSION_TOOLS = ("terminal", "process", "tmux")
+LONGEST_COMMAND = 80
+"""Characters of a command that a standing line shows: its author knows it, and needs to tell it from others."""
 
 
 def session_ending(content: Mapping[str, Any], exit_code: int | None, duration_s: float) -> str:
     """The first line: how the command ended, that it goes on, or that a wait in tmux was in vain."""
-    tmux = _of(content, "session")
-    if content.get("matched") is False or tmux.get("idle") is False:
-        return f"what was waited for did not happen in {duration_s:.1f} s"
+    tmux, process = _of(content, "session"), _of(content, "process")
     if exit_code is not None:
         return f"exit code: {exit_code}"
+    if content.get("matched") is False or tmux.get("idle") is False:
+        return f"timed out after {duration_s:.1f} s of waiting"
     if tmux:
-        return "the session goes on" if tmux.get("state") == "running" else "the session has ended"
-    command = content.get("command") or _of(content, "process").get("command")
-    if content.get("state") == "running" or _of(content, "process").get("state") == "running":
-        return f"still running (waited {duration_s:.1f} s, it goes on): {command}"
+        return "the session is running" if tmux.get("state") == "running" else "the session has ended"
+    if process.get("state") == "running":
+        return f"still running (waited {duration_s:.1f} s)"
+    if content.get("state") == "running":
+        return f"still running (waited {duration_s:.1f} s): {_brief(content.get('command'))}"
     return "no command ended"
 
 
@@ -35,8 +38,10 @@ def session_standing(content: Mapping[str, Any]) -> str:
     for name in ("processes", "sessions"):
         listed = content.get(name) or ()
         lines += [f"{one.get('process') or one.get('session')}: {_facts(one)}" for one in listed]
-    shown = ("matched", "written_bytes", "offset", "next_offset", "truncated")
+    shown = ("matched", "written_bytes", "offset", "next_offset")
     lines += [f"[{name}: {content[name]}]" for name in shown if content.get(name)]
+    if content.get("truncated"):
+        lines.append("[there is more output after this]")
     lines += [f"[{text}]" for text in (content.get("note"), *(content.get("notices") or ())) if text]
     return "\n".join(lines)
 
@@ -54,11 +59,24 @@ def _facts(state: Mapping[str, Any]) -> str:
         facts.append(f"cursor at row {state.get('cursor_row', 0)}, column {state.get('cursor_column', 0)}")
     if "runs_s" in state:
         facts.append(f"{state['runs_s']:.1f} s, {state.get('total_bytes', 0)} bytes printed")
+    if state.get("unread_bytes"):
+        facts.append(f"{state['unread_bytes']} of them not read yet")
     if state.get("dropped_bytes"):
-        facts.append(f"the first {state['dropped_bytes']} no longer kept")
+        facts.append(f"first {state['dropped_bytes']} bytes discarded")
     if state.get("command"):
-        facts.append(str(state["command"]))
+        facts.append(_brief(state["command"]))
     return ", ".join(facts)
+
+
+def has_pty(content: Mapping[str, Any]) -> bool:
+    """Whether the output was written to a terminal."""
+    return bool(content.get("pty") or _of(content, "process").get("pty"))
+
+
+def _brief(command: object) -> str:
+    """One line of a command, so that a script of many does not fill every answer."""
+    first, _, rest = str(command).strip().partition("\n")
+    return first[:LONGEST_COMMAND] + "…" if rest or len(first) > LONGEST_COMMAND else first
 
 
 def _of(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:

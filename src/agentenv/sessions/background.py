@@ -39,6 +39,8 @@ class Background:
         self.output = Rolling(terminal=order.pty)
         self.changes = Changes(host.loop)
         self.exit_code: int | None = None
+        self.failed = False
+        """It could not be started; its output says why."""
         self.lost = False
         self.polled_bytes = 0
         """Up to where its output was given to a ``poll``."""
@@ -105,6 +107,10 @@ class Background:
         """Kill it and all it started; it has ended a moment later."""
         self._started.kill()
 
+    def signal(self, number: int) -> None:
+        """Send its process group a signal that it may handle. Nothing happens when it has ended."""
+        self._started.signal(number)
+
     def close(self) -> None:
         """Let go of it, whether it has ended or its slot ends it. Repeatable."""
         self._release()
@@ -155,6 +161,7 @@ class Background:
 
     def on_failed(self, error: int, *, cwd: bool) -> None:
         """ProgramEvents: data, as a shell would put it."""
+        self.failed = True
         what = f"cd: {self.order.cwd}" if cwd else "cannot start"
         self.output.feed(f"bash: {what}: {os.strerror(error)}\n".encode())
         self._end(1 if cwd else CANNOT_START)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def seam(dropped_bytes: int) -> str:
+    """The line that stands in a text where ``dropped_bytes`` of it are missing."""
+    return f"\n[... {dropped_bytes} bytes dropped ...]\n"
+
+
 class HeadTail:
     """The first and the last bytes of a stream, ``cap_bytes`` together; what lies between is counted.
 
@@ -43,7 +48,8 @@ class HeadTail:
     def text(self) -> tuple[str, int]:
         """Head and tail decoded (U+FFFD for what is not UTF-8), and how many bytes are missing between.
 
-        The cut never splits a character: what would be left of one is dropped, and counted.
+        Where bytes are missing the text says so (:func:`seam`), or head and tail would join into a line that was
+        never printed. The cut never splits a character: what would be left of one is dropped, and counted.
         """
         if self._tail is None:
             return str(self._head, "utf-8", "replace"), 0
@@ -51,7 +57,7 @@ class HeadTail:
         head = head[: whole_end(head)]
         tail = tail[whole_start(tail) :]
         dropped = self.total_bytes - len(head) - len(tail)
-        return head.decode("utf-8", "replace") + tail.decode("utf-8", "replace"), dropped
+        return head.decode("utf-8", "replace") + seam(dropped) + tail.decode("utf-8", "replace"), dropped
 
     def _overflow(self, chunk: bytes) -> None:
         head_cap = self._cap // 2

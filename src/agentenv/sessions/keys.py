@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import signal
 
@@ -20,14 +19,33 @@ _SHOWN = ("Enter", "Tab", "Escape", "Space", "Backspace", "Up", "Down", "Left", 
           "PageDown", "Insert", "Delete", "F1 to F12", "C-a to C-z", "M-x")  # fmt: skip
 _CONTROL = re.compile(r"(?:C-|c-|\^|[Cc]trl[-+])(.|Space|space)")
 _META = re.compile(r"(?:M-|m-|[Aa]lt[-+])(.+)", re.DOTALL)
+_MODIFIED = re.compile(r"(?:[CMScms]-|[Cc]trl[-+]|[Aa]lt[-+]|[Ss]hift[-+])(.+)")
+_FUNCTION = re.compile(r"[Ff]\d{1,2}")
 _CONTROLLED = "@abcdefghijklmnopqrstuvwxyz[\\]^_"
 
 SIGNAL_KEYS = {b"\x03": signal.SIGINT, b"\x1c": signal.SIGQUIT}
 """What can be had without a terminal: its interrupt and quit keys, as signals."""
 
 
+def is_key(name: str) -> bool:
+    """Whether ``name`` means a key; what means none is typed as it stands, as tmux does. Raises
+    InvalidArgumentsError for what can only be meant as a key and is unknown (``C-Enter``, ``F13``)."""
+    if len(name) > 1 and (_MODIFIED.match(name) or _FUNCTION.fullmatch(name)):
+        key_bytes(name)
+        return True
+    return name.casefold() in _NAMED
+
+
 def key_bytes(name: str) -> bytes:
-    """What the key sends. Raises InvalidArgumentsError, naming the nearest key, when there is none."""
+    """What the key sends. What names no key is text and is sent as it stands, as tmux does: ``y``, ``:wq``, ``ls -l``.
+    Raises InvalidArgumentsError for an unknown key (``F13``, ``C-Enter``), naming those there are."""
+    sent = named_key(name)
+    return name.encode("utf-8", "surrogatepass") if sent is None else sent
+
+
+def named_key(name: str) -> bytes | None:
+    """What the key of this name sends, None when the name is text. Raises InvalidArgumentsError as
+    :func:`key_bytes` does."""
     if found := _CONTROL.fullmatch(name):
         key = found[1].lower()
         if key == "space":
@@ -36,13 +54,19 @@ def key_bytes(name: str) -> bytes:
             return b"\x7f"
         if key in _CONTROLLED:
             return bytes([_CONTROLLED.index(key)])
-    elif found := _META.fullmatch(name):
-        return b"\x1b" + (found[1].encode() if len(found[1]) == 1 else key_bytes(found[1]))
+    elif (found := _META.fullmatch(name)) and (len(found[1]) == 1 or _means_a_key(found[1])):
+        return b"\x1b" + key_bytes(found[1])
     elif (sent := _NAMED.get(name.casefold())) is not None:
         return sent.encode()
-    raise InvalidArgumentsError(f"no key is named {name[:40]!r}{_hint(name)}", next_step=f"keys: {', '.join(_SHOWN)}")
+    if not _means_a_key(name):
+        return None
+    raise InvalidArgumentsError(f"unknown key {name[:40]!r}", next_step=f"keys: {', '.join(_SHOWN)}")
 
 
-def _hint(name: str) -> str:
-    near = difflib.get_close_matches(name[:40].casefold(), _NAMED, n=1)
-    return f"; did you mean {near[0].capitalize()!r}?" if near else ""
+def _means_a_key(name: str) -> bool:
+    """Whether somebody who writes this wants a key pressed, known or not."""
+    if found := _MODIFIED.fullmatch(name):
+        name = found[1]
+        if len(name) == 1:
+            return True
+    return name.casefold() in _NAMED or _FUNCTION.fullmatch(name) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import signal
 from collections.abc import Mapping
 
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, UnknownSessionError
@@ -18,6 +19,8 @@ MAX_ENDED = 16
 MAX_LONGEST_WAIT_S = 300.0
 _DEFAULT_WAIT_S = 30.0
 _KILL_WAIT_S = 15.0
+_SIGNAL_WAIT_S = 2.0
+"""How long a process may take to end after a signal that it can handle, before the answer says it still runs."""
 _WRITE_WAIT_S = 5.0
 _START_WAIT_S = 5.0
 
@@ -101,7 +104,8 @@ class ProcessCalls:
             check_interval_s=arguments.check_interval,
         )
         process = await self.start(order)
-        return _answer(process, ProcessReply(process=process.state()))
+        # What could not be started has said why.
+        return self._new_output(process, arguments.limit) if process.failed else _answer(process)
 
     async def _list(self, _: ProcessArguments, __: float) -> SessionAnswer:
         states = tuple(process.state() for process in self._processes.values())
@@ -135,9 +139,9 @@ class ProcessCalls:
         until_s = began_s + min(wanted_s, longest_s)
         while process.running and await process.changes.until(until_s):
             pass
-        answer = self._new_output(process, arguments.limit)
+        answer = self._new_output(process, arguments.limit, newest=True)
         assert isinstance(answer.content, ProcessReply)
-        clamped = wanted_s > longest_s
+        clamped = wanted_s > longest_s and process.running
         note = f"waited at most {longest_s:.1f} s, not {wanted_s:g} s" if clamped else ""
         changed = {
             "waited_s": self._host.loop.time() - began_s,
@@ -149,11 +153,18 @@ class ProcessCalls:
 
     async def _kill(self, arguments: ProcessArguments, _: float) -> SessionAnswer:
         process = self._named(arguments)
-        process.kill()
-        until_s = self._host.loop.time() + _KILL_WAIT_S
+        if arguments.signal == "KILL":
+            process.kill()
+        else:
+            process.signal(signal.Signals[f"SIG{arguments.signal}"])
+        until_s = self._host.loop.time() + (_KILL_WAIT_S if arguments.signal == "KILL" else _SIGNAL_WAIT_S)
         while process.running and await process.changes.until(until_s):
             pass
-        return self._new_output(process, arguments.limit)
+        answer = self._new_output(process, arguments.limit, newest=True)
+        if not process.running:
+            return answer
+        note = f"{arguments.signal} was sent; the process is still running"
+        return SessionAnswer(answer.content.model_copy(update={"note": note}), answer.fields)
 
     async def _write(self, arguments: ProcessArguments, deadline_s: float) -> SessionAnswer:
         process = self._named(arguments)
@@ -171,7 +182,7 @@ class ProcessCalls:
     async def _close(self, arguments: ProcessArguments, _: float) -> SessionAnswer:
         process = self._named(arguments)
         process.end_input()
-        return _answer(process, ProcessReply(process=process.state()))
+        return _answer(process)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -184,17 +195,27 @@ class ProcessCalls:
             )
         return process
 
-    def _new_output(self, process: Background, limit: int) -> SessionAnswer:
+    def _new_output(self, process: Background, limit: int, *, newest: bool = False) -> SessionAnswer:
+        """At most ``limit`` bytes that were not shown before: the oldest, or (``newest``) the end of it, because how
+        a command ended is said last."""
         output = process.output
-        text, offset, next_offset = output.read(process.polled_bytes, limit)
-        lost = max(0, offset - process.polled_bytes)
+        unread = process.polled_bytes
+        begin = max(unread, output.total_bytes - limit) if newest else unread
+        text, offset, next_offset = output.read(begin, limit)
+        gone = min(offset, output.dropped_bytes) - unread
+        skipped = offset - max(unread, output.dropped_bytes)
+        notes = [f"{gone} bytes before this were discarded"] if gone > 3 else []
+        if skipped > 3:
+            notes.append(
+                f"{skipped} bytes before this were skipped: action=log with offset={offset - skipped} reads them"
+            )
         process.polled_bytes = next_offset
         reply = ProcessReply(
             process=process.state(),
             offset=offset,
             next_offset=next_offset,
             truncated=next_offset < output.total_bytes,
-            note=f"{lost} bytes before this are no longer kept" if lost > 3 else "",
+            note="; ".join(notes),
         )
         return _answer(process, reply, text)
 
@@ -204,7 +225,9 @@ class ProcessCalls:
             self._processes.pop(name).close()
 
 
-def _answer(process: Background, reply: ProcessReply, text: str = "") -> SessionAnswer:
+def _answer(process: Background, reply: ProcessReply | None = None, text: str = "") -> SessionAnswer:
+    """``reply``: how the process stands, where nothing else is to be said."""
+    reply = reply or ProcessReply(process=process.state())
     fields: dict[str, object] = {"stdout": text} if text else {}
     if process.exit_code is not None:
         fields["exit_code"] = process.exit_code

@@ -169,11 +169,18 @@ class Tmux:
     async def idle(self) -> bool:
         """Whether the program that was started (a shell, mostly) waits for input itself: nothing it has
         started is in the foreground."""
-        pid = (await self.ask(f"display-message -p -t {self._pane} '#{{pane_pid}}'"))[0]
-        if not pid.isdigit():
+        found = (await self.ask(f"display-message -p -t {self._pane} '#{{pane_pid}} #{{pane_dead}}'"))[0]
+        pid, _, dead = found.partition(" ")
+        if not pid.isdigit() or dead == "1":
             return True
         fields = (await output_of(self._host, "cat", f"/proc/{pid}/stat")).rpartition(b")")[2].split()
-        return len(fields) < 6 or fields[2] == fields[5]
+        if len(fields) < 6 or fields[0] in (b"Z", b"X"):  # it has ended, which tmux 3.3 does not always notice
+            return True
+        return fields[2] == fields[5]
+
+    async def ended(self) -> bool:
+        """Whether the program that was started has ended. Raises UnknownSessionError, LeaseLostError."""
+        return not self.alive or (await self._fields()).get("pane_dead") == "1"
 
     async def screen(self, *, history: bool = False, joined: bool = False) -> list[str]:
         """The lines of the screen, or of all that is kept; ``joined``: without the terminal's line breaks."""
@@ -202,8 +209,10 @@ class Tmux:
         ours, theirs = socket.socketpair()
         self._typist = Typist(self._host, ours, lambda _: None)
         try:
+            # In the session's directory, so that one that cannot be entered is refused as by the other tools:
+            # tmux itself would start the program somewhere else, and not say so.
             self._client = self._host.start(
-                Program(self._argv(), self._host.env, self._host.workspace, stdin=theirs.fileno()), self
+                Program(self._argv(), self._host.env, self.setup.cwd, stdin=theirs.fileno()), self
             )
         except ValueError as error:
             self._typist.close()
@@ -230,9 +239,10 @@ class Tmux:
             Reader(self._host, err, self._complained, terminal=False),
         ]
 
-    def on_failed(self, error: int, *, cwd: bool) -> None:  # noqa: ARG002 (ProgramEvents)
+    def on_failed(self, error: int, *, cwd: bool) -> None:
         """ProgramEvents."""
-        self.start_error = f"cannot start tmux: {os.strerror(error)}"
+        what = f"cd: {self.setup.cwd}" if cwd else "cannot start"
+        self.start_error = f"{what}: {os.strerror(error)}"
         self.close()
 
     def on_ended(self, exit_code: int) -> None:  # noqa: ARG002 (ProgramEvents)

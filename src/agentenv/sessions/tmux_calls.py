@@ -113,7 +113,7 @@ class TmuxCalls:
         return tmux
 
     async def _send_keys(self, tmux: Tmux, arguments: TmuxArguments, deadline_s: float) -> SessionAnswer:
-        presses = [pressing(tmux.pane, key) for key in arguments.keys]
+        presses = [command for key in arguments.keys for command in pressing(tmux.pane, key)]
         text = arguments.text or ""
         began_s = self._host.loop.time()
         for command in (*typing(tmux.pane, text), *presses):
@@ -137,12 +137,13 @@ class TmuxCalls:
         async def shown() -> bool:
             return text in "\n".join(await tmux.screen(joined=True))
 
-        async def ended() -> bool:
-            return (await tmux.state()).state == "exited"
+        async def over() -> bool:
+            # in this order: what a program printed last is on the screen once it is known to have ended
+            return await tmux.ended() or await holds()
 
-        holds = {"text": shown, "idle": tmux.idle, "exit": ended}[until]
+        holds = {"text": shown, "idle": tmux.idle, "exit": tmux.ended}[until]
         began_s = self._host.loop.time()
-        matched = await self._looking(holds, min(deadline_s, began_s + arguments.max_wait_s))
+        matched = await self._looking(over, min(deadline_s, began_s + arguments.max_wait_s)) and await holds()
         waited_s = self._host.loop.time() - began_s
         idle = matched if until == "idle" else None
         return await self._shown(tmux, idle=idle, matched=matched, waited_s=waited_s)
@@ -201,6 +202,9 @@ class TmuxCalls:
         fields: dict[str, Any] = {"stdout": text} if text else {}
         if state.exit_code is not None:
             fields["exit_code"] = state.exit_code
-        if said.get("matched") is False or (idle is False):
+        waited_in_vain = said.get("matched") is False or idle is False
+        if waited_in_vain and state.state == "running":
             fields["timed_out"] = True
+        elif waited_in_vain:
+            said["note"] = "the session ended first"
         return SessionAnswer(TmuxReply(session=state, recording=tmux.take_recording(), **said), fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from agentenv.sessions.keys import key_bytes
+from agentenv.sessions.keys import named_key
 
 CHUNK_CHARS = 1_000
 """So much of a text is typed by one command; the next waits for its answer."""
@@ -33,14 +33,16 @@ def typing(pane: str, text: str) -> Iterator[str]:
             yield f"send-keys -t {pane} -l -- {quoted(run)}"
 
 
-def pressing(pane: str, name: str) -> str:
-    """The command that presses a key. Raises InvalidArgumentsError when no key has that name."""
-    key_bytes(name)
+def pressing(pane: str, name: str) -> Iterator[str]:
+    """The commands that press a key, or type what names none. Raises InvalidArgumentsError for an unknown key."""
+    if named_key(name) is None:
+        yield from typing(pane, name)
+        return
     if found := _CONTROL.fullmatch(name):
         name = f"C-{found[1]}"
     elif found := _META.fullmatch(name):
         name = f"M-{found[1]}"
-    return f"send-keys -t {pane} -- {quoted(_OTHER_NAMES.get(name.casefold(), name))}"
+    yield f"send-keys -t {pane} -- {quoted(_OTHER_NAMES.get(name.casefold(), name))}"
 
 
 def difference(before: list[str], now: list[str]) -> list[str]:

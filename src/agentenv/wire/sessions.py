@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from agentenv.wire.base import MAX_COMMAND_BYTES, WireModel
 
@@ -33,6 +33,11 @@ def _input(value: str) -> str:
     return value
 
 
+def _listed(value: object) -> object:
+    """One key may be given without its list."""
+    return (value,) if isinstance(value, str) else value
+
+
 def _environment(value: dict[str, str]) -> dict[str, str]:
     for name, text in value.items():
         if not name or "=" in name or "\0" in name or "\0" in text:
@@ -45,8 +50,8 @@ CommandText = Annotated[str, AfterValidator(_command)]
 InputText = Annotated[str, AfterValidator(_input)]
 PathText = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_no_nul)]
 Environment = Annotated[dict[str, str], AfterValidator(_environment)]
-KeyName = Annotated[str, Field(min_length=1, max_length=40)]
-Keys = Annotated[tuple[KeyName, ...], Field(max_length=1_000)]
+KeyName = Annotated[str, Field(min_length=1, max_length=4_096)]
+Keys = Annotated[tuple[KeyName, ...], Field(max_length=1_000), BeforeValidator(_listed)]
 WaitS = Annotated[float, Field(ge=0, le=MAX_WAIT_S)]
 Rows = Annotated[int, Field(ge=2, le=500)]
 Columns = Annotated[int, Field(ge=2, le=1_000)]
@@ -66,7 +71,8 @@ class TerminalArguments(WireModel):
     )
     keys: Keys = Field(
         default=(),
-        description='Keys for the running program, such as ["C-c"] or ["Up", "Enter"]. Without pty only C-c and C-\\.',
+        description='Keys for the running program, such as ["C-c"] or ["Up", "Enter"]. An element that names no key is '
+        "typed as text. Without pty only C-c and C-\\ work.",
     )
     input: InputText | None = Field(
         default=None, description="Text to type into the running program, before `keys`. Needs pty."
@@ -150,6 +156,11 @@ class ProcessArguments(WireModel):
     )
     input: InputText | None = Field(default=None, description="For write and submit: the text.")
     timeout_s: WaitS | None = Field(default=None, description="For wait: how long at most.")
+    signal: Literal["KILL", "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"] = Field(
+        default="KILL",
+        description="For kill: the signal to send. KILL ends the process and everything it started; the others go to "
+        "its process group, which may handle them.",
+    )
     offset: Annotated[int, Field(ge=0)] | None = Field(
         default=None, description="For log: first byte; by default the last `limit` bytes."
     )
@@ -200,7 +211,11 @@ class TmuxArguments(WireModel):
     text: InputText | None = Field(
         default=None, description="For send_keys: text to type, before `keys`. For wait: the text to wait for."
     )
-    keys: Keys = Field(default=(), description='For send_keys: names of keys, such as ["C-c"] or ["Up", "Enter"].')
+    keys: Keys = Field(
+        default=(),
+        description='For send_keys: keys in order, such as ["C-c"] or ["ls", "Enter"]. An element that names no key is '
+        "typed as text.",
+    )
     block: bool = Field(
         default=False, description="For send_keys: wait until what was started has ended and the shell is idle again."
     )

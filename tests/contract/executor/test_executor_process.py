@@ -62,6 +62,7 @@ async def test_it_starts_where_and_with_what_it_is_told(session: ToolSession) ->
     assert (await process(session, "wait", name)).stdout == "there\ne\n"
     nowhere = await process(session, "start", command="true", workdir="no/such")
     assert (nowhere.fault, nowhere.exit_code) == ("none", 1)
+    assert "No such file or directory" in nowhere.stdout, "the answer says why, without a poll"
     long = await start(session, "\n".join(f"x{n}={n}" for n in range(10_000)) + "\necho $x9999")
     assert (await process(session, "wait", long)).stdout == "9999\n"
 
@@ -85,15 +86,41 @@ async def test_wait_is_clamped_and_says_so(session: ToolSession) -> None:
     loud = await start(session, "seq -w 1 50000; touch printed; sleep 30")
     await until_bash(session, "[ -e printed ]")
     both = await session.call("process", {"action": "wait", "process": loud, "timeout_s": 3000}, timeout_s=0.5)
-    assert "no longer kept; waited at most" in reply(both)["note"], "neither hides the other"
+    assert "were discarded; " in reply(both)["note"]
+    assert "; waited at most" in reply(both)["note"], "neither hides the other"
+    ended = await start(session, "true")
+    await process(session, "wait", ended, timeout_s=30)
+    long = await session.call("process", {"action": "wait", "process": ended, "timeout_s": 3000}, timeout_s=0.5)
+    assert (long.exit_code, reply(long).get("clamped_to_s")) == (0, None), "nothing was waited for"
+
+
+async def test_a_wait_shows_the_end_and_says_where_the_rest_is(session: ToolSession) -> None:
+    name = await start(session, "seq -w 1 9999; echo the error; exit 2")
+    ended = await process(session, "wait", name, timeout_s=30, limit=20)
+    assert (ended.exit_code, ended.stdout) == (2, "9998\n9999\nthe error\n")
+    assert "49985 bytes before this were skipped: action=log with offset=0 reads them" in reply(ended)["note"]
+    first = await process(session, "log", name, offset=0, limit=5)
+    assert first.stdout == "0001\n"
+
+
+async def test_kill_sends_the_signal_that_is_asked_for(session: ToolSession) -> None:
+    handled = await start(session, "trap 'echo term; exit 7' TERM; echo ready; while :; do sleep 0.05; done")
+    await printed(session, handled, "ready")
+    ended = await process(session, "kill", handled, signal="TERM")
+    assert (ended.exit_code, ended.stdout.endswith("term\n")) == (7, True)
+    deaf = await start(session, "trap '' INT; echo ready; while :; do sleep 0.05; done")
+    await printed(session, deaf, "ready")
+    goes_on = await process(session, "kill", deaf, signal="INT")
+    assert (goes_on.exit_code, "still running" in reply(goes_on)["note"]) == (None, True)
+    assert (await process(session, "kill", deaf)).exit_code == 137
 
 
 async def test_the_last_200_kb_are_kept_and_the_rest_is_counted(session: ToolSession) -> None:
     name = await start(session, "seq -w 1 50000")  # 6 bytes a line
     ended = await process(session, "wait", name, timeout_s=30, limit=6)
     state = reply(ended)["process"]
-    assert (state["total_bytes"], state["dropped_bytes"]) == (300_000, 100_000)
-    assert "100000 bytes before this" in reply(ended)["note"]
+    assert (ended.stdout, state["total_bytes"], state["dropped_bytes"]) == ("50000\n", 300_000, 100_000)
+    assert reply(ended)["note"].startswith("100000 bytes before this were discarded; 199994 bytes before this were")
     last = await process(session, "log", name, limit=12)
     assert (last.stdout, reply(last)["offset"], reply(last)["next_offset"]) == ("49999\n50000\n", 299_988, 300_000)
     middle = await process(session, "log", name, offset=240_000, limit=6)

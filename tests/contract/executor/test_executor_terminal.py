@@ -188,7 +188,7 @@ async def test_keys_need_something_that_reads_them(session: ToolSession) -> None
     for wrong, said in (
         ({"keys": ["C-d"]}, "PTY"),
         ({"input": "x"}, "PTY"),
-        ({"keys": ["Entr"]}, "did you mean 'Enter'"),
+        ({"keys": ["C-Enter"]}, "unknown key 'C-Enter'"),
     ):
         refused = await terminal(session, **wrong)
         assert (refused.fault, refused.error) == ("model", "invalid_arguments")

@@ -180,10 +180,37 @@ async def test_bad_input_is_refused_clearly(session: ToolSession, arguments: dic
     assert said in result.message
 
 
+async def test_keys_may_be_text_and_one_key_needs_no_list(session: ToolSession) -> None:
+    await tmux(session, "start")
+    typed = await tmux(session, "send_keys", keys=["echo $((40 + 2))", "Enter"], block=True)
+    assert "\n42\n" in typed.stdout
+    await tmux(session, "send_keys", text="sleep 60\n")
+    await tmux(session, "send_keys", keys="C-c")
+    assert reply(await tmux(session, "wait", until="idle", max_wait_s=20))["matched"] is True
+
+
+@pytest.mark.parametrize("end", ["exit 3", "exec bash -c 'exit 3'", "kill -9 $$"])
+async def test_no_wait_outlasts_the_session(session: ToolSession, end: str) -> None:
+    for _ in range(6):
+        await tmux(session, "start")
+        ended = await tmux(session, "send_keys", text=f"{end}\n", block=True)
+        assert (ended.timed_out, reply(ended)["waited_s"] < 15) == (False, True), ended
+        waited = await tmux(session, "wait", text="never", max_wait_s=30)
+        assert (reply(waited)["matched"], waited.timed_out, reply(waited)["waited_s"] < 15) == (False, False, True)
+        assert reply(waited)["note"] == "the session ended first"
+        await tmux(session, "stop")
+
+
+async def test_a_directory_that_is_not_there_is_refused(session: ToolSession) -> None:
+    started = await tmux(session, "start", workdir="no/such")
+    assert (started.exit_code, state(started)["state"]) == (1, "exited")
+    assert "no/such: No such file or directory" in started.stderr
+
+
 async def test_a_bad_key_types_nothing(session: ToolSession) -> None:
     await tmux(session, "start")
-    refused = await tmux(session, "send_keys", text="typed", keys=["Entre"])
-    assert (refused.fault, "did you mean 'Enter'" in refused.message) == ("model", True)
+    refused = await tmux(session, "send_keys", text="typed", keys=["C-Enter"])
+    assert (refused.fault, "unknown key 'C-Enter'" in refused.message) == ("model", True)
     assert "typed" not in (await tmux(session, "capture")).stdout
     assert (await tmux(session, "start")).error == "invalid_arguments"
 
