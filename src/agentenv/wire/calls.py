@@ -40,8 +40,9 @@ class CallResult(WireModel):
     command, as a shell would say; 0 or an errno of file operations). Otherwise ``error`` is the ``code`` of a
     class in :mod:`agentenv.errors` and ``message`` says what to do. Text is UTF-8 with U+FFFD for
     what was not. ``*_dropped_bytes`` counts what the cap cut out of the middle, where the text has the line
-    ``[... N bytes dropped ...]``; ``truncated`` is their disjunction. ``queue_s`` is the wait for the slot's earlier calls, ``duration_s`` the run
-    itself. ``content`` is the tool's own reply (a :mod:`agentenv.wire.tools` model as JSON).
+    ``[... N bytes dropped ...]``; ``truncated`` is their disjunction. ``queue_s`` is the wait for the slot's earlier
+    calls, ``duration_s`` the run itself. ``content`` is the tool's own reply (a :mod:`agentenv.wire.tools` model
+    as JSON).
     """
 
     id: CallId
