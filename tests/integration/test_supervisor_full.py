@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox import limits
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.wire.spec import Bind, SlotLimits
 from tests.integration.supervisor_harness import (
     Container,
@@ -91,14 +93,21 @@ def test_a_reset_leaves_nothing(container: Container) -> None:
 
 
 def test_memory_files_are_readable_and_fresh_after_a_reset(container: Container) -> None:
-    memory = container.slots(1)[1]["memory"]
+    memory = LimitFiles(**container.slots(1)[1]["limits"])
     container.bash(1, "head -c 50000000 /dev/zero > file")
-    assert Path(memory["oom"]).exists()
-    used = int(Path(memory["peak"]).read_text())
+    used = _peak_bytes(memory)
     assert used > 50_000_000
     container.send(op="reset", slot=1)
     container.packet("slot_ready", slot=1, epoch=1)
-    assert int(Path(memory["peak"]).read_text()) < 20_000_000
+    assert _peak_bytes(memory) < 20_000_000
+
+
+def _peak_bytes(files: LimitFiles) -> int:
+    watch = LimitWatch(files)
+    peak = watch.peak_bytes()
+    watch.close()
+    assert peak is not None
+    return peak
 
 
 def test_a_seal_keeps_the_workspace_and_nothing_else(container: Container) -> None:
@@ -137,6 +146,7 @@ def test_a_slot_that_dies_comes_back(container: Container) -> None:
     assert len(agents) == 2
     os.kill(max(agents), signal.SIGKILL)
     lost = container.packet("slot_lost")
+    assert lost["loss"] == Loss.ended
     container.packet("slot_ready", slot=lost["slot"], kept=False)
     assert container.bash(lost["slot"], "echo back") == "back\n"
 
@@ -285,7 +295,7 @@ def test_root_without_cgroups_serves_and_says_what_is_weaker(tmp_path: Path) -> 
         assert ready["isolation"] == "full"
         assert [sentence.split(" ")[0] for sentence in ready["weaker"]] == ["Processes", "Memory", "An", "CPU"]
         assert container.bash(0, "ulimit -Hu; ulimit -Hd").split() == ["32", str(SlotLimits().memory_bytes // 1024)]
-        assert container.slots(0)[0]["memory"]["oom"] is None
+        assert container.slots(0)[0]["limits"]["memory"] is None
         container.send(op="reset", slot=0)
         container.packet("slot_ready", slot=0, kept=False, epoch=2)
 
