@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ def _limit_file(backend: LocalBackend, *names: str) -> Path:
 
 
 @pytest.fixture
-def backend(tmp_path: Path) -> Iterator[LocalBackend]:
+def backend(tmp_path: Path) -> LocalBackend:
     return LocalBackend(ContainerSettings(slots_per_container=4), state_dir=tmp_path)
 
 

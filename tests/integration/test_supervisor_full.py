@@ -151,6 +151,42 @@ def test_a_slot_that_dies_comes_back(container: Container) -> None:
     assert container.bash(lost["slot"], "echo back") == "back\n"
 
 
+def test_what_a_dead_server_had_said_of_its_leases_is_heard(place: Path) -> None:
+    with Container(place, slots=6) as made:
+        made.ready()
+        supervisor = int(Path(f"/proc/{made.process.pid}/task/{made.process.pid}/children").read_text())
+        os.kill(supervisor, signal.SIGSTOP)  # it is behind: nothing is read while the server lives
+        leases = [{"secret": f"s{slot}"} for slot in range(6)]
+        for slot, lease in enumerate(leases):
+            made.send(op="remember", slot=slot, epoch=made.slots(slot)[slot]["epoch"], lease=lease)
+        server = made.server_pid()
+        made.order(exit=1)
+        eventually(lambda: _ended(server), "the server has ended")
+        os.kill(supervisor, signal.SIGCONT)
+        made.accept()
+        assert [made.slots(*range(6))[slot]["lease"] for slot in range(6)] == leases
+
+
+def test_a_slot_that_a_dead_server_had_is_reset_unless_a_lease_is_remembered(container: Container) -> None:
+    epochs = {slot: packet["epoch"] for slot, packet in container.slots(0, 1).items()}
+    container.send(op="remember", slot=0, lease={"secret": "s"})
+    container.bash(0, "echo mine > kept")
+    container.bash(1, "echo theirs > left")  # whose, it had no time to say
+    container.order(exit=1)
+    container.accept()
+    after = container.slots(0, 1)
+    assert (after[0]["epoch"], after[0]["kept"], after[0]["lease"]) == (epochs[0], True, {"secret": "s"})
+    assert (after[1]["epoch"], after[1]["lease"]) == (epochs[1] + 1, None)
+    assert container.bash(1, "ls") == ""
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 def _command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
 
