@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Mapping
 
 from agentenv.errors import AgentEnvError, InfraError, LeaseLostError
 from agentenv.sandbox.calls import Asked, Fields, Stop, answer, ended, refusal
@@ -39,10 +40,10 @@ class Beside:
         """Whether a call with these arguments belongs here."""
         return isinstance(arguments, SessionArguments)
 
-    def open(self, io: SlotIo) -> None:
-        """The slot can be used (again): there are no sessions yet."""
+    def open(self, io: SlotIo, env: Mapping[str, str]) -> None:
+        """The slot can be used (again), with this environment: there are no sessions yet."""
         self._limits = io.limits
-        self._sessions = SlotSessions(SlotHost(io, self._shared.env), self._shared.output_bytes)
+        self._sessions = SlotSessions(SlotHost(io, env), self._shared.output_bytes)
 
     def close(self) -> None:
         """The slot's agent is let go; every session ends with it. Repeatable."""

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 from collections import deque
+from dataclasses import replace
 
 from agentenv.errors import (
     AgentEnvError,
@@ -30,6 +31,7 @@ from agentenv.sandbox.workbench import Workbench
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport, SlotState
+from agentenv.wire.spec import SEALED_ENV
 
 MAX_QUEUED_CALLS = 2_000
 """Calls that may wait in one slot; more are refused."""
@@ -186,7 +188,9 @@ class Slot:
             raise ProtocolError(f"the supervisor made slot {self.index} ready, which is {self.state}")
         if self.lease is not None and self._sealing and packet.kept and packet.epoch == self.epoch:
             self._sealing = False
-            self._open_bench(packet, era=0)
+            self.lease.sealed = True
+            self._shared.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
+            self._open_bench(packet, era=0, sealed=True)
         elif self._sealing and packet.kept:
             # Released while it was being sealed: only now can it be reset.
             self._sealing = False
@@ -338,20 +342,20 @@ class Slot:
                 packet.agent.close()
                 self._shared.supervisor.reset(self.index, self.epoch)
                 raise
-        self._open_bench(packet, era=lease.era if lease else 0)
+        self._open_bench(packet, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
         self.state = move(self.state, SlotState.leased if lease else SlotState.free)
         if lease is not None:
             self._called = True  # as far as this server process can know
             self._take_up(lease)
 
-    def _open_bench(self, packet: SlotReady, era: int) -> None:
-        shared = self._shared
+    def _open_bench(self, packet: SlotReady, era: int, *, sealed: bool) -> None:
+        shared = replace(self._shared, env={**self._shared.env, **SEALED_ENV}) if sealed else self._shared
         link = AgentLink(packet.agent, shared.poller, era, self._agent_lost)
         if era > 0:
             link.kill_former_runs()
         io = SlotIo(link, shared.poller, Orphans(shared.poller), LimitWatch(packet.limits))
         self._bench = Workbench(shared, io, self._call_ended, self._agent_lost)
-        self._beside.open(io)
+        self._beside.open(io, shared.env)
         if self.lease is not None:
             shared.poller.defer(self._bench.prepare)
 

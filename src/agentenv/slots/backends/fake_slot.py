@@ -160,6 +160,9 @@ class FakeSlot:
             call.cancelled = not call.task.done()
         await self._end_calls(self.lease)
         self._end_processes()
+        self.workspace()
+        assert self._shell is not None
+        self._shell.seal()
 
     def forget_replies(self) -> None:
         """The server crashed: what it knew of calls is lost, what ran is killed."""
