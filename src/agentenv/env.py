@@ -152,7 +152,10 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
     # -- for its use ------------------------------------------------------------------------------
 
     async def run_agent(self, task: str, *, settings: AgentSettings | None = None) -> AgentResult:
-        """Run one agent on a fresh slot, outside any group; nothing is scored. Raises: InfraError."""
+        """Run one agent on a fresh slot, outside any group; nothing is scored.
+
+        Raises: InfraError, SlotDestroyedError; ConfigError when the first prompt does not fit the model.
+        """
         chosen = settings or self.config.agent_settings()
         trajectory = f"agent-{uuid.uuid4().hex[:12]}"
         farm = self._opened()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -38,6 +39,7 @@ from agentenv.errors import (
     by_code,
 )
 from agentenv.executor import transfer
+from agentenv.sandbox.culprits import WAYS
 from agentenv.wire.calls import CallResult
 from tests.unit.agent_stubs import (
     StubHooks,
@@ -307,6 +309,9 @@ CASES = {
     "the lease ends although the container lives": Case(LeaseLostError, NO_SCORE, failing(LeaseLostError("lost"))),
     "the lease is found to be stale": Case(StaleLeaseError, NO_SCORE, failing(StaleLeaseError("ended"))),
     "an answer of the container is not understood": Case(ProtocolError, NO_SCORE, failing(ProtocolError("?"))),
+    "a limit above the slot is met: the container's memory, the machine's processes": Case(
+        InfraError, NO_SCORE, answering(fault="infra", error="infra", message="the container ran out of memory")
+    ),
     "a tool fails in a way nobody expected": Case(
         InfraError, NO_SCORE, answering(fault="infra", error="infra", message="search failed: ValueError()")
     ),
@@ -392,13 +397,27 @@ CASES = {
 }
 
 
+def tables() -> list[list[list[str]]]:
+    """The cells of the tables below the heading, row by row."""
+    _, _, section = PAGE.read_text().partition(HEADING)
+    found: list[list[list[str]]] = []
+    for before, line in itertools.pairwise(["", *re.split(r"\n#+ ", section)[0].splitlines()]):
+        if line.startswith("|"):
+            if not before.startswith("|"):
+                found.append([])
+            found[-1].append([cell.strip() for cell in line.strip("|").split("|")])
+    return [table[2:] for table in found]
+
+
 def rows() -> dict[str, tuple[str, str]]:
     """(raised, what becomes of the rollout) by what happens, as the page has it."""
-    _, _, section = PAGE.read_text().partition(HEADING)
-    lines = [line for line in re.split(r"\n#+ ", section)[0].splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    assert all(len(row) == 4 for row in cells)
-    return {what: (raised, becomes) for what, raised, _, becomes in cells}
+    return {what: (raised, becomes) for what, raised, _, becomes in tables()[0]}
+
+
+def test_the_page_has_every_way_to_lose_a_slot() -> None:
+    assert tables()[1] == [[loss.value, f"`{kind.__name__}`"] for loss, kind in WAYS.items()]
+    for kind in WAYS.values():
+        assert not worth_another(kind("x"), acted=True), "whatever it was: the model may have had a hand in it"
 
 
 def test_the_page_and_the_cases_are_the_same() -> None:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from agentenv.agent.group import run_group
 from agentenv.agent.jsonable import deeper_than
 from agentenv.agent.ports import Completion, Message
 from agentenv.agent.records import RolloutLog
 from agentenv.agent.rollout import Rollout
 from agentenv.agent.transcript import GroupRecord
 from agentenv.config import PoolSettings
+from agentenv.errors import ModelServerError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
@@ -96,6 +98,22 @@ async def test_what_a_model_writes_is_data(name: str, tmp_path: Path) -> None:
     assert await RolloutLog(str(tmp_path / "r.jsonl")).add("g", {"id": "x"}, 1, [transcript])
     (line,) = (tmp_path / "r.jsonl").read_text().splitlines()
     assert GroupRecord.model_validate_json(line).trajectories[0].score == 1.0
+
+
+async def test_an_error_that_quotes_half_a_pair_loses_no_group() -> None:
+    class Quoting(StubModel):
+        async def complete(self, *_: Any, **__: Any) -> Completion:
+            raise ModelServerError(f"cannot encode {HALF}")
+
+    rollout = Rollout(farm(StubSessions(), lambda _: Quoting(saying("never")), infra_retries=1), StubHooks(), "it", "i")
+    (transcript,) = await run_group(["t"], rollout.run, "i")
+    assert (transcript.error, transcript.attempt) == ("ModelServerError: cannot encode ?", 2)
+
+    async def broken(_: str) -> Any:
+        raise RuntimeError(HALF)
+
+    (transcript,) = await run_group(["t"], broken, "i")
+    assert transcript.error == "RuntimeError: ?"
 
 
 async def test_a_record_that_cannot_be_made_costs_no_rollout(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

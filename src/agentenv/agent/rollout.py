@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from agentenv.agent.culprit import before_the_model, unexpected, worth_another
 from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, genuinely_cancelled
-from agentenv.agent.jsonable import jsonable
+from agentenv.agent.jsonable import clean_text, jsonable
 from agentenv.agent.loop import AgentLoop, AgentResult
 from agentenv.agent.ports import Handle, Model, Session, SessionOpener, ToolDefinition, opened
 from agentenv.agent.prompts import opening
@@ -259,7 +259,7 @@ class Rollout:
 
 
 def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return clean_text(f"{type(error).__name__}: {error}")
 
 
 def _finish_reason(error: AgentEnvError | None, agent: AgentResult) -> FinishReason:
