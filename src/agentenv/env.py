@@ -125,6 +125,18 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         """The score, and what to keep in the transcript. By default: ``score_trajectory``."""
         return await call_hook("score_trajectory", self.score_trajectory, item, final_response), {}
 
+    def score_destroyed_slot(
+        self,
+        item: Any,  # noqa: ARG002
+        agent_result: AgentResult,  # noqa: ARG002
+        *,
+        trajectory_id: str,  # noqa: ARG002
+        workspace_meta: dict[str, Any],  # noqa: ARG002
+    ) -> float | Awaitable[float | None] | None:
+        """The score of a rollout whose slot the policy's own commands destroyed. There is nothing left to verify on;
+        by default the attempt has failed: 0.0. None: no score, the group goes on without it."""
+        return 0.0
+
     def build_agent_config(self, item: Any) -> AgentSettings | Awaitable[AgentSettings]:  # noqa: ARG002
         """Limits and sampling for this item: by default what the config says."""
         return self.config.agent_settings()  # type: ignore[no-any-return]
@@ -140,7 +152,10 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
     # -- for its use ------------------------------------------------------------------------------
 
     async def run_agent(self, task: str, *, settings: AgentSettings | None = None) -> AgentResult:
-        """Run one agent on a fresh slot, outside any group; nothing is scored. Raises: InfraError."""
+        """Run one agent on a fresh slot, outside any group; nothing is scored.
+
+        Raises: InfraError, SlotDestroyedError; ConfigError when the first prompt does not fit the model.
+        """
         chosen = settings or self.config.agent_settings()
         trajectory = f"agent-{uuid.uuid4().hex[:12]}"
         farm = self._opened()
@@ -288,9 +303,9 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         outcome = outcome_of(transcripts)
         self.counts[f"groups_{outcome}"] += 1
         group = exact_group(transcripts) if self._models.exact else None
-        if outcome == "retry" or (group is not None and not group["tokens"]):  # no turn fitted the context
+        if outcome == "retry" or (group is not None and not group["tokens"]):  # a model_for of its own may give none
             if group is not None and outcome != "retry":
-                logger.error("item %s: no model turn fitted the context; there is nothing to train on", item_id(item))
+                logger.error("item %s: its models gave no tokens; there is nothing to train on", item_id(item))
             again = self._retries.again(item, transcripts)
             self.counts["items_dropped"] += not again
             return None, again
@@ -304,7 +319,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         key = item_id(item)
         group = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)[:80]}-{uuid.uuid4().hex[:8]}"
         self._opened()
-        rollout = Rollout(self._group_farms.of(group, key), self, item, key)
+        together = max(size, self.config.infra_retries)
+        rollout = Rollout(self._group_farms.of(group, key), self, item, key, retries_together=together)
         transcripts = await run_group([f"{group}-{n}" for n in range(size)], rollout.run, key)
         for transcript in transcripts:
             self.counts["rollouts"] += 1

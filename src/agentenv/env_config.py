@@ -130,6 +130,9 @@ class AgentFields(BaseModel):
     metrics_host: str = Field(default="127.0.0.1", min_length=1, description="Address metrics are served on")
     # The agent
     agent_max_steps: int = Field(default=50, ge=1)
+    agent_max_s: float | None = Field(
+        default=5400.0, gt=0, description="No turn or call begins later; it is verified as it is. Below worker_timeout"
+    )
     agent_temperature: float | None = Field(default=None, ge=0)
     agent_max_tokens: int | None = Field(default=None, ge=1, description="Per model turn")
     agent_tool_delay_s: float = Field(default=0.0, ge=0)
@@ -234,6 +237,7 @@ class AgentFields(BaseModel):
         """Limits and sampling of the agent."""
         return AgentSettings(
             max_steps=self.agent_max_steps,
+            max_s=self.agent_max_s,
             temperature=self.agent_temperature,
             max_tokens=self.agent_max_tokens,
             extra_body=self.extra_body or {},

@@ -18,7 +18,8 @@ from atroposlib.envs.server_handling.server_baseline import APIServer, APIServer
 from atroposlib.envs.server_handling.sglang_server import SGLangServer
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
 
-from agentenv.errors import ConfigError
+from agentenv.agent.served_model import ended_by
+from agentenv.errors import ConfigError, ModelServerError
 
 ATTEMPTS = 3
 FIRST_DELAY_S = 0.5
@@ -62,7 +63,8 @@ class _TokenServer:
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> tuple[list[int], list[Any], list[Any], list[Any]]:
         """(prompt tokens, and per answer: tokens, logprobs, finish reason).
 
-        Raises: Refused; aiohttp.ClientError when the server could not be reached in three attempts.
+        Raises: Refused; ModelServerError when an answer did not come to its end; aiohttp.ClientError when the server
+        could not be reached in three attempts.
         """
         semaphore = self.sem if kwargs.pop("split", "train") == "train" else self.eval_sem
         kwargs.pop("model", None)
@@ -74,7 +76,12 @@ class _TokenServer:
             reply, attempts = await self._posted(self._request(prompt, kwargs), headers)
             self.request_timings.append(time.time() - started_at)
             self.attempts_list.append(attempts)
-        return (prompt, *self._read(reply))
+        tokens, logprobs, reasons = self._read(reply)
+        for reason in reasons:
+            ended_by(reason.get("type") if isinstance(reason, dict) else reason)
+        if len(reasons) != len(tokens):
+            raise ModelServerError(f"the model's server gave {len(reasons)} finish reasons of {len(tokens)} answers")
+        return prompt, tokens, logprobs, reasons
 
     async def _posted(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[Any, int]:
         """The reply's JSON and how many attempts it took. A busy or failing server is asked again."""

@@ -23,6 +23,7 @@ Every class says whose failure it is (``fault``), what survived it and what to d
         ├── ConnectionLostError         the container could not be reached in time
         ├── CallLostError               the call may have run, its result cannot be had
         ├── ModelServerError            the model's server failed or could not be reached
+        │   └── DoubtfulTurnError           it gave no turn, and what the model wrote may be why; never tried again
         ├── ProtocolError               the other side broke the wire contract
         └── PoolClosedError             the pool (or session) was closed while it was in use
 
@@ -186,6 +187,13 @@ class ModelServerError(InfraError):
     """The model's server failed, refused or could not be reached. The slot survived."""
 
     code = "model_server"
+
+
+class DoubtfulTurnError(ModelServerError):
+    """The model's server gave no turn, and what the model wrote may be why: it refused the conversation, or a turn
+    without a token limit did not end. Not scored, and not tried again: that would be an attempt for the asking."""
+
+    code = "doubtful_turn"
 
 
 class ProtocolError(InfraError):

@@ -7,8 +7,8 @@ One object serves as both ``exec_tool`` and tool context::
     text = await exec_tool.read_file("report.txt")
 
 A failing command is data (``CallResult.exit_code``). A failing *file* operation raises ``OSError``
-with the slot's errno (``FileNotFoundError`` and so on). InfraError is remembered in ``infra_error``:
-the rollout is then tried again and never scored, even if the verifier caught it.
+with the slot's errno (``FileNotFoundError`` and so on). The first InfraError or SlotDestroyedError is remembered
+in ``infra_error``: it decides what becomes of the rollout, even if the verifier caught it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import errno
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Final, Literal, overload
 
 from agentenv.agent.loop import checked
 from agentenv.agent.ports import Session
@@ -28,6 +28,7 @@ from agentenv.errors import (
     InvalidArgumentsError,
     PolicyRefusalError,
     PoolClosedError,
+    SlotDestroyedError,
     ToolCallError,
     UnknownToolError,
     by_code,
@@ -44,6 +45,9 @@ from agentenv.wire.tools import (
     WriteFileReply,
 )
 
+_OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
+"""What reading a slot never meets: the machine the download is written to is full, or out of descriptors."""
+
 
 class ToolContext:
     """Calls tools on one slot until :meth:`cleanup`."""
@@ -51,8 +55,8 @@ class ToolContext:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._open = True
-        self.infra_error: InfraError | None = None
-        """The first failure of ours that a call through this handle met."""
+        self.infra_error: InfraError | SlotDestroyedError | None = None
+        """The first failure of ours that a call through this handle met, or that the slot was destroyed."""
 
     @property
     def trajectory_id(self) -> str:
@@ -157,10 +161,18 @@ class ToolContext:
         """Copy a file or directory of the slot to a local path (a directory's content lands in it); see
         :func:`agentenv.executor.transfer.download`. What a slot sends is not trusted.
 
-        Raises: OSError, PolicyRefusalError, InfraError.
+        Raises: OSError, PolicyRefusalError, InfraError (also when this machine's own disk is full: that is nothing a
+        verifier may score).
         """
         async with self._watched():
-            return await transfer.download(self._lease(), remote, Path(local), progress=progress, max_bytes=max_bytes)
+            try:
+                return await transfer.download(
+                    self._lease(), remote, Path(local), progress=progress, max_bytes=max_bytes
+                )
+            except OSError as error:
+                if error.errno in _OURS:
+                    raise InfraError(f"{remote} could not be kept on this machine: {error}") from error
+                raise
 
     async def archive(self, path: str = ".") -> ArtifactsReply:
         """A file or directory of the slot as a tar (at most 64 MiB), with the SHA-256 of every file in it."""
@@ -254,12 +266,12 @@ class ToolContext:
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        """Remembers an InfraError; refuses once closed."""
+        """Remembers what no score may hide; refuses once closed."""
         if not self._open:
             raise _closed()
         try:
             yield
-        except InfraError as error:
+        except (InfraError, SlotDestroyedError) as error:
             self.infra_error = self.infra_error or error
             raise
 

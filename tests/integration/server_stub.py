@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agentenv.sandbox import fast_shell
+from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.wire.spec import SandboxSpec
@@ -114,11 +115,11 @@ class StubSupervisor:
         self.server.wait()
         await self.start_server()
 
-    def kill_agent(self, slot: int) -> None:
-        """As if PID 1 of the slot had died; the supervisor then resets the slot by itself."""
+    def kill_agent(self, slot: int, loss: Loss = Loss.ended) -> None:
+        """As if PID 1 of the slot had died; the supervisor says how it was lost, and resets the slot by itself."""
         self.agents[slot].kill()
         self.agents[slot].wait()
-        self._send({"op": "slot_lost", "slot": slot, "reason": "the agent was killed"})
+        self._send({"op": "slot_lost", "slot": slot, "loss": loss, "reason": "the agent was killed"})
         self._reset(slot)
 
     def finish_seal(self, slot: int) -> None:
@@ -202,7 +203,7 @@ class StubSupervisor:
             "epoch": self.epochs[slot],
             "lease": self.leases[slot],
             "kept": kept,
-            "memory": {"oom": None, "peak": None, "version": 1},
+            "limits": {"version": 1, "memory": None, "pids": None},
         }
         self._send(packet, self.sockets[slot].fileno())
 

@@ -199,6 +199,13 @@ class Container:
             self.server_lines.until(lambda _: set(numbers) <= set(found()))
         return found()
 
+    def server_pid(self) -> int:
+        """As this machine counts."""
+        supervisor = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().strip()
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        (found,) = (int(child) for child in children if FAKE_SERVER.name.encode() in _command_line(int(child)))
+        return found
+
     def bash(self, slot: int, script: str) -> str:
         """Run a script in a slot; its output."""
         self.order(bash=slot, script=script)
@@ -209,6 +216,10 @@ class Container:
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
+
+
+def _command_line(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def processes_with(text: str) -> list[int]:

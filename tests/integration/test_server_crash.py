@@ -7,7 +7,10 @@ import signal
 from pathlib import Path
 
 import aiohttp
+import pytest
 
+from agentenv.errors import InfraError
+from agentenv.sandbox.culprits import WAYS, Loss
 from agentenv.wire.leases import LeaseKey
 from tests.integration.server_client import Client
 from tests.integration.server_stub import TOKEN, StubSupervisor, descriptors
@@ -70,15 +73,40 @@ async def test_an_agent_that_dies_ends_its_lease_and_no_other() -> None:
         stub.kill_agent(0)
         for call in (lost, waiting):
             result = await client.result(call)
-            assert (result.fault, result.error) == ("infra", "lease_lost")
+            assert (result.fault, result.error) == ("policy", "slot_destroyed")
         assert (await client.result(safe)).stdout == "safe\n"
-        assert (await client.run(key, "true")).error == "stale_lease"
+        assert (await client.run(key, "true")).error == "slot_destroyed", "a late call hears the same"
+        renewed = await client.post("/v1/leases/renew", {"keys": [key.model_dump()], "ttl_s": 5})
+        assert [(loss["slot"], loss["error"]) for loss in renewed[1]["lost"]] == [(0, "slot_destroyed")]
         async with asyncio.timeout(10):
             while (await client.slot(0)).state != "free":
                 await asyncio.sleep(0.01)
         again = await client.lease(0)
         assert again.epoch == key.epoch + 1
         assert (await client.run(again, "echo new")).stdout == "new\n"
+
+
+@pytest.mark.parametrize("loss", [loss for loss, error in WAYS.items() if issubclass(error, InfraError)])
+async def test_a_slot_lost_to_something_above_it_is_nobody_s_in_it(loss: Loss) -> None:
+    async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
+        key = await client.lease(0)
+        running = client.call(key, command="sleep 1000")
+        await client.ask(running)
+        await client.running(0, 1)
+        stub.kill_agent(0, loss)
+        result = await client.result(running)
+        assert (result.fault, result.error) == ("infra", "lease_lost")
+        assert (await client.run(key, "true")).fault == "infra"
+
+
+async def test_a_slot_that_ends_before_anything_ran_in_it_was_destroyed_by_nobody() -> None:
+    async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
+        key = await client.lease(0)
+        stub.kill_agent(0)
+        async with asyncio.timeout(10):
+            while (await client.slot(0)).epoch == key.epoch:
+                await asyncio.sleep(0.01)
+        assert (await client.run(key, "true")).error == "lease_lost"
 
 
 async def test_a_slot_that_cannot_be_proved_clean_is_quarantined() -> None:

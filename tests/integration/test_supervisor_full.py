@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox import limits
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.wire.spec import Bind, SlotLimits
 from tests.integration.supervisor_harness import (
     Container,
@@ -91,14 +93,21 @@ def test_a_reset_leaves_nothing(container: Container) -> None:
 
 
 def test_memory_files_are_readable_and_fresh_after_a_reset(container: Container) -> None:
-    memory = container.slots(1)[1]["memory"]
+    memory = LimitFiles(**container.slots(1)[1]["limits"])
     container.bash(1, "head -c 50000000 /dev/zero > file")
-    assert Path(memory["oom"]).exists()
-    used = int(Path(memory["peak"]).read_text())
+    used = _peak_bytes(memory)
     assert used > 50_000_000
     container.send(op="reset", slot=1)
     container.packet("slot_ready", slot=1, epoch=1)
-    assert int(Path(memory["peak"]).read_text()) < 20_000_000
+    assert _peak_bytes(memory) < 20_000_000
+
+
+def _peak_bytes(files: LimitFiles) -> int:
+    watch = LimitWatch(files)
+    peak = watch.peak_bytes()
+    watch.close()
+    assert peak is not None
+    return peak
 
 
 def test_a_seal_keeps_the_workspace_and_nothing_else(container: Container) -> None:
@@ -137,8 +146,45 @@ def test_a_slot_that_dies_comes_back(container: Container) -> None:
     assert len(agents) == 2
     os.kill(max(agents), signal.SIGKILL)
     lost = container.packet("slot_lost")
+    assert lost["loss"] == Loss.ended
     container.packet("slot_ready", slot=lost["slot"], kept=False)
     assert container.bash(lost["slot"], "echo back") == "back\n"
+
+
+def test_what_a_dead_server_had_said_of_its_leases_is_heard(place: Path) -> None:
+    with Container(place, slots=6) as made:
+        made.ready()
+        supervisor = int(Path(f"/proc/{made.process.pid}/task/{made.process.pid}/children").read_text())
+        os.kill(supervisor, signal.SIGSTOP)  # it is behind: nothing is read while the server lives
+        leases = [{"secret": f"s{slot}"} for slot in range(6)]
+        for slot, lease in enumerate(leases):
+            made.send(op="remember", slot=slot, epoch=made.slots(slot)[slot]["epoch"], lease=lease)
+        server = made.server_pid()
+        made.order(exit=1)
+        eventually(lambda: _ended(server), "the server has ended")
+        os.kill(supervisor, signal.SIGCONT)
+        made.accept()
+        assert [made.slots(*range(6))[slot]["lease"] for slot in range(6)] == leases
+
+
+def test_a_slot_that_a_dead_server_had_is_reset_unless_a_lease_is_remembered(container: Container) -> None:
+    epochs = {slot: packet["epoch"] for slot, packet in container.slots(0, 1).items()}
+    container.send(op="remember", slot=0, lease={"secret": "s"})
+    container.bash(0, "echo mine > kept")
+    container.bash(1, "echo theirs > left")  # whose, it had no time to say
+    container.order(exit=1)
+    container.accept()
+    after = container.slots(0, 1)
+    assert (after[0]["epoch"], after[0]["kept"], after[0]["lease"]) == (epochs[0], True, {"secret": "s"})
+    assert (after[1]["epoch"], after[1]["lease"]) == (epochs[1] + 1, None)
+    assert container.bash(1, "ls") == ""
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 def _command(pid: int) -> str:
@@ -285,7 +331,7 @@ def test_root_without_cgroups_serves_and_says_what_is_weaker(tmp_path: Path) -> 
         assert ready["isolation"] == "full"
         assert [sentence.split(" ")[0] for sentence in ready["weaker"]] == ["Processes", "Memory", "An", "CPU"]
         assert container.bash(0, "ulimit -Hu; ulimit -Hd").split() == ["32", str(SlotLimits().memory_bytes // 1024)]
-        assert container.slots(0)[0]["memory"]["oom"] is None
+        assert container.slots(0)[0]["limits"]["memory"] is None
         container.send(op="reset", slot=0)
         container.packet("slot_ready", slot=0, kept=False, epoch=2)
 

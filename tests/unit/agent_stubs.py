@@ -135,6 +135,9 @@ class StubHooks:
     async def verify_and_score_trajectory(self, item: Any, final_response: str, **_: Any) -> Any:
         return 1.0, {"said": final_response}
 
+    def score_destroyed_slot(self, item: Any, agent_result: Any, **_: Any) -> Any:
+        return 0.0
+
 
 def farm(sessions: StubSessions, model: Callable[[str], Any] | None = None, **more: Any) -> Farm:
     return Farm(

@@ -127,6 +127,13 @@ async def test_a_conversation_too_long_ends_the_rollout_with_what_there_is() -> 
     assert result.messages[-1]["role"] == "tool"
 
 
+async def test_a_first_prompt_that_does_not_fit_is_a_setting_gone_wrong_not_a_rollout() -> None:
+    with pytest.raises(ConfigError, match=r"first prompt does not fit: too long.*max_token_length"):
+        await loop(StubModel(ContextOverflow("too long")), StubSession("t", echo)).run(START)
+    with pytest.raises(ConfigError, match=r"^agent_context_tokens: "):
+        await loop(StubModel(ContextOverflow("too long")), StubSession("t", echo), context_tokens=5).run(START)
+
+
 async def test_an_infra_failure_is_raised_never_shown_and_leaves_the_record_so_far() -> None:
     def die(*_: object) -> CallResult:
         raise ContainerLostError("gone")

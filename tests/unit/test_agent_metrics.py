@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import deque
+
 import pytest
 
-from agentenv.agent.rollout_metrics import RolloutMetrics, percentile, readable, rollout_row
+from agentenv.agent.rollout_metrics import KEPT_VALUES, TIMES, RolloutMetrics, percentile, readable, rollout_row
 from agentenv.agent.transcript import SequenceSummary, Shortening, Step, ToolRecord, Transcript
 from agentenv.wire.calls import CallResult
 
@@ -61,6 +65,44 @@ def test_a_group_without_a_call_or_a_score_has_numbers_too() -> None:
     found = metrics.drain()
     assert (found["tool_calls"], found["turns_per_rollout"]) == (0, 0)
     assert "score_mean" not in found
+
+
+def test_nothing_of_a_transcript_is_kept_and_the_numbers_are_bounded() -> None:
+    metrics = RolloutMetrics()
+    forgotten = transcript(call(1.0), messages=[{"role": "user", "content": "x"}], score=1.0)
+    gone = weakref.ref(forgotten)
+    metrics.add(1, [forgotten])
+    del forgotten
+    gc.collect()
+    assert gone() is None
+    one = transcript(*(call(2.0) for _ in range(10)), score=0.0, totals={"total_s": 5.0})
+    for _ in range(KEPT_VALUES + 5):
+        metrics.add(1, [one])
+    full = kept_values(metrics)
+    assert full == KEPT_VALUES * (len(TIMES) + 3)  # completeness, scores, latencies of calls
+    metrics.add(50, [one] * 50)
+    assert kept_values(metrics) == full
+    found = metrics.drain()
+    assert found["tool_calls"] == (KEPT_VALUES + 55) * 10 + 1
+    assert found["score_mean"] == pytest.approx(1 / (KEPT_VALUES + 56))
+    assert found["tool_latency_s_p95"] == 2.0
+    assert kept_values(metrics) == 0
+
+
+def kept_values(metrics: RolloutMetrics) -> int:
+    """The lengths of all that can grow below it."""
+    seen: set[int] = set()
+    waiting: list[object] = [vars(metrics)]
+    total = 0
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, type):
+            continue
+        seen.add(id(one))
+        assert not isinstance(one, Transcript | ToolRecord | CallResult)
+        total += len(one) if isinstance(one, (deque, list, tuple)) else 0
+        waiting.extend(gc.get_referents(one))
+    return total
 
 
 def test_a_rollout_reads_as_a_conversation() -> None:

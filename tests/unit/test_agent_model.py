@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from agentenv.agent.ports import ContextOverflow
-from agentenv.agent.served_model import ServedModel, completion_of, failure_of
-from agentenv.errors import ConfigError, ModelServerError
+from agentenv.agent.served_model import ENDS, ServedModel, completion_of, failure_of
+from agentenv.errors import ConfigError, DoubtfulTurnError, ModelServerError
 from agentenv.testing import Call, Failure, Reply, ScriptedPolicy, Turn, load_script
 
 ASK = [{"role": "user", "content": "[task:a] go"}]
@@ -39,6 +39,46 @@ def test_failures_are_told_apart() -> None:
 OVERFLOW = "context_length_exceeded"
 
 
+def test_what_the_model_wrote_may_be_why_a_conversation_is_refused() -> None:
+    for status in (400, 422):
+        assert type(failure_of(Status(status, "bad message"))) is ModelServerError, "the settings are wrong"
+        assert type(failure_of(Status(status, "bad message"), turns=1)) is DoubtfulTurnError
+    for status in (401, 404, 429, 500, 503):
+        assert type(failure_of(Status(status), turns=1)) is ModelServerError, "no conversation can do that"
+    assert isinstance(failure_of(Status(413, "body too large"), turns=3), ContextOverflow)
+
+
+async def test_the_served_model_counts_its_turns() -> None:
+    replies: list[Any] = [answered("stop"), Status(400, "invalid message")]
+
+    async def chat(**_: Any) -> Any:
+        reply = replies.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    model = ServedModel(chat, timeout_s=5)
+    await model.complete(ASK, [])
+    with pytest.raises(DoubtfulTurnError, match="refuses the conversation"):
+        await model.complete(ASK, [])
+
+
+def answered(finish_reason: Any) -> Any:
+    message = SimpleNamespace(model_dump=lambda **_: {"role": "assistant", "content": "half an ans"})
+    return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason=finish_reason)], usage=None)
+
+
+@pytest.mark.parametrize("finish_reason", ["abort", "error", "load", "", None])
+def test_a_message_broken_off_is_no_answer(finish_reason: Any) -> None:
+    with pytest.raises(ModelServerError, match="broke the message off"):
+        completion_of(answered(finish_reason))
+
+
+def test_a_message_that_came_to_its_end_is_one() -> None:
+    for finish_reason in sorted(ENDS):
+        assert completion_of(answered(finish_reason)).finish_reason == finish_reason
+
+
 def test_an_answer_without_a_message_is_the_server_s_failure() -> None:
     for reply in (None, SimpleNamespace(choices=[]), SimpleNamespace(choices=[SimpleNamespace(message=None)])):
         with pytest.raises(ModelServerError):
@@ -50,6 +90,8 @@ async def test_a_silent_server_ends_at_the_timeout_and_cancellation_goes_through
         await asyncio.Event().wait()
 
     with pytest.raises(ModelServerError, match=r"did not answer in 0\.05 s"):
+        await ServedModel(hang, timeout_s=0.05).complete(ASK, [], max_tokens=5)
+    with pytest.raises(DoubtfulTurnError, match="agent_max_tokens"):
         await ServedModel(hang, timeout_s=0.05).complete(ASK, [])
     task = asyncio.create_task(ServedModel(hang, timeout_s=60).complete(ASK, []))
     await asyncio.sleep(0)

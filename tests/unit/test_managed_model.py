@@ -85,6 +85,23 @@ async def model(
 CALL = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call><|end|>'
 
 
+@pytest.mark.parametrize("reason", ["abort", "error", "", None])
+async def test_a_message_broken_off_is_no_answer(tmp_path: Path, reason: Any) -> None:
+    async with model(tmp_path, StubServer(("half an", reason))) as talker:
+        with pytest.raises(ModelServerError, match="broke the message off"):
+            await talker.complete(START, TOOLS)
+
+
+@pytest.mark.parametrize("levels", [101, 500, 950])
+async def test_arguments_nested_too_deeply_are_told_to_the_model(tmp_path: Path, levels: int) -> None:
+    deep = '{"a":' * levels + "1" + "}" * levels
+    text = f'<tool_call>{{"name": "bash", "arguments": {deep}}}</tool_call><|end|>'
+    async with model(tmp_path, StubServer(text)) as talker:
+        first = await talker.complete(START, TOOLS)
+    assert "tool_calls" not in first.message
+    assert "nest" in first.problem
+
+
 async def test_a_conversation_continues_one_sequence(tmp_path: Path) -> None:
     server = StubServer("<think>hm</think>so " + CALL, "fine<|end|>")
     async with model(tmp_path, server, constant={"user": "t-1"}) as talker:

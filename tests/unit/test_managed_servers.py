@@ -105,6 +105,15 @@ async def test_a_refusal_is_asked_once_and_keeps_its_words(tmp_path: Path) -> No
     assert isinstance(failure_of(Refused(400, "unknown parameter")), ModelServerError)
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_generation_broken_off_is_the_server_s_failure(tmp_path: Path, kind: str) -> None:
+    described = {**SGLANG["meta_info"], "finish_reason": {"type": "abort", "message": "weights are updated"}}
+    reply = {**VLLM, "finish_reasons": ["abort"]} if kind == "vllm" else {"meta_info": described}
+    async with server(tmp_path, kind, (200, reply)) as (made, _):
+        with pytest.raises(ModelServerError, match=r"broke the message off.*abort"):
+            await made.tokens_and_logprobs_completion(input_ids=[1], max_tokens=1)
+
+
 async def test_a_server_that_is_not_there_fails_after_three_attempts(tmp_path: Path) -> None:
     async with server(tmp_path, "vllm", (500, {"error": "broken"})) as (made, asked):
         with pytest.raises(Refused, match="broken"):
@@ -129,8 +138,8 @@ async def test_the_trainer_s_longest_sequence_ends_a_rollout_before_its_group_is
         assert group is not None
         assert all(len(tokens) < env.max_token_len for tokens in group["tokens"])
         env.max_token_len = 20
-        assert (await env.collect_trajectories({"id": "y"}))[0] is None, "nothing to train on"
-        assert env.counts["rollouts_without_tokens"] == 2
+        assert (await env.collect_trajectories({"id": "y"}))[0] is None, "nothing was said, so nothing is scored"
+        assert (env.counts["fault_task"], env.counts["rollouts_without_tokens"]) == (2, 0)
 
 
 async def test_atropos_own_classes_can_talk_to_the_scripted_policy_as_well(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from agentenv.agent.transcript import ToolRecord, Transcript
 from agentenv.report import read_records, write_report
 from agentenv.report.page import RecordError, embed
-from agentenv.report.shaping import bars, text_cap, trajectory_body
+from agentenv.report.shaping import bars, group_row, text_cap, trajectory_body
 from agentenv.report.summary import percentile, summarise
 from agentenv.wire.calls import CallResult
 from tests.browser import synthetic
@@ -28,6 +28,17 @@ def test_counts_come_from_the_records() -> None:
     assert found["faults"]["model"]["calls"] == 1
     assert found["timed_out"] == 2
     assert found["retries"] == 4
+
+
+def test_a_slot_the_policy_destroyed_is_scored_and_shown_as_its_doing() -> None:
+    groups = synthetic.few()
+    member = groups[0].trajectories[0]
+    member.fault, member.finish_reason, member.score = "policy", "slot_destroyed", 0.0
+    member.error = "SlotDestroyedError: its agent was killed"
+    assert summarise(groups)["faults"]["policy"]["trajectories"] == 1
+    row = group_row(groups[0], 0, 1000)["members"][0]
+    assert (row["fault"], row["finish"], row["score"]) == ("policy", "slot_destroyed", 0.0)
+    assert trajectory_body(member, 1000)["error"] == member.error
 
 
 def test_scores_of_zero_and_one_have_bars_of_their_own() -> None:

@@ -34,6 +34,11 @@ def test_a_lease_survives_in_the_supervisors_memory() -> None:
     assert again.as_grant() == lease.as_grant()
     assert (again.request_id, again.expires_at_s, again.era) == (REQUEST.request_id, 67.0, 1)
     assert Lease.from_memory(3, again.to_memory(), 0.0).era == 2
+    assert not again.sealed
+    again.sealed = True
+    assert Lease.from_memory(3, again.to_memory(), 0.0).sealed, (
+        "a crash of the server makes no sealed slot the policy's"
+    )
 
 
 @pytest.mark.parametrize("spoiled", ["epoch", "secret", "ttl_s", "era"])

@@ -17,6 +17,8 @@ import pytest
 from agentenv.errors import ProtocolError
 from agentenv.sandbox import supervisor_link
 from agentenv.sandbox.agent_link import RUN_IDS, AgentLink
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.slotagent.protocol import (
     SCRIPT_PIPE,
@@ -74,8 +76,8 @@ class Linked:
         ours, self.agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.agent.settimeout(10)
         self.poller = Poller(asyncio.get_running_loop())
-        self.lost: list[tuple[str, bool]] = []
-        self.link = AgentLink(ours, self.poller, era, lambda reason, gone: self.lost.append((reason, gone)))
+        self.lost: list[tuple[Loss, str]] = []
+        self.link = AgentLink(ours, self.poller, era, lambda loss, reason: self.lost.append((loss, reason)))
 
     def say(self, kind: Kind, run: int = 0, arg: int = 0, payload: bytes = b"", fds: Sequence[int] = ()) -> int:
         """For lambdas that say two things: 0."""
@@ -158,7 +160,7 @@ async def test_a_breach_loses_the_slot_and_leaks_nothing(breach: Breach, pipes: 
         breach(it, run, pipes)
         await until(lambda: it.lost)
         assert events.heard[-1] == "lost"
-        assert [gone for _, gone in it.lost] == [False]
+        assert [loss for loss, _ in it.lost] == [Loss.broken]
         assert it.link.closed
     assert open_fds() == before
 
@@ -169,7 +171,7 @@ async def test_an_agent_that_dies_is_told_from_one_that_misbehaves() -> None:
         it.link.spawn(PAYLOAD, 0, (), events)
         it.agent.close()
         await until(lambda: it.lost)
-        assert it.lost[0][1] is True
+        assert it.lost[0][0] is Loss.ended
         assert events.heard == ["lost"]
 
 
@@ -189,7 +191,7 @@ async def test_an_agent_that_does_not_read_is_lost_and_nobody_waits_for_it() -> 
         for each in events:
             it.link.spawn(payload, 0, (), each)
         await until(lambda: it.lost)
-        assert it.lost == [("the slot agent does not read", False)]
+        assert it.lost == [(Loss.deaf, "the slot agent does not read")]
         assert all(each.heard == ["lost"] for each in events)
 
 
@@ -254,7 +256,7 @@ READY = {
     "epoch": 2,
     "lease": None,
     "kept": False,
-    "memory": {"oom": None, "peak": "/x", "version": 2},
+    "limits": {"version": 2, "memory": "/x", "pids": None},
 }
 HELLO = {"op": "hello", "spec": {}, "token": "t", "isolation": "full", "weaker": ["w"], "proofs": [], "shell": ""}
 
@@ -264,7 +266,8 @@ def test_the_packets_of_a_supervisor() -> None:
     assert hello == Hello({}, "t", "full", ("w",), ())
     failed = {"op": "slot_failed", "slot": 0, "epoch": 3, "reason": "r"}
     assert supervisor_link.decode(json.dumps(failed).encode(), ()) == SlotFailed(0, 3, "r")
-    assert supervisor_link.decode(b'{"op":"slot_lost","slot":0,"reason":"r"}', ()) == SlotLost(0, "r")
+    lost = {"op": "slot_lost", "slot": 0, "loss": Loss.memory_above, "reason": "r"}
+    assert supervisor_link.decode(json.dumps(lost).encode(), ()) == SlotLost(0, Loss.memory_above, "r")
 
 
 @pytest.mark.parametrize(
@@ -277,11 +280,12 @@ def test_the_packets_of_a_supervisor() -> None:
         b'{"op":["hello"]}',
         b'{"op":"slot_lost","slot":"0","reason":"r"}',
         b'{"op":"slot_lost","slot":true,"reason":"r"}',
+        b'{"op":"slot_lost","slot":0,"loss":"nonsense","reason":"r"}',
         json.dumps({**HELLO, "token": ""}).encode(),
         json.dumps({**HELLO, "weaker": None}).encode(),
         json.dumps(READY).encode(),  # without its descriptor
         json.dumps({**READY, "kept": 1}).encode(),
-        json.dumps({**READY, "memory": []}).encode(),
+        json.dumps({**READY, "limits": []}).encode(),
     ],
 )
 def test_a_malformed_packet_is_refused(packet: bytes) -> None:
@@ -297,7 +301,7 @@ def test_a_slot_comes_with_its_agent_and_a_refused_packet_leaks_nothing() -> Non
     send(theirs, json.dumps(READY).encode(), [agent.fileno()])
     ready = link.receive()
     assert isinstance(ready, SlotReady)
-    assert (ready.slot, ready.epoch, ready.oom_path, ready.peak_path) == (1, 2, None, "/x")
+    assert (ready.slot, ready.epoch, ready.limits) == (1, 2, LimitFiles(2, "/x", None))
     ready.agent.close()
     for packet, fds in ((READY, 2), ({**READY, "slot": None}, 1), (HELLO, 1)):
         send(theirs, json.dumps(packet).encode(), [agent.fileno()] * fds)

@@ -66,8 +66,6 @@ def test_v1_slot_plan() -> None:
         "/sys/fs/cgroup/cpu,cpuacct/agentenv/c/slot-3/cpu.shares": "2048",
     }
     assert plan.kill_file is None
-    assert plan.oom == Path(memory) / "memory.oom_control"
-    assert plan.peak == Path(memory) / "memory.max_usage_in_bytes"
     assert {file.name for file in plan.join_files} == {"tasks"}
 
 
@@ -82,7 +80,7 @@ def test_v2_slot_plan() -> None:
         "memory.oom.group": "0",
         "cpu.weight": "200",
     }
-    assert (plan.kill_file, plan.oom, plan.peak) == (at / "cgroup.kill", at / "memory.events", at / "memory.peak")
+    assert (plan.kill_file, plan.memory_limit) == (at / "cgroup.kill", at / "memory.max")
     assert plan.join_files == (at / "cgroup.procs",)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal
 
-from agentenv.agent.jsonable import item_id
+from agentenv.agent.jsonable import clean_text, item_id
 from agentenv.agent.transcript import Transcript
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def _transcript_of(task: asyncio.Task[Transcript], item_id: str) -> Transcript:
         began_unix_s=time.time(),
         finish_reason="fault",
         fault="infra",
-        error=f"{type(error).__name__}: {error}",
+        error=clean_text(f"{type(error).__name__}: {error}"),
     )
 
 

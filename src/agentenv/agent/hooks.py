@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 from agentenv.agent.loop import AgentResult
 from agentenv.agent.ports import Handle
 from agentenv.agent.settings import AgentSettings
-from agentenv.errors import InfraError, TaskError
+from agentenv.errors import InfraError, SlotDestroyedError, TaskError
 
 T = TypeVar("T")
 
@@ -42,6 +42,11 @@ class Hooks(Protocol):
     ) -> tuple[float, dict[str, Any]] | Awaitable[tuple[float, dict[str, Any]]]:
         """The score, and what the verifier wants kept."""
 
+    def score_destroyed_slot(
+        self, item: Any, agent_result: AgentResult, *, trajectory_id: str, workspace_meta: dict[str, Any]
+    ) -> float | Awaitable[float | None] | None:
+        """The score of a rollout whose slot the policy destroyed, without a slot to look at; None: no score."""
+
 
 def genuinely_cancelled() -> bool:
     """Whether somebody asked the current task to stop (a stray CancelledError says no)."""
@@ -52,13 +57,13 @@ def genuinely_cancelled() -> bool:
 async def call_hook(name: str, function: Callable[..., T | Awaitable[T]], *args: Any, **kwargs: Any) -> T:
     """Call a plain or async hook.
 
-    Raises: InfraError as the hook let it through; TaskError for everything else it raised
-    (SystemExit and stray CancelledErrors included). Cancellation of the caller goes through.
+    Raises: InfraError and SlotDestroyedError as the hook let them through; TaskError for everything else it
+    raised (SystemExit and stray CancelledErrors included). Cancellation of the caller goes through.
     """
     try:
         value = function(*args, **kwargs)
         return await value if inspect.isawaitable(value) else value
-    except (InfraError, TaskError, KeyboardInterrupt):
+    except (InfraError, SlotDestroyedError, TaskError, KeyboardInterrupt):
         raise
     except asyncio.CancelledError as error:
         if genuinely_cancelled():
@@ -71,12 +76,13 @@ async def call_hook(name: str, function: Callable[..., T | Awaitable[T]], *args:
 async def call_hook_on_slot(
     handle: Handle, name: str, function: Callable[..., T | Awaitable[T]], *args: Any, **kwargs: Any
 ) -> T:
-    """:func:`call_hook` for hooks that use a slot: an infra fault the hook met decides, even when the
-    hook caught it and returned something (a lost container must not become a score of 0)."""
+    """:func:`call_hook` for hooks that use a slot: the first fault of ours the hook met decides (or that the slot
+    was destroyed), even when the hook caught it and returned or raised something else: a lost container must not
+    become a score of 0."""
     try:
         value = await call_hook(name, function, *args, **kwargs)
-    except TaskError as error:
-        if handle.infra_error is not None:
+    except (InfraError, SlotDestroyedError, TaskError) as error:
+        if handle.infra_error is not None and handle.infra_error is not error:
             raise handle.infra_error from error
         raise
     finally:

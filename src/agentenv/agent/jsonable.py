@@ -10,26 +10,51 @@ from typing import Any
 
 ID_KEYS = ("id", "item_id", "task_id", "instance_id", "name")
 
+DEEPEST_ARGUMENTS = 100
+"""Levels of lists and objects in a call's arguments; a call with more is refused."""
+DEEPEST_RECORDED = 200
+"""Levels of a value that are written down."""
+
 
 def clean_text(text: str) -> str:
     """``text`` without lone surrogates (JSON can carry them, UTF-8 cannot): each becomes ``?``."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def jsonable(value: Any) -> Any:
-    """``value`` with everything JSON has no word for replaced by its ``repr``."""
+def deeper_than(value: Any, levels: int) -> bool:
+    """Whether ``value`` nests lists and objects more than ``levels`` deep. Does not recurse: a text of a kilobyte
+    can nest deeper than Python's stack, and every reader and writer of such a value may fail."""
+    inner = [value] if isinstance(value, (Mapping, list, tuple)) else []
+    for _ in range(levels):
+        inner = [part for each in inner for part in _parts(each)]
+        if not inner:
+            return False
+    return bool(inner)
+
+
+def _parts(value: Any) -> list[Any]:
+    """The lists and objects directly in a list or object."""
+    found = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [part for part in found if isinstance(part, (Mapping, list, tuple))]
+
+
+def jsonable(value: Any, levels: int = DEEPEST_RECORDED) -> Any:
+    """``value`` with everything JSON has no word for replaced by its ``repr``, and what nests deeper than
+    ``levels`` by a note."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)) and levels == 0:
+        return "(nested too deeply)"
     if isinstance(value, Mapping):
-        return {clean_text(str(key)): jsonable(entry) for key, entry in value.items()}
+        return {clean_text(str(key)): jsonable(entry, levels - 1) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [jsonable(entry) for entry in value]
+        return [jsonable(entry, levels - 1) for entry in value]
     if isinstance(value, (set, frozenset)):
-        return sorted((jsonable(entry) for entry in value), key=str)
+        return sorted((jsonable(entry, levels - 1) for entry in value), key=str)
     return repr(value)
 
 

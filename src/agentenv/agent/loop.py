@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentenv.agent.context_budget import ContextBudget
-from agentenv.agent.jsonable import clean_text
+from agentenv.agent.jsonable import DEEPEST_ARGUMENTS, clean_text, deeper_than, jsonable
 from agentenv.agent.ports import REASONING_FIELDS, Completion, ContextOverflow, Message, Model, Session, ToolDefinition
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.shown import cut_middle, shown
 from agentenv.agent.timeline import Timeline
 from agentenv.agent.transcript import FinishReason, Phase, Shortening, Step, StepOutcome, ToolRecord
-from agentenv.errors import CallLostError, ConfigError, InfraError, by_code
+from agentenv.errors import CallLostError, ConfigError, InfraError, SlotDestroyedError, by_code
 from agentenv.tools.schema import explain_unknown
 from agentenv.wire.calls import CallResult
 
+CALL_ID_CHARS = 64
+"""Longer ids are replaced by our own: servers refuse a conversation with one, and results cannot carry it."""
+NAME_CHARS = 64
+UNSENDABLE = re.compile(r"[^A-Za-z0-9_.-]")
+"""What servers refuse in the name of a call, and with it the whole conversation."""
 UNREADABLE_BYTES = 4096
 """How much of an unreadable call its record shows; ``Step.raw`` has all."""
 
@@ -49,12 +55,14 @@ class AgentResult:
 @dataclass(frozen=True)
 class RequestedCall:
     """One tool call as read from a message. ``arguments`` is an object where it could be read as one,
-    else what was sent, as text: the session then answers with what is wrong with it. ``cut``: the message
+    else what was sent, as text: the session then answers with what is wrong with it. ``problem``: why it is not
+    run at all, for the model. ``cut``: the message
     ended in it, so that its arguments may be less than was meant."""
 
     call_id: str
     tool: str
     arguments: dict[str, Any] | str
+    problem: str = ""
     cut: bool = False
 
 
@@ -67,21 +75,30 @@ def requested_calls(message: Message, step: int) -> list[RequestedCall]:
 def _requested(call: Any, fallback_id: str) -> RequestedCall:
     call = call if isinstance(call, dict) else {}
     function = call.get("function") if isinstance(call.get("function"), dict) else {}
-    call_id, tool = str(call.get("id") or fallback_id), clean_text(str(function.get("name") or ""))
+    call_id, tool = _sendable_id(call.get("id"), fallback_id), clean_text(str(function.get("name") or ""))
     sent = function.get("arguments")
     if sent is None or sent == "":
         return RequestedCall(call_id, tool, {})
     try:
         # strict=False as in ToolCatalog.validate: a raw line break in a string has one meaning.
         read = json.loads(sent, strict=False) if isinstance(sent, str) else sent
+        if deeper_than(read, DEEPEST_ARGUMENTS):
+            problem = f"not run: its arguments nest more than {DEEPEST_ARGUMENTS} levels deep"
+            return RequestedCall(call_id, tool, clean_text(sent) if isinstance(sent, str) else "", problem)
+        return RequestedCall(call_id, tool, read if isinstance(read, dict) else str(sent))
     except (ValueError, RecursionError):
-        read = None
-    return RequestedCall(call_id, tool, read if isinstance(read, dict) else str(sent))
+        return RequestedCall(call_id, tool, str(sent))
+
+
+def _sendable_id(given: Any, fallback: str) -> str:
+    found = clean_text(str(given or ""))
+    return found if 0 < len(found) <= CALL_ID_CHARS else fallback
 
 
 def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
-    """The assistant message as it goes back to the model: ids filled in, arguments always valid JSON
-    (servers refuse a whole conversation for one unparsable call in it)."""
+    """The assistant message as it goes back to the model: ids filled in, names a server takes, arguments always
+    valid JSON. Servers refuse a whole conversation for one call in it that is not: the model could end its
+    rollouts so."""
     history: Message = {"role": "assistant", "content": clean_text(_text_of(message.get("content")))}
     if calls:
         history["tool_calls"] = [
@@ -89,8 +106,8 @@ def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
                 "id": call.call_id,
                 "type": "function",
                 "function": {
-                    "name": call.tool or "invalid",
-                    "arguments": json.dumps(_as_object(call.arguments)),
+                    "name": UNSENDABLE.sub("_", call.tool[:NAME_CHARS]) or "invalid",
+                    "arguments": json.dumps(jsonable(_as_object(call.arguments))),
                 },
             }
             for call in calls
@@ -153,21 +170,29 @@ class AgentLoop:
         self._tools = [tool for tool in tools if chosen is None or tool["function"]["name"] in chosen]
         self._names = [tool["function"]["name"] for tool in self._tools]
         self._calls_made = 0
+        self._began_s = 0.0
         self._budget = ContextBudget(settings)
         self.result = AgentResult(messages=[], phases=self._timeline.phases, tools=self._names)
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
         """Continue ``messages`` until the model answers without a tool call or a limit is met.
 
-        Raises: InfraError when a slot or the model's server failed; what happened until then is in
-        ``result``.
+        Raises: InfraError when a slot or the model's server failed; SlotDestroyedError when the model's commands
+        destroyed its slot; ConfigError when not even the first prompt fits the model. What happened until then
+        is in ``result``.
         """
         result = self.result
         result.messages = list(messages)
+        self._began_s = self._timeline.now()
         for index in range(self._settings.max_steps):
+            if self._out_of_time():
+                result.finish_reason = "max_time"
+                return result
             try:
                 step, completion = await self._fitting_turn(index)
-            except ContextOverflow:
+            except ContextOverflow as overflow:
+                if index == 0:
+                    raise self._too_small(overflow) from overflow
                 result.finish_reason = "context_overflow"
                 return result
             calls = believed(requested_calls(step.message, index), completion)
@@ -179,9 +204,23 @@ class AgentLoop:
             for number, call in enumerate(calls):
                 await self._run_call(step, call, number)
             if completion.problem:
-                self._answer_problem(step, completion.problem)
+                self._answer_problem(step, clean_text(completion.problem))
         result.finish_reason = "max_steps"
         return result
+
+    def _out_of_time(self) -> bool:
+        limit_s = self._settings.max_s
+        return limit_s is not None and self._timeline.now() - self._began_s >= limit_s
+
+    def _too_small(self, overflow: ContextOverflow) -> ConfigError:
+        """The model has not said a word: that is no rollout to score."""
+        limited = self._settings.context_tokens is not None
+        return ConfigError(
+            "agent_context_tokens" if limited else "context length",
+            f"the first prompt does not fit: {overflow}",
+            next_step="raise what bounds it (agent_context_tokens, the model server's own limit, the trainer's "
+            "max_token_length), or shorten the task, the system prompt or the list of tools",
+        )
 
     async def _fitting_turn(self, index: int) -> tuple[Step, Completion]:
         """A model turn, with old outputs shortened where it would not fit, or did not. Raises: ContextOverflow."""
@@ -236,7 +275,7 @@ class AgentLoop:
             message=completion.message,
             usage=completion.usage,
             reasoning=clean_text(completion.reasoning),
-            raw=completion.raw,
+            raw=None if completion.raw is None else clean_text(completion.raw),
         )
         self._budget.learn(self.result.messages, completion.usage)
         self.result.steps.append(step)
@@ -252,10 +291,13 @@ class AgentLoop:
         try:
             with self._timeline.phase("tool", call.tool or "invalid"):
                 record.result = await self._result_of(call, record, number)
+        except SlotDestroyedError as error:
+            record.result = CallResult(id=call.call_id, fault=error.fault, error=error.code, message=error.message)
+            raise
         finally:
             record.ended_s = self._timeline.now()
         self.result.model_faults += record.result.fault in ("model", "policy")
-        record.shown = shown(call.tool, record.result, self._settings.shown_bytes)
+        record.shown = clean_text(shown(call.tool, record.result, self._settings.shown_bytes))
         self.result.messages.append({"role": "tool", "tool_call_id": call.call_id, "content": record.shown})
 
     async def _result_of(self, call: RequestedCall, record: ToolRecord, number: int) -> CallResult:
@@ -265,6 +307,10 @@ class AgentLoop:
             return _refused(
                 call, "invalid_arguments", "not run: your message was cut off at its length limit in this call"
             )
+        if self._out_of_time():
+            return _refused(call, "invalid_arguments", "not run: the time for this task is over")
+        if call.problem:
+            return _refused(call, "invalid_arguments", call.problem)
         if call.tool not in self._names:
             return _refused(call, "unknown_tool", explain_unknown(call.tool, self._names))
         result = await self._session.call(call.tool, call.arguments, timeout_s=self._settings.tool_timeout_s)
@@ -277,8 +323,10 @@ def _refused(call: RequestedCall, error: str, message: str) -> CallResult:
 
 
 def checked(result: CallResult) -> CallResult:
-    """``result``, unless it reports a failure of ours: that is raised, so that it can never be shown
-    or scored, whatever layer forgot to."""
+    """``result``, unless it reports a failure of ours, or that the slot is destroyed: that is raised, so that it
+    can never be shown or scored, whatever layer forgot to."""
+    if result.error == SlotDestroyedError.code:
+        raise SlotDestroyedError(result.message or "the slot was destroyed")
     if result.fault == "infra":
         found = by_code().get(result.error or "infra", InfraError)
         raise (found if issubclass(found, InfraError) else InfraError)(result.message or "the call failed")

@@ -12,12 +12,12 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol, Self
 
 from agentenv.agent.chat_rendering import ChatRenderer, ChatTokenizer
-from agentenv.agent.jsonable import clean_text
+from agentenv.agent.jsonable import DEEPEST_ARGUMENTS, clean_text, deeper_than
 from agentenv.agent.parsers.base import Parsed, as_json, without_end
 from agentenv.agent.ports import Completion, ContextOverflow, Message, ToolDefinition
-from agentenv.agent.served_model import ask
+from agentenv.agent.served_model import ask, ended_by
 from agentenv.agent.token_sequences import TokenSequence, sequence_of
-from agentenv.errors import ModelServerError
+from agentenv.errors import DoubtfulTurnError, ModelServerError
 
 TEMPLATE_OPTIONS = "chat_template_kwargs"
 """Of ``extra_body``: goes to the chat template, not to the server."""
@@ -113,7 +113,7 @@ class ManagedModel:
         self._tokenizer.prompt = prompt
         extra = {name: value for name, value in params.pop("extra_body", {}).items() if name != TEMPLATE_OPTIONS}
         asked = {**self._constant, **extra, **params, "max_tokens": room, "messages": [], "n": 1}
-        reply = await ask(self._server.chat_completion, self._timeout_s, asked)
+        reply = await ask(self._server.chat_completion, self._timeout_s, asked, turns=self._turns)
         raw, finish_reason = _answer_of(reply)
         self._keep(messages, prompt + raw, raw)
         return self._completion(raw, finish_reason, tools)
@@ -155,7 +155,7 @@ class ManagedModel:
         nodes = self._server.get_state().get("nodes") or []
         before = self._sequences
         if len(nodes) not in (len(before), len(before) + 1) or not nodes or nodes[-1].full_text != text:
-            raise ModelServerError("the managed server lost track of the conversation")
+            raise DoubtfulTurnError("the managed server lost track of the conversation")
         known = before[-1] if len(nodes) == len(before) else None
         newest = sequence_of(nodes[-1], known.first_step if known else self._turns, known)
         self._sequences = [*(before[:-1] if known else before), newest]
@@ -169,6 +169,9 @@ class ManagedModel:
         parser, step = self._renderer.parser, self._turns - 1
         opened = self._renderer.reasoning_open(self._tokenizer.prompt)
         parsed = parser.parse(without_end(raw, self._renderer.end_marks), tools, reasoning_open=opened)
+        if any(deeper_than(call.arguments, DEEPEST_ARGUMENTS) for call in parsed.calls):
+            problem = f"the arguments of a call nest more than {DEEPEST_ARGUMENTS} levels deep"
+            parsed = Parsed(parsed.content, (), parsed.reasoning, problem)
         if finish_reason == "length" and (parsed.problem or (parsed.calls and parsed.open_ended)):
             parsed = Parsed(parsed.content, (), parsed.reasoning, "your message was cut off at its length limit")
         message: Message = {"role": "assistant", "content": parsed.content}
@@ -209,6 +212,7 @@ def _role(messages: Sequence[Message], at: int) -> Any:
 def _answer_of(reply: Any) -> tuple[str, str]:
     try:
         choice = reply.choices[0]
-        return str(choice.message.content or ""), str(choice.finish_reason or "stop")
+        raw, finish_reason = str(choice.message.content or ""), choice.finish_reason
     except (AttributeError, IndexError, TypeError) as error:
         raise ModelServerError("the model's server answered without a message") from error
+    return raw, ended_by(finish_reason)

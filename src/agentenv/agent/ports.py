@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentenv.errors import InfraError
+from agentenv.errors import InfraError, SlotDestroyedError
 from agentenv.wire.calls import CallResult
 
 Message = dict[str, Any]
@@ -39,14 +39,15 @@ class Completion:
 
 
 class ContextOverflow(Exception):
-    """The conversation no longer fits the model: the rollout ends here, and is verified as it is."""
+    """The conversation does not fit the model (any more). After a turn the rollout ends, and is verified as it is;
+    at the first one the settings are wrong."""
 
 
 class Model(Protocol):
     """Something that continues a conversation.
 
-    Raises: ContextOverflow when the conversation is too long; ModelServerError when the server
-    failed (HTTP 5xx, timeout, refused request): infra, never the policy's doing.
+    Raises: ContextOverflow when the conversation is too long; ModelServerError when the server failed (HTTP 5xx,
+    timeout, refused request): infra; DoubtfulTurnError, one of those, when what the policy wrote may be why.
     """
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], **params: Any) -> Completion:
@@ -77,7 +78,8 @@ class Session(Protocol):
     async def call(
         self, tool: str, arguments: Mapping[str, Any] | str, *, timeout_s: float | None = None
     ) -> CallResult:
-        """Run one tool call. Model and policy faults are results; infra faults raise InfraError."""
+        """Run one tool call. Model and policy faults are results. Raises: InfraError; SlotDestroyedError when the
+        commands of this session destroyed its slot."""
 
     async def seal(self) -> None:
         """End every process of the slot and make its namespaces anew over the same workspace."""
@@ -91,9 +93,9 @@ class SessionOpener(Protocol):
 
 
 class Handle(Protocol):
-    """What preparation and verifiers are given (``ToolContext``): remembers the first infra fault."""
+    """What preparation and verifiers are given (``ToolContext``): remembers the first fault that decides."""
 
-    infra_error: InfraError | None
+    infra_error: InfraError | SlotDestroyedError | None
 
     async def cleanup(self) -> None:
         """No more calls through this handle. Repeatable."""

@@ -52,8 +52,8 @@ class RolloutLog:
         self._writing = asyncio.Lock()
 
     async def add(self, group: str, item: Any, size: int, transcripts: Sequence[Transcript]) -> bool:
-        """Write one group down. False, and an error in the log, when it could not be written: a full
-        disk must not cost the rollouts themselves."""
+        """Write one group down. False, and an error in the log, when it could not be written: neither a full disk
+        nor what one member made of its record may cost the rollouts themselves."""
         if self._path is None:
             return True
         record = GroupRecord(
@@ -67,7 +67,7 @@ class RolloutLog:
         try:
             async with self._writing:
                 await asyncio.to_thread(append_record, self._path, record)
-        except OSError:
+        except (OSError, ValueError, RecursionError):
             logger.exception("the record of group %s could not be written", group)
             return False
         return True

@@ -1,7 +1,8 @@
 """One trajectory, from lease to score, tried again on a new slot when our side failed.
 
 :meth:`Rollout.run` never raises for a rollout's failure: it returns a transcript that says whose
-fault it was, with ``score=None``. Only being cancelled goes through, after the slot was given back.
+fault it was, with ``score=None`` (but of a slot the policy destroyed, where the environment says). Only being
+cancelled goes through, after the slot was given back. What is tried again: :mod:`agentenv.agent.culprit`.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agentenv.agent.culprit import before_the_model, unexpected, worth_another
 from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, genuinely_cancelled
-from agentenv.agent.jsonable import jsonable
+from agentenv.agent.jsonable import clean_text, jsonable
 from agentenv.agent.loop import AgentLoop, AgentResult
 from agentenv.agent.ports import Handle, Model, Session, SessionOpener, ToolDefinition, opened
 from agentenv.agent.prompts import opening
 from agentenv.agent.recordings import last_recordings
+from agentenv.agent.settings import AgentSettings
 from agentenv.agent.timeline import Timeline, totals
 from agentenv.agent.token_sequences import TokenSequence, sequences_of
-from agentenv.agent.transcript import PhaseName, SequenceSummary, Transcript
-from agentenv.errors import AgentEnvError, InfraError
+from agentenv.agent.transcript import FinishReason, PhaseName, SequenceSummary, Transcript
+from agentenv.errors import AgentEnvError, SlotDestroyedError, TaskError
 
 logger = logging.getLogger(__name__)
 
@@ -60,18 +63,28 @@ class Attempt:
     workspace_meta: dict[str, Any] = field(default_factory=dict)
     verification: dict[str, Any] = field(default_factory=dict)
     score: float | None = None
+    acted: bool = False
+    """Whether the model has been asked for its first turn."""
+    failure: BaseException | None = None
+    """What ended the work on the slot, whatever giving the slot back raised on top of it."""
     sequences: list[TokenSequence] = field(default_factory=list)
     last_recordings: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Rollout:
-    """Runs trajectories of one item."""
+    """Runs trajectories of one item, which share ``retries_together``: how many attempts may be repeated among
+    them after the model had acted (None: no such limit). A policy that found a way to make our side fail would
+    otherwise be given every attempt there is, in every member.
+    """
 
-    def __init__(self, farm: Farm, hooks: Hooks, item: Any, item_id: str) -> None:
+    def __init__(
+        self, farm: Farm, hooks: Hooks, item: Any, item_id: str, *, retries_together: int | None = None
+    ) -> None:
         self._farm = farm
         self._hooks = hooks
         self._item = item
         self._item_id = item_id
+        self._retries_left = retries_together
 
     async def run(self, trajectory: str) -> Transcript:
         """One member of a group: at most ``1 + infra_retries`` attempts, each on a new slot."""
@@ -80,43 +93,87 @@ class Rollout:
             number = len(earlier) + 1
             attempt = Attempt(trajectory if number == 1 else f"{trajectory}-try{number}")
             error = await self._attempt(attempt)
-            if not isinstance(error, InfraError) or len(earlier) >= self._farm.infra_retries:
+            if isinstance(error, SlotDestroyedError):
+                return self._transcript(attempt, trajectory, await self._destroyed(attempt, error), earlier)
+            if error is None or not self._another(error, attempt, number):
                 return self._transcript(attempt, trajectory, error, earlier)
             logger.warning("%s: attempt %d failed on our side, trying again: %s", trajectory, number, _named(error))
             earlier.append(_named(error))
             await asyncio.sleep(min(MAX_RETRY_DELAY_S, self._farm.infra_retry_delay_s * 2 ** (number - 1)))
 
+    def _another(self, error: AgentEnvError, attempt: Attempt, number: int) -> bool:
+        """Whether there is to be another attempt; counts it among the group's."""
+        if number > self._farm.infra_retries or not worth_another(error, acted=attempt.acted):
+            return False
+        if attempt.acted and self._retries_left is not None:
+            self._retries_left -= 1
+            return self._retries_left >= 0
+        return True
+
     async def _attempt(self, attempt: Attempt) -> AgentEnvError | None:
         """The attempt's failure, or None when it was scored."""
         try:
             await self._perform(attempt)
-        except asyncio.CancelledError as error:
-            if genuinely_cancelled():
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and genuinely_cancelled():
                 raise
-            logger.exception("%s: a stray cancellation", attempt.trajectory)
-            return _as_infra(error)
-        except AgentEnvError as error:
-            if not isinstance(error, InfraError):
-                logger.exception("%s: the task's own code failed", attempt.trajectory)
-            return error
-        except Exception as error:
-            logger.exception("%s: unexpected failure", attempt.trajectory)
-            return _as_infra(error)
+            if attempt.failure is None and attempt.score is not None:
+                logger.exception("%s: the slot was not given back in good order; the score stands", attempt.trajectory)
+                return None
+            return self._failure(attempt, attempt.failure or error)
         return None
 
+    def _failure(self, attempt: Attempt, error: BaseException) -> AgentEnvError:
+        if not isinstance(error, AgentEnvError):
+            logger.error("%s: unexpected failure", attempt.trajectory, exc_info=error)
+            return unexpected(error)
+        if isinstance(error, SlotDestroyedError) and not attempt.acted:
+            return before_the_model(error)
+        if error.fault == "task":
+            logger.error("%s: it cannot be scored", attempt.trajectory, exc_info=error)
+        return error
+
+    async def _destroyed(self, attempt: Attempt, error: SlotDestroyedError) -> AgentEnvError:
+        """Scored as the environment says: there is no slot left to verify on."""
+        logger.warning("%s: %s", attempt.trajectory, _named(error))
+        try:
+            returned = await call_hook(
+                "score_destroyed_slot",
+                self._hooks.score_destroyed_slot,
+                self._item,
+                attempt.agent,
+                trajectory_id=attempt.trajectory,
+                workspace_meta=attempt.workspace_meta,
+            )
+            attempt.score = None if returned is None else checked_score(returned)[0]
+        except AgentEnvError as failure:
+            logger.exception("%s: score_destroyed_slot failed", attempt.trajectory)
+            return failure if isinstance(failure, TaskError) else TaskError(f"score_destroyed_slot: {_named(failure)}")
+        return error
+
     async def _perform(self, attempt: Attempt) -> None:
-        hooks, item, timeline = self._hooks, self._item, attempt.timeline
+        hooks, item = self._hooks, self._item
         task = await call_hook("build_task", hooks.build_task, item)
         settings = await call_hook("build_agent_config", hooks.build_agent_config, item)
         async with self._session(attempt) as session:
-            await self._prepare(attempt, session)
-            async with opened(self._farm.model_for(attempt.trajectory)) as model:
-                loop = AgentLoop(model, session, self._farm.tools, settings, timeline)
-                attempt.agent = loop.result
+            try:
+                await self._prepare(attempt, session)
+                await self._act(attempt, session, settings, task)
+                attempt.last_recordings = await last_recordings(session, attempt.agent.steps)
+                await self._verify(attempt, session)
+            except (Exception, asyncio.CancelledError) as error:
+                attempt.failure = error
+                raise
+
+    async def _act(self, attempt: Attempt, session: Session, settings: AgentSettings, task: str) -> None:
+        async with opened(self._farm.model_for(attempt.trajectory)) as model:
+            loop = AgentLoop(model, session, self._farm.tools, settings, attempt.timeline)
+            attempt.agent = loop.result
+            attempt.acted = True
+            try:
                 await loop.run(opening(settings.system_prompt, task))
-                attempt.sequences = sequences_of(model)
-            attempt.last_recordings = await last_recordings(session, attempt.agent.steps)
-            await self._verify(attempt, session)
+            finally:
+                attempt.sequences = sequences_of(model)  # of a rollout that ends half way, too: it may be scored
 
     @asynccontextmanager
     async def _session(self, attempt: Attempt) -> AsyncIterator[Session]:
@@ -182,8 +239,8 @@ class Rollout:
             tools=agent.tools,
             phases=timeline.phases,
             final_response=agent.final_response,
-            finish_reason="fault" if error else agent.finish_reason,
-            score=None if error else attempt.score,
+            finish_reason=_finish_reason(error, agent),
+            score=attempt.score if error is None or isinstance(error, SlotDestroyedError) else None,
             fault=error.fault if error else "none",
             error=_named(error) if error else "",
             earlier_attempts=earlier,
@@ -202,11 +259,10 @@ class Rollout:
 
 
 def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return clean_text(f"{type(error).__name__}: {error}")
 
 
-def _as_infra(error: BaseException) -> InfraError:
-    """Whatever went wrong outside the author's code is ours: never scored, tried again."""
-    wrapped = InfraError(f"unexpected {_named(error)}")
-    wrapped.__cause__ = error
-    return wrapped
+def _finish_reason(error: AgentEnvError | None, agent: AgentResult) -> FinishReason:
+    if error is None:
+        return agent.finish_reason
+    return "slot_destroyed" if isinstance(error, SlotDestroyedError) else "fault"

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from agentenv.agent.shown import cut_middle
 from agentenv.agent.shown_sessions import SESSION_TOOLS
 from agentenv.agent.transcript import ToolRecord, Transcript
+
+KEPT_VALUES = 10_000
+"""How many values percentiles are taken of, the newest."""
+TIMES = ("slot_wait_s", "model_s", "total_s")
+CALL_FAULTS = ("model", "policy", "task")
 
 READABLE_BYTES = 32 * 1024
 MESSAGE_BYTES = 4 * 1024
@@ -22,68 +28,130 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
-class RolloutMetrics:
-    """Gathers groups until they are drained. Rates are of what was gathered since the last draining."""
+class Series:
+    """How many numbers there were, their sum, and the newest of them, for percentiles."""
 
     def __init__(self) -> None:
-        self._transcripts: list[Transcript] = []
-        self._completeness: list[float] = []
+        self.count = 0
+        self._total = 0.0
+        self._newest: deque[float] = deque(maxlen=KEPT_VALUES)
 
-    def add(self, size: int, transcripts: Sequence[Transcript]) -> None:
-        """A finished group of which ``size`` members were asked for."""
-        self._transcripts.extend(transcripts)
-        scored = sum(transcript.score is not None for transcript in transcripts)
-        self._completeness.append(scored / size if size else 0.0)
+    def add(self, value: float) -> None:
+        """One more."""
+        self.count += 1
+        self._total += value
+        self._newest.append(value)
 
-    def drain(self) -> dict[str, float]:
-        """Metrics by name; empty when no group has finished since the last time."""
-        transcripts, completeness = self._transcripts, self._completeness
-        self._transcripts, self._completeness = [], []
-        if not transcripts:
+    @property
+    def mean(self) -> float:
+        """Of all of them. Raises: ZeroDivisionError for none."""
+        return self._total / self.count
+
+    def spread(self, name: str) -> dict[str, float]:
+        """Mean, median and 95th percentile; nothing for none."""
+        if not self.count:
             return {}
+        newest = tuple(self._newest)
         return {
-            "group_completeness": _mean(completeness),
-            **_of_rollouts(transcripts),
-            **_of_turns(transcripts),
-            **_of_calls([call for transcript in transcripts for call in _calls(transcript)]),
+            f"{name}_mean": self.mean,
+            f"{name}_p50": percentile(newest, 50),
+            f"{name}_p95": percentile(newest, 95),
         }
 
 
-def _of_rollouts(transcripts: Sequence[Transcript]) -> dict[str, float]:
-    scores = [transcript.score for transcript in transcripts if transcript.score is not None]
-    ends = Counter(transcript.finish_reason for transcript in transcripts)
-    faults = Counter(transcript.fault for transcript in transcripts if transcript.fault != "none")
-    found = {f"finish_{reason}_rate": count / len(transcripts) for reason, count in ends.items()}
-    found |= {f"rollout_fault_{fault}_rate": count / len(transcripts) for fault, count in faults.items()}
-    if scores:
-        found["score_mean"] = _mean(scores)
-    if any(transcript.sequences for transcript in transcripts):
-        found["sequences_per_rollout"] = _mean([len(transcript.sequences) for transcript in transcripts])
-        found["trained_tokens_per_rollout"] = _mean(
-            [sum(one.trained for one in transcript.sequences) for transcript in transcripts]
-        )
-    for total in ("slot_wait_s", "model_s", "total_s"):
-        found |= _spread(total, [transcript.totals.get(total, 0.0) for transcript in transcripts])
-    return found
+@dataclass
+class _Gathered:
+    """The numbers of the rollouts since the last draining: nothing of a transcript stays."""
 
+    rollouts: int = 0
+    completeness: Series = field(default_factory=Series)
+    scores: Series = field(default_factory=Series)
+    ends: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    sequences: int = 0
+    trained_tokens: int = 0
+    times: dict[str, Series] = field(default_factory=lambda: {name: Series() for name in TIMES})
+    turns: Counter[str] = field(default_factory=Counter)
+    shortenings: int = 0
+    calls: int = 0
+    errors: int = 0
+    timeouts: int = 0
+    call_faults: Counter[str] = field(default_factory=Counter)
+    latency_s: Series = field(default_factory=Series)
 
-def _of_turns(transcripts: Sequence[Transcript]) -> dict[str, float]:
-    outcomes = Counter(step.outcome for transcript in transcripts for step in transcript.steps)
-    turns = sum(outcomes.values())
-    rates = {f"turn_{name}_rate": outcomes[name] / turns if turns else 0.0 for name in ("truncated", "malformed")}
-    shortened = sum(len(transcript.shortenings) for transcript in transcripts)
-    return {**rates, "turns_per_rollout": turns / len(transcripts), "shortenings": float(shortened)}
+    def add(self, transcript: Transcript) -> None:
+        self.rollouts += 1
+        if transcript.score is not None:
+            self.scores.add(transcript.score)
+        self.ends[transcript.finish_reason] += 1
+        if transcript.fault != "none":
+            self.faults[transcript.fault] += 1
+        self.sequences += len(transcript.sequences)
+        self.trained_tokens += sum(one.trained for one in transcript.sequences)
+        for name, series in self.times.items():
+            series.add(transcript.totals.get(name, 0.0))
+        self.turns.update(step.outcome for step in transcript.steps)
+        self.shortenings += len(transcript.shortenings)
+        for call in _calls(transcript):
+            self._add_call(call)
 
+    def _add_call(self, call: ToolRecord) -> None:
+        self.calls += 1
+        self.errors += is_error(call)
+        self.timeouts += is_timeout(call)
+        if call.result:
+            self.call_faults[call.result.fault] += 1
+        if call.tool:
+            self.latency_s.add(call.ended_s - call.started_s)
 
-def _of_calls(calls: Sequence[ToolRecord]) -> dict[str, float]:
-    found = {"tool_calls": float(len(calls))}
-    if not calls:
+    def of_rollouts(self) -> dict[str, float]:
+        found = {f"finish_{reason}_rate": count / self.rollouts for reason, count in self.ends.items()}
+        found |= {f"rollout_fault_{fault}_rate": count / self.rollouts for fault, count in self.faults.items()}
+        if self.scores.count:
+            found["score_mean"] = self.scores.mean
+        if self.sequences:
+            found["sequences_per_rollout"] = self.sequences / self.rollouts
+            found["trained_tokens_per_rollout"] = self.trained_tokens / self.rollouts
+        for name, series in self.times.items():
+            found |= series.spread(name)
         return found
-    faults = Counter(call.result.fault for call in calls if call.result)
-    found |= {f"call_fault_{fault}_rate": faults[fault] / len(calls) for fault in ("model", "policy", "task")}
-    found["tool_error_rate"] = sum(map(is_error, calls)) / len(calls)
-    found["tool_timeout_rate"] = sum(map(is_timeout, calls)) / len(calls)
-    return found | _spread("tool_latency_s", [call.ended_s - call.started_s for call in calls if call.tool])
+
+    def of_turns(self) -> dict[str, float]:
+        turns = self.turns.total()
+        rates = {f"turn_{name}_rate": self.turns[name] / turns if turns else 0.0 for name in ("truncated", "malformed")}
+        return {**rates, "turns_per_rollout": turns / self.rollouts, "shortenings": float(self.shortenings)}
+
+    def of_calls(self) -> dict[str, float]:
+        found = {"tool_calls": float(self.calls)}
+        if not self.calls:
+            return found
+        found |= {f"call_fault_{fault}_rate": self.call_faults[fault] / self.calls for fault in CALL_FAULTS}
+        found["tool_error_rate"] = self.errors / self.calls
+        found["tool_timeout_rate"] = self.timeouts / self.calls
+        return found | self.latency_s.spread("tool_latency_s")
+
+
+class RolloutMetrics:
+    """Gathers groups until they are drained. Rates and means are of all that was gathered since the last draining,
+    percentiles of its newest :data:`KEPT_VALUES`; a trainer that does not step for a day costs no more memory."""
+
+    def __init__(self) -> None:
+        self._gathered = _Gathered()
+
+    def add(self, size: int, transcripts: Sequence[Transcript]) -> None:
+        """A finished group of which ``size`` members were asked for."""
+        for transcript in transcripts:
+            self._gathered.add(transcript)
+        scored = sum(transcript.score is not None for transcript in transcripts)
+        self._gathered.completeness.add(scored / size if size else 0.0)
+
+    def drain(self) -> dict[str, float]:
+        """Metrics by name; empty when no group has finished since the last time."""
+        gathered, self._gathered = self._gathered, _Gathered()
+        if not gathered.rollouts:
+            return {}
+        completeness = {"group_completeness": gathered.completeness.mean}
+        return {**completeness, **gathered.of_rollouts(), **gathered.of_turns(), **gathered.of_calls()}
 
 
 def is_error(call: ToolRecord) -> bool:
@@ -99,16 +167,6 @@ def is_timeout(call: ToolRecord) -> bool:
 
 def _calls(transcript: Transcript) -> Iterator[ToolRecord]:
     return (call for step in transcript.steps for call in step.tool_calls)
-
-
-def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    if not values:
-        return {}
-    return {f"{name}_mean": _mean(values), f"{name}_p50": percentile(values, 50), f"{name}_p95": percentile(values, 95)}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 ROLLOUT_COLUMNS = (

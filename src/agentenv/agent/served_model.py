@@ -11,13 +11,23 @@ from typing import Any
 
 from agentenv.agent.hooks import genuinely_cancelled
 from agentenv.agent.ports import REASONING_FIELDS, Completion, ContextOverflow, Message, ToolDefinition
-from agentenv.errors import ModelServerError
+from agentenv.errors import DoubtfulTurnError, ModelServerError
 
 OVERFLOW_MARKS = (
     "context_length_exceeded", "maximum context length", "context window", "max_model_len",
-    "model's context length", "maximum model length", "maximum allowed length",
+    "model's context length", "maximum model length", "maximum allowed length", "context size",
 )  # fmt: skip
 """How servers say, in an HTTP 400, that a conversation is too long."""
+
+TOO_LARGE = 413
+ABOUT_THE_CLIENT = frozenset({401, 403, 404, 405, 407, 408, 409, 425, 429})
+"""HTTP statuses below 500 that are not about what the conversation says."""
+
+ENDS = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
+"""The finish reasons of a message that came to its end. All others are of one that did not: servers answer with
+"abort" and half a message while their weights are updated or their engine restarts, gateways with "error"."""
+
+LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 
 MESSAGE_FIELDS = ("role", "content", "tool_calls", "reasoning_content", "reasoning", "refusal")
 
@@ -35,32 +45,52 @@ class ServedModel:
         self._chat_completion = chat_completion
         self._timeout_s = timeout_s
         self._constant = constant or {}
+        self._turns = 0
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], **params: Any) -> Completion:
         """The next assistant message. Raises: ContextOverflow, ModelServerError."""
         asked = {**self._constant, **params, "messages": list(messages), "n": 1}
         if tools:
             asked["tools"] = list(tools)
-        return completion_of(await ask(self._chat_completion, self._timeout_s, asked))
+        completion = completion_of(await ask(self._chat_completion, self._timeout_s, asked, turns=self._turns))
+        self._turns += 1
+        return completion
 
 
-async def ask(chat_completion: Callable[..., Awaitable[Any]], timeout_s: float, asked: dict[str, Any]) -> Any:
-    """The server's reply. Raises: ContextOverflow, ModelServerError; nothing else but cancellation."""
+async def ask(
+    chat_completion: Callable[..., Awaitable[Any]], timeout_s: float, asked: dict[str, Any], *, turns: int = 0
+) -> Any:
+    """The server's reply, ``turns`` turns of the model's into the conversation.
+
+    Raises: ContextOverflow, ModelServerError (DoubtfulTurnError where the model may be why); nothing else but
+    cancellation.
+    """
     try:
         async with asyncio.timeout(timeout_s):
             return await chat_completion(**asked)
     except TimeoutError as error:
-        raise ModelServerError(f"the model's server did not answer in {timeout_s:g} s") from error
+        raise _too_slow(timeout_s, asked) from error
     except asyncio.CancelledError as error:
         if genuinely_cancelled():
             raise
         raise ModelServerError("the request to the model's server was cancelled from inside") from error
     except Exception as error:
-        raise failure_of(error) from error
+        raise failure_of(error, turns) from error
 
 
-def failure_of(error: BaseException) -> Exception:
-    """What a client's exception means: the conversation is too long, or the server failed."""
+def _too_slow(timeout_s: float, asked: dict[str, Any]) -> ModelServerError:
+    """A turn without a token limit takes as long as the model likes."""
+    given = {**asked, **(asked.get("extra_body") or {})}
+    if any(given.get(name) is not None for name in LIMITS):
+        return ModelServerError(f"the model's server did not answer in {timeout_s:g} s")
+    return DoubtfulTurnError(
+        f"a turn without a token limit did not end in {timeout_s:g} s", next_step="set agent_max_tokens"
+    )
+
+
+def failure_of(error: BaseException, turns: int = 0) -> Exception:
+    """What a client's exception means: the conversation is too long, the server failed, or, ``turns`` turns of the
+    model's into it, it will not have the conversation any more."""
     if isinstance(error, (ContextOverflow, ModelServerError)):
         return error
     attempt = getattr(error, "last_attempt", None)  # tenacity.RetryError hides the real one
@@ -70,18 +100,32 @@ def failure_of(error: BaseException) -> Exception:
     text = str(error)
     if status == 400 and any(mark in f"{getattr(error, 'code', '')} {text}" for mark in OVERFLOW_MARKS):
         return ContextOverflow(text)
+    if status == TOO_LARGE:
+        return ContextOverflow(text)
+    if turns and isinstance(status, int) and 400 <= status < 500 and status not in ABOUT_THE_CLIENT:
+        return DoubtfulTurnError(f"the model's server refuses the conversation: {text[:500]}")
     cure = "check base_url, api_key and model_name" if status in (401, 403, 404) else ""
     return ModelServerError(f"{type(error).__name__}: {text[:500]}", next_step=cure)
 
 
 def completion_of(reply: Any) -> Completion:
-    """An OpenAI ChatCompletion as a Completion. Raises: ModelServerError when it has no message."""
+    """An OpenAI ChatCompletion as a Completion. Raises: ModelServerError when it has no message, or one that did
+    not come to its end."""
     try:
         choice = reply.choices[0]
         message = choice.message.model_dump(exclude_none=True)
     except (AttributeError, IndexError, TypeError) as error:
         raise ModelServerError("the model's server answered without a message") from error
+    finish_reason = ended_by(choice.finish_reason)
     kept = {name: message[name] for name in MESSAGE_FIELDS if name in message}
     usage = reply.usage.model_dump(exclude_none=True) if getattr(reply, "usage", None) else None
     reasoning = next((kept[name] for name in REASONING_FIELDS if isinstance(kept.get(name), str)), "")
-    return Completion({"role": "assistant", **kept}, choice.finish_reason or "stop", usage, reasoning)
+    return Completion({"role": "assistant", **kept}, finish_reason, usage, reasoning)
+
+
+def ended_by(finish_reason: Any) -> str:
+    """The finish reason. Raises: ModelServerError when it is none of a finished message: what there is of such a
+    message is no answer, and must not be scored as one."""
+    if finish_reason not in ENDS:
+        raise ModelServerError(f"the model's server broke the message off (finish_reason {finish_reason!r})")
+    return str(finish_reason)

@@ -15,8 +15,10 @@ from agentenv.errors import Fault
 from agentenv.wire.calls import CallResult
 
 PhaseName = Literal["slot_wait", "prepare", "model", "tool", "verify", "release"]
-FinishReason = Literal["stop", "max_steps", "length", "context_overflow", "fault"]
-"""``length``: the last message was cut at its token limit; ``context_overflow``: no further turn fitted."""
+FinishReason = Literal["stop", "max_steps", "max_time", "length", "context_overflow", "slot_destroyed", "fault"]
+"""``max_time``: ``AgentSettings.max_s`` were over before it had ended; ``length``: the last message was cut at its
+token limit; ``context_overflow``: no further turn fitted; ``slot_destroyed``: the policy's own commands destroyed
+its slot (``fault`` is "policy")."""
 StepOutcome = Literal["answer", "tool_calls", "malformed", "truncated"]
 """``malformed``: something meant as a call could not be read; ``truncated``: cut at the token limit."""
 
@@ -89,7 +91,8 @@ class SequenceSummary(Record):
 
 
 class Transcript(Record):
-    """One trajectory (the last attempt), whole. ``score`` is None whenever it was not scored."""
+    """One trajectory (the last attempt), whole. ``score`` is None whenever it was not scored. A rollout with a
+    ``fault`` has none, but for a slot the policy destroyed: that is scored as the environment says."""
 
     trajectory: str
     item_id: str

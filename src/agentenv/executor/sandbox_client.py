@@ -26,6 +26,7 @@ from agentenv.errors import (
     InvalidArgumentsError,
     PoolClosedError,
     ProtocolError,
+    SlotDestroyedError,
 )
 from agentenv.executor.batcher import Batched, Batcher
 from agentenv.executor.encoding import BOOT_BYTES, ENVELOPE_BYTES, encode_batch, encode_call, encode_ids, with_boot
@@ -380,7 +381,7 @@ class SandboxClient:
             return
         if isinstance(outcome, AgentEnvError):
             call.future.set_exception(outcome)
-        elif outcome.fault == "infra":
+        elif outcome.fault == "infra" or outcome.error == SlotDestroyedError.code:
             call.future.set_exception(infra_error(outcome.error, outcome.message))
         else:
             self.counters.results += 1

@@ -16,7 +16,6 @@ from agentenv.errors import (
     AgentEnvError,
     ContainerLostError,
     InvalidArgumentsError,
-    LeaseLostError,
     PolicyRefusalError,
     PoolClosedError,
     ToolCallError,
@@ -47,10 +46,10 @@ class Lease(Protocol):
         """Where the slot is."""
 
     @property
-    def lost(self) -> LeaseLostError | None:
+    def lost(self) -> AgentEnvError | None:
         """Why the lease has ended by itself, once it has."""
 
-    async def wait_lost(self) -> LeaseLostError:
+    async def wait_lost(self) -> AgentEnvError:
         """Return when the lease ends by itself."""
 
     async def seal(self) -> None:
@@ -172,6 +171,7 @@ class ToolSession:
         awaiting task ends the call in the slot.
 
         Raises:
+            SlotDestroyedError: what ran in the slot destroyed it; nothing is left to call.
             InfraError: the failure was ours; its class says which (:mod:`agentenv.errors`).
             InvalidArgumentsError: ``timeout_s`` itself is not a positive finite number in range.
         """
@@ -254,10 +254,11 @@ class ToolSession:
             if self._host.observer is not None:
                 self._host.observer.cancelled(tool)
             raise
-        except AgentEnvError:
-            self._host.tally.infra_faults += 1
+        except AgentEnvError as error:
+            self._host.tally.policy_faults += error.fault == "policy"
+            self._host.tally.infra_faults += error.fault != "policy"
             if self._host.observer is not None:
-                self._host.observer.finished(tool, "infra", None)
+                self._host.observer.finished(tool, error.fault, None)
             raise
 
     async def _external(self, spec: ToolSpec, arguments: Mapping[str, Any], limit_s: float) -> CallResult:
@@ -332,7 +333,7 @@ class ToolSession:
             self._host.ended(self)
 
 
-def _again(error: LeaseLostError) -> LeaseLostError:
+def _again(error: AgentEnvError) -> AgentEnvError:
     """A fresh exception each time: one instance raised in several tasks mixes their tracebacks."""
     return type(error)(error.message, next_step=error.next_step)
 

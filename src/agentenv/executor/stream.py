@@ -13,7 +13,7 @@ from typing import Final
 import aiohttp
 from pydantic import ValidationError
 
-from agentenv.errors import InfraError, ProtocolError, by_code
+from agentenv.errors import InfraError, ProtocolError, SlotDestroyedError, by_code
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.wire.base import MAX_BODY_BYTES, PROTOCOL_VERSION
 from agentenv.wire.server import ErrorReply, ServerInfo
@@ -139,9 +139,10 @@ def _refusal(status: int, body: bytes) -> Exception:
     return infra_error(refused.error, f"{refused.message} (HTTP {status})", refused.next_step)
 
 
-def infra_error(code: str | None, message: str, next_step: str = "") -> InfraError:
-    """A wire error as the exception of that code; ProtocolError when it names no failure of ours."""
+def infra_error(code: str | None, message: str, next_step: str = "") -> InfraError | SlotDestroyedError:
+    """A wire error as the exception of that code; ProtocolError when it names no failure of ours (nor the end of
+    the slot by what ran in it, which is told in the same way)."""
     kind = by_code().get(code or "")
-    if kind is not None and issubclass(kind, InfraError):
+    if kind is not None and issubclass(kind, (InfraError, SlotDestroyedError)):
         return kind(message, next_step=next_step)
     return ProtocolError(f"{code or 'no error code'}: {message}", next_step=next_step)

@@ -52,7 +52,7 @@ class Lease(Protocol):
     def container(self) -> ContainerHandle:
         """Where the slot is."""
 
-    async def wait_lost(self) -> errors.LeaseLostError:
+    async def wait_lost(self) -> errors.AgentEnvError:
         """Return when the lease ends by itself."""
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from agentenv.errors import ProtocolError
+from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.slotagent.protocol import (
     SCRIPT_PIPE,
@@ -70,11 +71,11 @@ class _Run:
 class AgentLink:
     """One agent's socket, from the supervisor's hand-over to :meth:`close`. Owns the socket.
 
-    ``on_lost(reason, gone)`` is called once when the agent cannot be used any more: ``gone`` when its
-    end is closed (it died), False when it broke the protocol and may still live.
+    ``on_lost(loss, reason)`` is called once when the agent cannot be used any more: with ``Loss.ended`` when its
+    end is closed, with another loss when it may still live.
     """
 
-    def __init__(self, sock: socket.socket, poller: Poller, era: int, on_lost: Callable[[str, bool], None]) -> None:
+    def __init__(self, sock: socket.socket, poller: Poller, era: int, on_lost: Callable[[Loss, str], None]) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._poller = poller
@@ -138,7 +139,7 @@ class AgentLink:
             return
         if self._unsent or not self._sent(packet, fds):
             if self._unsent_bytes + len(packet) > MAX_UNSENT_BYTES:
-                self._defer_loss("the slot agent does not read", False)
+                self._defer_loss(Loss.deaf, "the slot agent does not read")
                 return
             if not self._unsent:
                 self._poller.loop.add_writer(self._sock.fileno(), self._writable)
@@ -152,7 +153,7 @@ class AgentLink:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._defer_loss(f"the slot agent is gone ({error})", True)
+            self._defer_loss(Loss.ended, f"the slot agent is gone ({error})")
         return True
 
     def _writable(self) -> None:
@@ -175,13 +176,13 @@ class AgentLink:
         for run in runs.values():
             run.events.on_lost()
 
-    def _defer_loss(self, reason: str, gone: bool) -> None:
-        self._poller.defer(lambda: self._lose(reason, gone))
+    def _defer_loss(self, loss: Loss, reason: str) -> None:
+        self._poller.defer(lambda: self._lose(loss, reason))
 
-    def _lose(self, reason: str, gone: bool) -> None:
+    def _lose(self, loss: Loss, reason: str) -> None:
         if not self.closed:
             self.close()
-            self._on_lost(reason, gone)
+            self._on_lost(loss, reason)
 
     def _readable(self) -> None:
         try:
@@ -189,18 +190,19 @@ class AgentLink:
         except BlockingIOError:
             return
         except ProtocolError as error:
-            self._lose(str(error), False)
+            # The kernel drops descriptors that we have no room for: not the agent's doing, then.
+            self._lose(Loss.broken if _room_for_descriptors() else Loss.no_descriptors, str(error))
             return
         except OSError as error:
-            self._lose(f"the slot agent is gone ({error})", True)
+            self._lose(Loss.ended, f"the slot agent is gone ({error})")
             return
         if message is None:
-            self._lose("the slot agent ended", True)
+            self._lose(Loss.ended, "the slot agent ended")
             return
         try:
             self._take(message)
         except ProtocolError as error:
-            self._lose(str(error), False)
+            self._lose(Loss.broken if _room_for_descriptors() else Loss.no_descriptors, str(error))
 
     def _take(self, message: Message) -> None:
         kind = message.kind
@@ -261,6 +263,14 @@ def _check_terminal(fds: tuple[int, ...]) -> None:
     found = [os.fstat(fd) for fd in fds]
     if len(found) != 1 or not stat.S_ISCHR(found[0].st_mode) or found[0].st_rdev != _PTMX:
         raise ProtocolError("the slot agent sent something else than a terminal with SPAWNED")
+
+
+def _room_for_descriptors() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Mapping
 
 from agentenv.errors import AgentEnvError, InfraError, LeaseLostError
 from agentenv.sandbox.calls import Asked, Fields, Stop, answer, ended, refusal
+from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.process import SlotIo
 from agentenv.sandbox.session_host import SlotHost
 from agentenv.sandbox.shared import Shared
@@ -28,6 +30,7 @@ class Beside:
         self._waiting: deque[Asked] = deque()
         self._running: set[Asked] = set()
         self._sessions: SlotSessions | None = None
+        self._limits: LimitWatch | None = None
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
@@ -37,9 +40,10 @@ class Beside:
         """Whether a call with these arguments belongs here."""
         return isinstance(arguments, SessionArguments)
 
-    def open(self, io: SlotIo) -> None:
-        """The slot can be used (again): there are no sessions yet."""
-        self._sessions = SlotSessions(SlotHost(io, self._shared.env), self._shared.output_bytes)
+    def open(self, io: SlotIo, env: Mapping[str, str]) -> None:
+        """The slot can be used (again), with this environment: there are no sessions yet."""
+        self._limits = io.limits
+        self._sessions = SlotSessions(SlotHost(io, env), self._shared.output_bytes)
 
     def close(self) -> None:
         """The slot's agent is let go; every session ends with it. Repeatable."""
@@ -97,6 +101,8 @@ class Beside:
             answered = await sessions.call(asked.arguments, asked.started_at + asked.timeout_s)
             content = answered.content.model_dump_json(exclude_defaults=True).encode()
             result = ended(asked, self._loop.time(), answered.fields)
+            if self._limits is not None and (above := self._limits.take_above()):
+                content, result = b"", refusal(asked.call_id, InfraError(above))
         except LeaseLostError:
             return  # the slot answers for every call of its lease
         except AgentEnvError as error:

@@ -25,6 +25,7 @@ from agentenv.wire.leases import (
     EndRequest,
     LeaseGrant,
     LeaseKey,
+    LeaseLoss,
     LeaseRequest,
     ReleaseReply,
     RenewReply,
@@ -78,7 +79,7 @@ class Container:
         elif isinstance(packet, SlotFailed):
             slot.failed(packet.epoch, packet.reason)
         elif isinstance(packet, SlotLost):
-            slot.lost(packet.reason)
+            slot.lost(packet.loss, packet.reason)
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -157,10 +158,13 @@ class Container:
         self._heard_at_s = self._shared.poller.loop.time()
         renewed: list[int] = []
         stale: list[int] = []
+        lost: list[LeaseLoss] = []
         for key in request.keys:
             alive = key.slot < len(self._slots) and self._slots[key.slot].renew(key, request.ttl_s)
             (renewed if alive else stale).append(key.slot)
-        return RenewReply(renewed=tuple(renewed), stale=tuple(stale))
+            if not alive and key.slot < len(self._slots) and (why := self._slots[key.slot].why_lost(key)):
+                lost.append(LeaseLoss(slot=key.slot, error=why.code, message=str(why)))
+        return RenewReply(renewed=tuple(renewed), stale=tuple(stale), lost=tuple(lost))
 
     async def release(self, key: LeaseKey) -> ReleaseReply:
         """See :meth:`Slot.release`."""

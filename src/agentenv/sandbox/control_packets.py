@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from agentenv.errors import ConfigError, ProtocolError
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.limits import CgroupPlan
 from agentenv.wire.spec import SandboxSpec
 
@@ -92,14 +94,16 @@ def hello(
 
 def slot_ready(slot: int, epoch: int, lease: dict[str, Any] | None, *, kept: bool, plan: CgroupPlan | None) -> bytes:
     """Goes with the agent's socket. ``kept``: the workspace is the one of before."""
-    memory: dict[str, object] = {"oom": None, "peak": None, "version": 2}
-    if plan is not None:
-        memory = {
-            "oom": str(plan.oom) if plan.oom else None,
-            "peak": str(plan.peak) if plan.peak and plan.peak.exists() else None,
-            "version": plan.version,
-        }
-    return _packet("slot_ready", slot=slot, epoch=epoch, lease=lease, kept=kept, memory=memory)
+    limits = dataclasses.asdict(limit_files(plan))
+    return _packet("slot_ready", slot=slot, epoch=epoch, lease=lease, kept=kept, limits=limits)
+
+
+def limit_files(plan: CgroupPlan | None) -> LimitFiles:
+    """Where the counters of a slot with this plan are."""
+    if plan is None:
+        return LimitFiles()
+    memory, pids = plan.memory_limit, plan.pids_limit
+    return LimitFiles(plan.version, str(memory.parent) if memory else None, str(pids.parent) if pids else None)
 
 
 def slot_failed(slot: int, epoch: int, reason: str) -> bytes:
@@ -107,6 +111,6 @@ def slot_failed(slot: int, epoch: int, reason: str) -> bytes:
     return _packet("slot_failed", slot=slot, epoch=epoch, reason=reason[:4096])
 
 
-def slot_lost(slot: int, reason: str) -> bytes:
-    """The slot's agent died by itself; a reset is under way."""
-    return _packet("slot_lost", slot=slot, reason=reason[:4096])
+def slot_lost(slot: int, loss: Loss, reason: str) -> bytes:
+    """The slot ended by itself; a reset is under way."""
+    return _packet("slot_lost", slot=slot, loss=loss, reason=reason[:4096])

@@ -43,6 +43,8 @@ class Lease:
     expires_at_s: float
     era: int = 0
     """How many times a server came back to this lease."""
+    sealed: bool = False
+    """Whether its slot has been sealed: what runs there from then on is a verifier's."""
 
     @classmethod
     def grant(cls, request: LeaseRequest, epoch: int, now_s: float) -> Lease:
@@ -68,6 +70,7 @@ class Lease:
             "ttl_s": self.ttl_s,
             "request_id": self.request_id,
             "era": self.era,
+            "sealed": self.sealed,
         }
 
     @classmethod
@@ -77,6 +80,7 @@ class Lease:
         try:
             key = LeaseKey(slot=slot, epoch=kept["epoch"], secret=kept["secret"])
             ttl_s, era = float(kept["ttl_s"]), int(kept["era"])
-            return cls(key, str(kept["trajectory"]), ttl_s, str(kept["request_id"]), now_s + ttl_s, era + 1)
+            sealed = kept.get("sealed") is True
+            return cls(key, str(kept["trajectory"]), ttl_s, str(kept["request_id"]), now_s + ttl_s, era + 1, sealed)
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"the lease remembered for slot {slot} is malformed: {error!r}") from error

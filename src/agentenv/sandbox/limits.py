@@ -59,8 +59,6 @@ class CgroupPlan:
     kill_file: Path | None
     pids_limit: Path | None
     memory_limit: Path | None
-    oom: Path | None
-    peak: Path | None
     version: int
 
     @property
@@ -150,8 +148,6 @@ def _plan(
         kill_file=None if first else directories[0] / "cgroup.kill",
         pids_limit=at["pids"] / "pids.max" if "pids" in at else None,
         memory_limit=memory / ("memory.limit_in_bytes" if first else "memory.max") if memory else None,
-        oom=memory / ("memory.oom_control" if first else "memory.events") if memory else None,
-        peak=memory / ("memory.max_usage_in_bytes" if first else "memory.peak") if memory else None,
         version=layout.version,
     )
 

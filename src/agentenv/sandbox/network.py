@@ -158,7 +158,11 @@ async def attach(ground: Ground, slot: SlotProcess, reaper: Reaper, tool: str) -
         os.close(ready_write)
         os.close(error_write)
         ready_write = error_write = -1
-        await readable(ready_read, READY_DEADLINE_S)
+        try:
+            await readable(ready_read, READY_DEADLINE_S)
+        except BaseException:
+            await running.kill()
+            raise
         if os.read(ready_read, 1) != b"1":
             await running.kill()
             said = os.read(error_read, 4096).decode(errors="replace").strip()

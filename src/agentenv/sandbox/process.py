@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agentenv.sandbox.agent_link import AgentLink
 from agentenv.sandbox.capture import Orphans, PipeReader
+from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_payload
 
@@ -33,6 +34,7 @@ class SlotIo:
     link: AgentLink
     poller: Poller
     orphans: Orphans
+    limits: LimitWatch = field(default_factory=lambda: LimitWatch(LimitFiles()))
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,10 @@ class Process:
         self.error = error
         self.step = step
         self._end(Outcome.failed)
+
+    def refused_from_above(self) -> str:
+        """Why a run that could not be started could not be, when that is not the slot's own doing."""
+        return self._io.limits.refused(self.error) if self.step is SpawnStep.RESOURCES else ""
 
     def on_exit(self, status: int, usage: Usage) -> None:
         """RunEvents: what is in the pipes at this moment is the output."""

@@ -80,6 +80,12 @@ class ServerLink:
             self._queue.append((packet, os.dup(fd) if fd is not None else None))
             self._flush()
 
+    def drain(self) -> None:
+        """Take in what the (dead) server had sent, then :meth:`close`: what it said of its leases still holds."""
+        while self._open and self._read():
+            pass
+        self.close()
+
     def close(self) -> None:
         """Stop for good. May be called again."""
         if not self._open:
@@ -109,23 +115,25 @@ class ServerLink:
                 os.close(fd)
         self._loop.remove_writer(self._sock.fileno())
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Take one packet; whether there was one."""
         try:
             packet = self._sock.recv(MAX_PACKET_BYTES + 1)  # descriptors sent along are dropped by the kernel
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
             self._break(f"the control socket: {error}")
-            return
+            return False
         if not packet:
             self._break("it closed its control socket")
-            return
+            return False
         try:
             request = parse(packet, self._slots)
         except ProtocolError as error:
             self._break(error.message)
-            return
+            return False
         self._on_request(request)
+        return True
 
     def _break(self, reason: str) -> None:
         self.close()

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 
-from agentenv.sandbox.agent_link import AgentLink
 from agentenv.sandbox.process import SlotIo, memory_file
 from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage, spawn_payload
 from agentenv.sandbox.tools.bash import WORKSPACE
@@ -34,7 +33,7 @@ class SlotHost:
     def start(self, program: Program, events: ProgramEvents) -> SlotProgram:
         """Host. Raises ValueError when argv and env do not fit in a packet, or too much runs."""
         payload = spawn_payload(program.argv, program.env, program.cwd)
-        started = SlotProgram(self._io.link, program, events)
+        started = SlotProgram(self._io, program, events)
         flags, fds, script = (_TERMINAL if program.terminal else 0), [], -1
         if program.stdin is not None:
             flags |= _STDIN
@@ -69,8 +68,9 @@ class SlotHost:
 class SlotProgram:
     """One run of the agent's (RunEvents) as a program of a session's."""
 
-    def __init__(self, link: AgentLink, program: Program, events: ProgramEvents) -> None:
-        self._link = link
+    def __init__(self, io: SlotIo, program: Program, events: ProgramEvents) -> None:
+        self._link = io.link
+        self._limits = io.limits
         self._size = program.terminal
         self._events = events
         self.run = 0
@@ -91,6 +91,8 @@ class SlotProgram:
 
     def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
         """RunEvents."""
+        if step is SpawnStep.RESOURCES:
+            self._limits.above = self._limits.refused(error) or self._limits.above
         self._events.on_failed(error, cwd=step is SpawnStep.CWD)
 
     def on_exit(self, status: int, usage: Usage) -> None:  # noqa: ARG002 (RunEvents)

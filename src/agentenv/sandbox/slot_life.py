@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import math
+import os
+import signal
 import time
 from collections import deque
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox import cgroups, network, slot_process
+from agentenv.sandbox.control_packets import limit_files
+from agentenv.sandbox.culprits import Loss, loss_of_end
+from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.network import NetworkProcess
 from agentenv.sandbox.reaper import Reaper, end_of
 from agentenv.sandbox.slot_process import Ground, SlotProcess
@@ -19,6 +27,12 @@ from agentenv.sandbox.slot_states import SlotPhase, moved
 log = logging.getLogger(__name__)
 
 _START_ATTEMPTS = 3
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_FIRST_START_PATIENCE_S = 5.0
+_SEAL_PATIENCE_S = 15.0
+"""For how long a shortage is waited out where somebody waits for the slot; a reset waits as long as it takes."""
+_KILLED = f"exit code {128 + signal.SIGKILL}"
+_SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOBUFS)
 _PROOF_DEADLINE_S = 5.0
 _LOSSES = 5
 _LOSSES_WITHIN_S = 10.0
@@ -33,8 +47,8 @@ class SlotReports(Protocol):
     def failed(self, slot: SlotLife) -> None:
         """The slot is quarantined for good; its ``reason`` says why."""
 
-    def lost(self, slot: SlotLife, reason: str) -> None:
-        """The slot ended by itself; it is being reset."""
+    def lost(self, slot: SlotLife, loss: Loss, reason: str) -> None:
+        """The slot ended by itself; it is being reset, or given up."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +86,9 @@ class SlotLife:
         self.phase = SlotPhase.absent
         self.epoch = 0
         self.lease: dict[str, Any] | None = None
-        self.used = False
-        """Whether anybody has held a lease since the last reset: such a slot is never handed out
-        again without one."""
+        self.handed = False
+        """Whether a server has had the slot since the last reset. A slot that it had and for which no lease is
+        remembered may have been used, whatever it did or did not tell before it died."""
         self.kept = False
         self.reason = ""
         self.process: SlotProcess | None = None
@@ -83,6 +97,7 @@ class SlotLife:
         self._task: asyncio.Task[None] | None = None
         self._reset_after = False
         self._losses = CrashLoop(_LOSSES, _LOSSES_WITHIN_S)
+        self._limits: LimitWatch | None = None
 
     def __repr__(self) -> str:
         return f"<slot {self.number} {self.phase.value} epoch {self.epoch}{' leased' if self.lease else ''}>"
@@ -91,12 +106,12 @@ class SlotLife:
         """Bring the slot up for the first time. Raises SandboxUnavailableError instead of
         quarantining: at start the container can still refuse to serve."""
         self._move(SlotPhase.starting)
-        await self._start(fresh=True)
+        await self._start(fresh=True, patience_s=_FIRST_START_PATIENCE_S)
         self._arrive(kept=False, tell=False)
 
     def begin(self) -> None:
         """Bring the slot up in the background; reports tell what came of it."""
-        self._task = asyncio.create_task(self._bring_up(), name=f"slot {self.number}")
+        self._begin(self._bring_up())
 
     def ask(self, op: str) -> None:
         """``reset`` or ``seal``. A reset asked for during a reset is that reset; a quarantined slot
@@ -110,7 +125,6 @@ class SlotLife:
         """Keep the lease for the next server; ignored while the slot is not ready."""
         if self.phase is SlotPhase.ready:
             self.lease = lease
-            self.used = self.used or lease is not None
 
     async def settled(self) -> None:
         """Wait until the slot is neither starting nor resetting."""
@@ -125,18 +139,32 @@ class SlotLife:
         self._sealing = to is SlotPhase.sealing
         if to is SlotPhase.resetting:
             self.epoch += 1
-            self.lease, self.used = None, False
-        self._task = asyncio.create_task(self._cycle(), name=f"slot {self.number}")
+            self.lease, self.handed = None, False
+        self._begin(self._cycle())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.create_task(work, name=f"slot {self.number}")
+        self._task.add_done_callback(self._check_task)
+
+    def _check_task(self, task: asyncio.Task[None]) -> None:
+        """A mistake of ours in the work above must not leave the slot being reset for ever."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("slot %d: its task failed", self.number, exc_info=error)
+        if self.phase in (SlotPhase.starting, SlotPhase.resetting, SlotPhase.sealing):
+            self._quarantine(f"the supervisor failed at it: {error!r}")
 
     _sealing = False
 
     async def _cycle(self) -> None:
         keep = self._sealing
+        if self._limits is not None:
+            self._limits.begin()
         try:
             await self._end()
             if not keep:
                 await self._discard()
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
             self._quarantine(f"could not be proved clean: {error or type(error).__name__}")
             return
         self._move(SlotPhase.starting)
@@ -146,15 +174,34 @@ class SlotLife:
         if self.phase is SlotPhase.absent:
             self._move(SlotPhase.starting)
         try:
-            await self._start(fresh=not keep)
-        except (OSError, TimeoutError, SandboxUnavailableError) as error:
-            self._quarantine(f"could not be started: {error}")
-            return
-        self._arrive(kept=keep)
+            await self._start(fresh=not keep, patience_s=_SEAL_PATIENCE_S if keep else math.inf)
+        except SandboxUnavailableError as error:
+            if keep:
+                self._give_up_seal(error)
+            else:
+                self._quarantine(f"could not be started: {error}")
+        except OSError as error:
+            self._quarantine(f"a start that failed could not be undone: {error or type(error).__name__}")
+        else:
+            self._arrive(kept=keep)
 
-    async def _start(self, *, fresh: bool) -> None:
-        """Make what the slot needs and start it; a failed start that was undone is tried again."""
-        for attempt in range(1, _START_ATTEMPTS + 1):
+    def _give_up_seal(self, error: SandboxUnavailableError) -> None:
+        """The workspace cannot be had under new namespaces: its lease ends, the slot is made wholly anew."""
+        filled = self._limits is not None and self._limits.killed_by_own_limit()
+        loss = Loss.filled if filled else Loss.not_renewed
+        self._reset_after = False
+        self._shop.reports.lost(self, loss, f"it could not be sealed: {error.message}")
+        self._turn(SlotPhase.resetting)
+
+    async def _start(self, *, fresh: bool, patience_s: float) -> None:
+        """Make what the slot needs and start it. A start that failed is undone and tried again: a few times, and
+        for ``patience_s`` where something was only short at the moment.
+
+        Raises SandboxUnavailableError when that did not help, OSError when a start could not be undone.
+        """
+        began_s, attempt, pause_s = time.monotonic(), 0, _FIRST_PAUSE_S
+        while True:
+            attempt += 1
             try:
                 async with self._shop.gate:
                     if fresh:
@@ -162,16 +209,18 @@ class SlotLife:
                     else:
                         slot_process.reopen_workspace(self._shop.ground, self.number)
                     await self._start_once()
-            except SandboxUnavailableError as error:
-                if self.process is not None:
-                    await self._end()
-                if fresh:
-                    await self._discard()
-                if attempt == _START_ATTEMPTS:
-                    raise
-                log.warning("slot %d: start %d failed: %s", self.number, attempt, error)
-            else:
                 return
+            except (OSError, SandboxUnavailableError) as error:
+                failure = error
+            await self._end()
+            if fresh:
+                await self._discard()
+            patient = is_shortage(failure) and time.monotonic() - began_s < patience_s
+            if attempt >= _START_ATTEMPTS and not patient:
+                raise SandboxUnavailableError(str(failure)) from failure
+            log.warning("slot %d: start %d failed: %s", self.number, attempt, failure)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _prepare(self) -> None:
         ground = self._shop.ground
@@ -191,6 +240,7 @@ class SlotLife:
         self._move(SlotPhase.ready)
         self.kept = kept
         self._sealing = False
+        self._watch_limits(self.process)
         process = self.process
         process.exited.add_done_callback(lambda ended: self._ended(process, ended))
         if self._reset_after:
@@ -199,26 +249,33 @@ class SlotLife:
         elif tell:
             self._shop.reports.ready(self)
 
+    def _watch_limits(self, process: SlotProcess) -> None:
+        if self._limits is not None:
+            self._limits.close()
+        self._limits = LimitWatch(limit_files(process.plan))
+
     def _ended(self, process: SlotProcess, ended: asyncio.Future[int]) -> None:
         if self.phase is not SlotPhase.ready or process is not self.process or ended.cancelled():
             return
-        reason = f"the slot's agent ended by itself: {end_of(ended.result())}"
+        above = self._limits is not None and self._limits.take_above() != ""
+        status = ended.result()
+        loss = loss_of_end(os.WEXITSTATUS(status) if os.WIFEXITED(status) else None, killed_for_memory_above=above)
+        reason = f"the slot's agent ended by itself: {end_of(status)}"
+        self._shop.reports.lost(self, loss, reason)
         if self._losses.crashed(time.monotonic()):
             self._quarantine(f"{reason}, {_LOSSES} times within {_LOSSES_WITHIN_S:.0f} s")
             return
-        self._shop.reports.lost(self, reason)
         self._turn(SlotPhase.resetting)
 
     async def _end(self) -> None:
-        """Kill all of the slot and prove it. Raises OSError or TimeoutError when it cannot be proved."""
+        """Kill all of the slot and prove it. Raises OSError (TimeoutError) when it cannot be proved."""
         if self._network is not None:
             await self._network.kill()
             self._network = None
-        if self.process is None:
-            return
-        await self.process.kill()
-        plan = self.process.plan
-        self.process = None
+        if self.process is not None:
+            await self.process.kill()
+            self.process = None
+        plan = self._shop.ground.plan(self.number)
         if plan is None:
             return
         deadline = time.monotonic() + _PROOF_DEADLINE_S
@@ -231,7 +288,8 @@ class SlotLife:
     async def _discard(self) -> None:
         """Remove the workspace and the cgroup. Raises OSError when either stays."""
         ground = self._shop.ground
-        slot_process.unmount_workspace(ground, self.number)
+        # In a thread: the kernel takes its time for a large workspace (300 ms a GiB), and other slots wait for us.
+        await asyncio.to_thread(_unmount, ground, self.number)
         plan = ground.plan(self.number)
         deadline = time.monotonic() + _PROOF_DEADLINE_S
         while plan is not None and not cgroups.remove(plan):
@@ -245,3 +303,22 @@ class SlotLife:
         self.lease = None
         self._move(SlotPhase.quarantined)
         self._shop.reports.failed(self)
+
+
+def _unmount(ground: Ground, slot: int) -> None:
+    try:
+        slot_process.unmount_workspace(ground, slot)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # nothing is mounted there: the start that failed had not come so far
+            raise
+
+
+def is_shortage(failure: Exception) -> bool:
+    """Whether a start failed for want of something that others may give back (processes, memory, time): the slot
+    itself is proved empty, and a later start may do. bwrap's words are all there is to tell it by."""
+    if isinstance(failure, TimeoutError) or isinstance(failure.__cause__, TimeoutError):
+        return True
+    if isinstance(failure, OSError) and failure.errno in _SHORT:
+        return True
+    words = str(failure)
+    return any(os.strerror(number) in words for number in _SHORT) or signal.SIGKILL.name in words or _KILLED in words

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from collections import deque
+from dataclasses import replace
 
 from agentenv.errors import (
     AgentEnvError,
     LeaseLostError,
     ProtocolError,
     SandboxUnavailableError,
+    SlotDestroyedError,
     StaleLeaseError,
 )
 from agentenv.sandbox.agent_link import AgentLink
 from agentenv.sandbox.beside import Beside
 from agentenv.sandbox.calls import Asked, Outlet, Stop, answer, ended, refusal
 from agentenv.sandbox.capture import Orphans
+from agentenv.sandbox.culprits import WAYS, Loss, error_of
 from agentenv.sandbox.leases import Lease, move
-from agentenv.sandbox.memory_watch import MemoryWatch
+from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.process import SlotIo
 from agentenv.sandbox.replies import ReplyMemory
 from agentenv.sandbox.shared import Shared
@@ -27,6 +31,7 @@ from agentenv.sandbox.workbench import Workbench
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport, SlotState
+from agentenv.wire.spec import SEALED_ENV
 
 MAX_QUEUED_CALLS = 2_000
 """Calls that may wait in one slot; more are refused."""
@@ -35,6 +40,9 @@ MAX_UNSENT_BYTES = 8 * 1024 * 1024
 MAX_SENT_BYTES = 16 * 1024 * 1024
 """Sent replies kept per lease until they are forgotten: more than the buffers of a connection hold (2 MiB
 here, a few more in each kernel), so that what a cut connection swallowed can be sent again."""
+
+_UNHEARD_S = 5.0
+"""How long the supervisor may take to say why a slot's agent ended."""
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +66,12 @@ class Slot:
         self._sealing = False
         self._settled: list[asyncio.Future[None]] = []
         self._expiry: asyncio.TimerHandle | None = None
+        self._called = False
+        """Whether anything of the lease's has run here: what never ran has destroyed nothing."""
+        self._ended: tuple[LeaseKey, AgentEnvError] | None = None
+        """The lease that was lost last, and why: whoever comes late hears that, not that it is stale."""
+        self._unheard: asyncio.TimerHandle | None = None
+        """Until when the supervisor may say why the agent ended."""
         self._current: Asked | None = None
         self._beside = Beside(shared)
 
@@ -110,9 +124,17 @@ class Slot:
         if self.state is not SlotState.free:
             raise StaleLeaseError(f"slot {self.index} is {self.state}, not free", next_step="lease another slot")
         self.state = move(self.state, SlotState.leased)
+        self._called = False
         self._take_up(Lease.grant(request, self.epoch, self._loop.time()))
         self._shared.statistics.leases_granted += 1
         return self._held()
+
+    def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
+        """Why the lease with this key was lost; None when it was not, or longer ago than one lease."""
+        if self._ended is None or self._ended[0].epoch != key.epoch:
+            return None
+        kept, error = self._ended
+        return error if hmac.compare_digest(kept.secret.encode(), key.secret.encode()) else None
 
     def renew(self, key: LeaseKey, ttl_s: float) -> bool:
         """One heartbeat; False when the lease has ended."""
@@ -127,7 +149,7 @@ class Slot:
         """End the lease and return when the slot is proved clean (or not). An epoch that has ended is no
         error. Raises StaleLeaseError when the epoch is this one but the key is not its lease's."""
         if self.lease is not None and self.lease.admits(key):
-            self._end_lease("the lease was released")
+            self._end_lease(LeaseLostError(f"slot {self.index}: the lease was released"))
             self._reset()
         elif key.epoch > self.epoch or (self.lease is not None and key.epoch == self.epoch):
             raise self._stale()
@@ -141,9 +163,9 @@ class Slot:
 
     async def seal(self, key: LeaseKey) -> SlotState:
         """Kill everything in the slot, make it anew over the same workspace, keep the lease. Queued calls
-        wait for it; a running one is cancelled. Raises StaleLeaseError, LeaseLostError."""
+        wait for it; a running one is cancelled. Raises StaleLeaseError, LeaseLostError, SlotDestroyedError."""
         if self.lease is None or not self.lease.admits(key):
-            raise self._stale()
+            raise self._gone(key)
         if not self._sealing:
             self._sealing = True
             self._stop_current(Stop.cancelled)
@@ -152,7 +174,9 @@ class Slot:
             self._shared.supervisor.seal(self.index, self.epoch)
         await self._settle()
         if self.lease is None or not self.lease.admits(key):
-            raise LeaseLostError(f"slot {self.index} was lost while it was sealed: {self.reason or self.state}")
+            raise self.why_lost(key) or LeaseLostError(
+                f"slot {self.index} was lost while it was sealed: {self.reason or self.state}"
+            )
         return self.state
 
     # -- what the supervisor says ------------------------------------------------------------------
@@ -164,7 +188,9 @@ class Slot:
             raise ProtocolError(f"the supervisor made slot {self.index} ready, which is {self.state}")
         if self.lease is not None and self._sealing and packet.kept and packet.epoch == self.epoch:
             self._sealing = False
-            self._open_bench(packet, era=0)
+            self.lease.sealed = True
+            self._shared.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
+            self._open_bench(packet, era=0, sealed=True)
         elif self._sealing and packet.kept:
             # Released while it was being sealed: only now can it be reset.
             self._sealing = False
@@ -179,7 +205,7 @@ class Slot:
 
     def failed(self, epoch: int, reason: str) -> None:
         """The slot could not be proved clean."""
-        self._end_lease(f"the slot is quarantined: {reason}")
+        self._lose_lease(Loss.quarantined, f"the slot is quarantined: {reason}")
         self._sealing = False
         self.epoch = epoch
         self.reason = reason
@@ -188,13 +214,15 @@ class Slot:
             self.state = move(self.state, SlotState.quarantined)
         self._wake_settled()
 
-    def lost(self, reason: str, *, ask_reset: bool = False) -> None:
+    def lost(self, loss: Loss, reason: str, *, ask_reset: bool = False) -> None:
         """The slot's agent is of no use any more. Repeatable until the slot is ready again."""
         if self.state not in (SlotState.free, SlotState.leased):
             return
+        if self._bench is not None and (above := self._bench.take_above()):
+            loss, reason = Loss.memory_above, f"{above} ({reason})"
         log.warning("slot %d lost: %s", self.index, reason)
         self._shared.statistics.slots_lost += 1
-        self._end_lease(f"the slot was lost: {reason}")
+        self._lose_lease(loss, reason)
         self._sealing = False
         self._close_bench()
         self.state = move(self.state, SlotState.resetting)
@@ -205,15 +233,16 @@ class Slot:
         """The server ends; the slot lives on in the supervisor's hands."""
         if self._expiry is not None:
             self._expiry.cancel()
+        self._cancel_unheard()
         self._close_bench()
         self._wake_settled()
 
     # -- calls -------------------------------------------------------------------------------------
 
     def admit(self, key: LeaseKey) -> ReplyMemory:
-        """The reply memory of the lease ``key`` is for. Raises StaleLeaseError."""
+        """The reply memory of the lease ``key`` is for. Raises StaleLeaseError, or what the lease was lost with."""
         if self.lease is None or self._memory is None or not self.lease.admits(key):
-            raise self._stale()
+            raise self._gone(key)
         return self._memory
 
     def beside(self, key: LeaseKey) -> SlotIo:
@@ -228,6 +257,7 @@ class Slot:
         if len(self._queue) + len(self._beside) >= MAX_QUEUED_CALLS:
             raise SandboxUnavailableError(f"{MAX_QUEUED_CALLS} calls wait in slot {self.index} already")
         asked = Asked(call, arguments, memory, outlet, self._loop.time())
+        self._called = True
         memory.begin(asked)
         asked.held_bytes = held_bytes
         self._shared.statistics.held_bytes += held_bytes
@@ -275,6 +305,9 @@ class Slot:
             raise self._stale()
         return self.lease
 
+    def _gone(self, key: LeaseKey) -> AgentEnvError:
+        return self.why_lost(key) or self._stale()
+
     def _stale(self) -> StaleLeaseError:
         return StaleLeaseError(f"the lease of slot {self.index} has ended (the slot is in epoch {self.epoch})")
 
@@ -293,8 +326,9 @@ class Slot:
 
     def _renewed(self, packet: SlotReady) -> None:
         """A new epoch, or a slot this (new) server process takes over."""
-        self._end_lease("the slot was reset")
+        self._lose_lease(Loss.reset, "the slot was reset")
         self._sealing = False
+        self._cancel_unheard()
         self._close_bench()
         if self.state is not SlotState.resetting:
             self.state = move(self.state, SlotState.resetting)
@@ -308,20 +342,20 @@ class Slot:
                 packet.agent.close()
                 self._shared.supervisor.reset(self.index, self.epoch)
                 raise
-        self._open_bench(packet, era=lease.era if lease else 0)
+        self._open_bench(packet, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
         self.state = move(self.state, SlotState.leased if lease else SlotState.free)
         if lease is not None:
+            self._called = True  # as far as this server process can know
             self._take_up(lease)
 
-    def _open_bench(self, packet: SlotReady, era: int) -> None:
-        shared = self._shared
+    def _open_bench(self, packet: SlotReady, era: int, *, sealed: bool) -> None:
+        shared = replace(self._shared, env={**self._shared.env, **SEALED_ENV}) if sealed else self._shared
         link = AgentLink(packet.agent, shared.poller, era, self._agent_lost)
         if era > 0:
             link.kill_former_runs()
-        io = SlotIo(link, shared.poller, Orphans(shared.poller))
-        watch = MemoryWatch.open(packet.oom_path, packet.peak_path)
-        self._bench = Workbench(shared, io, watch, self._call_ended, self._agent_lost)
-        self._beside.open(io)
+        io = SlotIo(link, shared.poller, Orphans(shared.poller), LimitWatch(packet.limits))
+        self._bench = Workbench(shared, io, self._call_ended, self._agent_lost)
+        self._beside.open(io, shared.env)
         if self.lease is not None:
             shared.poller.defer(self._bench.prepare)
 
@@ -331,8 +365,25 @@ class Slot:
             bench.close()
         self._beside.close()
 
-    def _agent_lost(self, reason: str, gone: bool) -> None:
-        self.lost(reason, ask_reset=not gone)
+    def _agent_lost(self, loss: Loss, reason: str) -> None:
+        if loss is not Loss.ended:
+            self.lost(loss, reason, ask_reset=True)
+        elif self.lease is None:
+            self.lost(loss, reason)
+        elif self._unheard is None:
+            # Only the supervisor can tell how it ended, and says so at once.
+            if self._bench is not None:
+                self._bench.io.limits.look()
+            self._unheard = self._loop.call_later(_UNHEARD_S, self._supervisor_said_nothing, reason)
+
+    def _supervisor_said_nothing(self, reason: str) -> None:
+        self._unheard = None
+        self.lost(Loss.reset, f"{reason}, and the supervisor did not say why within {_UNHEARD_S:g} s", ask_reset=True)
+
+    def _cancel_unheard(self) -> None:
+        if self._unheard is not None:
+            self._unheard.cancel()
+            self._unheard = None
 
     def _reset(self) -> None:
         self.state = move(self.state, SlotState.resetting)
@@ -340,15 +391,24 @@ class Slot:
         if not self._sealing:
             self._shared.supervisor.reset(self.index, self.epoch)
 
-    def _end_lease(self, reason: str) -> None:
+    def _lose_lease(self, loss: Loss, reason: str) -> None:
+        """The lease ends without its holder's doing, who is told so however late it asks."""
+        if self.lease is not None:
+            if WAYS[loss] is SlotDestroyedError and not self._called:
+                loss = Loss.unused
+            error = error_of(loss, self.index, reason)
+            self._ended = self.lease.key, error
+            self._end_lease(error)
+
+    def _end_lease(self, error: AgentEnvError) -> None:
         """Every call of the lease is answered; nothing of it is remembered."""
         if self.lease is None:
             return
         self.lease = None
+        self._cancel_unheard()
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
-        error = LeaseLostError(f"slot {self.index}: {reason}")
         self._stop_current(Stop.lost, error)
         self._beside.end(error)
         queued, self._queue = self._queue, deque()
@@ -382,7 +442,7 @@ class Slot:
             return
         log.warning("lease of slot %d (%s) expired", self.index, lease.trajectory)
         self._shared.statistics.leases_expired += 1
-        self._end_lease(f"the lease had no heartbeat for {lease.ttl_s:g} s")
+        self._end_lease(error_of(Loss.expired, self.index, f"the lease had no heartbeat for {lease.ttl_s:g} s"))
         self._reset()
 
     async def _settle(self) -> None:

@@ -32,6 +32,7 @@ from agentenv.sandbox import (
     template,
 )
 from agentenv.sandbox.control_packets import Request
+from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.isolation import Identity
 from agentenv.sandbox.limits import CgroupLayout, server_plan
 from agentenv.sandbox.reaper import Reaper, end_of
@@ -44,6 +45,7 @@ from agentenv.wire.spec import SandboxSpec
 log = logging.getLogger(__name__)
 
 SERVING_DEADLINE_S = 30.0
+_SETTLE_DEADLINE_S = 30.0
 _LATE = f"it did not serve within {SERVING_DEADLINE_S:.0f} s"
 _CRASHES = 5
 _CRASHES_WITHIN_S = 10.0
@@ -123,6 +125,7 @@ class Supervisor:
             packet = control_packets.slot_ready(
                 slot.number, slot.epoch, slot.lease, kept=slot.kept, plan=slot.process.plan
             )
+            slot.handed = True
             self._server.link.send(packet, slot.process.agent.fileno())
 
     def failed(self, slot: SlotLife) -> None:
@@ -130,11 +133,11 @@ class Supervisor:
         if self._greeted and self._server is not None:
             self._server.link.send(control_packets.slot_failed(slot.number, slot.epoch, slot.reason))
 
-    def lost(self, slot: SlotLife, reason: str) -> None:
+    def lost(self, slot: SlotLife, loss: Loss, reason: str) -> None:
         """Tell the server that the slot ended by itself."""
         log.warning("slot %d: %s", slot.number, reason)
         if self._greeted and self._server is not None:
-            self._server.link.send(control_packets.slot_lost(slot.number, reason))
+            self._server.link.send(control_packets.slot_lost(slot.number, loss, reason))
 
     # ---- starting
 
@@ -207,10 +210,14 @@ class Supervisor:
 
     async def _until_settled(self) -> None:
         """Wait until every slot is ready or quarantined; a container with none is of no use."""
-        for slot in self._slots:
-            await slot.settled()
+        settling = [asyncio.ensure_future(slot.settled()) for slot in self._slots]
+        _, late = await asyncio.wait(settling, timeout=_SETTLE_DEADLINE_S)
+        for waiting in late:  # those slots go on trying
+            waiting.cancel()
         if all(slot.phase is SlotPhase.quarantined for slot in self._slots):
             raise SandboxUnavailableError(f"no slot could be made: {self._slots[0].reason}")
+        if not any(slot.phase is SlotPhase.ready for slot in self._slots):
+            raise StartTimeoutError(f"no slot could be made within {_SETTLE_DEADLINE_S:.0f} s: the log says why")
 
     async def _serving_or_end(self) -> bool:
         """Whether the server serves; False when it ended first, or had to be killed for silence."""
@@ -246,21 +253,23 @@ class Supervisor:
 
     def _link_broken(self, reason: str) -> None:
         """A server without a link is of no use, and one that breaks the contract is not trusted."""
-        self._server_broke = self._server_broke or reason
-        if self._server is not None:
+        if self._server is not None and not self._server.exited.done():
+            self._server_broke = self._server_broke or reason
             self._server.kill()
 
     async def _server_end(self) -> str:
         """Wait until the server's process is gone; why it is."""
         assert self._server is not None
         status = await asyncio.shield(self._server.exited)
-        self._server.link.close()
+        self._server.link.drain()
+        self._greeted = False
         return f"{end_of(status)}{f' ({self._server_broke})' if self._server_broke else ''}"
 
     def _reset_orphans(self) -> None:
-        """Slots that somebody used and whose lease had ended: the dead server was about to ask."""
+        """Slots that the dead server had, and for which no lease is remembered: it may have been about to ask for
+        their reset, or to say whose they are."""
         for slot in self._slots:
-            if slot.phase is SlotPhase.ready and slot.used and slot.lease is None:
+            if slot.phase is SlotPhase.ready and slot.handed and slot.lease is None:
                 slot.ask("reset")
 
 

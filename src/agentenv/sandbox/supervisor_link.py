@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.errors import ProtocolError
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.limit_watch import LimitFiles
 
 MAX_PACKET_BYTES = 64 * 1024
 _FD_BYTES = array.array("i").itemsize
@@ -37,8 +39,7 @@ class SlotReady:
     epoch: int
     lease: dict[str, Any] | None
     kept: bool
-    oom_path: str | None
-    peak_path: str | None
+    limits: LimitFiles
     agent: socket.socket
 
 
@@ -53,9 +54,10 @@ class SlotFailed:
 
 @dataclass(frozen=True)
 class SlotLost:
-    """The slot's agent died by itself; a SlotReady of the next epoch will follow."""
+    """The slot ended by itself; a SlotReady of the next epoch will follow."""
 
     slot: int
+    loss: Loss
     reason: str
 
 
@@ -103,11 +105,12 @@ def _hello(raw: dict[str, Any], fds: tuple[int, ...]) -> Hello:
 def _slot_ready(raw: dict[str, Any], fds: tuple[int, ...]) -> SlotReady:
     if len(fds) != 1:
         raise ProtocolError(f"the supervisor sent {len(fds)} descriptors with slot_ready, not 1")
-    memory = _field(raw, "memory", dict)
+    limits = _field(raw, "limits", dict)
+    memory, pids = _field(limits, "memory", (str, type(None))), _field(limits, "pids", (str, type(None)))
+    files = LimitFiles(_field(limits, "version", int), memory, pids)
     slot, epoch = _field(raw, "slot", int), _field(raw, "epoch", int)
     lease, kept = _field(raw, "lease", (dict, type(None))), _field(raw, "kept", bool)
-    oom, peak = _field(memory, "oom", (str, type(None))), _field(memory, "peak", (str, type(None)))
-    return SlotReady(slot, epoch, lease, kept, oom, peak, socket.socket(fileno=fds[0]))
+    return SlotReady(slot, epoch, lease, kept, files, socket.socket(fileno=fds[0]))
 
 
 def _slot_failed(raw: dict[str, Any], fds: tuple[int, ...]) -> SlotFailed:
@@ -117,7 +120,10 @@ def _slot_failed(raw: dict[str, Any], fds: tuple[int, ...]) -> SlotFailed:
 
 def _slot_lost(raw: dict[str, Any], fds: tuple[int, ...]) -> SlotLost:
     _no_fds(fds)
-    return SlotLost(_field(raw, "slot", int), _field(raw, "reason", str))
+    loss = _field(raw, "loss", str)
+    if loss not in tuple(Loss):
+        raise ProtocolError(f"the supervisor named an unknown loss {loss!r}")
+    return SlotLost(_field(raw, "slot", int), Loss(loss), _field(raw, "reason", str))
 
 
 _DECODERS: dict[Any, Callable[[dict[str, Any], tuple[int, ...]], Packet]] = {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
 from agentenv.sandbox.calls import Asked, Fields, Stop, answer, ended, refusal
-from agentenv.sandbox.memory_watch import MemoryWatch
+from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.shared import Shared
 from agentenv.sandbox.tools.bash import WORKSPACE, Shells, output
@@ -36,45 +36,49 @@ class Workbench:
         self,
         shared: Shared,
         io: SlotIo,
-        watch: MemoryWatch,
         call_ended: Callable[[], None],
-        lost: Callable[[str, bool], None],
+        lost: Callable[[Loss, str], None],
     ) -> None:
         self._shared = shared
         self._io = self.io = io
-        self._watch = watch
         self._call_ended = call_ended
         self._lost = lost
         self._loop = shared.poller.loop
         self._shells = Shells(io, shared.env, shared.output_bytes, shared.spare_shells, shared.shell)
         self._current: Asked | None = None
-        self._kills_before = watch.kills()
 
     def prepare(self) -> None:
         """Have a shell ready for the next call, while there is nothing else to do."""
         if self._current is None and not self._io.link.closed:
             self._shells.ask_spare()
             # Read here, not when the next call begins: it costs as much as a hop between processes.
-            self._kills_before = self._watch.kills()
+            self._io.limits.begin()
 
     def begin(self, asked: Asked) -> None:
-        """Start the call. Its answer comes later, never from within."""
+        """Start the call. Its answer comes later, never from within; whatever goes wrong is that call's answer."""
         self._current = asked
         asked.started_at = self._loop.time()
-        if isinstance(asked.arguments, BashArguments):
-            self._begin_bash(asked, asked.arguments)
-        else:
-            asked.task = self._loop.create_task(self._run_file(asked))
-        # Last, because the command is on its way already.
+        # First: whatever becomes of the rest, the call ends.
         asked.timer = self._loop.call_at(asked.started_at + asked.timeout_s, self.stop, asked, Stop.deadline)
-
-    def _begin_bash(self, asked: Asked, arguments: BashArguments) -> None:
         try:
-            asked.process, warm = self._shells.run(arguments, self._bash_ended)
-            self._shared.statistics.calls_cold += not warm
+            if isinstance(asked.arguments, BashArguments):
+                asked.process, warm = self._shells.run(asked.arguments, self._bash_ended)
+                self._shared.statistics.calls_cold += not warm
+            else:
+                asked.task = self._loop.create_task(self._run_file(asked))
         except AgentEnvError as error:
-            refused = refusal(asked.call_id, error)
-            self._shared.poller.defer(lambda: self._end(asked, refused))
+            self._refuse(asked, error)
+        except Exception as error:
+            log.exception("call %s could not be begun", asked.call_id)
+            self._refuse(asked, InfraError(f"the call could not be begun: {error!r}"))
+
+    def _refuse(self, asked: Asked, error: AgentEnvError) -> None:
+        refused = refusal(asked.call_id, error)
+        self._shared.poller.defer(lambda: self._end(asked, refused))
+
+    def take_above(self) -> str:
+        """See :meth:`agentenv.sandbox.limit_watch.LimitWatch.take_above`."""
+        return self._io.limits.take_above()
 
     def stop(self, asked: Asked, why: Stop) -> None:
         """Kill the running call; its answer follows with what it printed so far. Repeatable."""
@@ -83,7 +87,7 @@ class Workbench:
         asked.stop = why
         if asked.timer is not None:
             asked.timer.cancel()
-        asked.timer = self._loop.call_later(KILL_GRACE_S, self._lost, "a killed call did not end", False)
+        asked.timer = self._loop.call_later(KILL_GRACE_S, self._lost, Loss.silent, "a killed call did not end")
         if asked.process is not None:
             asked.process.kill()
 
@@ -102,7 +106,7 @@ class Workbench:
             self.abandon(self._current)
         self._io.link.close()
         self._io.orphans.close()
-        self._watch.close()
+        self._io.limits.close()
 
     def _end(self, asked: Asked, result: Fields, content: bytes = b"") -> None:
         if asked is self._current:
@@ -119,18 +123,24 @@ class Workbench:
             return
         assert isinstance(asked.arguments, BashArguments)
         now = self._loop.time()
-        fields = output(process, asked.arguments)
+        try:
+            fields = output(process, asked.arguments)
+            self._check_above()
+        except AgentEnvError as error:
+            self._end(asked, refusal(asked.call_id, error))
+            return
         usage = process.usage
         fields["cpu_s"] = usage.user_s + usage.system_s
         fields["peak_memory_bytes"] = usage.max_rss_bytes
-        if fields["exit_code"] != 0 and self._killed_for_memory():
+        if fields["exit_code"] != 0 and self._io.limits.killed_by_own_limit():
             fields["oom_killed"] = True
-            fields["peak_memory_bytes"] = self._watch.peak_bytes() or usage.max_rss_bytes
+            fields["peak_memory_bytes"] = self._io.limits.peak_bytes() or usage.max_rss_bytes
         self._end(asked, ended(asked, now, fields))
 
-    def _killed_for_memory(self) -> bool:
-        before, self._kills_before = self._kills_before, self._watch.kills()
-        return self._kills_before > before
+    def _check_above(self) -> None:
+        """Raises InfraError when a limit above the slot struck in it: what the call left may be spoiled."""
+        if above := self._io.limits.take_above():
+            raise InfraError(above)
 
     # -- file operations ---------------------------------------------------------------------------
 
@@ -141,12 +151,13 @@ class Workbench:
             content = b"" if outcome.content is None else outcome.content.model_dump_json().encode()
             fields: Fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr}
             result = ended(asked, self._loop.time(), fields)
+            self._check_above()
         except _StoppedError:
             result = ended(asked, self._loop.time(), {})
         except LeaseLostError:
             return  # the slot answers for every call of its lease
         except AgentEnvError as error:
-            result = refusal(asked.call_id, error)
+            content, result = b"", refusal(asked.call_id, error)
         except Exception as error:
             log.exception("file tool %s failed", asked.tool)
             result = refusal(asked.call_id, InfraError(f"{asked.tool} failed: {error!r}"))
@@ -178,6 +189,8 @@ class _Runner:
             raise LeaseLostError("the slot was lost")
         if self._asked.stop:
             raise _StoppedError
+        if above := process.refused_from_above():
+            raise InfraError(above)
         return _finished(process)
 
 

@@ -8,12 +8,23 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from agentenv.config import PoolSettings
-from agentenv.errors import AcquireTimeoutError, AgentEnvError, ConnectionLostError
+from agentenv.errors import (
+    AcquireTimeoutError,
+    AgentEnvError,
+    ConnectionLostError,
+    LeaseLostError,
+    SlotDestroyedError,
+    by_code,
+)
 from agentenv.slots.control import ContainerControl
 from agentenv.slots.health import Silence, Verdict
-from agentenv.wire.leases import LeaseKey, LeaseRequest, RenewRequest, SlotState
+from agentenv.wire.leases import LeaseKey, LeaseLoss, LeaseRequest, RenewRequest, SlotState
 
 logger = logging.getLogger(__name__)
+
+Stale = Mapping[int, AgentEnvError | None]
+"""Leases that have ended, by id, with what the container says they were lost to."""
+_BY_CODE = by_code()
 
 _POLL_MIN_S = 0.02
 _POLL_MAX_S = 2.0
@@ -115,12 +126,12 @@ class Carrier:
 
     async def keep_in_touch(
         self,
-        heard: Callable[[list[int]], None],
+        heard: Callable[[Stale], None],
         silent: Callable[[Verdict], None],
     ) -> None:
         """Beat until the container is given up (``silent(gone)`` is the last word) or this is cancelled.
 
-        ``heard(stale)`` follows each answer, with the leases that have ended.
+        ``heard(stale)`` follows each answer, with the leases that have ended and, where it is known, why.
         """
         silence = Silence(self._settings.suspect_after_s, self._settings.gone_after_s, self._clock())
         while True:
@@ -146,16 +157,20 @@ class Carrier:
             silent(verdict)
         return verdict is Verdict.gone
 
-    async def _beat(self, held: Mapping[int, LeaseKey]) -> list[int] | None:
-        """One renewal: the ids of leases that ended, or None when no good answer came."""
+    async def _beat(self, held: Mapping[int, LeaseKey]) -> Stale | None:
+        """One renewal: the leases that ended, or None when no good answer came."""
         request = RenewRequest(keys=tuple(held.values()), ttl_s=self._settings.lease_ttl_s)
         try:
             reply = await self.control.renew(request, timeout_s=self._settings.gone_after_s / 2)
         except AgentEnvError as error:
             logger.debug("no heartbeat of %s: %s", self.handle.id, error)
             return None
-        stale = set(reply.stale)
-        return [lease_id for lease_id, key in held.items() if key.slot in stale]
+        lost = {loss.slot: loss for loss in reply.lost}
+        return {
+            lease_id: _error_of(lost.get(key.slot))
+            for lease_id, key in held.items()
+            if key.slot in frozenset(reply.stale)
+        }
 
     async def _pause(self, seconds: float) -> None:
         try:
@@ -168,3 +183,10 @@ class Carrier:
 
     def __repr__(self) -> str:
         return f"<Carrier {self.handle.id}>"
+
+
+def _error_of(loss: LeaseLoss | None) -> AgentEnvError | None:
+    kind = None if loss is None else _BY_CODE.get(loss.error)
+    if loss is None or kind is None or not issubclass(kind, (LeaseLostError, SlotDestroyedError)):
+        return None
+    return kind(loss.message)

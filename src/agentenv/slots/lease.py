@@ -6,7 +6,7 @@ import asyncio
 from types import TracebackType
 from typing import Protocol, Self
 
-from agentenv.errors import LeaseLostError
+from agentenv.errors import AgentEnvError
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.wire.leases import LeaseKey
 
@@ -34,7 +34,7 @@ class SlotLease:
         self.trajectory = trajectory
         self.key = key
         self.container = container
-        self.lost: LeaseLostError | None = None
+        self.lost: AgentEnvError | None = None
         self.released = False
         self._landlord = landlord
         self._ended = asyncio.Event()
@@ -47,8 +47,11 @@ class SlotLease:
     ) -> None:
         await self.release()
 
-    async def wait_lost(self) -> LeaseLostError:
-        """Wait until the slot is lost; why. Waits for ever on a lease that is released in good order."""
+    async def wait_lost(self) -> AgentEnvError:
+        """Wait until the slot is lost; why: LeaseLostError, or SlotDestroyedError when what ran in it did it.
+
+        Waits for ever on a lease that is released in good order.
+        """
         await self._ended.wait()
         assert self.lost is not None
         return self.lost
@@ -56,7 +59,7 @@ class SlotLease:
     async def seal(self) -> None:
         """Kill everything that runs in the slot, keep workspace and lease.
 
-        Raises the lease's own LeaseLostError when it has ended, ConnectionLostError when the container
+        Raises the lease's own error when it has ended (see :meth:`wait_lost`), ConnectionLostError when the container
         did not answer in time (the lease lives on).
         """
         if self.lost is not None:
@@ -70,7 +73,7 @@ class SlotLease:
         """
         await self._landlord.release_lease(self)
 
-    def end(self, error: LeaseLostError) -> None:
+    def end(self, error: AgentEnvError) -> None:
         """For the pool: the slot is lost."""
         self.lost = error
         self._ended.set()

@@ -18,7 +18,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from agentenv.errors import ContainerLostError, LeaseLostError, StaleLeaseError
+from agentenv.errors import AgentEnvError, ContainerLostError, StaleLeaseError
 from agentenv.slots.counts import Counts, Load
 from agentenv.slots.slot import Container, ContainerState, Lease, LeaseState
 from agentenv.wire.leases import SlotState
@@ -59,7 +59,7 @@ class EndLease:
     """The lease ended without its holder's doing."""
 
     lease: int
-    error: LeaseLostError
+    error: AgentEnvError
 
 
 @dataclass(frozen=True)
@@ -169,12 +169,12 @@ class Ledger:
             return []
         return self._give_back(lease, LeaseState.released, now)
 
-    def stale(self, lease_id: int, now: float) -> list[Command]:
-        """The container says this lease's epoch is over."""
+    def stale(self, lease_id: int, now: float, why: AgentEnvError | None = None) -> list[Command]:
+        """The container says this lease's epoch is over, and perhaps ``why`` it was lost."""
         lease = self._leases.get(lease_id)
         if lease is None or lease.state is not LeaseState.granted:
             return []
-        error = StaleLeaseError(
+        error = why or StaleLeaseError(
             f"slot {lease.slot} of {lease.container} is no longer leased to {lease.trajectory!r}: its epoch ended",
             next_step="start the rollout again on a new slot",
         )

@@ -19,6 +19,7 @@ from agentenv.errors import (
     LeaseLostError,
     PoolClosedError,
     SandboxUnavailableError,
+    SlotDestroyedError,
     StaleLeaseError,
 )
 from agentenv.slots.backends.base import (
@@ -29,7 +30,7 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.carrier import Carrier, Doors
+from agentenv.slots.carrier import Carrier, Doors, Stale
 from agentenv.slots.control import ContainerControl, open_session
 from agentenv.slots.health import Verdict
 from agentenv.slots.lease import SlotLease
@@ -182,8 +183,9 @@ class SlotPool:
             raise StaleLeaseError(f"{lease!r} cannot be sealed any more")
         try:
             await carrier.control.seal(lease.key, timeout_s=_SEAL_TIMEOUT_S)
-        except StaleLeaseError:
-            self._perform(self._ledger.stale(lease.id, self._clock()))
+        except (LeaseLostError, SlotDestroyedError) as error:
+            why = None if isinstance(error, StaleLeaseError) else error
+            self._perform(self._ledger.stale(lease.id, self._clock(), why))
             raise
 
     async def release_lease(self, lease: SlotLease) -> None:
@@ -336,10 +338,10 @@ class SlotPool:
             lambda verdict: self._silent(container, verdict),
         )
 
-    def _heard(self, container: str, stale: list[int]) -> None:
+    def _heard(self, container: str, stale: Stale) -> None:
         now = self._clock()
-        for lease in stale:
-            self._perform(self._ledger.stale(lease, now))
+        for lease, why in stale.items():
+            self._perform(self._ledger.stale(lease, now, why))
         self._perform(self._ledger.recovered(container, now))
 
     def _silent(self, container: str, verdict: Verdict) -> None:

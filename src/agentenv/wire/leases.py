@@ -54,11 +54,20 @@ class RenewRequest(WireModel):
     ttl_s: TTL_S
 
 
+class LeaseLoss(WireModel):
+    """Why a lease was lost: ``error`` is the ``code`` of a class in :mod:`agentenv.errors`."""
+
+    slot: SlotIndex
+    error: str
+    message: str
+
+
 class RenewReply(WireModel):
-    """Which leases live on, and which have ended."""
+    """Which leases live on, and which have ended; ``lost`` says of those that were lost how."""
 
     renewed: tuple[SlotIndex, ...]
     stale: tuple[SlotIndex, ...]
+    lost: tuple[LeaseLoss, ...] = ()
 
 
 class EndRequest(WireModel):

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from agentenv.errors import ConfigError
@@ -17,6 +19,23 @@ from agentenv.errors import ConfigError
 MIB = 1024 * 1024
 MEMORY_HEADROOM_BYTES = 64 * MIB
 """Least memory left to a slot's processes when all its file systems are full."""
+
+SEALED_ENV: Mapping[str, str] = MappingProxyType(
+    {
+        "HOME": "/nonexistent",
+        "XDG_CACHE_HOME": "/tmp/.cache",  # noqa: S108 - of the slot's own, which a seal makes anew
+        "PYTHONNOUSERSITE": "1",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_CONFIG_COUNT": "2",
+        "GIT_CONFIG_KEY_0": "core.fsmonitor",
+        "GIT_CONFIG_VALUE_0": "false",
+        "GIT_CONFIG_KEY_1": "core.hooksPath",
+        "GIT_CONFIG_VALUE_1": "/dev/null",
+    }
+)
+"""What every command finds in its environment once its slot is sealed, before the call's own. Home is no longer the
+workspace but a directory that is not there, and cannot be made where the root is read-only: what programs run or
+obey in a home directory (usercustomize, .bashrc, .gitconfig, .local/bin, pip.conf) was the policy's to write."""
 
 ATTACHED = "attached"
 """In :attr:`SandboxSpec.closed_networks`: whatever networks the container itself is directly on."""

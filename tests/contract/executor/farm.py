@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from agentenv.errors import LeaseLostError
+from agentenv.errors import AgentEnvError
 from agentenv.executor.session import ToolSession
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.slots.backends.fake import FakeBackend
@@ -62,10 +62,10 @@ class ProxiedLease:
         return self._lease.key
 
     @property
-    def lost(self) -> LeaseLostError | None:
+    def lost(self) -> AgentEnvError | None:
         return self._lease.lost
 
-    async def wait_lost(self) -> LeaseLostError:
+    async def wait_lost(self) -> AgentEnvError:
         return await self._lease.wait_lost()
 
     async def seal(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.errors import InvalidArgumentsError
+from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
 from agentenv.sandbox.slotagent.protocol import SpawnStep
@@ -92,6 +92,7 @@ class Shells:
         # Killed by something in the slot, or it could not be started: the next call starts its own.
         if self._spare is process:
             self._spare = None
+            process.refused_from_above()  # no call's trouble
 
     def _run_cold(
         self, arguments: BashArguments, script: bytes, literal: bool, on_end: Callable[[Process], None]
@@ -110,8 +111,13 @@ class Shells:
 
 
 def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
-    """What the ended process (``exited`` or ``failed``) left: fields of its CallResult, none at its default."""
+    """What the ended process (``exited`` or ``failed``) left: fields of its CallResult, none at its default.
+
+    Raises InfraError when the shell could not be started for want of something that the slot has not used up."""
     if process.outcome is Outcome.failed:
+        above = process.refused_from_above()
+        if above:
+            raise InfraError(above)
         return _not_started(process.error, process.step, arguments)
     code = os.waitstatus_to_exitcode(process.status)
     fields: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code}
@@ -128,6 +134,10 @@ def _not_started(error: int, step: SpawnStep | None, arguments: BashArguments) -
     """The slot could not start the shell: the command's own doing, hence data, as a shell would put it."""
     if arguments.cwd is not None and step is SpawnStep.CWD:
         return {"exit_code": 1, "stderr": f"bash: cd: {arguments.cwd}: {os.strerror(error)}\n"}
-    full = "the slot has as many processes as it may have"
-    reason = full if error == errno.EAGAIN else os.strerror(error)
+    full = {
+        errno.EAGAIN: "the slot has as many processes as it may have",
+        errno.ENOMEM: "the slot uses as much memory as it may use",
+    }
+    reason = full.get(error) if step is SpawnStep.RESOURCES else None
+    reason = reason or os.strerror(error)
     return {"exit_code": CANNOT_START, "stderr": f"bash: cannot start: {reason}\n"}

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from agentenv.config import ContainerSettings
-from agentenv.errors import SandboxUnavailableError
+from agentenv.errors import SandboxUnavailableError, SlotDestroyedError
 from agentenv.slots.backends.base import ContainerEvent, ContainerHandle, StartFailed
 from agentenv.slots.backends.fake_server import FakeContainer, FakeServer
 from agentenv.slots.backends.fleet import Fleet, Running, StartFailedError
@@ -97,6 +97,11 @@ class FakeBackend:
     def cut(self, container_id: str) -> None:
         """Cut its open streams, once."""
         self._container(container_id).cut()
+
+    async def destroy_slot(self, container_id: str, slot: int) -> None:
+        """As if what ran in the slot had killed its first process: its lease ends as the policy's doing."""
+        error = SlotDestroyedError(f"slot {slot} was destroyed by what ran in it", next_step="the rollout ends here")
+        await self._container(container_id).slot(slot).lose(error)
 
     def quarantine_next_reset(self, container_id: str) -> None:
         """The next reset of one of its slots cannot be proved."""

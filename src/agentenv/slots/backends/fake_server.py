@@ -14,13 +14,28 @@ from aiohttp import ClientConnectionResetError, WSMsgType, web
 from pydantic import ValidationError
 
 import agentenv
-from agentenv.errors import AgentEnvError, InvalidArgumentsError, PolicyRefusalError, StaleLeaseError
+from agentenv.errors import (
+    AgentEnvError,
+    InvalidArgumentsError,
+    PolicyRefusalError,
+    SlotDestroyedError,
+    StaleLeaseError,
+)
 from agentenv.slots.backends import fake_transfer
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.slots.backends.fake_slot import FakeSlot, refusal
 from agentenv.wire.base import MAX_BODY_BYTES, WireModel
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Cancel, Failure, Forget, Result, client_message
-from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest, SlotState
+from agentenv.wire.leases import (
+    EndRequest,
+    LeaseKey,
+    LeaseLoss,
+    LeaseRequest,
+    ReleaseReply,
+    RenewReply,
+    RenewRequest,
+    SlotState,
+)
 from agentenv.wire.server import ErrorReply, Health, ServerInfo, SlotsReply
 
 Model = TypeVar("Model", bound=WireModel)
@@ -174,7 +189,8 @@ class FakeServer:
         except ValidationError as error:
             return _error(400, "protocol", f"{error.error_count()} mistakes: {error.errors()[0]['msg']}")
         except AgentEnvError as error:
-            return _error(409 if isinstance(error, StaleLeaseError) else 400, error.code, str(error))
+            gone = isinstance(error, (StaleLeaseError, SlotDestroyedError))
+            return _error(409 if gone else 400, error.code, str(error))
 
     def _at(self, request: web.Request) -> FakeContainer:
         return self.containers[request.match_info["container"]]
@@ -210,7 +226,12 @@ class FakeServer:
         now = container.heard_at = asyncio.get_running_loop().time()
         renewed = {key.slot for key in wanted.keys if container.slot(key.slot).renew(key, wanted.ttl_s, now)}
         stale = tuple(key.slot for key in wanted.keys if key.slot not in renewed)
-        return _reply(RenewReply(renewed=tuple(sorted(renewed)), stale=stale))
+        lost = tuple(
+            LeaseLoss(slot=key.slot, error=why.code, message=str(why))
+            for key in wanted.keys
+            if (why := container.slot(key.slot).why_lost(key)) is not None
+        )
+        return _reply(RenewReply(renewed=tuple(sorted(renewed)), stale=stale, lost=lost))
 
     async def _release(self, request: web.Request) -> web.Response:
         container, key = self._at(request), await _body(request, LeaseKey)
@@ -232,7 +253,7 @@ class FakeServer:
         key = await _body(request, LeaseKey)
         slot = self._at(request).slot(key.slot)
         if slot.held_by(key) is None:
-            raise StaleLeaseError(f"slot {key.slot} is not under this lease any more")
+            raise slot.why_lost(key) or StaleLeaseError(f"slot {key.slot} is not under this lease any more")
         await slot.seal()
         return _reply(ReleaseReply(slot=key.slot, state=SlotState.leased))
 

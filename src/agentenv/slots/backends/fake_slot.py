@@ -77,6 +77,7 @@ class FakeSlot:
     __slots__ = (
         "_directory",
         "_env",
+        "_lost",
         "_order",
         "_output_bytes",
         "_sessions",
@@ -100,6 +101,7 @@ class FakeSlot:
         self._order: asyncio.Lock | None = None
         self._shell: FakeShell | None = None
         self._sessions: FakeSessions | None = None
+        self._lost: tuple[LeaseKey, AgentEnvError] | None = None
 
     @property
     def state(self) -> SlotState:
@@ -131,6 +133,16 @@ class FakeSlot:
             lease.expires_at = now + ttl_s
         return lease is not None
 
+    def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
+        """Why the lease with this key was lost; None when it was not."""
+        return self._lost[1] if self._lost is not None and self._lost[0] == key else None
+
+    async def lose(self, error: AgentEnvError) -> None:
+        """The slot is lost, and made anew: its lease ends with this error."""
+        if self.lease is not None:
+            self._lost = self.lease.key, error
+        await self.reset(quarantine=False)
+
     async def reset(self, quarantine: bool) -> None:
         """End lease and processes, discard the workspace, begin a new epoch."""
         if self.state is not SlotState.leased:
@@ -148,6 +160,9 @@ class FakeSlot:
             call.cancelled = not call.task.done()
         await self._end_calls(self.lease)
         self._end_processes()
+        self.workspace()
+        assert self._shell is not None
+        self._shell.seal()
 
     def forget_replies(self) -> None:
         """The server crashed: what it knew of calls is lost, what ran is killed."""
@@ -207,7 +222,8 @@ class FakeSlot:
         """Run it, or find it running or answered. Refusals are results at once."""
         lease = self.held_by(call.lease)
         if lease is None:
-            return refusal(call.id, StaleLeaseError(f"slot {self.index} is not under this lease any more"))
+            stale = StaleLeaseError(f"slot {self.index} is not under this lease any more")
+            return refusal(call.id, self.why_lost(call.lease) or stale)
         known = lease.calls.get(call.id)
         if known is not None:
             return known.task
@@ -243,7 +259,8 @@ class FakeSlot:
         except asyncio.CancelledError:
             record = lease.calls.get(call.id)
             if record is None or not record.cancelled:
-                result = refusal(call.id, StaleLeaseError("the lease ended while the call ran"))
+                ended = StaleLeaseError("the lease ended while the call ran")
+                result = refusal(call.id, self.why_lost(call.lease) or ended)
             else:
                 result = CallResult(id=call.id, cancelled=True, exit_code=137)
         now = time.monotonic()

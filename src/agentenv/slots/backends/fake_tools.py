@@ -21,6 +21,7 @@ from agentenv.sandbox.tools.files import run_file_tool as run_slot_tool
 from agentenv.sandbox.tools.runner import Finished
 from agentenv.slots.backends.fake_sessions import hear_signals
 from agentenv.wire.base import MAX_FILE_BYTES, WireModel
+from agentenv.wire.spec import SEALED_ENV
 from agentenv.wire.tools import (
     ArtifactsArguments,
     BashArguments,
@@ -170,6 +171,10 @@ class FakeShell:
         finally:
             for descriptor in [*opened, *([stdin] if stdin >= 0 else [])]:
                 os.close(descriptor)
+
+    def seal(self) -> None:
+        """From now on commands find the environment of a sealed slot."""
+        self._env = {**self._env, **SEALED_ENV}
 
     @property
     def env(self) -> dict[str, str]:

@@ -62,8 +62,9 @@ async def get(request: web.Request, slot: FakeSlot) -> web.StreamResponse:
 
 
 def _held(request: web.Request, slot: FakeSlot) -> Path:
-    if slot.held_by(lease_key(request)) is None:
-        raise StaleLeaseError(f"slot {slot.index} is not under this lease any more")
+    key = lease_key(request)
+    if slot.held_by(key) is None:
+        raise slot.why_lost(key) or StaleLeaseError(f"slot {slot.index} is not under this lease any more")
     path = request.query.get("path", "")
     if not path:
         raise ProtocolError("path: must be given")

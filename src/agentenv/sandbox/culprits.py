@@ -1,0 +1,67 @@
+"""How a slot is lost before its lease has ended, and whose doing that is. Pure.
+
+A policy must not be able to make an infrastructure failure, which would be a free retry: so a slot lost while its
+container lives is the policy's own doing (:class:`agentenv.errors.SlotDestroyedError`), unless something is known
+that came from above the slot. ``WAYS`` is the table; docs/environments.md shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from agentenv.errors import AgentEnvError, LeaseLostError, SlotDestroyedError
+
+
+class Loss(StrEnum):
+    """What happened to the slot."""
+
+    ended = "its first process (the slot's agent) ended or was killed"
+    silent = "a killed call did not end: the slot's agent did not answer"
+    deaf = "the slot's agent did not read what it was sent"
+    broken = "the slot's agent broke its protocol"
+    filled = "its own memory limit kept it from being sealed"
+    unused = "its agent ended before anything had run in it"
+    memory_above = "the container or its machine ran out of memory while the slot was below its own limit"
+    no_descriptors = "the sandbox server had no file descriptor left"
+    agent_failed = "the slot's agent gave up over a message of ours"
+    not_renewed = "the slot could not be made anew (a seal, its network)"
+    quarantined = "the slot could not be proved clean"
+    reset = "the supervisor or the server began anew"
+    expired = "the lease had no heartbeat"
+
+
+WAYS: Mapping[Loss, type[AgentEnvError]] = {
+    Loss.ended: SlotDestroyedError,
+    Loss.silent: SlotDestroyedError,
+    Loss.deaf: SlotDestroyedError,
+    Loss.broken: SlotDestroyedError,
+    Loss.filled: SlotDestroyedError,
+    Loss.unused: LeaseLostError,
+    Loss.memory_above: LeaseLostError,
+    Loss.no_descriptors: LeaseLostError,
+    Loss.agent_failed: LeaseLostError,
+    Loss.not_renewed: LeaseLostError,
+    Loss.quarantined: LeaseLostError,
+    Loss.reset: LeaseLostError,
+    Loss.expired: LeaseLostError,
+}
+"""Every way, and the error of every call of the lease: the policy's doing, or ours."""
+
+_AGENT_GAVE_UP = frozenset({0, 64, 65, 71})
+"""Exit codes with which the agent ends by itself (``slotagent.c``); what is run in the slot ends it by a signal."""
+
+
+def loss_of_end(exit_code: int | None, *, killed_for_memory_above: bool) -> Loss:
+    """Why a slot's first process ended. ``exit_code`` None: a signal, or not known."""
+    if killed_for_memory_above:
+        return Loss.memory_above
+    return Loss.agent_failed if exit_code in _AGENT_GAVE_UP else Loss.ended
+
+
+def error_of(loss: Loss, slot: int, reason: str) -> AgentEnvError:
+    """What every call of the lease is answered with."""
+    kind = WAYS[loss]
+    if kind is SlotDestroyedError:
+        return kind(f"slot {slot} was destroyed by what ran in it: {reason}", next_step="the rollout ends here")
+    return kind(f"slot {slot} was lost: {reason}", next_step="start the rollout again on a new slot")

@@ -1,0 +1,89 @@
+"""A slot that is lost while its container lives: whoever asks, at whatever time, is told the same culprit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import SlotDestroyedError
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.slots.backends.base import ContainerBackend, ContainerHandle
+from agentenv.slots.backends.fake import FakeBackend
+from agentenv.slots.control import ContainerControl
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.leases import RenewRequest, SlotState
+from tests.contract.conftest import Client, Maker, until
+
+
+async def destroy(backend: ContainerBackend, handle: ContainerHandle, slot: int) -> None:
+    """End the slot's first process, as what runs in it could by some way we do not know."""
+    if isinstance(backend, FakeBackend):
+        await backend.destroy_slot(handle.id, slot)
+        return
+    async with ContainerControl(handle) as control:
+        name = (await control.info()).container
+    agents = [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and _is_agent(pid, f"/{name}/slot-{slot}\n")]
+    assert len(agents) == 1, f"agents of slot {slot} of {name}: {agents}"
+    os.kill(int(agents[0].name), signal.SIGKILL)
+
+
+def _is_agent(process: Path, cgroup: str) -> bool:
+    try:
+        command = (process / "cmdline").read_bytes()
+        return command.startswith(b"/run/agentenv/slotagent\0") and cgroup in (process / "cgroup").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have cgroups to find a slot's agent by")
+async def test_a_destroyed_slot_is_the_policy_s_doing_whoever_asks(make: Maker) -> None:
+    pool, backend = await make.pool(slots=2)
+    lease, other = await pool.lease("destroyer"), await pool.lease("other")
+    async with Client.open(lease.container) as client:
+        running = asyncio.create_task(client.run(lease.key, "echo begun > begun; sleep 1000"))
+        neighbour = asyncio.create_task(client.run(other.key, "sleep 1; echo alive"))
+        await until(lambda: not running.done())
+        while (await client.control.slots()).slots[lease.key.slot].running_calls < 1:
+            await asyncio.sleep(0.01)
+        await destroy(backend, lease.container, lease.key.slot)
+        result = await asyncio.wait_for(running, 60)
+        assert (result.fault, result.error) == ("policy", "slot_destroyed")
+        late = await client.run(lease.key, "true")
+        assert (late.fault, late.error) == ("policy", "slot_destroyed")
+        reply = await client.control.renew(RenewRequest(keys=(lease.key,), ttl_s=5))
+        assert [(loss.slot, loss.error) for loss in reply.lost] == [(lease.key.slot, "slot_destroyed")]
+        with pytest.raises(SlotDestroyedError):
+            await client.control.seal(lease.key)
+        assert (await client.control.release(lease.key)).slot == lease.key.slot, "no error: its epoch has ended"
+        assert (await neighbour).stdout == "alive\n"
+    assert isinstance(await asyncio.wait_for(lease.wait_lost(), 60), SlotDestroyedError)
+    assert lease.lost is not None
+    assert lease.lost.fault == "policy"
+    assert pool.statistics().faults["slot_destroyed"] == 1
+    await other.release()
+    await lease.release()
+    await until(lambda: pool.statistics().slots.get(SlotState.free, 0) == 2)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have cgroups to find a slot's agent by")
+async def test_a_session_whose_slot_was_destroyed_says_so(make: Maker) -> None:
+    pool, backend = await make.pool(slots=1)
+    async with ToolExecutor(pool, ToolCatalog.builtin()) as executor, executor.open("destroyer") as session:
+        await session.call("bash", {"command": "true"})
+        running = asyncio.create_task(session.call("bash", {"command": "sleep 1000"}, timeout_s=100))
+        await asyncio.sleep(0)
+        async with Client.open(session.lease.container) as client:
+            while (await client.control.slots()).slots[0].running_calls < 1:
+                await asyncio.sleep(0.01)
+        await destroy(backend, session.lease.container, session.lease.key.slot)
+        with pytest.raises(SlotDestroyedError):
+            await asyncio.wait_for(running, 60)
+        with pytest.raises(SlotDestroyedError):
+            await session.call("bash", {"command": "true"})
+        with pytest.raises(SlotDestroyedError):
+            await session.seal()
+        assert (executor.tally.infra_faults, executor.tally.policy_faults) == (0, 2)

@@ -1,0 +1,150 @@
+"""Whose limit was met: told from the counters of cgroup v1 and v2, here plain files."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from agentenv.sandbox.culprits import WAYS, Loss, error_of, loss_of_end
+from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE, LimitFiles, LimitWatch
+
+GIB = 2**30
+
+
+class Slot:
+    """The counters of one slot's cgroup, as either version writes them."""
+
+    def __init__(self, directory: Path, version: int) -> None:
+        self.directory = directory
+        self.version = version
+        self.kills = self.hits = self.forks = 0
+        self.pids, self.peak = 2, 2
+        self.write()
+
+    def write(self) -> None:
+        one = self.version == 1
+        files = {
+            "pids.max": "402",
+            "pids.current": f"{self.pids}",
+            "pids.peak": f"{self.peak}",
+            "pids.events": f"max {self.forks}\n",
+            "memory.events": f"low 0\nhigh 0\nmax {self.hits * 9}\noom {self.hits}\noom_kill {self.kills}\n",
+        }
+        if one:
+            del files["memory.events"]
+            files["memory.oom_control"] = f"oom_kill_disable 0\nunder_oom 0\noom_kill {self.kills}\n"
+            files["memory.failcnt"] = f"{self.hits}\n"
+            files["memory.memsw.failcnt"] = "0\n"
+        files["memory.max_usage_in_bytes" if one else "memory.peak"] = f"{GIB}\n"
+        for name, text in files.items():
+            (self.directory / name).write_text(text)
+
+    def watch(self) -> LimitWatch:
+        return LimitWatch(LimitFiles(self.version, str(self.directory), str(self.directory)))
+
+
+@pytest.fixture(params=[1, 2])
+def slot(request: pytest.FixtureRequest, tmp_path: Path) -> Slot:
+    return Slot(tmp_path, request.param)
+
+
+def test_a_kill_at_the_slot_s_own_limit_is_its_own(slot: Slot) -> None:
+    watch = slot.watch()
+    watch.begin()
+    slot.hits, slot.kills = 3, 1
+    slot.write()
+    assert watch.killed_by_own_limit()
+    assert watch.take_above() == ""
+    assert watch.peak_bytes() == GIB
+    watch.begin()
+    assert not watch.killed_by_own_limit(), "of an earlier call"
+    watch.close()
+
+
+def test_a_kill_below_the_slot_s_own_limit_is_not(slot: Slot) -> None:
+    slot.hits = 7  # met once, long ago
+    slot.write()
+    watch = slot.watch()
+    watch.begin()
+    watch.begin()
+    slot.kills = 1
+    slot.write()
+    assert not watch.killed_by_own_limit()
+    assert watch.take_above() == MEMORY_ABOVE
+    assert watch.take_above() == "", "told once"
+    watch.close()
+
+
+def test_a_kill_between_two_calls_is_told_to_the_next(slot: Slot) -> None:
+    watch = slot.watch()
+    slot.kills = 1
+    slot.write()
+    watch.begin()
+    assert watch.take_above() == MEMORY_ABOVE
+    watch.close()
+
+
+def test_a_limit_met_a_moment_before_the_kernel_kills_for_it_is_still_the_slot_s(slot: Slot) -> None:
+    watch = slot.watch()
+    slot.hits = 1
+    slot.write()
+    watch.begin()
+    slot.kills = 1
+    slot.write()
+    assert watch.killed_by_own_limit()
+    assert watch.take_above() == ""
+    watch.close()
+
+
+@pytest.mark.parametrize(("pids", "peak", "own"), [(402, 402, True), (390, 390, True), (2, 402, True), (2, 9, False)])
+def test_a_process_that_cannot_be_had(slot: Slot, pids: int, peak: int, own: bool) -> None:
+    watch = slot.watch()
+    slot.pids, slot.peak = pids, peak
+    slot.write()
+    assert watch.refused(errno.EAGAIN) == ("" if own else PROCESSES_ABOVE)
+    slot.forks = 4
+    slot.write()
+    assert watch.take_above() == ("" if own else PROCESSES_ABOVE), "a fork of a command's that was refused"
+    watch.close()
+
+
+def test_memory_that_cannot_be_had_for_a_process(slot: Slot) -> None:
+    watch = slot.watch()
+    assert watch.refused(errno.ENOMEM) == MEMORY_ABOVE
+    slot.hits = 1
+    slot.write()
+    assert watch.refused(errno.ENOMEM) == ""
+    watch.close()
+
+
+def test_descriptors_are_never_the_slot_s(slot: Slot) -> None:
+    watch = slot.watch()
+    assert "Too many open files" in watch.refused(errno.EMFILE)
+    watch.close()
+
+
+def test_without_cgroups_nothing_is_known_and_nothing_is_said() -> None:
+    watch = LimitWatch(LimitFiles())
+    watch.begin()
+    assert (watch.killed_by_own_limit(), watch.take_above(), watch.peak_bytes()) == (False, "", None)
+    assert watch.refused(errno.EAGAIN) == "", "RLIMIT_NPROC is the slot's own"
+    watch.close()
+
+
+def test_every_way_to_lose_a_slot_has_a_culprit() -> None:
+    assert set(WAYS) == set(Loss)
+    for loss in Loss:
+        error = error_of(loss, 3, "why")
+        assert "slot 3" in str(error)
+        assert "why" in str(error)
+    assert {error_of(loss, 0, "").fault for loss in (Loss.ended, Loss.silent, Loss.broken, Loss.deaf)} == {"policy"}
+    assert {error_of(loss, 0, "").fault for loss in (Loss.memory_above, Loss.quarantined, Loss.reset)} == {"infra"}
+
+
+def test_how_the_first_process_ended() -> None:
+    assert loss_of_end(137, killed_for_memory_above=False) is Loss.ended
+    assert loss_of_end(None, killed_for_memory_above=False) is Loss.ended
+    assert loss_of_end(137, killed_for_memory_above=True) is Loss.memory_above
+    assert loss_of_end(65, killed_for_memory_above=False) is Loss.agent_failed
