@@ -357,3 +357,11 @@ def test_no_descriptor_of_the_caller_s_reaches_a_slot(place: Path) -> None:
 
 def _children(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_too_few_descriptors_for_the_slots_are_said_at_start(place: Path) -> None:
+    with Container(place, prefix=("prlimit", "--nofile=150:150"), slots=4) as made:
+        failed = made.event("failed")
+        assert failed["code"] == "config"
+        assert "4 slots need a limit of 256 open files" in failed["message"]
+        assert "ulimit -Hn" in failed["next_step"]

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
+import resource
+import sys
+import termios
 import time
 from collections.abc import Callable
 from typing import Self
@@ -200,3 +205,68 @@ async def test_a_flood_is_throttled_and_keeps_its_head_and_tail(monkeypatch: pyt
         assert shown.endswith("last!")
         assert dropped == total - CAP
         reader.close()
+
+
+async def test_a_pipe_that_its_writer_enlarged_is_read_to_the_end() -> None:
+    poller = Poller(asyncio.get_running_loop())
+    orphans = Orphans(poller)
+    read_end, write_end = os.pipe()
+    fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 1024 * 1024)
+    reader = PipeReader(poller, read_end, 2 * 1024 * 1024)
+    written = os.write(write_end, b"x" * 900_900)
+    os.close(write_end)
+    reader.finish(orphans)
+    assert (written, reader.kept.total_bytes) == (900_900, 900_900)
+    orphans.close()
+    poller.close()
+
+
+async def test_a_writer_that_goes_on_does_not_hold_the_end_up() -> None:
+    poller = Poller(asyncio.get_running_loop())
+    orphans = Orphans(poller)
+    read_end, write_end = os.pipe()
+    fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 1024 * 1024)
+    os.set_blocking(write_end, False)
+    full = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            full += os.write(write_end, b"x" * 65_536)
+    reader = PipeReader(poller, read_end, 1024)
+
+    class Refilling(HeadTail):
+        def feed(self, chunk: bytes) -> None:
+            super().feed(chunk)
+            with contextlib.suppress(BlockingIOError):
+                os.write(write_end, b"y" * len(chunk))
+
+    reader.kept = Refilling(1024)
+    reader.finish(orphans)
+    assert full <= reader.kept.total_bytes <= full + 65_536
+    assert len(orphans) == 1, "what is written later is drained and dropped"
+    orphans.close()
+    os.close(write_end)
+    poller.close()
+
+
+async def test_orphans_are_drained_when_no_descriptor_is_left() -> None:
+    poller = Poller(asyncio.get_running_loop())
+    orphans = Orphans(poller)
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    orphans.add(read_end)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (write_end + 1, hard))
+    try:
+        for _ in range(3):
+            os.write(write_end, b"x" * 4096)
+            await until(lambda: _waiting(read_end) == 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(orphans) == 1
+    orphans.close()
+    os.close(write_end)
+    poller.close()
+
+
+def _waiting(fd: int) -> int:
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)

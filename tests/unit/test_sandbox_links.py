@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import ProtocolError
-from agentenv.sandbox import supervisor_link
-from agentenv.sandbox.agent_link import RUN_IDS, AgentLink
+from agentenv.sandbox import descriptors, supervisor_link
+from agentenv.sandbox.agent_link import RUN_IDS, AgentLink, TooManyRunsError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.poller import Poller
@@ -72,12 +72,12 @@ class Events:
 
 
 class Linked:
-    def __init__(self, era: int = 0) -> None:
+    def __init__(self, era: int = 0, **more: int) -> None:
         ours, self.agent = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.agent.settimeout(10)
         self.poller = Poller(asyncio.get_running_loop())
         self.lost: list[tuple[Loss, str]] = []
-        self.link = AgentLink(ours, self.poller, era, lambda loss, reason: self.lost.append((loss, reason)))
+        self.link = AgentLink(ours, self.poller, era, lambda loss, reason: self.lost.append((loss, reason)), **more)
 
     def say(self, kind: Kind, run: int = 0, arg: int = 0, payload: bytes = b"", fds: Sequence[int] = ()) -> int:
         """For lambdas that say two things: 0."""
@@ -91,8 +91,8 @@ class Linked:
 
 
 @asynccontextmanager
-async def linked(era: int = 0) -> AsyncIterator[Linked]:
-    made = Linked(era)
+async def linked(era: int = 0, **more: int) -> AsyncIterator[Linked]:
+    made = Linked(era, **more)
     try:
         yield made
     finally:
@@ -333,3 +333,31 @@ def test_requests_wait_for_a_supervisor_that_is_busy() -> None:
     assert [request["slot"] for request in read] == list(range(count))
     link.close()
     theirs.close()
+
+
+async def test_a_slot_holds_no_more_descriptors_than_its_share() -> None:
+    async with linked(max_descriptors=8) as it:
+        for _ in range(3):
+            it.link.spawn(PAYLOAD, 0, (), Events())
+        with pytest.raises(TooManyRunsError):
+            it.link.spawn(PAYLOAD, 0, (), Events(), keep_free=1)
+        events = Events()
+        last = it.link.spawn(PAYLOAD, 0, (), events)
+        with pytest.raises(TooManyRunsError):
+            it.link.spawn(PAYLOAD, 0, (), Events())
+        it.say(Kind.SPAWN_FAILED, last, 11, struct.pack("<I", 1))
+        await until(events.answered)
+        it.link.held_besides = lambda: 1  # a pipe that a background process kept
+        with pytest.raises(TooManyRunsError):
+            it.link.spawn(PAYLOAD, 0, (), Events())
+        it.link.held_besides = lambda: 0
+        it.link.spawn(PAYLOAD, 0, (), Events())
+        assert it.lost == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "slots", "share"), [(1_048_576, 10, 1024), (4096, 10, 396), (299, 2, 85), (100, 3, 0)]
+)
+def test_each_slot_s_share_of_the_descriptors(limit: int, slots: int, share: int) -> None:
+    assert descriptors.per_slot(limit, slots) == share
+    assert (limit >= descriptors.needed(slots)) == (share >= descriptors.LEAST_PER_SLOT)

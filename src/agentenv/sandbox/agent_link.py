@@ -15,6 +15,7 @@ from typing import Protocol
 
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.descriptors import MOST_PER_SLOT
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.slotagent.protocol import (
     SCRIPT_PIPE,
@@ -58,12 +59,20 @@ class RunEvents(Protocol):
         """The agent is gone; nothing will be known of the run."""
 
 
-class _Run:
-    __slots__ = ("events", "pipes", "spawned", "terminal")
+class TooManyRunsError(ValueError):
+    """The slot holds as many of the server's descriptors (or as many runs) as it may: nothing was started."""
 
-    def __init__(self, events: RunEvents, pipes: int, *, terminal: bool) -> None:
+    def __init__(self) -> None:
+        super().__init__("the slot has as many programs running as it may have: end some of them")
+
+
+class _Run:
+    __slots__ = ("descriptors", "events", "pipes", "spawned", "terminal")
+
+    def __init__(self, events: RunEvents, pipes: int, descriptors: int, *, terminal: bool) -> None:
         self.events = events
         self.pipes = pipes
+        self.descriptors = descriptors
         self.terminal = terminal
         self.spawned = False
 
@@ -75,7 +84,15 @@ class AgentLink:
     end is closed, with another loss when it may still live.
     """
 
-    def __init__(self, sock: socket.socket, poller: Poller, era: int, on_lost: Callable[[Loss, str], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        poller: Poller,
+        era: int,
+        on_lost: Callable[[Loss, str], None],
+        *,
+        max_descriptors: int = MOST_PER_SLOT,
+    ) -> None:
         sock.setblocking(False)
         self._sock = sock
         self._poller = poller
@@ -86,6 +103,10 @@ class AgentLink:
         self._unsent: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._unsent_bytes = 0
         self._on_lost = on_lost
+        self._max_descriptors = max_descriptors
+        self._held_by_runs = 0
+        self.held_besides: Callable[[], int] = lambda: 0
+        """How many of the server's descriptors are held for this slot besides those of its runs."""
         self.closed = False
         poller.add(sock.fileno(), self._readable)
 
@@ -93,13 +114,24 @@ class AgentLink:
         """Kill what the previous servers (the eras before) had running here: nobody can have its results."""
         self._send(encode(Kind.KILL_BEFORE, self._first_run))
 
-    def spawn(self, payload: bytes, flags: int, fds: Sequence[int], events: RunEvents) -> int:
+    def spawn(self, payload: bytes, flags: int, fds: Sequence[int], events: RunEvents, *, keep_free: int = 0) -> int:
         """Ask for a run and return its id. ``fds`` stay the caller's. Raises ValueError when the packet
-        would be too large; a lost agent is reported through ``events.on_lost``."""
+        would be too large, TooManyRunsError when the slot would hold more than its share of descriptors less
+        ``keep_free``; a lost agent is reported through ``events.on_lost``."""
+        pipes = 3 if flags & _SCRIPT_PIPE else 2
+        started = _Run(events, pipes, pipes + len(fds), terminal=bool(flags & _TERMINAL))
+        held = self._held_by_runs + self.held_besides()
+        if held + started.descriptors > self._max_descriptors - keep_free:
+            raise TooManyRunsError
         run = self._free_run()
         packet = encode(Kind.SPAWN, run, flags, payload)
-        self._runs[run] = _Run(events, 3 if flags & _SCRIPT_PIPE else 2, terminal=bool(flags & _TERMINAL))
-        self._send(packet, fds)
+        self._runs[run] = started
+        self._held_by_runs += started.descriptors
+        try:
+            self._send(packet, fds)
+        except BaseException:
+            self._forget(run)
+            raise
         return run
 
     def kill(self, run: int) -> None:
@@ -120,7 +152,7 @@ class AgentLink:
         self._poller.remove(self._sock.fileno())
         self._drop_unsent()
         self._sock.close()
-        runs, self._runs = self._runs, {}
+        runs, self._runs, self._held_by_runs = self._runs, {}, 0
         for run in runs.values():
             run.events.on_lost()
 
@@ -130,7 +162,10 @@ class AgentLink:
             run = self._first_run + self._last_run
             if run not in self._runs:
                 return run
-        raise ValueError(f"a slot cannot have more than {RUN_IDS - 1} runs at once")
+        raise TooManyRunsError
+
+    def _forget(self, run: int) -> None:
+        self._held_by_runs -= self._runs.pop(run).descriptors
 
     def _send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
         if self.closed:
@@ -172,7 +207,7 @@ class AgentLink:
             _close_all(self._unsent.popleft()[1])
 
     def _fail_closed(self) -> None:
-        runs, self._runs = self._runs, {}
+        runs, self._runs, self._held_by_runs = self._runs, {}, 0
         for run in runs.values():
             run.events.on_lost()
 
@@ -216,13 +251,13 @@ class AgentLink:
             usage = exit_usage(message.payload)
             run = self._known(message, spawned=True)
             if run is not None:
-                del self._runs[message.run]
+                self._forget(message.run)
                 run.events.on_exit(message.arg, usage)
         elif kind is Kind.SPAWN_FAILED:
             step = failed_step(message.payload)
             run = self._known(message, spawned=False)
             if run is not None:
-                del self._runs[message.run]
+                self._forget(message.run)
                 run.events.on_spawn_failed(message.arg, step)
         elif kind not in (Kind.KILLED, Kind.PONG):
             raise ProtocolError(f"the slot agent sent an unexpected {kind.name}")

@@ -6,7 +6,8 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 
-from agentenv.errors import AgentEnvError, InfraError, LeaseLostError
+from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
+from agentenv.sandbox.agent_link import TooManyRunsError
 from agentenv.sandbox.calls import Asked, Fields, Stop, answer, ended, refusal
 from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.process import SlotIo
@@ -106,7 +107,8 @@ class Beside:
         except LeaseLostError:
             return  # the slot answers for every call of its lease
         except AgentEnvError as error:
-            result = refusal(asked.call_id, error)
+            full = isinstance(error.__cause__, TooManyRunsError)
+            result = refusal(asked.call_id, InvalidArgumentsError(str(error.__cause__)) if full else error)
         except Exception as error:
             log.exception("%s failed", asked.tool)
             result = refusal(asked.call_id, InfraError(f"{asked.tool} failed: {error!r}"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
+import termios
 from collections import OrderedDict
 
 from agentenv.sandbox.poller import Poller
@@ -44,16 +46,22 @@ class PipeReader:
         still hold goes to ``orphans``."""
         if self._fd < 0:
             return
-        budget = max(self._read_bytes, _FIRST_READ_BYTES)
-        while budget > 0 and self._fd >= 0:
-            count = self._read()
-            if count is None:
-                break
-            budget -= count
+        if self._read_up_to(max(self._read_bytes, _FIRST_READ_BYTES)):
+            # The command has made its pipe larger. Not more than is there now: who writes on is no longer the call.
+            self._read_up_to(_waiting_bytes(self._fd))
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._poller.remove(fd)
             orphans.add(fd)
+
+    def _read_up_to(self, budget: int) -> bool:
+        """Read until ``budget`` is used up, or nothing is left; whether there may be more."""
+        while budget > 0 and self._fd >= 0:
+            count = self._read()
+            if count is None:
+                return False
+            budget -= count
+        return self._fd >= 0
 
     def close(self) -> None:
         """Let go of the pipe. Repeatable."""
@@ -105,6 +113,10 @@ class PipeReader:
             self.watch()
 
 
+def _waiting_bytes(fd: int) -> int:
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"), sys.byteorder)
+
+
 class Orphans:
     """The pipes that background processes of finished calls still hold: drained and dropped, so that
     these processes live on undisturbed. At most :data:`MAX_ORPHANS`; beyond, the oldest is closed."""
@@ -112,7 +124,6 @@ class Orphans:
     def __init__(self, poller: Poller) -> None:
         self._poller = poller
         self._drained: OrderedDict[int, int] = OrderedDict()
-        self._null = -1
 
     def __len__(self) -> int:
         return len(self._drained)
@@ -128,16 +139,11 @@ class Orphans:
         """Close them all. Repeatable."""
         for fd in list(self._drained):
             self._close(fd)
-        if self._null >= 0:
-            os.close(self._null)
-            self._null = -1
 
     def _drain(self, fd: int) -> None:
-        if self._null < 0:
-            self._null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
             # splice throws the pages away without copying them
-            count = os.splice(fd, self._null, _GROWN_PIPE_BYTES, flags=_SPLICE_F_NONBLOCK)
+            count = os.splice(fd, self._poller.null, _GROWN_PIPE_BYTES, flags=_SPLICE_F_NONBLOCK)
         except BlockingIOError:
             return
         except OSError:

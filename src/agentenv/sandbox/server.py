@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import resource
 import select
 import signal
 import socket
@@ -15,6 +16,7 @@ import agentenv
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.app import STREAMS, Face
 from agentenv.sandbox.container import Container
+from agentenv.sandbox.descriptors import LEAST_PER_SLOT, per_slot
 from agentenv.sandbox.leases import IllegalMoveError
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.shared import Shared
@@ -89,6 +91,7 @@ class Server:
             reply_memory=spec["reply_memory"],
             spare_shells=spec["spare_shells"],
             shell=hello.shell,
+            descriptors=max(LEAST_PER_SLOT, per_slot(resource.getrlimit(resource.RLIMIT_NOFILE)[0], spec["slots"])),
         )
         container = Container(spec["slots"], shared)
         info = ServerInfo(

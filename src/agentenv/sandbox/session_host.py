@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping
 
+from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
 from agentenv.sandbox.process import SlotIo, memory_file
 from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage, spawn_payload
 from agentenv.sandbox.tools.bash import WORKSPACE
@@ -43,7 +44,7 @@ class SlotHost:
             script = memory_file("script", program.script)
             fds.append(script)
         try:
-            started.run = self._io.link.spawn(payload, flags, fds, started)
+            started.run = self._io.link.spawn(payload, flags, fds, started, keep_free=KEPT_FOR_CALLS)
         finally:
             if script >= 0:
                 os.close(script)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agentenv.sandbox.descriptors import MOST_PER_SLOT
 from agentenv.sandbox.metrics import Statistics
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.replies import Reply
@@ -22,5 +23,7 @@ class Shared:
     reply_memory: int
     spare_shells: bool
     shell: str = ""
+    descriptors: int = MOST_PER_SLOT
+    """How many of this process's file descriptors one slot may hold."""
     statistics: Statistics = field(default_factory=Statistics)
     index: dict[str, Reply] = field(default_factory=dict)

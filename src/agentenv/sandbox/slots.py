@@ -350,10 +350,12 @@ class Slot:
 
     def _open_bench(self, packet: SlotReady, era: int, *, sealed: bool) -> None:
         shared = replace(self._shared, env={**self._shared.env, **SEALED_ENV}) if sealed else self._shared
-        link = AgentLink(packet.agent, shared.poller, era, self._agent_lost)
+        link = AgentLink(packet.agent, shared.poller, era, self._agent_lost, max_descriptors=shared.descriptors)
         if era > 0:
             link.kill_former_runs()
-        io = SlotIo(link, shared.poller, Orphans(shared.poller), LimitWatch(packet.limits))
+        orphans = Orphans(shared.poller)
+        link.held_besides = orphans.__len__
+        io = SlotIo(link, shared.poller, orphans, LimitWatch(packet.limits))
         self._bench = Workbench(shared, io, self._call_ended, self._agent_lost)
         self._beside.open(io, shared.env)
         if self.lease is not None:

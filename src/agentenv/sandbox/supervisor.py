@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv.errors import AgentEnvError, SandboxUnavailableError, StartTimeoutError
+from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError, StartTimeoutError
 from agentenv.sandbox import (
     cgroups,
     control_packets,
@@ -33,6 +33,7 @@ from agentenv.sandbox import (
 )
 from agentenv.sandbox.control_packets import Request
 from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.descriptors import needed
 from agentenv.sandbox.isolation import Identity
 from agentenv.sandbox.limits import CgroupLayout, server_plan
 from agentenv.sandbox.reaper import Reaper, end_of
@@ -369,12 +370,22 @@ def _reap_all() -> bool:
     return False
 
 
+def _too_few_descriptors(hard: int, slots: int) -> ConfigError:
+    return ConfigError(
+        "slots",
+        f"{slots} slots need a limit of {needed(slots)} open files at least, and here it is {hard}",
+        next_step="raise the hard limit (ulimit -Hn), or start fewer slots per container",
+    )
+
+
 def run(launch: Launch) -> int:
     """Be the supervisor, as PID 1 of the new pid namespace. Returns the exit code."""
     os.umask(0o022)
     forked.reserve_low_descriptors()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < needed(launch.spec.slots):
+        return events.emit_failure(_too_few_descriptors(hard, launch.spec.slots))
     try:
         pid = int(str(Path("/proc/self").readlink()))  # as the machine counts: still the old /proc
         mounts.enter_private_namespace()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.errors import InfraError, InvalidArgumentsError
+from agentenv.sandbox.agent_link import TooManyRunsError
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
 from agentenv.sandbox.slotagent.protocol import SpawnStep
@@ -76,7 +77,10 @@ class Shells:
         if self.keep_spare and self._spare is None:
             spare = Process(self.io, self.cap_bytes)
             spare.on_end = self._spare_ended
-            spare.start_waiting(*self._spare_spawn)
+            try:
+                spare.start_waiting(*self._spare_spawn)
+            except TooManyRunsError:
+                return  # the next call says so, should it meet it too
             self._spare = spare
 
     def dismiss_spare(self) -> None:
@@ -105,6 +109,8 @@ class Shells:
         try:
             command = Command(argv, env, cwd, "" if literal else self.program)
             process.start(command, stdin=stdin, script=None if literal else script)
+        except TooManyRunsError as error:
+            raise InvalidArgumentsError(f"bash: {error}") from error
         except ValueError as error:
             raise InvalidArgumentsError(f"bash: env is too large: {error}") from error
         return process
