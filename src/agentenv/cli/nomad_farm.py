@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Self
 
 from agentenv.cli.nomad_operator import OperatorApi, follow_log
@@ -16,6 +17,7 @@ from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
 from agentenv.slots.backends import nomad_facts as facts
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.slots.backends.nomad_explain import end_of, failed_event, placement
+from agentenv.slots.backends.nomad_owner import JobOwner
 
 _FAULTS_SHOWN = 5
 _ADDRESSES_AT_ONCE = 8
@@ -91,10 +93,12 @@ class NomadFarm:
         return tuple(await asyncio.gather(*map(place, allocations)))
 
     async def down(self) -> str:
-        """See :class:`FarmAccess`. Raises SandboxUnavailableError when its containers do not end."""
+        """See :class:`FarmAccess`. Raises JobOwnedError while a run works on it, SandboxUnavailableError when its
+        containers do not end."""
         async with OperatorApi.opened(self.settings) as api:
             known = await api.job() is not None
-            await end_job(api)
+            async with owned(api, "agentenv down"):
+                await end_job(api)
         return f"purged {self.where} and its token" if known else f"{self.where}: no farm runs there"
 
     async def logs(self, container: str | None, *, tail: int, follow: bool) -> AsyncIterator[tuple[str, str]]:
@@ -143,6 +147,17 @@ async def _log(api: OperatorApi, one: facts.Allocation, tail: int) -> list[str]:
     if _ended(one) and (said := failed_event(await api.log_tail(one.id, "stdout"))) is not None:
         lines.append(f"it did not serve: {said.reason}" + (f" ({said.next_step})" if said.next_step else ""))
     return lines[-tail:]
+
+
+@asynccontextmanager
+async def owned(api: OperatorApi, verb: str, *, wait: bool = True) -> AsyncIterator[None]:
+    """Own the job of ``api`` for the block. Raises what :meth:`JobOwner.acquire` raises."""
+    owner = JobOwner(api, verb)
+    try:
+        await owner.acquire(wait=wait)
+        yield
+    finally:
+        await owner.release()
 
 
 async def end_job(api: OperatorApi) -> None:
