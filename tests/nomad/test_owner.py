@@ -67,6 +67,7 @@ async def test_the_second_trainer_is_refused_and_told_whose_the_job_is(cluster: 
             assert os.uname().nodename in refused.value.message
             assert "sandbox_job_id" in refused.value.next_step
         assert time.monotonic() - began < 2 * TTL_OVER_S, "a live holder is not waited out"
+        assert "'exp7'" in (await NomadFarm(cluster.settings(job_id=job_id)).census()).owner
         with pytest.raises(JobOwnedError, match="exp7"):
             await NomadFarm(cluster.settings(job_id=job_id)).down()
 

@@ -52,8 +52,8 @@ class NomadFarm:
                 return Census(
                     "nomad", self.where, exists=False, next_step=f"start one: `agentenv up --backend nomad{flag}`"
                 )
-            snapshot, names, variable, created = await asyncio.gather(
-                api.snapshot(), api.node_names(), api.variable(self.settings.job_id), api.created_at()
+            snapshot, names, variable, created, lock = await asyncio.gather(
+                api.snapshot(), api.node_names(), api.variable(self.settings.job_id), api.created_at(), api.lock()
             )
             alive = [one for one in snapshot.allocations if not _ended(one)]
             token = variable.token if variable is not None else None
@@ -69,6 +69,7 @@ class NomadFarm:
             places=places,
             waiting_for=tuple(waiting),
             faults=_faults(snapshot),
+            owner=str(lock.holder) if lock is not None else "",
         )
 
     async def _places(

@@ -252,7 +252,7 @@ class NomadApi:
 
     async def lock(self) -> Lock | None:
         """Who has the job's lock; None: nobody."""
-        path, space = self._owner_path, self.settings.namespace
+        path, space = self.owner_path, self.settings.namespace
         found = await self._run(lambda c: c.variable.get_variable(path, namespace=space), missing=True)
         held = (found or {}).get("Lock")
         if not held:
@@ -261,7 +261,7 @@ class NomadApi:
 
     async def forget_owner(self) -> None:
         """Remove what the last owner wrote, unless there is another one."""
-        path, space = self._owner_path, self.settings.namespace
+        path, space = self.owner_path, self.settings.namespace
         try:
             await self._run(lambda c: c.variable.delete_variable(path, namespace=space), missing=True)
         except NomadError as error:
@@ -269,11 +269,12 @@ class NomadApi:
                 raise
 
     @property
-    def _owner_path(self) -> str:
+    def owner_path(self) -> str:
+        """The variable whose lock the job's owner has."""
         return f"{VARIABLES}{self.settings.job_id}/owner"
 
     async def _lock_request(self, verb: str, body: Mapping[str, object]) -> dict[str, Any]:
-        path, space = self._owner_path, self.settings.namespace
+        path, space = self.owner_path, self.settings.namespace
         whole = {"Path": path, "Namespace": space, **body}
         params = {verb: "", "namespace": space}
         reply: dict[str, Any] = await self._run(

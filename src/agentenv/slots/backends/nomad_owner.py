@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
-from agentenv.errors import AgentEnvError, JobOwnedError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, ConfigError, JobOwnedError, SandboxUnavailableError
 from agentenv.slots.backends.nomad_api import Lock, NomadApi
 from agentenv.slots.backends.nomad_explain import NomadError
 from agentenv.slots.backends.nomad_holder import Holder
@@ -71,7 +71,8 @@ class JobOwner:
         """Own the job. A holder that lives is refused for; one that is dead is succeeded, at once when it was a
         process of this machine; one that is silent is waited for (``wait``), at most ``PATIENCE_S``.
 
-        Raises JobOwnedError; SandboxUnavailableError for a Nomad without locks; NomadError.
+        Raises JobOwnedError; ConfigError for a token that may not; SandboxUnavailableError for a Nomad without locks;
+        NomadError.
         """
         loop, watch, job = asyncio.get_running_loop(), Watch(), self._api.settings.job_id
         while not await finish(asyncio.create_task(self._take())):
@@ -135,6 +136,8 @@ class JobOwner:
         try:
             self._id = await self._api.take_lock(items, self._id)
         except NomadError as error:
+            if error.status == 403:
+                raise self._forbidden(error) from error
             if error.status != 409:
                 raise
             self._id = None
@@ -154,6 +157,13 @@ class JobOwner:
         except NomadError as error:
             if error.status != 409:  # another one was quicker
                 raise
+
+    def _forbidden(self, error: NomadError) -> ConfigError:
+        return ConfigError(
+            "token",
+            f"may not write the Nomad variable {self._api.owner_path!r}, whose lock keeps two runs apart: {error}",
+            next_step="give its policy list, read, write, destroy on the variables nomad/jobs/* (docs/operations.md)",
+        )
 
     def _refusal(self, holder: Holder) -> JobOwnedError:
         return JobOwnedError(
