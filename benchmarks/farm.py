@@ -55,7 +55,7 @@ def make_backend(name: str, slots: int, *, memory_mib: int = NOMAD_MEMORY_MIB) -
         from agentenv.slots.backends.nomad import NomadBackend  # late: needs python-nomad
 
         job = f"agentenv-bench-{secrets.token_hex(4)}"
-        nomad = NomadSettings.from_environment(job_id=job, memory_mib=memory_mib)
+        nomad = NomadSettings.from_environment(job_id=job, memory_mib=memory_mib, memory_oversubscription=True)
         return NomadBackend(settings, nomad)
     raise ValueError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
 

@@ -102,8 +102,8 @@ variable "cpu_mhz" {
 
 variable "memory_mib" {
   type        = number
-  default     = 2048
-  description = "What the scheduler counts for each container; with raw_exec Nomad does not enforce it: limits.memory_bytes does, for each slot."
+  default     = 0
+  description = "What the scheduler counts for each container; with raw_exec Nomad does not enforce it: limits.memory_bytes does, for each slot. 0: enough for all slots."
 }
 
 variable "python" {
@@ -122,6 +122,13 @@ variable "data_dir" {
   type        = string
   default     = "/run/agentenv"
   description = "On every client: where containers keep what is theirs while they run."
+}
+
+locals {
+  # What agentenv reserves by default too (SERVER_MIB of its nomad_job.py): a container never meets its limit before
+  # its slots have met theirs.
+  slot_mib   = ceil(lookup(var.limits, "memory_bytes", 2147483648) / 1048576)
+  memory_mib = var.memory_mib > 0 ? var.memory_mib : var.slots * local.slot_mib + 512
 }
 
 job "sandbox" {
@@ -149,7 +156,7 @@ job "sandbox" {
       delay          = "5s"
       delay_function = "exponential"
       # Whatever kept containers from starting, a minute after it is cured the farm is whole again.
-      max_delay      = "45s"
+      max_delay = "45s"
     }
     # An allocation that is to go (its node is drained, the count is lowered) runs on for so long, for the
     # leases it has, while its replacement starts at once. The farm ends it as soon as it is empty; by hand:
@@ -238,7 +245,7 @@ job "sandbox" {
 
       resources {
         cpu    = var.cpu_mhz
-        memory = var.memory_mib
+        memory = local.memory_mib
       }
     }
   }

@@ -102,8 +102,14 @@ variable "cpu_mhz" {
 
 variable "memory_mib" {
   type        = number
-  default     = 2048
-  description = "The hard limit of each container. Files of slots (workspace, /tmp) are memory and count. Below slots x limits.memory_bytes, slots that all use their limit at once meet this one first, and the kernel picks whom to kill."
+  default     = 0
+  description = "Reserved for each container, and its hard limit. Files of slots (workspace, /tmp) are memory and count. 0: enough for all slots to use limits.memory_bytes at once; with less, a slot can be killed for what its neighbours use."
+}
+
+variable "memory_max_mib" {
+  type        = number
+  default     = 0
+  description = "The hard limit instead of memory_mib, where the cluster's scheduler allows memory oversubscription; else Nomad ignores it. 0: none."
 }
 
 variable "image" {
@@ -143,6 +149,10 @@ variable "client_data_dir" {
 }
 
 locals {
+  # What agentenv reserves by default too (SERVER_MIB of its nomad_job.py): a container never meets its limit before
+  # its slots have met theirs.
+  slot_mib   = ceil(lookup(var.limits, "memory_bytes", 2147483648) / 1048576)
+  memory_mib = var.memory_mib > 0 ? var.memory_mib : var.slots * local.slot_mib + 512
   # Interpolated on the client, hence the second dollar.
   data_dir = var.client_data_dir != "" ? var.client_data_dir : "$${meta.agentenv_data_dir}"
 }
@@ -181,7 +191,7 @@ job "sandbox" {
       delay          = "5s"
       delay_function = "exponential"
       # Whatever kept containers from starting, a minute after it is cured the farm is whole again.
-      max_delay      = "45s"
+      max_delay = "45s"
     }
     # An allocation that is to go (its node is drained, the count is lowered) runs on for so long, for the
     # leases it has, while its replacement starts at once. The farm ends it as soon as it is empty; by hand:
@@ -351,8 +361,9 @@ job "sandbox" {
       }
 
       resources {
-        cpu    = var.cpu_mhz
-        memory = var.memory_mib
+        cpu        = var.cpu_mhz
+        memory     = local.memory_mib
+        memory_max = var.memory_max_mib
       }
     }
   }

@@ -39,7 +39,6 @@ MODEL_LATENCY_S = 0.15
 SCRIPTED_TOOL_TIMEOUT_S = 15.0
 MODEL_TOOL_TIMEOUT_S = 120.0
 SCRIPTED_SLOT_PROCESSES = 128
-NOMAD_MEMORY_MIB = 4096
 MIN_TASKS = 30
 
 
@@ -208,7 +207,6 @@ def _config(settings: DemoSettings, tokenizer: Path, records: Path) -> RepairCon
         "isolation": _isolation(settings),
         "tool_pool_mode": settings.backend,
         "sandbox_job_id": settings.job,
-        "container_memory_mib": NOMAD_MEMORY_MIB,
         "min_containers": 1,
         "max_containers": 1,
         "slots_per_container": settings.slots,

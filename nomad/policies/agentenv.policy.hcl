@@ -16,7 +16,8 @@ namespace "default" {
   ]
 
   variables {
-    # Each job's bearer token, and the mark of farms that are to stay.
+    # Each job's bearer token, the mark of farms that are to stay, and (nomad/jobs/<job>/owner) who owns it, under a
+    # lock: without write no farm is opened.
     path "nomad/jobs/*" {
       capabilities = ["list", "read", "write", "destroy"]
     }

@@ -98,8 +98,11 @@ class NomadSettings(Settings):
     datacenters: tuple[str, ...] = ("*",)
     cpu_mhz: Annotated[int, Field(ge=1)] = 500
     """Reserved for each container by the scheduler; not a ceiling."""
-    memory_mib: Annotated[int, Field(ge=64)] = 2048
-    """The hard memory limit of each container, slots' file systems included."""
+    memory_mib: Annotated[int, Field(ge=64)] | None = None
+    """Memory reserved for each container, and its hard limit; slots' file systems are memory and count. None: enough
+    for all slots to use what each is allowed at once. Less is refused unless ``memory_oversubscription``."""
+    memory_oversubscription: bool = False
+    """``memory_mib`` may be less than the slots may use together: one slot can then be killed for what others use."""
     build_image: bool = True
     """Build a missing image whose tag is ``local`` on first use, when the Docker engine is this machine's."""
     purge_job_on_start: bool = False
@@ -108,6 +111,8 @@ class NomadSettings(Settings):
     """Leave nothing behind. False: containers keep running for the next one who opens this job."""
     variables: dict[str, str] = Field(default_factory=dict)
     """More HCL variables for the job file, by name; values are HCL expressions."""
+    run_name: str = ""
+    """What others who want this job are told of who owns it; the program's name by default."""
 
     @classmethod
     def from_environment(cls, **given: Any) -> NomadSettings:

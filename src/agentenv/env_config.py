@@ -42,6 +42,7 @@ _NOMAD_NAMES = {
     "sandbox_image": "image",
     "driver": "driver",
     "container_memory_mib": "memory_mib",
+    "container_memory_oversubscription": "memory_oversubscription",
     "container_cpu_mhz": "cpu_mhz",
     "sandbox_job_variables": "variables",
     "purge_job_on_start": "purge_job_on_start",
@@ -102,7 +103,12 @@ class AgentFields(BaseModel):
     sandbox_job_id: str = Field(default="agentenv-sandbox", description="The farm's job: one farm per job")
     sandbox_image: str = Field(default="agentenv-sandbox:local", min_length=1)
     driver: Literal["docker", "raw_exec", "apptainer"] = "docker"
-    container_memory_mib: int = Field(default=2048, ge=64, description="Hard limit of a container, its slots included")
+    container_memory_mib: int | None = Field(
+        default=None, ge=64, description="Hard limit of a container, its slots included; enough for all by default"
+    )
+    container_memory_oversubscription: bool = Field(
+        default=False, description="container_memory_mib may be less than its slots may use together"
+    )
     container_cpu_mhz: int = Field(default=500, ge=1, description="Reserved for a container by the scheduler")
     sandbox_job_variables: TextObject = Field(
         default_factory=dict, description="More variables of the job file: HCL expressions by name (JSON)"
@@ -216,9 +222,8 @@ class AgentFields(BaseModel):
     def nomad_settings(self) -> NomadSettings:
         """Where the cluster is, and the farm's job there. Raises ConfigError naming the field."""
         try:
-            return NomadSettings.from_environment(
-                **{name: getattr(self, field) for field, name in _NOMAD_NAMES.items()}
-            )
+            named = {name: getattr(self, field) for field, name in _NOMAD_NAMES.items()}
+            return NomadSettings.from_environment(**named, run_name=getattr(self, "wandb_name", None))
         except ConfigError as error:
             field = {name: field for field, name in _NOMAD_NAMES.items()}.get(error.field, error.field)
             problem = error.message.removeprefix(f"{error.field}: ")

@@ -15,7 +15,8 @@ Every class says whose failure it is (``fault``), what survived it and what to d
     └── InfraError                  fault=infra: ours; never a reward, never shown to the model
         ├── SandboxUnavailableError     no container can serve here (cause and cure are named)
         │   ├── SelfTestError           the container could not prove what it promises
-        │   └── StartTimeoutError       the container was too slow to say: a later start may do
+        │   ├── StartTimeoutError       the container was too slow to say: a later start may do
+        │   └── JobOwnedError           another run owns the Nomad job (it is named); nothing was changed
         ├── AcquireTimeoutError         no slot became free before the deadline
         ├── LeaseLostError              the slot is no longer this trajectory's
         │   ├── StaleLeaseError             another epoch owns the slot now
@@ -145,6 +146,13 @@ class StartTimeoutError(SandboxUnavailableError):
     on an overloaded machine the next start may succeed, so it is tried again."""
 
     code = "start_timeout"
+
+
+class JobOwnedError(SandboxUnavailableError):
+    """Another run owns the Nomad job: it alone scales, replaces and purges. Nothing of the job was changed; the message
+    names the owner, ``next_step`` what to do."""
+
+    code = "job_owned"
 
 
 class AcquireTimeoutError(InfraError):

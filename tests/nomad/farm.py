@@ -45,6 +45,7 @@ def nomad_farm(address: str, containers: ContainerSettings, **settings: object) 
         "build_image": False,
         "cpu_mhz": 20,
         "memory_mib": 1024,
+        "memory_oversubscription": True,
         **settings,
     }
     return KillableNomad(containers, NomadSettings.model_validate(wanted))

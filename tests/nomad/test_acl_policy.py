@@ -21,6 +21,7 @@ from agentenv.cli.sight import Census
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.dev.agent import AgentPlace, Ports, Role, local_config
 from agentenv.errors import ConfigError
+from agentenv.slots.backends.nomad import NomadBackend
 from agentenv.slots.backends.nomad_explain import NomadError
 from agentenv.slots.backends.nomad_job import job_text, job_variables
 from tests.nomad.cluster import Cluster, wait_for
@@ -171,3 +172,16 @@ async def test_a_missing_capability_is_nomads_refusal(server: Server, settings: 
                 await api.scale(3, "test")
     finally:
         await NomadFarm(settings).down()
+
+
+async def test_a_token_that_may_not_write_the_owners_lock_opens_nothing(
+    server: Server, settings: NomadSettings
+) -> None:
+    exact = POLICY.read_text().replace('"nomad/jobs/*"', f'"nomad/jobs/{settings.job_id}"')
+    server.ask("POST", "/v1/acl/policy/exact", {"Name": "exact", "Rules": exact})
+    wanted = {"Name": "exact", "Type": "client", "Policies": ["exact"]}
+    narrow = settings.model_copy(update={"token": server.ask("POST", "/v1/acl/token", wanted)["SecretID"]})
+    with pytest.raises(ConfigError, match=rf"token: may not write .*nomad/jobs/{settings.job_id}/owner") as refused:
+        await NomadBackend(ContainerSettings(), narrow).__aenter__()
+    assert "nomad/jobs/*" in refused.value.next_step
+    assert server.ask("GET", "/v1/jobs") == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from agentenv.cli.nomad_operator import OperatorApi
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ConfigError, SandboxUnavailableError
+from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted
 from agentenv.slots.backends.nomad import NomadBackend
 from agentenv.slots.backends.nomad_job import job_text
@@ -20,6 +21,8 @@ from agentenv.slots.backends.nomad_stream import SILENT_AFTER_S, EventStream, op
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.slots.slot import ContainerState
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.spec import MIB, SlotLimits
 from tests.contract.conftest import Client, eventually, until
 from tests.nomad.cluster import Cluster
 from tests.nomad.farm import KillableNomad, nomad_farm
@@ -237,3 +240,30 @@ async def test_without_an_event_stream_lists_do(cluster: Cluster, monkeypatch: p
             return backend.status().asked == 1 and list(backend.status().containers.values()) == ["serving"]
 
         await eventually(whole)
+
+
+async def test_all_slots_may_use_what_each_is_allowed_at_once(cluster: Cluster, job_id: str) -> None:
+    """By default a container's own limit is never met before its slots' are."""
+    limits = SlotLimits(memory_bytes=1024 * MIB, workspace_bytes=64 * MIB)
+    containers = ContainerSettings(slots_per_container=3, limits=limits)
+    nomad = cluster.settings(job_id=job_id, build_image=False, cpu_mhz=20)
+    hold = "b = b'x' * (900 << 20); import time; time.sleep(5); print(len(b) >> 20)"
+    async with (
+        SlotPool(NomadBackend(containers, nomad), ONE) as pool,
+        ToolExecutor(pool, ToolCatalog.builtin()) as executor,
+        AsyncExitStack() as stack,
+    ):
+        sessions = [await stack.enter_async_context(executor.open(f"t{number}")) for number in range(3)]
+        calls = (one.call("bash", {"command": f'python3 -c "{hold}"'}, timeout_s=60) for one in sessions)
+        results = await asyncio.gather(*calls)
+    assert [(one.exit_code, one.stdout) for one in results] == [(0, "900\n")] * 3
+
+
+async def test_less_memory_than_slots_may_use_is_said_before_anything_is_registered(
+    cluster: Cluster, job_id: str
+) -> None:
+    for given in ({"memory_mib": 1024}, {"variables": {"memory_mib": "1024"}}):
+        nomad = cluster.settings(job_id=job_id, build_image=False, **given)
+        with pytest.raises(ConfigError, match=r"memory_mib: a container of 1024 MiB cannot hold 10 slots of 2048 MiB"):
+            await NomadBackend(ContainerSettings(), nomad).__aenter__()
+    assert cluster.nomad.get("/v1/jobs", prefix=job_id) == []

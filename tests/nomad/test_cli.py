@@ -22,7 +22,7 @@ from tests.nomad.cluster import Cluster, wait_for
 pytestmark = pytest.mark.timeout(300)
 
 DEADLINE_S = 150.0
-SMALL = ("--slots", "2", "--slot-memory", "512", "--workspace", "64", "--memory", "1024")
+SMALL = ("--slots", "2", "--slot-memory", "512", "--workspace", "64", "--memory", "1536")
 
 
 class Command:

@@ -27,6 +27,7 @@ async def test_scores_survive_killed_containers(cluster: Cluster, tmp_path: Path
         "nomad_address": cluster.address,
         "sandbox_job_id": job_id,
         "container_memory_mib": 1024,
+        "container_memory_oversubscription": True,
         "container_cpu_mhz": 20,
         "slots_per_container": 4,
         "min_containers": 2,

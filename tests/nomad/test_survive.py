@@ -40,7 +40,9 @@ SEVERAL = PoolSettings(min_containers=CONTAINERS, max_containers=CONTAINERS)
 @contextmanager
 def backend_on(cluster: Cluster, job_id: str, **settings: object) -> Iterator[NomadBackend]:
     """A backend whose job leaves nothing: checked when the block ends."""
-    wanted = cluster.settings(job_id=job_id, build_image=False, cpu_mhz=20, memory_mib=1024, **settings)
+    wanted = cluster.settings(
+        job_id=job_id, build_image=False, cpu_mhz=20, memory_mib=1024, memory_oversubscription=True, **settings
+    )
     with nothing_left(cluster):
         yield NomadBackend(ContainerSettings(slots_per_container=SLOTS), wanted)
 
@@ -137,7 +139,14 @@ async def test_a_stopped_allocation(cluster: Cluster, job_id: str) -> None:
 async def test_an_environment_killed_in_the_middle_of_a_hundred_calls_and_started_again(
     cluster: Cluster, job_id: str, tmp_path: Path
 ) -> None:
-    nomad = cluster.settings(job_id=job_id, build_image=False, cpu_mhz=20, memory_mib=1024, purge_job_on_shutdown=False)
+    nomad = cluster.settings(
+        job_id=job_id,
+        build_image=False,
+        cpu_mhz=20,
+        memory_mib=1024,
+        memory_oversubscription=True,
+        purge_job_on_shutdown=False,
+    )
     given = {"nomad": json.loads(nomad.model_dump_json()), "containers": CONTAINERS, "slots": SLOTS}
     (tmp_path / "settings.json").write_text(json.dumps(given))
     command = [sys.executable, "-m", "tests.nomad.farm_process", str(tmp_path / "settings.json")]
@@ -175,7 +184,14 @@ async def take_until(stream: asyncio.StreamReader, key: str, count: int) -> Asyn
 
 async def test_a_token_that_is_not_the_containers(cluster: Cluster, job_id: str) -> None:
     """Somebody changed the job's token: whoever adopts the job cannot use the containers, and replaces them."""
-    nomad = cluster.settings(job_id=job_id, build_image=False, cpu_mhz=20, memory_mib=1024, purge_job_on_shutdown=False)
+    nomad = cluster.settings(
+        job_id=job_id,
+        build_image=False,
+        cpu_mhz=20,
+        memory_mib=1024,
+        memory_oversubscription=True,
+        purge_job_on_shutdown=False,
+    )
     async with NomadBackend(ContainerSettings(slots_per_container=SLOTS), nomad) as backend:
         await backend.scale(1)
         (old,) = await started(backend, 1)

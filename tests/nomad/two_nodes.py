@@ -123,7 +123,7 @@ class TwoNodes:
 
     def settings(self, job_id: str, **given: Any) -> NomadSettings:
         wanted = {"address": self.address, "job_id": job_id, "image": IMAGE, "build_image": False, "cpu_mhz": 20}
-        return NomadSettings.model_validate({**wanted, "memory_mib": 1024, **given})
+        return NomadSettings.model_validate({**wanted, "memory_mib": 1024, "memory_oversubscription": True, **given})
 
     def id_of(self, node: Node) -> str:
         """Nomad's id of a node."""

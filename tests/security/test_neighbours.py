@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.security.conftest import Slots, sh
@@ -139,3 +140,11 @@ async def test_the_system_is_read_only(slots: Slots) -> None:
         assert await sh(one, f"(echo x > {place}/agentenv-test) 2>/dev/null && echo wrote; true") == "", place
     assert await sh(one, "echo x > /proc/sys/kernel/core_pattern 2>/dev/null && echo wrote; true") == ""
     assert await sh(one, "mount -t tmpfs none /mnt 2>/dev/null && echo mounted; true") == ""
+
+
+async def test_no_mount_names_a_directory_of_the_machines_container_engine(slots: Slots) -> None:
+    """In a container /usr lies on the engine's overlay, whose options name the engine's directories."""
+    one = await slots.open("one")
+    told = await sh(one, "cat /proc/self/mountinfo /proc/self/mounts /proc/1/mountinfo 2>/dev/null; mount; df -a")
+    assert " /usr " in told
+    assert re.findall(r".*(?:docker|containerd|overlay2|upperdir).*", told) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -27,9 +27,15 @@ def allocation(client: str, desired: str = "run") -> dict[str, Any]:
 
 
 async def collected(
-    monkeypatch: pytest.MonkeyPatch, allocations: list[dict[str, Any]], submitted_s: float, **items: str
+    monkeypatch: pytest.MonkeyPatch,
+    allocations: list[dict[str, Any]],
+    submitted_s: float,
+    *,
+    owned: bool = False,
+    items: Mapping[str, str] | None = None,
 ) -> tuple[list[Orphan], list[str]]:
-    """What gc finds at a Nomad that knows one farm, and the requests by which it changed something."""
+    """What gc finds at a Nomad that knows one farm, and the requests by which it changed something. ``owned``: a
+    trainer elsewhere has the job's lock."""
     monkeypatch.setattr(gc_nomad, "_engine_containers", lambda stack: ())
     answers: dict[str, Any] = {
         "/v1/nodes": [],
@@ -40,11 +46,14 @@ async def collected(
         },
         "/v1/job/farm/allocations": allocations,
         "/v1/job/farm/evaluations": [],
-        "/v1/var/nomad/jobs/farm": {"Items": {"token": "t", **items}, "ModifyTime": 0},
+        "/v1/var/nomad/jobs/farm": {"Items": {"token": "t", **(items or {})}, "ModifyTime": 0},
     }  # fmt: skip
     changes: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
+        if request.path == "/v1/var/nomad/jobs/farm/owner":
+            lock = {"Lock": {"ID": "l"}, "ModifyIndex": 1, "Items": {"run": "exp7", "host": "gpu3"}}
+            return web.json_response(lock, status=409 if owned and request.method == "PUT" else 200)
         if request.method != "GET":
             changes.append(f"{request.method} {request.path} purge={request.query.get('purge')}")
         return web.json_response(answers.get(request.path, {}), headers={"X-Nomad-Index": "1"})
@@ -69,6 +78,14 @@ async def test_a_job_without_containers_is_stopped_and_no_more(
     assert changes == ["DELETE /v1/job/farm purge=false"]
 
 
+async def test_a_job_that_a_run_owns_is_left_and_the_run_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    (orphan,), changes = await collected(monkeypatch, [], 23 * 60, owned=True)
+    assert not orphan.removed
+    assert "is owned by 'exp7'" in orphan.problem
+    assert "gpu3" in orphan.problem
+    assert changes == []
+
+
 @pytest.mark.parametrize(
     ("allocations", "submitted_s", "items"),
     [
@@ -82,7 +99,7 @@ async def test_a_job_without_containers_is_stopped_and_no_more(
 async def test_a_job_that_may_be_somebodys_is_left(
     monkeypatch: pytest.MonkeyPatch, allocations: list[dict[str, Any]], submitted_s: float, items: dict[str, str]
 ) -> None:
-    assert await collected(monkeypatch, allocations, submitted_s, **items) == ([], [])
+    assert await collected(monkeypatch, allocations, submitted_s, items=items) == ([], [])
 
 
 class Backend:

@@ -147,7 +147,8 @@ def test_up_hands_the_job_files_variables_on(monkeypatch: pytest.MonkeyPatch) ->
     result = run("up", "--backend", "nomad", "--var", 'runtime="runsc"', "--var", 'a={ b = "c" }', "--json")
     assert result.exit_code == 0, result.stderr
     assert given == {
-        "job_id": None, "image": None, "memory_mib": None, "variables": {"runtime": '"runsc"', "a": '{ b = "c" }'}
+        "job_id": None, "image": None, "memory_mib": None, "variables": {"runtime": '"runsc"', "a": '{ b = "c" }'},
+        "memory_oversubscription": False,
     }  # fmt: skip
     for wrong in ("runtime", "=1", "runtime="):
         assert "NAME=HCL" in run("up", "--backend", "nomad", "--var", wrong).stderr

@@ -104,6 +104,28 @@ def test_bwrap_s_words_become_a_cure() -> None:
     assert "doctor" in isolation.explain_bwrap("bwrap: something new").next_step
 
 
+IN_DOCKER = """\
+1 0 0:41 / / ro,relatime - overlay overlay rw,lowerdir=/var/lib/docker/overlay2/l/A,upperdir=/x/diff,workdir=/x/work
+2 1 254:0 /usr/bin/tini-static /usr/sbin/docker-init ro,relatime - ext4 /dev/vda rw
+3 1 254:0 /data /binds/0 ro,relatime shared:7 - ext4 /dev/vda rw
+4 1 0:50 / /proc rw - proc proc rw
+"""
+
+
+def test_what_lies_on_the_engines_overlay_is_seen() -> None:
+    assert mounts.layered(IN_DOCKER, "/usr"), "a file mounted below it is the engine's own"
+    assert not mounts.layered(IN_DOCKER, "/binds/0")
+    assert not mounts.layered(IN_DOCKER.replace("/usr/sbin/docker-init", "/usr/share"), "/usr"), "it would be missing"
+    assert not mounts.layered(IN_DOCKER + "5 1 8:1 / / rw - ext4 /dev/sda rw\n", "/usr"), "the last one covers"
+    assert not mounts.layered("1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / /usrx rw - overlay overlay rw\n", "/usr")
+
+
+def test_paths_of_the_engine_are_named_without_refusing_to_serve() -> None:
+    proofs = selftest.judge(GOOD | {"layers./usr": "1"}, WANT)
+    assert [proof.detail for proof in proofs if not proof.holds] == ["the engine's directories are named at /usr"]
+    assert selftest.failure(proofs) is None
+
+
 MODES = {"/": 0o755, "/root": 0o700, "/root/.pyenv": 0o755, "/opt": 0o755, "/opt/py": 0o750}
 
 

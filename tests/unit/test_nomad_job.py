@@ -13,9 +13,18 @@ from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.slots.backends.nomad import NomadBackend, builds_image
 from agentenv.slots.backends.nomad_api import NomadApi
 from agentenv.slots.backends.nomad_facts import Allocation, Evaluation, Job, Node, TaskEvent, events
-from agentenv.slots.backends.nomad_job import JOB_FILES, hcl, job_text, job_variables
+from agentenv.slots.backends.nomad_job import (
+    JOB_FILES,
+    JobShape,
+    check_shape,
+    check_standing,
+    hcl,
+    job_text,
+    job_variables,
+)
+from agentenv.slots.backends.nomad_owner import JobOwner
 from agentenv.slots.backends.open import make_backend
-from agentenv.wire.spec import Bind
+from agentenv.wire.spec import MIB, Bind, SlotLimits
 
 
 @pytest.mark.parametrize("driver", list(JOB_FILES))
@@ -87,11 +96,15 @@ async def test_opening_builds_the_image_once_it_is_known_that_nomad_answers(monk
         steps.append(image)
         raise SandboxUnavailableError("no engine")
 
+    async def owns(_: object) -> None:
+        steps.append("owner")
+
     monkeypatch.setattr(NomadApi, "check_access", answers)
+    monkeypatch.setattr(JobOwner, "acquire", owns)
     monkeypatch.setattr("agentenv.image.ensure_image", ensure)
     with pytest.raises(SandboxUnavailableError, match="no engine"):
         await NomadBackend(nomad=NomadSettings(image="mine:local")).__aenter__()
-    assert steps == ["nomad", "mine:local"]
+    assert steps == ["nomad", "owner", "mine:local"]
 
 
 def test_the_event_streams_lines_become_facts() -> None:
@@ -158,3 +171,65 @@ def test_an_environments_config_says_where_its_farm_is(monkeypatch: pytest.Monke
     monkeypatch.setenv("NOMAD_ADDR", "nomad.example:4646")
     with pytest.raises(ConfigError, match=r"nomad_address.*http"):
         AgentFields(tool_pool_mode="nomad")
+
+
+def _job(*, slots: int = 10, memory_mib: int, memory_max_mib: int = 0, limits: str = "") -> dict[str, Any]:
+    """As Nomad parses the shipped file."""
+    spec = f'{{"container":"%[[ env `A` ]]%","env":{{"slots":"99"}},{limits}"slots":{slots},"uid_block":%[[ b ]]%}}'
+    task = {
+        "Templates": [{"EmbeddedTmpl": "{{ with nomadVar }}"}, {"EmbeddedTmpl": spec}],
+        "Resources": {"MemoryMB": memory_mib, "MemoryMaxMB": memory_max_mib},
+    }
+    return {"TaskGroups": [{"Tasks": [task]}]}
+
+
+def _shape(**given: Any) -> JobShape:
+    shape = JobShape.of(_job(**given))
+    assert shape is not None
+    return shape
+
+
+def test_a_container_holds_all_its_slots_by_default() -> None:
+    lines = job_variables(job_text(NomadSettings()), ContainerSettings(), NomadSettings()).splitlines()
+    assert {"memory_mib = 20992", "memory_max_mib = 0"} <= set(lines)
+    small = ContainerSettings(slots_per_container=3, limits=SlotLimits(memory_bytes=1536 * MIB))
+    lines = job_variables(job_text(NomadSettings()), small, NomadSettings()).splitlines()
+    assert f"memory_mib = {3 * 1536 + 512}" in lines
+    check_shape(_shape(memory_mib=20992), ContainerSettings(), NomadSettings())
+    few = ContainerSettings(slots_per_container=3)
+    assert "memory_mib" not in job_variables('variable "slots" {}', few, NomadSettings()), "a file may have its own"
+
+
+def test_less_memory_than_the_slots_may_use_is_refused_unless_named() -> None:
+    with pytest.raises(
+        ConfigError, match=r"memory_mib: a container of 2048 MiB cannot hold 10 slots of 2048 MiB"
+    ) as no:
+        check_shape(_shape(memory_mib=2048), ContainerSettings(), NomadSettings(memory_mib=2048))
+    assert "20992 MiB" in str(no.value)
+    assert "memory_oversubscription=true" in no.value.next_step
+    named = NomadSettings(memory_mib=2048, memory_oversubscription=True)
+    check_shape(_shape(memory_mib=2048), ContainerSettings(), named)
+    lines = job_variables(job_text(named), ContainerSettings(), named).splitlines()
+    assert {"memory_mib = 2048", "memory_max_mib = 20992"} <= set(lines), "where the scheduler allows it, it gets all"
+    check_shape(_shape(memory_mib=2048, memory_max_mib=20992), ContainerSettings(), NomadSettings())
+    own = _shape(memory_mib=2560, slots=2, limits='"limits":{"memory_bytes":1073741824},')
+    assert own.slot_memory_bytes == 1024 * MIB
+    check_shape(own, ContainerSettings(slots_per_container=2), NomadSettings())
+
+
+def test_an_environments_container_may_be_oversubscribed_by_name() -> None:
+    settings = AgentFields(container_memory_mib=4096, container_memory_oversubscription=True).nomad_settings()
+    assert (settings.memory_mib, settings.memory_oversubscription) == (4096, True)
+    assert AgentFields().nomad_settings().memory_mib is None
+
+
+def test_slots_are_what_was_asked_for_and_no_running_container_is_replaced_for_another_number() -> None:
+    with pytest.raises(ConfigError, match="slots_per_container: is 10, but the job asks for 7 slots"):
+        check_shape(_shape(slots=7, memory_mib=99999), ContainerSettings(), NomadSettings())
+    wanted, standing = _shape(memory_mib=20992), _shape(slots=16, memory_mib=99999)
+    with pytest.raises(ConfigError, match=r"is 10, but the 4 containers of Nomad job 'f' that run have 16 slots each"):
+        check_standing(standing, wanted, 4, "f")
+    check_standing(standing, wanted, 0, "f")
+    check_standing(wanted, wanted, 4, "f")
+    check_standing(None, wanted, 4, "f")
+    assert JobShape.of({"TaskGroups": [{"Tasks": [{"Templates": None}]}]}) is None

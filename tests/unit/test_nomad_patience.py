@@ -10,9 +10,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentenv.config import NomadSettings
-from agentenv.slots.backends import nomad_count, nomad_follow, nomad_stream
+from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.slots.backends import nomad_count, nomad_errands, nomad_follow, nomad_stream
 from agentenv.slots.backends.nomad_count import CountKeeper
+from agentenv.slots.backends.nomad_errands import Errands
 from agentenv.slots.backends.nomad_explain import NomadError
 from agentenv.slots.backends.nomad_facts import Fact, Job, Snapshot
 from agentenv.slots.backends.nomad_follow import Follower
@@ -74,6 +75,7 @@ async def _until(condition: Any) -> None:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (nomad_count, nomad_follow):
         monkeypatch.setattr(module, "RETRY_MIN_S", 0.01)
+    monkeypatch.setattr(nomad_errands, "_RETRY_MAX_S", 0.05)
     monkeypatch.setattr(nomad_follow, "TICK_S", 0.01)
     monkeypatch.setattr(nomad_follow, "POLL_S", 0.02)
     monkeypatch.setattr(nomad_count, "RESCHEDULE_GAP_S", 0.01)
@@ -121,13 +123,49 @@ async def test_a_job_that_is_gone_is_submitted_again() -> None:
     task.cancel()
 
 
-async def test_somebody_elses_count_is_put_right_and_a_fight_over_it_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_while_the_job_is_anothers_nothing_is_asked_and_then_everything() -> None:
+    api, ours = _Api(), asyncio.Event()
+    view = FleetView(start_timeout_s=60)
+    view.job = Job(1, 0)
+    keeper = CountKeeper(api, view, lambda: asyncio.sleep(0), ours.is_set)  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(work) for work in (keeper.keep_count(), keeper.keep_rescheduling())]
+    keeper.aim(3)
+    keeper.reschedule()
+    await asyncio.sleep(0.1)
+    assert (api.counts, api.rescheduled) == ([], 0)
+    ours.set()
+    await _until(lambda: keeper.asked == 3)
+    keeper.begin_anew()
+    await _until(lambda: api.counts == [3, 3])
+    keeper.reschedule()
+    await _until(lambda: api.rescheduled)
+    for task in tasks:
+        task.cancel()
+
+
+async def test_a_broken_container_is_stopped_only_while_the_job_is_ours() -> None:
+    ours, stopped = asyncio.Event(), list[str]()
+
+    class Api:
+        async def stop(self, allocation: str) -> None:
+            stopped.append(allocation)
+
+    errands = Errands(Api(), None, ContainerSettings(), ours.is_set)  # type: ignore[arg-type]
+    errands.stop("a1", "it is broken", 0.0, lambda: True)
+    await asyncio.sleep(0.2)
+    assert stopped == []
+    ours.set()
+    await _until(lambda: stopped == ["a1"])
+    await errands.aclose()
+
+
+async def test_somebody_elses_count_is_put_right(caplog: pytest.LogCaptureFixture) -> None:
     api = _Api()
     keeper, task = await _keep(api, [])
     keeper.aim(1)
     await _until(lambda: keeper.asked == 1)
     keeper.compare(Job(200, 6))
-    assert "has a count of 6 (one farm at a time may own a job: give each its own sandbox_job_id), not 1" in caplog.text
+    assert "has a count of 6, not 1" in caplog.text
     await _until(lambda: api.counts == [1, 1])
     task.cancel()
 

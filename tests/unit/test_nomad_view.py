@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from agentenv.config import ContainerSettings
 from agentenv.slots.backends.base import ContainerDraining, ContainerGone, ContainerStarted, StartFailed
+from agentenv.slots.backends.handshake import unacceptable
 from agentenv.slots.backends.nomad_facts import Evaluation, Job, Node, Snapshot, TaskEvent
 from agentenv.slots.backends.nomad_view import (
     KICKS,
@@ -21,6 +23,7 @@ from agentenv.slots.backends.nomad_view import (
     Shake,
     StopAllocation,
 )
+from agentenv.wire.server import ServerInfo
 from tests.unit.nomad_samples import STARTED, allocation, handle
 
 
@@ -172,6 +175,18 @@ def test_a_refused_container_is_reported_and_stopped_after_a_pause() -> None:
     _, stop = view.shaken("z", StartFailed("weaker than promised", permanent=True), 1)
     assert isinstance(stop, StopAllocation)
     assert stop.after_s == 30
+
+
+def test_a_container_of_somebody_elses_settings_is_reported_and_left_alone() -> None:
+    view = _view()
+    view.update(allocation("a"), 0)
+    refused = unacceptable(
+        ServerInfo(container="a", boot="b", version="0", slots=16, isolation="full", proofs=()),
+        ContainerSettings(slots_per_container=10),
+    )
+    assert refused is not None
+    assert view.shaken("a", refused, 1) == [Report(refused)]
+    assert "has 16 slots, 10 were asked for" in refused.reason
 
 
 def test_a_start_that_fails_is_diagnosed_once() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentenv.cli.nomad_farm import NomadFarm, end_job
+from agentenv.cli.nomad_farm import NomadFarm, end_job, owned
 from agentenv.cli.nomad_operator import OperatorApi
 from agentenv.cli.orphans import JobFacts, Orphan, is_sandbox, judge_job
 from agentenv.config import NomadSettings
@@ -81,7 +81,10 @@ async def _removed(settings: NomadSettings, facts: JobFacts, orphan: Orphan, *, 
     if dry_run or orphan.problem:
         return orphan
     try:
-        async with OperatorApi.opened(settings.model_copy(update={"job_id": facts.id})) as api:
+        async with (
+            OperatorApi.opened(settings.model_copy(update={"job_id": facts.id})) as api,
+            owned(api, "agentenv gc", wait=False),  # whoever owns it lives, whatever its containers say
+        ):
             if orphan.kind == "token":
                 await api.forget_token()
             elif facts.idle_s is not None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Self
 
 from agentenv.cli.nomad_operator import OperatorApi, follow_log
@@ -16,6 +17,7 @@ from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
 from agentenv.slots.backends import nomad_facts as facts
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.slots.backends.nomad_explain import end_of, failed_event, placement
+from agentenv.slots.backends.nomad_owner import JobOwner
 
 _FAULTS_SHOWN = 5
 _ADDRESSES_AT_ONCE = 8
@@ -50,8 +52,8 @@ class NomadFarm:
                 return Census(
                     "nomad", self.where, exists=False, next_step=f"start one: `agentenv up --backend nomad{flag}`"
                 )
-            snapshot, names, variable, created = await asyncio.gather(
-                api.snapshot(), api.node_names(), api.variable(self.settings.job_id), api.created_at()
+            snapshot, names, variable, created, lock = await asyncio.gather(
+                api.snapshot(), api.node_names(), api.variable(self.settings.job_id), api.created_at(), api.lock()
             )
             alive = [one for one in snapshot.allocations if not _ended(one)]
             token = variable.token if variable is not None else None
@@ -67,6 +69,7 @@ class NomadFarm:
             places=places,
             waiting_for=tuple(waiting),
             faults=_faults(snapshot),
+            owner=str(lock.holder) if lock is not None else "",
         )
 
     async def _places(
@@ -91,10 +94,12 @@ class NomadFarm:
         return tuple(await asyncio.gather(*map(place, allocations)))
 
     async def down(self) -> str:
-        """See :class:`FarmAccess`. Raises SandboxUnavailableError when its containers do not end."""
+        """See :class:`FarmAccess`. Raises JobOwnedError while a run works on it, SandboxUnavailableError when its
+        containers do not end."""
         async with OperatorApi.opened(self.settings) as api:
             known = await api.job() is not None
-            await end_job(api)
+            async with owned(api, "agentenv down"):
+                await end_job(api)
         return f"purged {self.where} and its token" if known else f"{self.where}: no farm runs there"
 
     async def logs(self, container: str | None, *, tail: int, follow: bool) -> AsyncIterator[tuple[str, str]]:
@@ -143,6 +148,17 @@ async def _log(api: OperatorApi, one: facts.Allocation, tail: int) -> list[str]:
     if _ended(one) and (said := failed_event(await api.log_tail(one.id, "stdout"))) is not None:
         lines.append(f"it did not serve: {said.reason}" + (f" ({said.next_step})" if said.next_step else ""))
     return lines[-tail:]
+
+
+@asynccontextmanager
+async def owned(api: OperatorApi, verb: str, *, wait: bool = True) -> AsyncIterator[None]:
+    """Own the job of ``api`` for the block. Raises what :meth:`JobOwner.acquire` raises."""
+    owner = JobOwner(api, verb)
+    try:
+        await owner.acquire(wait=wait)
+        yield
+    finally:
+        await owner.release()
 
 
 async def end_job(api: OperatorApi) -> None:

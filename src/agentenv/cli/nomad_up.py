@@ -22,8 +22,8 @@ async def bring_up(
 
     Raises SandboxUnavailableError when they do not in time, or cannot: the job stays, Nomad goes on trying.
     """
-    settings = NomadSettings.from_environment(**named, purge_job_on_shutdown=False)
-    backend = NomadBackend(containers, settings, start_timeout_s=timeout_s)
+    settings = NomadSettings.from_environment(**named, run_name="agentenv up", purge_job_on_shutdown=False)
+    backend = NomadBackend(containers, settings, start_timeout_s=timeout_s, reshape=True)
     with Arrival(count, "asking Nomad") as arrival:
         async with backend:
             async with OperatorApi.opened(settings) as api:

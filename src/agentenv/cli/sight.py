@@ -40,6 +40,8 @@ class Census:
     """What went wrong lately."""
     next_step: str = ""
     metrics_url: str | None = None
+    owner: str = ""
+    """Who scales and ends it now, where a farm has one owner at a time."""
 
     @property
     def handles(self) -> tuple[ContainerHandle, ...]:
@@ -129,6 +131,7 @@ def as_json(sight: FarmSight) -> dict[str, Any]:
         "waiting_for": list(census.waiting_for),
         "faults": list(census.faults),
         "metrics_url": census.metrics_url,
+        "owner": census.owner,
         "next_step": census.next_step,
     }
 

@@ -116,6 +116,8 @@ def shown(sight: FarmSight) -> RenderableType:
         f"[bold]{escape(census.where)}[/]: {verdict}",
         f"containers  {sight.answering} of {census.goal} answer · slots  {slots}",
     ]
+    if census.owner:
+        page.append(f"owner       {escape(census.owner)}")
     if census.metrics_url:
         page.append(f"metrics     {census.metrics_url}")
     page += [f"[yellow]waiting for[/] {escape(reason)}" for reason in census.waiting_for]

@@ -56,6 +56,10 @@ def up(
     memory_mib: Annotated[
         int | None, typer.Option("--memory", metavar="MIB", help="Nomad: hard memory limit of each container.")
     ] = None,
+    oversubscribe: Annotated[
+        bool,
+        typer.Option("--oversubscribe-memory", help="Nomad: --memory may be less than the slots may use together."),
+    ] = False,
     variables: Annotated[
         list[str] | None,
         typer.Option("--var", metavar="NAME=HCL", help="Nomad: a variable of the job file. May be repeated."),
@@ -100,16 +104,21 @@ def up(
                 next_step="`agentenv metrics --backend nomad` serves them",
             )
         try:
-            named = {"job_id": job, "image": image, "memory_mib": memory_mib, "variables": _named(variables or ())}
+            named = {
+                "job_id": job, "image": image, "memory_mib": memory_mib, "variables": _named(variables or ()),
+                "memory_oversubscription": oversubscribe,
+            }  # fmt: skip
             told = run_to_end(bring_up(settings, containers, timeout_s, named))
         except InterruptedBySignalError as ended:
             err().print(f"[yellow]ended by {ended}[/]: Nomad goes on; `agentenv down` ends the job")
             raise typer.Exit(128 + ended.number) from None
         _say(told, as_json=as_json, stays=False, job=job)
         return
-    if any(option is not None for option in (job, image, memory_mib, variables)):
+    if oversubscribe or any(option is not None for option in (job, image, memory_mib, variables)):
         raise ConfigError(
-            "--job, --image, --memory, --var", f"mean nothing with {chosen}", next_step="add --backend nomad"
+            "--job, --image, --memory, --oversubscribe-memory, --var",
+            f"mean nothing with {chosen}",
+            next_step="add --backend nomad",
         )
     try:
         run_to_end(_keep(chosen, settings, containers, timeout_s, metrics_port, metrics_host, as_json))

@@ -31,6 +31,7 @@ _REGISTERED_S = 4.0
 """Between a leader and its first node. A client that asked a moment before its new server had its keyring asks
 again after 15 to 30 s only (``registerRetryIntv``, client/client.go of Nomad 1.11.3)."""
 _NO_NODE = "no node"
+_OVERSUBSCRIPTION = 4
 _KEPT = ("PATH", "HOME", "TMPDIR", "DOCKER_HOST", "LANG")
 
 
@@ -89,7 +90,7 @@ class Role(StrEnum):
 
 
 def local_config(place: AgentPlace, ports: Ports, name: str, role: Role, server_rpc: int) -> str:
-    """The part of the agent's configuration that is this place's own. Pure."""
+    """The part of the agent's configuration that is this place's, and this machine's, own."""
     serves, runs = str(role is not Role.client).lower(), str(role is not Role.server).lower()
     return f'''name     = "{name}"
 data_dir = "{place.data_dir}"
@@ -104,12 +105,19 @@ server {{
 }}
 client {{
   enabled = {runs}
+  # Containers reserve what all their slots may use at once; so that several fit on a developer's machine, it
+  # promises {_OVERSUBSCRIPTION} times what it has. As with local containers, its own memory is what is left to meet.
+  memory_total_mb = {_OVERSUBSCRIPTION * _memory_mib()}
   servers = ["127.0.0.1:{server_rpc}"]
   meta {{
     agentenv_data_dir = "{place.data_dir}"
   }}
 }}
 '''
+
+
+def _memory_mib() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (1024 * 1024)
 
 
 @contextmanager

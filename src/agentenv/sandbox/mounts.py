@@ -6,6 +6,7 @@ however that dies; nothing ever has to be unmounted on the machine itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import sys
@@ -47,6 +48,35 @@ def bind_read_only(source: str, target: str) -> None:
     kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
     # Flags a user namespace may not clear must be repeated, or the remount is refused.
     syscalls.mount("none", target, flags=MS_BIND | MS_REMOUNT | MS_RDONLY | kept)
+
+
+def show_read_only(source: str, target: str, empty: str) -> None:
+    """Show the directory ``source`` at ``target``, read-only, without telling whoever sees the mount where it lies.
+
+    A bind of an overlay's directory carries the overlay's options along, which in a container name the engine's
+    own directories on the machine. An overlay of ours (over ``empty``, because one layer alone is none) names
+    only paths of this container. Where that cannot be had, it is a bind; the self-test says what it shows.
+    """
+    if layered(Path("/proc/self/mountinfo").read_text(), source):
+        with contextlib.suppress(OSError):
+            flags = MS_RDONLY | MS_NOSUID | MS_NODEV
+            return syscalls.mount("overlay", target, "overlay", flags, f"lowerdir={source}:{empty}")
+    return bind_read_only(source, target)
+
+
+def layered(mountinfo: str, path: str) -> bool:
+    """Whether ``path`` lies on an overlay with no directory mounted below it (an overlay of it would not show that;
+    a file there is the engine's, such as its init). Pure but for asking what is a directory."""
+    lines = [line.partition(" - ") for line in mountinfo.splitlines()]
+    found = [(left.split()[4], right.split()[0]) for left, _, right in lines if right]
+    # The innermost mount; of several at one point the last one covers the others.
+    over = [(len(point), number) for number, (point, _) in enumerate(found) if f"{path}/".startswith(_slashed(point))]
+    below = [point for point, _ in found if point.startswith(f"{path}/") and Path(point).is_dir()]
+    return bool(over) and found[max(over)[1]][1] == "overlay" and not below
+
+
+def _slashed(point: str) -> str:
+    return point.rstrip("/") + "/"
 
 
 def read_only_mounts(mountinfo: str, kinds: Sequence[str]) -> list[str]:

@@ -36,7 +36,9 @@ _MAX_PROCESSES_SEEN = 8
 SCRIPT = r"""
 while IFS=$'\t ' read -r name value _; do case $name in
   Uid:|CapPrm:|CapEff:|CapBnd:|NoNewPrivs:) echo "status.${name%:}=$value";; esac; done < /proc/self/status
-while read -r id parent dev root point flags _; do echo "mount.$point=$flags"; done < /proc/self/mountinfo
+while read -r id parent dev root point flags rest; do
+  echo "mount.$point=$flags"; case $rest in *upperdir=*) echo "layers.$point=1";; esac
+done < /proc/self/mountinfo
 while IFS=': ' read -r name _; do case $name in Inter-\||face) ;; *) echo "net.$name=1";; esac; done < /proc/net/dev
 set -- /proc/[0-9]*; echo "processes=$#"; read -r comm < /proc/1/comm; echo "init=$comm"
 readlink /proc/self/ns/{cgroup,ipc,mnt,net,pid,user,uts} | while IFS=: read -r kind id; do echo "ns.$kind=$id"; done
@@ -102,6 +104,7 @@ def judge(report: Mapping[str, str], want: Expected) -> list[Proof]:
         Proof(
             "system read-only", not written and not writable_mounts(report), detail=_writable_detail(report, written)
         ),
+        _engine(report),
         Proof("workspace writable", report.get("workspace") == "probe", detail="wrote and read back a file"),
         _at_most("workspace size limit", report.get("workspace_bytes"), want.workspace_bytes),
         _at_most("workspace file limit", report.get("workspace_inodes"), want.workspace_inodes),
@@ -125,6 +128,14 @@ def writable_mounts(report: Mapping[str, str]) -> list[str]:
 def _writable_detail(report: Mapping[str, str], written: list[str]) -> str:
     found = [*written, *writable_mounts(report)]
     return f"writable: {', '.join(found)}" if found else "every mount but the slot's own is read-only"
+
+
+def _engine(report: Mapping[str, str]) -> Proof:
+    """Not required: it tells a policy where the engine keeps this container's files, and lets it do nothing there."""
+    layers = sorted(key[len("layers.") :] for key in report if key.startswith("layers."))
+    named = f"the engine's directories are named at {', '.join(layers)}" if layers else "no mount names one"
+    cure = "the kernel refuses an overlay over the engine's: docs/isolation.md"
+    return Proof("no paths of the engine", not layers, required=False, detail=named, cure=cure if layers else "")
 
 
 def _at_most(name: str, value: str | None, limit: int) -> Proof:

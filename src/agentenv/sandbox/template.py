@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from agentenv.errors import ConfigError
@@ -25,6 +26,8 @@ class Tree:
     workspaces: Path
     jail: Path
     """An empty directory: where a slot's network stack builds its own small root."""
+    empty: Path
+    """An empty directory that stays so."""
 
     def workspace(self, slot: int) -> Path:
         """The mount point of one slot's workspace."""
@@ -37,7 +40,7 @@ def build(
     """Fill ``private`` (a tmpfs of ours); ``programs`` by their names in ``/run/agentenv``.
 
     Raises ConfigError for a bind that cannot be made, OSError when the machine has no ``/usr`` or memory for it."""
-    tree = Tree(private / "root", private / "ws", private / "jail")
+    tree = Tree(private / "root", private / "ws", private / "jail", private / "empty")
     for name in ROOT_DIRECTORIES:
         (tree.root / name).mkdir(parents=True, exist_ok=True)
     (tree.root / "var/tmp").symlink_to("/tmp")  # noqa: S108  (one sized place for temporary files)
@@ -45,12 +48,14 @@ def build(
         target = tree.root / "run/agentenv" / name
         shutil.copyfile(source, target)
         target.chmod(0o755)
-    mounts.bind_read_only("/usr", str(tree.root / "usr"))
+    tree.empty.mkdir()
+    show = partial(mounts.show_read_only, empty=str(tree.empty))
+    show("/usr", str(tree.root / "usr"))
     for name in ROOT_LINKS:
-        root_entry(Path("/") / name, tree.root / name)
+        root_entry(Path("/") / name, tree.root / name, show)
     _fill_etc(tree.root / "etc", etc)
     for index, bind in enumerate(binds):
-        _bind(tree.root, bind, f"binds[{index}]")
+        _bind(tree, bind, f"binds[{index}]")
     tree.workspaces.mkdir()
     tree.jail.mkdir()
     for slot in range(slots):
@@ -58,13 +63,13 @@ def build(
     return tree
 
 
-def root_entry(source: Path, target: Path) -> None:
+def root_entry(source: Path, target: Path, show: Callable[[str, str], None] = mounts.bind_read_only) -> None:
     """``/bin`` and the like: a symlink into /usr where the machine has that, else the directory."""
     if source.is_symlink():
         target.symlink_to(source.readlink())
     elif source.is_dir():
         target.mkdir()
-        mounts.bind_read_only(str(source), str(target))
+        show(str(source), str(target))
 
 
 def _fill_etc(etc: Path, written: dict[str, str]) -> None:
@@ -92,14 +97,15 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _bind(root: Path, bind: Bind, where: str) -> None:
-    source, target = Path(bind.source), root / bind.target.lstrip("/")
+def _bind(tree: Tree, bind: Bind, where: str) -> None:
+    source, target = Path(bind.source), tree.root / bind.target.lstrip("/")
     try:
         if source.is_dir():
             target.mkdir(parents=True, exist_ok=True)
+            mounts.show_read_only(str(source), str(target), str(tree.empty))
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.touch(exist_ok=True)
-        mounts.bind_read_only(str(source), str(target))
+            mounts.bind_read_only(str(source), str(target))
     except OSError as error:
         raise ConfigError(where, f"cannot show {source} at {bind.target}: {error.strerror}") from error

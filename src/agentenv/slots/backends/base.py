@@ -49,11 +49,13 @@ class ContainerGone:
 
 @dataclass(frozen=True)
 class StartFailed:
-    """A container could not be started. ``permanent``: trying again cannot help (cure in ``reason``)."""
+    """A container could not be started. ``permanent``: trying again cannot help (cure in ``reason``). ``foreign``: it
+    serves, under somebody else's settings, so it is left alone."""
 
     reason: str
     next_step: str = ""
     permanent: bool = False
+    foreign: bool = False
 
 
 ContainerEvent = ContainerStarted | ContainerDraining | ContainerGone | StartFailed

@@ -34,5 +34,6 @@ def unacceptable(info: ServerInfo, settings: ContainerSettings) -> StartFailed |
         return StartFailed(
             f"{info.container} has {info.slots} slots, {settings.slots_per_container} were asked for",
             next_step="make slots_per_container what the farm's containers have, or start them anew",
+            foreign=True,
         )
     return None

@@ -17,15 +17,16 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from agentenv.config import ContainerSettings, NomadSettings
-from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.errors import ConfigError, JobOwnedError, SandboxUnavailableError
 from agentenv.slots.backends import nomad_facts as facts
-from agentenv.slots.backends.base import ContainerEvent, ContainerHandle, ContainerStarted
+from agentenv.slots.backends.base import ContainerEvent, ContainerHandle, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad_api import NomadApi
 from agentenv.slots.backends.nomad_count import CountKeeper
 from agentenv.slots.backends.nomad_errands import Errands
 from agentenv.slots.backends.nomad_explain import NomadError, opening_error
 from agentenv.slots.backends.nomad_follow import Follower, Following
-from agentenv.slots.backends.nomad_job import job_text, job_variables
+from agentenv.slots.backends.nomad_job import JobShape, check_shape, check_standing, job_text, job_variables
+from agentenv.slots.backends.nomad_owner import JobOwner
 from agentenv.slots.backends.nomad_stream import EventStream, open_stream_session
 from agentenv.slots.backends.nomad_view import (
     AwaitEmpty,
@@ -63,16 +64,17 @@ class NomadStatus:
     waiting_for: str
     """Why Nomad does not place what it was asked for; empty when it does."""
     problem: str
-    """Nomad's last refusal or silence; empty once it has answered again."""
+    """Who owns the job instead of us; else Nomad's last refusal or silence, empty once it has answered again."""
 
 
 class NomadBackend:
-    """The farm is the allocations of job ``nomad.job_id``; one farm at a time may own a job.
+    """The farm is the allocations of job ``nomad.job_id``; one farm at a time owns a job, by a lock at Nomad.
 
     Opening submits the job or adopts the one that is there, with the containers that run. Closing purges
     it (``purge_job_on_shutdown``), unless ``agentenv up`` keeps it, or leaves everything running. Opening
-    raises ConfigError or SandboxUnavailableError with the next step; afterwards trouble with Nomad is
-    logged and outlived.
+    raises JobOwnedError when another run owns the job, ConfigError or SandboxUnavailableError with the next
+    step; afterwards trouble with Nomad is logged and outlived. A backend that loses the job (it was frozen
+    or cut off, and another run took it) changes nothing of it any more; leases go on.
     """
 
     name = "nomad"
@@ -83,8 +85,13 @@ class NomadBackend:
         nomad: NomadSettings | None = None,
         *,
         start_timeout_s: float = 60.0,
+        reshape: bool = False,
     ) -> None:
-        """Raises ConfigError for an address or certificates that cannot be."""
+        """``reshape``: containers that run with another number of slots may be replaced.
+
+        Raises ConfigError for an address or certificates that cannot be.
+        """
+        self._reshape = reshape
         self._containers = containers or ContainerSettings()
         self._nomad = nomad or NomadSettings.from_environment()
         self._address = checked_address(self._nomad.address)
@@ -105,10 +112,11 @@ class NomadBackend:
         try:
             self._open = opened = await self._assemble()
             await opened.api.check_access()
+            await opened.owner.acquire()
             await self._have_image()
             if self._nomad.purge_job_on_start:
                 await self._purge(opened.api)
-            await self._submit()
+            await self._submit(first=True)
             await opened.follower.look()
             opened.start()
         except NomadError as error:
@@ -132,14 +140,23 @@ class NomadBackend:
         stream_session = await self._resources.enter_async_context(open_stream_session(self._nomad))
         session = await self._resources.enter_async_context(open_session())
         stream = EventStream(stream_session, self._nomad, self._address)
+        owner = JobOwner(api, self._nomad.run_name, on_lost=self._lost, on_back=self._back)
         opened = _Open(
             api,
-            Errands(api, session, self._containers),
+            owner,
+            Errands(api, session, self._containers, lambda: owner.holds),
             Follower(api, stream, self._hear, self._tick),
-            CountKeeper(api, self._view, self._submit),
+            CountKeeper(api, self._view, self._submit, lambda: owner.holds),
         )
+        self._resources.push_async_callback(owner.release)
         self._resources.push_async_callback(opened.stop)
         return opened
+
+    def _lost(self, error: JobOwnedError) -> None:
+        self._tell(StartFailed(error.message, error.next_step))
+
+    def _back(self) -> None:
+        self._opened().count.begin_anew()
 
     async def _have_image(self) -> None:
         if builds_image(self._nomad, self._address):
@@ -147,7 +164,7 @@ class NomadBackend:
 
             await asyncio.to_thread(ensure_image, self._nomad.image)
 
-    async def _submit(self) -> None:
+    async def _submit(self, *, first: bool = False) -> None:
         """Register the job; one that is there keeps its count, and its containers if nothing else changed."""
         api = self._opened().api
         text = job_text(self._nomad)
@@ -157,6 +174,10 @@ class NomadBackend:
             if error.status == 400:
                 raise ConfigError("job_file", error.message, next_step="`nomad job validate` tells more") from error
             raise
+        if (shape := JobShape.of(job)) is not None:
+            check_shape(shape, self._containers, self._nomad)
+            if first and not self._reshape and (standing := await api.standing()) is not None:
+                check_standing(JobShape.of(standing), shape, await api.left_over(), self._nomad.job_id)
         self._token = await api.agree_on_token(secrets.token_hex(32))
         await api.register(job)
 
@@ -166,12 +187,17 @@ class NomadBackend:
 
     async def _close(self) -> None:
         try:
-            if self._open is not None and self._nomad.purge_job_on_shutdown and not await self._open.api.is_kept():
-                await self._open.stop()
-                await self._purge(self._open.api)
-                await self._open.api.forget_token()
+            opened = self._open
+            if opened is not None and self._nomad.purge_job_on_shutdown and not await opened.api.is_kept():
+                await opened.stop()
+                if not opened.owner.holds:
+                    raise NomadError(
+                        409, str(opened.owner.lost or "Nomad has not confirmed for a while that it is ours")
+                    )
+                await self._purge(opened.api)
+                await opened.api.forget_token()
         except NomadError as error:
-            logger.warning("job %s could not be purged, its containers go on: %s", self._nomad.job_id, error)
+            logger.warning("job %s is not purged, its containers go on: %s", self._nomad.job_id, error)
         finally:
             await self._resources.aclose()
             self._events.put_nowait(None)
@@ -216,7 +242,7 @@ class NomadBackend:
             asked=opened.count.asked,
             containers={container: str(stage) for container, stage in self._view.stages().items()},
             waiting_for=unplaced.reason if unplaced is not None else "",
-            problem=opened.follower.problem,
+            problem=str(opened.owner.lost or "") or opened.follower.problem,
         )
 
     def __repr__(self) -> str:
@@ -283,8 +309,11 @@ class NomadBackend:
 class _Open:
     """What an open backend consists of, and its tasks."""
 
-    def __init__(self, api: NomadApi, errands: Errands, follower: Follower, count: CountKeeper) -> None:
+    def __init__(
+        self, api: NomadApi, owner: JobOwner, errands: Errands, follower: Follower, count: CountKeeper
+    ) -> None:
         self.api = api
+        self.owner = owner
         self.errands = errands
         self.follower = follower
         self.count = count

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import nomad
@@ -20,6 +21,7 @@ from requests.adapters import HTTPAdapter
 from agentenv.config import NomadSettings
 from agentenv.slots.backends import nomad_facts as facts
 from agentenv.slots.backends.nomad_explain import NomadError
+from agentenv.slots.backends.nomad_holder import Holder
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +33,24 @@ _TIMEOUT_S = 10
 _SLOW_S = 30
 """Parsing and registering: the scheduler of a small cluster may be busy."""
 _LOG_BYTES = 16 * 1024
+_LOCK_TTL, _LOCK_DELAY = "10s", "2s"
+"""The smallest TTL Nomad takes."""
+_LOCK_TIMEOUT_S = 5
 
 
 VARIABLES = "nomad/jobs/"
 """Where Nomad keeps a job's variable: below this, under the job's id."""
 KEPT = "kept"
 """The item of the job's Nomad variable that says: this farm outlives whoever uses it."""
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A job's lock that somebody has. ``index`` changes with every word of the holder's."""
+
+    id: str
+    index: int
+    holder: Holder
 
 
 class NomadApi:
@@ -99,6 +113,11 @@ class NomadApi:
             if error.status == 404:
                 return None
             raise
+
+    async def standing(self) -> Mapping[str, Any] | None:
+        """The whole job as registered; None when there is none, or it is stopped."""
+        found: Mapping[str, Any] | None = await self._run(lambda c: c.job.get_job(self.settings.job_id), missing=True)
+        return None if found is None or found.get("Stop") else found
 
     async def scale(self, count: int, why: str) -> int:
         """Change the count; the job's index then."""
@@ -211,6 +230,59 @@ class NomadApi:
         """Remove the job's variable."""
         path, space = VARIABLES + self.settings.job_id, self.settings.namespace
         await self._run(lambda c: c.variable.delete_variable(path, namespace=space), missing=True)
+
+    # -- the owner's lock -----------------------------------------------------------------------
+
+    async def take_lock(self, items: Mapping[str, str], lock_id: str | None) -> str | None:
+        """Take the job's lock, or keep it (``lock_id``) with new items: its id, None from a Nomad that knows no
+        locks. Status 409: somebody else has it."""
+        lock: dict[str, str] = {"TTL": _LOCK_TTL, "LockDelay": _LOCK_DELAY}  # a write that leaves them out resets both
+        if lock_id is not None:
+            lock["ID"] = lock_id
+        reply = await self._lock_request("lock-acquire", {"Items": dict(items), "Lock": lock})
+        taken: str | None = (reply.get("Lock") or {}).get("ID")
+        if taken is not None and taken == lock_id:
+            # A write alone leaves the holder one TTL, a renewal two.
+            await self._lock_request("lock-renew", {"Lock": {"ID": taken}})
+        return taken
+
+    async def unlock(self, lock_id: str) -> None:
+        """Free the job's lock. Status 409: it is another's, or nobody's."""
+        await self._lock_request("lock-release", {"Lock": {"ID": lock_id}})
+
+    async def lock(self) -> Lock | None:
+        """Who has the job's lock; None: nobody."""
+        path, space = self.owner_path, self.settings.namespace
+        found = await self._run(lambda c: c.variable.get_variable(path, namespace=space), missing=True)
+        held = (found or {}).get("Lock")
+        if not held:
+            return None
+        return Lock(held["ID"], int(found["ModifyIndex"]), Holder.of(found.get("Items") or {}))
+
+    async def forget_owner(self) -> None:
+        """Remove what the last owner wrote, unless there is another one."""
+        path, space = self.owner_path, self.settings.namespace
+        try:
+            await self._run(lambda c: c.variable.delete_variable(path, namespace=space), missing=True)
+        except NomadError as error:
+            if error.status != 409:
+                raise
+
+    @property
+    def owner_path(self) -> str:
+        """The variable whose lock the job's owner has."""
+        return f"{VARIABLES}{self.settings.job_id}/owner"
+
+    async def _lock_request(self, verb: str, body: Mapping[str, object]) -> dict[str, Any]:
+        path, space = self.owner_path, self.settings.namespace
+        whole = {"Path": path, "Namespace": space, **body}
+        params = {verb: "", "namespace": space}
+        reply: dict[str, Any] = await self._run(
+            lambda c: c.variable.request(
+                path, params=dict(params), json=whole, method="put", timeout=_LOCK_TIMEOUT_S
+            ).json()
+        )
+        return reply
 
     # -- underneath -----------------------------------------------------------------------------
 

@@ -21,7 +21,15 @@ RESCHEDULE_GAP_S = 1.0
 class CountKeeper:
     """One goal; asks Nomad for as much of it as may be started at once, until it has been granted."""
 
-    def __init__(self, api: NomadApi, view: FleetView, resubmit: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        api: NomadApi,
+        view: FleetView,
+        resubmit: Callable[[], Awaitable[None]],
+        may: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``may``: whether the job is ours to change at this moment. While it is not, nothing is asked."""
+        self._may = may
         self._api = api
         self._view = view
         self._resubmit = resubmit
@@ -37,6 +45,11 @@ class CountKeeper:
         self.goal = goal
         self._changed.set()
 
+    def begin_anew(self) -> None:
+        """The job is ours again: what was asked for may have been changed."""
+        self.asked = None
+        self._changed.set()
+
     def look_again(self) -> None:
         """Something happened by which more may be asked for."""
         self._changed.set()
@@ -50,7 +63,7 @@ class CountKeeper:
         if self._asking or (job is not None and job.modify_index < self._asked_index):
             return  # older than our own word
         if job is None or job.stopped or (self.asked is not None and job.count != self.asked):
-            if self.asked is not None:
+            if self.asked is not None and self._may():
                 logger.warning("job %s %s, not %d: put right", self._api.settings.job_id, _difference(job), self.asked)
             self.asked = None
             self._changed.set()
@@ -62,6 +75,10 @@ class CountKeeper:
             await self._changed.wait()
             self._changed.clear()
             if self.goal is None or (count := self._view.ask(self.goal, self.asked)) == self.asked:
+                continue
+            if not self._may():
+                await asyncio.sleep(RETRY_MIN_S)
+                self._changed.set()
                 continue
             self._asking = True
             try:
@@ -94,6 +111,8 @@ class CountKeeper:
         while True:
             await self._failed.wait()
             self._failed.clear()
+            if not self._may():
+                continue
             try:
                 await self._api.reschedule()
             except NomadError as error:
@@ -102,7 +121,5 @@ class CountKeeper:
 
 
 def _difference(job: Job | None) -> str:
-    """What somebody else made of the job. Two farms under one job id would go on so for ever: say the cure."""
-    if job is None or job.stopped:
-        return "is gone"
-    return f"has a count of {job.count} (one farm at a time may own a job: give each its own sandbox_job_id)"
+    """What somebody made of the job by hand."""
+    return "is gone" if job is None or job.stopped else f"has a count of {job.count}"

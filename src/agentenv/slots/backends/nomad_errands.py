@@ -42,7 +42,11 @@ _API_RETRY_MAX_S = 10.0
 class Errands:
     """Runs errands as tasks, by the container or allocation they are for."""
 
-    def __init__(self, api: NomadApi, session: aiohttp.ClientSession, settings: ContainerSettings) -> None:
+    def __init__(
+        self, api: NomadApi, session: aiohttp.ClientSession, settings: ContainerSettings, may: Callable[[], bool]
+    ) -> None:
+        """``may``: whether the job is ours to change at this moment; while it is not, no allocation is stopped."""
+        self._may = may
         self._api = api
         self._session = session
         self._settings = settings
@@ -156,6 +160,8 @@ class Errands:
             async with self._stops:
                 await asyncio.sleep(1 / _STOPS_PER_S)
                 try:
+                    if not self._may():
+                        raise NomadError(409, "the job is not ours at this moment")
                     logger.debug("stopping allocation %s: %s", allocation, reason)
                     return await self._api.stop(allocation)
                 except NomadError as error:

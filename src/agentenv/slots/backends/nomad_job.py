@@ -5,18 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentenv import shipped
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.errors import ConfigError
+from agentenv.wire.spec import MIB, SlotLimits
 
 JOB_FILES = {
     "docker": "nomad/sandbox.nomad.hcl",
     "raw_exec": "nomad/sandbox-raw-exec.nomad.hcl",
     "apptainer": "nomad/sandbox-apptainer.nomad.hcl",
 }
+SERVER_MIB = 512
+"""Of a container beyond its slots: 256 MiB of calls that wait, the template tree (at most 128), server, supervisor."""
+_SLOTS = re.compile(r'"slots":\s*(\d+)')
+_SLOT_MEMORY = re.compile(r'"memory_bytes":\s*(\d+)')
 _DECLARED = re.compile(r'^\s*variable\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -38,8 +45,9 @@ def job_variables(text: str, containers: ContainerSettings, settings: NomadSetti
     declared = set(_DECLARED.findall(text))
     defaults = _values(ContainerSettings(), NomadSettings())
     given = _values(containers, settings)
+    optional = ("job_id", "image", "memory_max_mib", *(("memory_mib",) if settings.memory_mib is None else ()))
     for name, value in given.items():
-        if name not in declared and value != defaults[name] and name not in ("job_id", "image"):
+        if name not in declared and value != defaults[name] and name not in optional:
             raise ConfigError(name, f"is {value!r}, but the job file has no variable {name!r}", next_step=_cure(name))
     undeclared = set(settings.variables) - declared
     if undeclared:
@@ -53,14 +61,85 @@ def job_variables(text: str, containers: ContainerSettings, settings: NomadSetti
     return "".join(f"{name} = {expression}\n" for name, expression in expressions.items())
 
 
+def enough_mib(slots: int, slot_memory_bytes: int) -> int:
+    """What a container needs for all its slots to use what each is allowed at once."""
+    return slots * -(-slot_memory_bytes // MIB) + SERVER_MIB
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """What a job says of the size of its containers. ``memory_max_mib`` 0: none."""
+
+    slots: int
+    slot_memory_bytes: int
+    memory_mib: int
+    memory_max_mib: int
+
+    @classmethod
+    def of(cls, job: Mapping[str, Any]) -> JobShape | None:
+        """Of a job as Nomad parsed or registered it; None when it has no specification we can read."""
+        tasks = [task for group in job.get("TaskGroups") or () for task in group.get("Tasks") or ()]
+        for task in tasks:
+            texts = [template.get("EmbeddedTmpl") or "" for template in task.get("Templates") or ()]
+            spec = next((text for text in texts if _SLOTS.search(text)), None)
+            if spec is not None and (slots := _SLOTS.search(spec)) is not None:
+                memory, own = task.get("Resources") or {}, _SLOT_MEMORY.search(spec)
+                return cls(
+                    slots=int(slots[1]),
+                    slot_memory_bytes=int(own[1]) if own else SlotLimits().memory_bytes,
+                    memory_mib=int(memory.get("MemoryMB") or 0),
+                    memory_max_mib=int(memory.get("MemoryMaxMB") or 0),
+                )
+        return None
+
+
+def check_shape(shape: JobShape, containers: ContainerSettings, settings: NomadSettings) -> None:
+    """Raises ConfigError for containers that are not as asked, or too small for their slots when nobody said so."""
+    if shape.slots != containers.slots_per_container:
+        raise ConfigError(
+            "slots_per_container",
+            f"is {containers.slots_per_container}, but the job asks for {shape.slots} slots in each container",
+            next_step="make them one: set slots_per_container, and leave the job variable `slots` alone",
+        )
+    enough = enough_mib(shape.slots, shape.slot_memory_bytes)
+    if settings.memory_oversubscription or max(shape.memory_mib, shape.memory_max_mib) >= enough:
+        return
+    raise ConfigError(
+        "memory_mib",
+        f"a container of {shape.memory_mib} MiB cannot hold {shape.slots} slots of "
+        f"{shape.slot_memory_bytes // MIB} MiB each and its server ({enough} MiB): a slot could then be killed for "
+        "what its neighbours use",
+        next_step=f"leave memory_mib out ({enough} MiB are then reserved), have fewer slots or slots of less memory, "
+        "or say memory_oversubscription=true",
+    )
+
+
+def check_standing(standing: JobShape | None, wanted: JobShape, running: int, job_id: str) -> None:
+    """Raises ConfigError when registering would replace containers that run by ones of another size."""
+    if standing is None or not running or standing.slots == wanted.slots:
+        return
+    raise ConfigError(
+        "slots_per_container",
+        f"is {wanted.slots}, but the {running} containers of Nomad job {job_id!r} that run have {standing.slots} slots "
+        "each, and would all be replaced",
+        next_step=f"ask for {standing.slots}, give this run a sandbox_job_id of its own, or end that farm first "
+        f"(`agentenv down --backend nomad --job {job_id}`, or purge_job_on_start)",
+    )
+
+
 def _values(containers: ContainerSettings, settings: NomadSettings) -> dict[str, Any]:
+    enough = enough_mib(containers.slots_per_container, containers.limits.memory_bytes)
     return {
         "job_id": settings.job_id,
         "namespace": settings.namespace,
         "datacenters": list(settings.datacenters),
         "image": settings.image,
         "cpu_mhz": settings.cpu_mhz,
-        "memory_mib": settings.memory_mib,
+        "memory_mib": settings.memory_mib or enough,
+        # Of use where the scheduler allows oversubscription; elsewhere Nomad ignores it.
+        "memory_max_mib": enough
+        if settings.memory_oversubscription and enough > (settings.memory_mib or enough)
+        else 0,
         "slots": containers.slots_per_container,
         "isolation": containers.isolation,
         "allow_network": containers.allow_network,

@@ -181,6 +181,8 @@ class FleetView:
             return []
         if isinstance(outcome, StartFailed):
             one.stage = Stage.refused
+            if outcome.foreign:
+                return [Report(outcome)]
             self._failures += 1
             pause_s = RETRY_MAX_S if outcome.permanent else _pause_s(self._failures)
             return [Report(outcome), StopAllocation(one.fact.id, outcome.reason, pause_s)]

@@ -1,0 +1,200 @@
+"""One owner per job: a lock on a Nomad variable, held by whoever scales, replaces and purges the job's containers.
+
+Leases need no owner: the containers arbitrate those. The lock is on ``nomad/jobs/<job>/owner``, never on the job's
+own variable, whose token others read and write. Nomad frees it some 22 s after the holder's last word (twice the
+TTL, and a delay); nobody may have been acting for it by then, so a holder that Nomad has not confirmed for
+``SURE_S`` stops acting until it is confirmed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Literal
+
+from agentenv.errors import AgentEnvError, ConfigError, JobOwnedError, SandboxUnavailableError
+from agentenv.slots.backends.nomad_api import Lock, NomadApi
+from agentenv.slots.backends.nomad_explain import NomadError
+from agentenv.slots.backends.nomad_holder import Holder
+from agentenv.slots.tasks import finish
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 3.0
+"""Between two words of the holder. Each changes the variable, so that others see it live."""
+SURE_S = 8.0
+"""After a confirmed word, counted from when it was sent. Less than any TTL Nomad takes (10 s)."""
+WATCH_S = 2 * BEAT_S + 1
+"""A holder silent for so long is dead, frozen or cut off."""
+PATIENCE_S = 45.0
+"""Nomad has freed a dead holder's lock by then."""
+LOOK_S = 0.25
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""A laptop's sleep counts."""
+
+
+class JobOwner:
+    """The right to change one job. ``acquire``, then it is kept until ``release``."""
+
+    def __init__(
+        self,
+        api: NomadApi,
+        run: str,
+        *,
+        on_lost: Callable[[JobOwnedError], None] = lambda _: None,
+        on_back: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = lambda: time.clock_gettime(_CLOCK),
+    ) -> None:
+        """``on_lost``: somebody else owns the job now; ``on_back``: it is ours again."""
+        self._api = api
+        self._on_lost = on_lost
+        self._on_back = on_back
+        self._clock = clock
+        self._ourselves = Holder.ourselves(run)
+        self._id: str | None = None
+        self._sure_until = 0.0
+        self._beats = 0
+        self._keeping: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
+        self.lost: JobOwnedError | None = None
+        """Who has it instead of us, since it was ours."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether nobody else can own the job at this moment."""
+        return self._id is not None and self._clock() < self._sure_until
+
+    async def acquire(self, *, wait: bool = True) -> None:
+        """Own the job. A holder that lives is refused for; one that is dead is succeeded, at once when it was a
+        process of this machine; one that is silent is waited for (``wait``), at most ``PATIENCE_S``.
+
+        Raises JobOwnedError; ConfigError for a token that may not; SandboxUnavailableError for a Nomad without locks;
+        NomadError.
+        """
+        loop, watch, job = asyncio.get_running_loop(), Watch(), self._api.settings.job_id
+        while not await finish(asyncio.create_task(self._take())):
+            found = await self._api.lock()
+            match watch.judge(found, found is not None and found.holder.is_dead(), loop.time()):
+                case "succeed" if found is not None:
+                    await finish(asyncio.create_task(self._succeed(found)))
+                case "refuse" if found is not None:
+                    raise self._refusal(found.holder)
+                case "wait" if found is not None and not wait:
+                    raise self._refusal(found.holder)
+                case "tell":
+                    silent = found.holder if found is not None else ""
+                    logger.warning(
+                        "job %s: its owner %s is silent; waiting for Nomad to free it, some 25 s", job, silent
+                    )
+            await asyncio.sleep(LOOK_S)
+        self._keeping = asyncio.create_task(self._keep(), name="nomad owner")
+
+    async def release(self) -> None:
+        """Let the next one have it. May be repeated; what cannot be told to Nomad expires there."""
+        self._ending.set()
+        if self._keeping is not None:
+            await self._keeping  # a word that Nomad hears after the release would take the lock again
+        held, self._id = self._id, None
+        if held is None:
+            return
+        try:
+            await self._api.unlock(held)
+            await self._api.forget_owner()
+        except NomadError as error:
+            logger.info("the lock of job %s is left to expire: %s", self._api.settings.job_id, error)
+
+    async def _keep(self) -> None:
+        while not self._ending.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await self._ending.wait()
+                return
+            try:
+                await self._beat()
+            except (NomadError, AgentEnvError) as error:  # not confirmed: `holds` says so when it matters
+                logger.info("job %s: Nomad does not confirm that it is ours: %s", self._api.settings.job_id, error)
+
+    async def _beat(self) -> None:
+        if await self._take():
+            if self.lost is not None:
+                self.lost = None
+                logger.warning("job %s is ours again", self._api.settings.job_id)
+                self._on_back()
+        elif self.lost is None and (found := await self._api.lock()) is not None:
+            self.lost = self._refusal(found.holder)
+            logger.error("%s; this run scales, replaces and purges nothing any more, its leases go on", self.lost)
+            self._on_lost(self.lost)
+
+    async def _take(self) -> bool:
+        """Take the lock or keep it, and say so; False when somebody else has it."""
+        sent = self._clock()
+        self._beats += 1
+        items = {**self._ourselves.items(), "beats": str(self._beats)}
+        try:
+            self._id = await self._api.take_lock(items, self._id)
+        except NomadError as error:
+            if error.status == 403:
+                raise self._forbidden(error) from error
+            if error.status != 409:
+                raise
+            self._id = None
+            return False
+        if self._id is None:
+            raise SandboxUnavailableError(
+                f"Nomad at {self._api.address} knows no locks, without which two farms could fight over one job",
+                next_step="use Nomad 1.8 or newer",
+            )
+        self._sure_until = sent + SURE_S
+        return True
+
+    async def _succeed(self, found: Lock) -> None:
+        logger.info("job %s: its owner %s is dead", self._api.settings.job_id, found.holder)
+        try:
+            await self._api.unlock(found.id)
+        except NomadError as error:
+            if error.status != 409:  # another one was quicker
+                raise
+
+    def _forbidden(self, error: NomadError) -> ConfigError:
+        return ConfigError(
+            "token",
+            f"may not write the Nomad variable {self._api.owner_path!r}, whose lock keeps two runs apart: {error}",
+            next_step="give its policy list, read, write, destroy on the variables nomad/jobs/* (docs/operations.md)",
+        )
+
+    def _refusal(self, holder: Holder) -> JobOwnedError:
+        return JobOwnedError(
+            f"Nomad job {self._api.settings.job_id!r} is owned by {holder}",
+            next_step="give this run a sandbox_job_id (--job) of its own, wait until that one ends, or end it: "
+            f"`kill {holder.pid}` on {holder.host}",
+        )
+
+
+class Watch:
+    """What to do about a job's owner, from looks at its lock. Pure."""
+
+    def __init__(self) -> None:
+        self._seen: Lock | None = None
+        self._began: float | None = None
+        self._changed = 0.0
+        self._told = False
+
+    def judge(self, found: Lock | None, dead: bool, now: float) -> Literal["succeed", "refuse", "wait", "tell"]:
+        """``dead``: its process is known to have ended. "tell": wait on, and say so, once."""
+        self._began = now if self._began is None else self._began
+        if found is None:
+            return "wait"  # it was freed this moment
+        if dead:
+            return "succeed"
+        before, self._seen = self._seen, found
+        if before is None or before.id != found.id:
+            self._changed, self._told = now, False
+        elif before.index != found.index or now - self._began > PATIENCE_S:
+            return "refuse"  # it has spoken
+        elif now - self._changed > WATCH_S and not self._told:
+            self._told = True
+            return "tell"
+        return "wait"

@@ -1,0 +1,196 @@
+"""Two trainers, one job: the second is refused by name, the dead are succeeded, and nobody's containers are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.cli.nomad_farm import NomadFarm
+from agentenv.cli.nomad_operator import OperatorApi
+from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.errors import AcquireTimeoutError, ConfigError, JobOwnedError
+from agentenv.slots.backends.base import ContainerStarted
+from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.slots.backends.nomad_holder import Holder
+from agentenv.slots.pool import SlotPool
+from tests.contract.conftest import Client, until
+from tests.nomad.cluster import Cluster, wait_for
+from tests.nomad.farm import KillableNomad, nomad_farm
+
+TTL_OVER_S = 22.0
+"""Nomad frees a silent holder's lock so long after its last word."""
+
+
+def _farm(cluster: Cluster, job_id: str, slots: int = 2, **settings: Any) -> KillableNomad:
+    given = {"image": cluster.image, "job_id": job_id, **settings}
+    return nomad_farm(cluster.address, ContainerSettings(slots_per_container=slots), **given)
+
+
+async def _started(backend: NomadBackend) -> str:
+    async with asyncio.timeout(120):
+        async for event in backend.events():
+            if isinstance(event, ContainerStarted):
+                return event.handle.id
+    raise AssertionError("unreachable")
+
+
+def _registered(cluster: Cluster, job_id: str) -> tuple[int, int]:
+    """What any registration, scaling or purge would change."""
+    job = cluster.nomad.get(f"/v1/job/{job_id}")
+    return job["JobModifyIndex"], job["TaskGroups"][0]["Count"]
+
+
+async def test_the_second_trainer_is_refused_and_told_whose_the_job_is(cluster: Cluster, job_id: str) -> None:
+    one = PoolSettings(min_containers=2, max_containers=2, acquire_timeout_s=120)
+    async with SlotPool(_farm(cluster, job_id, run_name="exp7"), one) as pool:
+        lease = await pool.lease("working")
+        await until(lambda: len(cluster.allocations(job_id)) == 2)
+        before, allocations = _registered(cluster, job_id), {one["ID"] for one in cluster.allocations(job_id)}
+        began = time.monotonic()
+        for slots in (2, 16):
+            with pytest.raises(JobOwnedError) as refused:
+                await _farm(cluster, job_id, slots).__aenter__()
+            assert "'exp7'" in refused.value.message
+            assert f"pid {os.getpid()}" in refused.value.message
+            assert os.uname().nodename in refused.value.message
+            assert "sandbox_job_id" in refused.value.next_step
+        assert time.monotonic() - began < 2 * TTL_OVER_S, "a live holder is not waited out"
+        assert "'exp7'" in (await NomadFarm(cluster.settings(job_id=job_id)).census()).owner
+        with pytest.raises(JobOwnedError, match="exp7"):
+            await NomadFarm(cluster.settings(job_id=job_id)).down()
+
+        assert _registered(cluster, job_id) == before
+        assert {one["ID"] for one in cluster.allocations(job_id)} == allocations
+        async with Client.open(lease.container) as client:
+            assert (await client.run(lease.key, "echo alive")).stdout == "alive\n"
+    assert cluster.nomad.get("/v1/jobs", prefix=job_id) == []
+    assert cluster.nomad.get("/v1/vars", prefix=f"nomad/jobs/{job_id}") == []
+
+
+@contextmanager
+def _trainer(cluster: Cluster, job_id: str, place: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another trainer's process, its job open."""
+    nomad = {
+        "address": cluster.address, "job_id": job_id, "image": cluster.image, "build_image": False, "cpu_mhz": 20,
+        "memory_mib": 1024, "memory_oversubscription": True, "run_name": "other",
+    }  # fmt: skip
+    path = place / "settings.json"
+    path.write_text(json.dumps({"slots": 2, "nomad": nomad}))
+    argv = [sys.executable, "-m", "tests.nomad.owner_process", str(path)]
+    with (place / "log").open("w") as log:
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == {"open": True}, (place / "log").read_text()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def test_a_killed_trainer_of_this_machine_is_succeeded_at_once(
+    cluster: Cluster, job_id: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with _trainer(cluster, job_id, tmp_path) as process:
+        [allocation] = cluster.serving(job_id)
+        process.kill()
+        process.wait()
+        with caplog.at_level(logging.INFO):
+            async with _farm(cluster, job_id) as backend:
+                await backend.scale(1)
+                assert await _started(backend) == allocation
+    assert "is dead" in caplog.text
+    assert "is silent" not in caplog.text
+
+
+async def test_a_silent_holder_of_another_machine_is_waited_out(
+    cluster: Cluster, job_id: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with OperatorApi.opened(cluster.settings(job_id=job_id)) as api:
+        elsewhere = Holder(run="far", host="elsewhere", pid="1", process="boot:pid:[1]:1:1", since="yesterday")
+        held = await api.take_lock(elsewhere.items(), None)
+        assert held is not None
+        speaking = asyncio.create_task(_speak(api, elsewhere, held))
+        with pytest.raises(JobOwnedError, match=r"'far' .* on elsewhere"):
+            await _farm(cluster, job_id).__aenter__()
+        speaking.cancel()
+        async with _farm(cluster, job_id) as backend:
+            assert backend.status().problem == ""
+    assert "'far'" in caplog.text
+    assert "is silent" in caplog.text
+
+
+async def _speak(api: OperatorApi, holder: Holder, held: str) -> None:
+    for number in range(1_000):
+        await api.take_lock({**holder.items(), "beats": str(number)}, held)
+        await asyncio.sleep(3)
+
+
+async def test_a_frozen_trainer_that_lost_its_job_changes_nothing_of_it(
+    cluster: Cluster, job_id: str, tmp_path: Path
+) -> None:
+    with _trainer(cluster, job_id, tmp_path) as other:
+        [allocation] = cluster.serving(job_id)
+        os.kill(other.pid, signal.SIGSTOP)
+        async with _farm(cluster, job_id, run_name="successor") as backend:
+            await backend.scale(2)
+            both = set(await asyncio.to_thread(cluster.serving, job_id, 2))
+            assert allocation in both
+            before = _registered(cluster, job_id)
+            os.kill(other.pid, signal.SIGCONT)
+            assert other.stdout is not None
+            lines = [json.loads(await asyncio.to_thread(other.stdout.readline)) for _ in range(2)]
+            said = {name: text for line in lines for name, text in line.items()}
+            assert said.keys() == {"problem", "told"}
+            assert "'successor'" in said["problem"]
+            assert "'successor'" in said["told"]
+            out, _ = await asyncio.to_thread(other.communicate)  # it closes; purging at the end is its default
+            assert json.loads(out.splitlines()[-1]) == {"closed": True}, (tmp_path / "log").read_text()
+            assert "is not purged" in (tmp_path / "log").read_text()
+            assert _registered(cluster, job_id) == before
+            assert set(cluster.serving(job_id, 2)) == both
+
+
+async def test_another_number_of_slots_is_refused_while_containers_run(cluster: Cluster, job_id: str) -> None:
+    async with _farm(cluster, job_id, 2, purge_job_on_shutdown=False) as first:
+        await first.scale(1)
+        container = await _started(first)
+    before = _registered(cluster, job_id)
+    with pytest.raises(ConfigError, match=r"slots_per_container: is 3, but the 1 containers .* have 2 slots") as error:
+        await _farm(cluster, job_id, 3).__aenter__()
+    assert "purge_job_on_start" in error.value.next_step
+    assert _registered(cluster, job_id) == before
+    assert cluster.serving(job_id).keys() == {container}
+
+
+async def test_containers_that_somebody_gave_other_slots_are_left_alone(cluster: Cluster, job_id: str) -> None:
+    """The job is changed under a trainer, by hand: what runs then is not its own to end."""
+    one = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+    async with SlotPool(_farm(cluster, job_id), one) as pool:
+        async with await pool.lease("first") as lease:
+            ours = lease.container.id
+        job = cluster.nomad.get(f"/v1/job/{job_id}")
+        for template in job["TaskGroups"][0]["Tasks"][0]["Templates"]:
+            template["EmbeddedTmpl"] = template["EmbeddedTmpl"].replace('"slots":2', '"slots":3')
+        cluster.nomad.put("/v1/jobs", {"Job": job})
+
+        def replaced() -> str | None:
+            wanted = (one for one in cluster.allocations(job_id) if one["DesiredStatus"] == "run")
+            return next((one["ID"] for one in wanted if one["ID"] != ours and one["ClientStatus"] == "running"), None)
+
+        theirs = await asyncio.to_thread(wait_for, replaced, 90.0)
+        with pytest.raises(AcquireTimeoutError, match="has 3 slots, 2 were asked for"):
+            await pool.lease("second", timeout_s=20)
+        assert cluster.serving(job_id).keys() == {theirs}
