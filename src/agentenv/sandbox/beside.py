@@ -6,7 +6,7 @@ import logging
 from collections import deque
 
 from agentenv.errors import AgentEnvError, InfraError, LeaseLostError
-from agentenv.sandbox.calls import Asked, Fields, Stop, answer, ended, refusal
+from agentenv.sandbox.calls import NO_CONTENT, Asked, Content, Fields, Stop, answer, ended, refusal
 from agentenv.sandbox.process import SlotIo
 from agentenv.sandbox.session_host import SlotHost
 from agentenv.sandbox.shared import Shared
@@ -83,7 +83,7 @@ class Beside:
             self._answer(asked, refusal(asked.call_id, error))
         self._waiting.clear()
 
-    def _answer(self, asked: Asked, result: Fields, content: bytes = b"") -> None:
+    def _answer(self, asked: Asked, result: Fields, content: Content = NO_CONTENT) -> None:
         task = asked.task
         self._running.discard(asked)
         answer(asked, result, self._shared.statistics, content)
@@ -91,11 +91,11 @@ class Beside:
             task.cancel()
 
     async def _run(self, asked: Asked, sessions: SlotSessions) -> None:
-        content = b""
+        content = NO_CONTENT
         assert isinstance(asked.arguments, SessionArguments)
         try:
             answered = await sessions.call(asked.arguments, asked.started_at + asked.timeout_s)
-            content = answered.content.model_dump_json(exclude_defaults=True).encode()
+            content = Content((answered.content.model_dump_json(exclude_defaults=True).encode(),))
             result = ended(asked, self._loop.time(), answered.fields)
         except LeaseLostError:
             return  # the slot answers for every call of its lease

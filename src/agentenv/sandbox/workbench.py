@@ -8,11 +8,13 @@ import os
 from collections.abc import Callable, Sequence
 
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
-from agentenv.sandbox.calls import Asked, Fields, Stop, answer, ended, refusal
+from agentenv.sandbox.calls import NO_CONTENT, Asked, Content, Fields, Stop, answer, ended, refusal
+from agentenv.sandbox.inbox import Attached
 from agentenv.sandbox.memory_watch import MemoryWatch
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.shared import Shared
 from agentenv.sandbox.tools.bash import WORKSPACE, Shells, output
+from agentenv.sandbox.tools.encoded import encoded
 from agentenv.sandbox.tools.files import run_file_tool
 from agentenv.sandbox.tools.runner import Finished
 from agentenv.wire.tools import BashArguments
@@ -70,7 +72,7 @@ class Workbench:
 
     def _begin_bash(self, asked: Asked, arguments: BashArguments) -> None:
         try:
-            asked.process, warm = self._shells.run(arguments, self._bash_ended)
+            asked.process, warm = self._shells.run(arguments, self._bash_ended, asked.attached.get("stdin"))
             self._shared.statistics.calls_cold += not warm
         except AgentEnvError as error:
             refused = refusal(asked.call_id, error)
@@ -104,7 +106,7 @@ class Workbench:
         self._io.orphans.close()
         self._watch.close()
 
-    def _end(self, asked: Asked, result: Fields, content: bytes = b"") -> None:
+    def _end(self, asked: Asked, result: Fields, content: Content = NO_CONTENT) -> None:
         if asked is self._current:
             self._current = None
             answer(asked, result, self._shared.statistics, content)
@@ -135,10 +137,11 @@ class Workbench:
     # -- file operations ---------------------------------------------------------------------------
 
     async def _run_file(self, asked: Asked) -> None:
-        content = b""
+        content = NO_CONTENT
         try:
-            outcome = await run_file_tool(asked.tool, asked.arguments, _Runner(self._io, self._shared.env, asked))
-            content = b"" if outcome.content is None else outcome.content.model_dump_json().encode()
+            runner = _Runner(self._io, self._shared.env, asked)
+            outcome = await run_file_tool(asked.tool, asked.arguments, runner, attached=asked.attached)
+            content = await encoded(outcome)
             fields: Fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr}
             result = ended(asked, self._loop.time(), fields)
         except _StoppedError:
@@ -161,7 +164,7 @@ class _Runner:
         self._env = env
         self._asked = asked
 
-    async def run(self, argv: Sequence[str], *, stdin: bytes | None = None, output_bytes: int) -> Finished:
+    async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
         """Run to its end. Raises _StoppedError when the call was told to end, LeaseLostError when the
         slot was lost, InvalidArgumentsError when argv is too large."""
         if self._asked.stop:
@@ -187,7 +190,8 @@ def _finished(process: Process) -> Finished:
     code = os.waitstatus_to_exitcode(process.status)
     assert process.stdout is not None
     assert process.stderr is not None
-    head, tail = process.stdout.kept.parts()
-    dropped = process.stdout.kept.total_bytes - len(head) - len(tail)
+    pieces, dropped = process.stdout.kept.pieces()
+    # What was cut is of no use to those who run programs here: they go by the count.
+    stdout = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
     stderr = b"".join(process.stderr.kept.parts())
-    return Finished(code if code >= 0 else 128 - code, head + tail, stderr, dropped)
+    return Finished(code if code >= 0 else 128 - code, stdout, stderr, dropped)
