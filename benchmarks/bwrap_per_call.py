@@ -118,7 +118,7 @@ class PerCallServer:
                 for call in batch.calls:
                     self.running[call.id] = asyncio.create_task(self._run(call, socket))
             elif isinstance(batch, Cancel):
-                for call_id in batch.ids:
+                for call_id in [call.id for call in batch.calls]:
                     if call_id in self.running:
                         self.running[call_id].cancel()
         return socket

@@ -13,7 +13,6 @@ in ``infra_error``: it decides what becomes of the rollout, even if the verifier
 
 from __future__ import annotations
 
-import base64
 import errno
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -34,6 +33,7 @@ from agentenv.errors import (
     by_code,
 )
 from agentenv.executor import transfer
+from agentenv.executor.attachments import decoded_base64
 from agentenv.executor.transfer import Lease, Progress, Transferred
 from agentenv.wire.calls import CallResult
 from agentenv.wire.tools import (
@@ -130,7 +130,7 @@ class ToolContext:
         if isinstance(content, str):
             body["text"] = content
         else:
-            body["data"] = _base64(content)
+            body["data"] = content
         return WriteFileReply.model_validate(await self._file_call("write_file", _without_none(body))).size_bytes
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
@@ -147,7 +147,7 @@ class ToolContext:
 
     async def extract(self, archive: bytes, remote: str) -> ArtifactsReply:
         """Unpack a tar (plain or gzip) into a directory of the slot."""
-        given = {"action": "extract", "path": remote, "data": _base64(archive)}
+        given = {"action": "extract", "path": remote, "data": archive}
         return ArtifactsReply.model_validate(await self._file_call("artifacts", given))
 
     async def download(
@@ -247,6 +247,8 @@ class ToolContext:
     async def _file_call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
         result = await self.call_tool(tool, arguments)
         _check_file_result(tool, str(arguments.get("path")), result)
+        if isinstance(result.content, dict) and isinstance(data := result.content.get("data"), str):
+            return {**result.content, "data": await decoded_base64(data)}
         return result.content
 
     async def _outside(self, tool: str, toolset: str, arguments: Mapping[str, Any]) -> CallResult:
@@ -293,7 +295,3 @@ def _made(kind: type[AgentEnvError], message: str) -> AgentEnvError:
 
 def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
-
-
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode("ascii")

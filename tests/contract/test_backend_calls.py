@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from agentenv.wire.calls import Accepted, Batch, Cancel, Failure, Forget, Result, server_message
+from agentenv.wire.calls import Accepted, Batch, CallKey, Cancel, Failure, Forget, Result, server_message
 from tests.contract.conftest import Client
 
 
@@ -88,7 +88,7 @@ async def test_cancel_ends_running_and_waiting_calls(container: Client) -> None:
     async with _stream(container) as stream:
         await stream.send_str(Batch(calls=calls).model_dump_json())
         await _next(stream)
-        await stream.send_str(Cancel(ids=tuple(call.id for call in calls)).model_dump_json())
+        await stream.send_str(Cancel(calls=tuple(CallKey(id=call.id, lease=key) for call in calls)).model_dump_json())
         for _ in calls:
             answer = await _next(stream)
             assert isinstance(answer, Result)
@@ -99,8 +99,8 @@ async def test_cancel_ends_running_and_waiting_calls(container: Client) -> None:
 async def test_cancelling_and_forgetting_the_unknown_is_no_error(container: Client) -> None:
     key = await container.lease()
     async with _stream(container) as stream:
-        await stream.send_str(Cancel(ids=("no-such-call",)).model_dump_json())
-        await stream.send_str(Forget(ids=("no-such-call",)).model_dump_json())
+        await stream.send_str(Cancel(calls=(CallKey(id="no-such-call", lease=key),)).model_dump_json())
+        await stream.send_str(Forget(calls=(CallKey(id="no-such-call", lease=key),)).model_dump_json())
         await stream.send_str(Batch(calls=(container.call(key, "echo fine"),)).model_dump_json())
         await _next(stream)
         answer = await _next(stream)

@@ -16,8 +16,9 @@ from typing import Self
 from aiohttp import WSMsgType, web
 
 from agentenv.slots.backends.base import ContainerHandle
-from agentenv.wire.base import MAX_BODY_BYTES
-from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Cancel, Forget, Result, client_message
+from agentenv.slots.backends.fake_slot import without_large
+from agentenv.wire.base import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
+from agentenv.wire.calls import Accepted, Attachment, Batch, Call, CallResult, Cancel, Forget, Result, client_message
 from agentenv.wire.server import ServerInfo
 
 Run = Callable[[Call], Awaitable[CallResult]]
@@ -33,7 +34,7 @@ class WireServer:
         self.port = port
         self.token = secrets.token_hex(8)
         self.boot = secrets.token_hex(8)
-        self.protocol = 1
+        self.protocol = PROTOCOL_VERSION
         self.acknowledge = True
         self.runs: list[str] = []
         """The id of every call that was really run, in order of start."""
@@ -44,6 +45,10 @@ class WireServer:
         self.on_batch: Callable[[web.WebSocketResponse, Batch], Awaitable[bool]] | None = None
         """Called for each batch before it is taken; False: it was dealt with."""
         self.known: dict[str, asyncio.Task[CallResult]] = {}
+        self.attached: dict[tuple[str, str], bytes] = {}
+        """Large arguments, by call and field, that arrived whole."""
+        self.left: dict[tuple[str, str], bytes] = {}
+        """What results left to be fetched."""
         self._slots: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._open: set[web.WebSocketResponse] = set()
         self._senders: set[asyncio.Task[None]] = set()
@@ -52,6 +57,8 @@ class WireServer:
     async def __aenter__(self) -> Self:
         app = web.Application()
         app.add_routes([web.get("/v1/info", self._info), web.get("/v1/stream", self._stream)])
+        app.add_routes([web.put("/v1/attachments/{call}/{field}", self._put)])
+        app.add_routes([web.get("/v1/attachments/{call}/{field}", self._get)])
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
@@ -101,10 +108,21 @@ class WireServer:
         )
         return self._refused(request) or web.json_response(text=info.model_dump_json())
 
+    async def _put(self, request: web.Request) -> web.StreamResponse:
+        call_id, field = request.match_info["call"], request.match_info["field"]
+        content = b"".join([piece async for piece in request.content.iter_any()])
+        self.attached[call_id, field] = content
+        reply = Attachment(field=field, size_bytes=len(content))
+        return self._refused(request) or web.json_response(text=reply.model_dump_json())
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        content = self.left[request.match_info["call"], request.match_info["field"]]
+        return self._refused(request) or web.Response(body=content[int(request.query.get("from", "0")) :])
+
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         if refused := self._refused(request):
             return refused
-        socket = web.WebSocketResponse(max_msg_size=MAX_BODY_BYTES, compress=False)
+        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, compress=False)
         await socket.prepare(request)
         self.streams += 1
         self._open.add(socket)
@@ -118,10 +136,10 @@ class WireServer:
 
     async def _take(self, socket: web.WebSocketResponse, message: Batch | Cancel | Forget) -> None:
         if isinstance(message, Forget):
-            self.forgotten.extend(message.ids)
+            self.forgotten.extend(call.id for call in message.calls)
         elif isinstance(message, Cancel):
-            self.cancelled.extend(message.ids)
-            for call_id in message.ids:
+            self.cancelled.extend(call.id for call in message.calls)
+            for call_id in [call.id for call in message.calls]:
                 if call_id in self.known:
                     self.known[call_id].cancel()
         elif self.on_batch is None or await self.on_batch(socket, message):
@@ -144,7 +162,12 @@ class WireServer:
             return CallResult(id=call.id, fault="infra", error="call_lost", message="the server was restarted")
         async with self._slots[call.lease.slot]:
             self.runs.append(call.id)
-            return await self.run(call)
+            large = {part.field: self.attached.pop((call.id, part.field)).decode() for part in call.attachments}
+            result, left = without_large(
+                await self.run(call.model_copy(update={"arguments": {**call.arguments, **large}}))
+            )
+            self.left |= {(call.id, field): content for field, content in left.items()}
+            return result
 
     async def _send(self, socket: web.WebSocketResponse, call: Call, task: asyncio.Task[CallResult]) -> None:
         await asyncio.wait({task})

@@ -23,8 +23,16 @@ SAMPLES = Path(__file__).parent / "wire"
 
 _KEY = leases.LeaseKey(slot=3, epoch=7, secret="0123456789abcdef0123456789abcdef")
 _CALL = calls.Call(
-    id="c-1", lease=_KEY, tool="bash", arguments={"command": "echo é"}, timeout_s=30.0, boot="0011223344556677"
+    id="c-1",
+    lease=_KEY,
+    tool="bash",
+    arguments={"command": "echo é"},
+    timeout_s=30.0,
+    boot="0011223344556677",
+    attachments=(calls.Attachment(field="stdin", size_bytes=300_000),),
 )
+_CALL_KEY = calls.CallKey(id="c-1", lease=_KEY)
+_ATTACHMENT = calls.Attachment(field="content.text", size_bytes=300_000)
 _RESULT = calls.CallResult(
     id="c-1",
     fault="infra",
@@ -44,6 +52,7 @@ _RESULT = calls.CallResult(
     cpu_s=0.5,
     peak_memory_bytes=4096,
     content={"size_bytes": 1},
+    attachments=(_ATTACHMENT,),
 )
 _REPORT = leases.SlotReport(
     slot=3, state=leases.SlotState.leased, epoch=7, trajectory="t", expires_in_s=12.5, running_calls=2, in_state_s=61.5
@@ -89,8 +98,10 @@ MODELS: tuple[WireModel, ...] = (
     _FILE,
     calls.Batch(batch=2, calls=(_CALL,)),
     leases.EndRequest(slot=3, epoch=7),
-    calls.Cancel(ids=("c-1", "c-2")),
-    calls.Forget(ids=("c-1",)),
+    _CALL_KEY,
+    _ATTACHMENT,
+    calls.Cancel(calls=(_CALL_KEY,)),
+    calls.Forget(calls=(_CALL_KEY,)),
     calls.Accepted(batch=2),
     calls.Result(result=_RESULT),
     calls.Failure(error="protocol", message="calls.0.id: Field required", batch=2),
@@ -120,7 +131,7 @@ MODELS: tuple[WireModel, ...] = (
     server.ErrorReply(error="stale_lease", message="m", next_step="n", fault="infra"),
     tools.BashArguments(command="true", cwd="sub", env={"A": "b"}, stdin="in"),
     tools.ReadFileArguments(path="a", offset=1, limit=2, binary=True),
-    tools.ReadFileReply(text="é", size_bytes=2, mode=0o644, truncated=True, lossy=True),
+    tools.ReadFileReply(text="é", size_bytes=2, mode=0o644, truncated=True, next_offset=3, lossy=True),
     tools.WriteFileArguments(path="a", data=b"\0\xff", mode=0o755),
     tools.WriteFileReply(size_bytes=2, created=True),
     tools.ListFilesArguments(path="a", depth=2, limit=3, hidden=False),

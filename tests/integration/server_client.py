@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 import itertools
 import json
@@ -17,8 +18,13 @@ import aiohttp
 from agentenv.wire.calls import Accepted, CallResult, Failure, Result, server_message
 from agentenv.wire.leases import LeaseGrant, LeaseKey, SlotReport
 from agentenv.wire.server import ErrorReply, ServerInfo, SlotsReply
+from agentenv.wire.transfers import LEASE_HEADER
 
 DEADLINE_S = 30.0
+
+
+def _lease_header(call: dict[str, Any]) -> dict[str, str]:
+    return {LEASE_HEADER: json.dumps(call["lease"])}
 
 
 class Client:
@@ -119,6 +125,43 @@ class Client:
     async def ask(self, *calls: dict[str, Any], batch: int = 0) -> None:
         await self.send({"type": "batch", "batch": batch, "calls": calls})
 
+    def named(self, kind: str, *calls: dict[str, Any]) -> dict[str, Any]:
+        """A message about calls: cancel or forget."""
+        return {"type": kind, "calls": [{"id": call["id"], "lease": call["lease"]} for call in calls]}
+
+    async def put(self, call: dict[str, Any], field: str, content: bytes) -> tuple[int, Any]:
+        """Send an argument as an attachment, and name it in the call when it was taken."""
+        url = f"/v1/attachments/{call['id']}/{field}"
+        async with self.http.put(url, data=io.BytesIO(content), headers=_lease_header(call)) as reply:
+            told = await reply.json()
+        if reply.status == 200:
+            call.setdefault("attachments", []).append(told)
+        return reply.status, told
+
+    async def get(self, call: dict[str, Any], field: str, skip: int = 0) -> tuple[int, bytes]:
+        """Fetch what a result left out."""
+        url = f"/v1/attachments/{call['id']}/{field}?from={skip}"
+        async with self.http.get(url, headers=_lease_header(call)) as reply:
+            return reply.status, await reply.read()
+
+    async def whole(self, call: dict[str, Any], result: CallResult) -> CallResult:
+        """The result with what was attached to it, which is forgotten then."""
+        fields: dict[str, Any] = {}
+        content = dict(result.content) if isinstance(result.content, dict) else {}
+        for part in result.attachments:
+            status, raw = await self.get(call, part.field)
+            assert (status, len(raw)) == (200, part.size_bytes)
+            if part.field in ("stdout", "stderr"):
+                fields[part.field] = raw.decode()
+            elif part.field == "content":
+                fields["content"] = json.loads(raw)
+            else:
+                name = part.field.removeprefix("content.")
+                content[name] = raw.decode() if name == "text" else base64.b64encode(raw).decode()
+                fields["content"] = content
+        await self.send(self.named("forget", call))
+        return result.model_copy(update=fields)
+
     async def next_message(self, timeout_s: float = DEADLINE_S) -> Accepted | Result | Failure:
         assert self.stream is not None
         async with asyncio.timeout(timeout_s):
@@ -135,7 +178,8 @@ class Client:
         async with asyncio.timeout(timeout_s):
             while call["id"] not in self.results:
                 await self.next_message()
-        return self.results.pop(call["id"])
+        result = self.results.pop(call["id"])
+        return await self.whole(call, result) if result.attachments else result
 
     async def run(
         self, key: LeaseKey, command: str | None = None, *, tool: str = "bash", timeout_s: float = 20, **arguments: Any

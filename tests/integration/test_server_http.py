@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from agentenv.metrics.scrape import parse
-from agentenv.wire.base import MAX_BODY_BYTES
+from agentenv.wire.base import MAX_MESSAGE_BYTES
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.server import ErrorReply, Health
 from tests.integration.server_client import Client
@@ -89,7 +89,7 @@ async def test_oversized_bodies_are_refused_before_they_are_read(client: Client)
     assert (status, reply["error"]) == (413, "refused")
 
     async def endless() -> AsyncIterator[bytes]:
-        for _ in range(MAX_BODY_BYTES // 2**20 + 2):
+        for _ in range(MAX_MESSAGE_BYTES // 2**20 + 2):
             yield b" " * 2**20
 
     async with client.http.post("/v1/batch", data=endless()) as answer:

@@ -90,10 +90,10 @@ async def test_session_calls_do_not_wait_for_the_slots_other_calls_nor_hold_them
         await client.ask(slow, stuck)
         await client.running(0, 2)
         assert (await client.run(key, "echo beside", tool="terminal")).stdout == "beside\n"
-        await client.send({"type": "cancel", "ids": [slow["id"]]})
+        await client.send(client.named("cancel", slow))
         assert (await client.result(slow)).cancelled
         assert (await client.run(key, "echo next")).stdout == "next\n"
-        await client.send({"type": "cancel", "ids": [stuck["id"]]})
+        await client.send(client.named("cancel", stuck))
         assert (await client.result(stuck)).cancelled
         busy = await client.run(key, "true", tool="terminal", session="stuck")
         assert busy.error == "session_busy"

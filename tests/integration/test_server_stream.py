@@ -43,7 +43,7 @@ async def key(client: Client) -> AsyncIterator[LeaseKey]:
         ('{"type":"nonsense"}', None),
         ('{"type":"batch","batch":5,"calls":[{}]}', 5),
         ('{"type":"batch","batch":6,"calls":[],"more":1}', 6),
-        ('{"type":"cancel","ids":[""]}', None),
+        ('{"type":"cancel","calls":[{"id":""}]}', None),
         ("[" * 100_000, None),
     ],
 )
@@ -95,7 +95,7 @@ async def test_asking_again_never_runs_a_call_twice(client: Client, key: LeaseKe
     await client.ask(call)
     assert (await client.result(call)).stdout == "ran\n"
     assert (await client.run(key, "cat log")).stdout == "ran\n"
-    await client.send({"type": "forget", "ids": [call["id"], "unknown"]})
+    await client.send(client.named("forget", call, client.call(key)))
     await client.ask(call)
     again = await client.result(call)
     assert (again.fault, again.error) == ("infra", "call_lost")
@@ -129,7 +129,7 @@ async def test_cancel_ends_running_and_waiting_calls(client: Client, key: LeaseK
     await client.ask(running, waiting)
     await client.running(0, 2)
     await asyncio.sleep(0.2)
-    await client.send({"type": "cancel", "ids": [waiting["id"], running["id"], "unknown"]})
+    await client.send(client.named("cancel", waiting, running, client.call(key)))
     ended = await client.result(running)
     assert (ended.cancelled, ended.fault, ended.error, ended.stdout) == (True, "none", "cancelled", "began\n")
     assert ended.exit_code == 137
@@ -225,8 +225,8 @@ async def test_a_stream_that_dies_while_it_does_not_read_is_let_go(
             while (left := (await client.slot(0)).running_calls) != before:
                 before = left
                 await asyncio.sleep(0.5)
-        await lazy.send({"type": "forget", "ids": ["unknown"]})
-        await lazy.send({"type": "forget", "ids": ["unknown"]})
+        await lazy.send(lazy.named("forget", lazy.call(key)))
+        await lazy.send(lazy.named("forget", lazy.call(key)))
         assert (await client.statistics())["streams"] == 2
         await lazy.cut()
         async with asyncio.timeout(30):

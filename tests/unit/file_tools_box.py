@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.sandbox.inbox import Attached
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.tools.files import FileOutcome, run_file_tool
 from agentenv.sandbox.tools.runner import Finished
@@ -29,7 +31,8 @@ class LocalRunner:
     def __init__(self, *, file_limit_bytes: int | None = None) -> None:
         self._file_limit_bytes = file_limit_bytes
 
-    async def run(self, argv: Sequence[str], *, stdin: bytes | None = None, output_bytes: int) -> Finished:
+    async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
+        assert not isinstance(stdin, Attached)
         command = [*argv]
         if self._file_limit_bytes is not None:
             command = ["prlimit", f"--fsize={self._file_limit_bytes}", *command]
@@ -50,7 +53,7 @@ class FixedRunner:
     def __init__(self, finished: Finished) -> None:
         self.finished = finished
 
-    async def run(self, argv: Sequence[str], *, stdin: bytes | None = None, output_bytes: int) -> Finished:
+    async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
         return self.finished
 
 
@@ -73,7 +76,12 @@ class Box:
         self.runner = LocalRunner()
 
     async def call(self, tool: str, **arguments: Any) -> FileOutcome:
-        return await run_file_tool(tool, arguments, self.runner, program=self.program)
+        done = await run_file_tool(tool, arguments, self.runner, program=self.program)
+        if not done.raw:
+            return done
+        assert done.content is not None
+        whole = {name: bytes(raw).decode() if name == "text" else bytes(raw) for name, raw in done.raw.items()}
+        return dataclasses.replace(done, content=done.content.model_copy(update=whole), raw={})
 
     async def read(self, path: str, **more: Any) -> ReadFileReply:
         done = await self.call("read_file", path=path, **more)

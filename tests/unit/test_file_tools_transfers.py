@@ -48,7 +48,7 @@ async def test_its_sha256_is_the_standards_at_every_length(hardened: Box, tmp_pa
         hardened.make(f"tree/{size:07}").write_bytes(os.urandom(size))
     sent = await slotfiles(hardened, "send", "tree", "1000")
     assert sent.exit_code == 0
-    tally = received(sent.stdout, tmp_path / "out")  # compares every digest with hashlib's
+    tally = received(bytes(sent.stdout), tmp_path / "out")  # compares every digest with hashlib's
     assert tally.total_bytes == sum(SIZES)
     back = b"".join(stream_of(tmp_path / "out", Tally()))
     assert (await slotfiles(hardened, "receive", "back", stdin=back)).exit_code == 0
@@ -66,10 +66,10 @@ async def test_a_sender_that_fails_says_where(box: Box, tmp_path: Path) -> None:
     locked.chmod(0)
     sent = await slotfiles(box, "send", "tree", "1000")
     with pytest.raises(BrokenOffError) as caught:
-        received(sent.stdout, tmp_path / "out")
+        received(bytes(sent.stdout), tmp_path / "out")
     assert (caught.value.code, caught.value.path) == (13, b"b/locked")
     with pytest.raises(BrokenOffError) as caught:
-        received((await slotfiles(box, "send", "tree", "1")).stdout, tmp_path / "out")
+        received(bytes((await slotfiles(box, "send", "tree", "1")).stdout), tmp_path / "out")
     assert caught.value.code == 204
 
 

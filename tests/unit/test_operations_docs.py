@@ -17,7 +17,7 @@ from agentenv.cli.app import app
 from agentenv.cli.gc import gc
 from agentenv.cli.orphans import IDLE_JOB_AFTER_S, UNATTENDED_AFTER_S
 from agentenv.config import PoolSettings
-from agentenv.sandbox.container import MAX_HELD_BYTES
+from agentenv.sandbox.inbox import MAX_WAITING_BYTES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/operations.md", "docs/nomad.md", "docs/metrics.md", "docs/scaling.md")
@@ -48,7 +48,7 @@ def test_what_gc_and_the_alarms_say_in_numbers() -> None:
     assert f"from any pool for {UNATTENDED_AFTER_S:g} s (`--unattended-after`)" in text
     assert f"none of them runs, {IDLE_JOB_AFTER_S:g} s after it was last submitted" in text
     assert f"({observed_s:g} s, `--observe`)" in text
-    assert f"above {MAX_HELD_BYTES >> 20} MiB of waiting calls" in text
+    assert f"above {MAX_WAITING_BYTES >> 20} MiB of calls that wait in one slot" in text
 
 
 def variables(job_file: str) -> dict[str, str]:

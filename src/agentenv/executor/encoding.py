@@ -12,16 +12,28 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from agentenv.wire.calls import Attachment
+
 ENVELOPE_BYTES = 64
 """More than a batch's own JSON needs around its calls."""
 BOOT_BYTES = 256
 """More than ``,"boot":"…"}`` and a comma need."""
 
 
-def encode_call(call_id: str, lease: bytes, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> bytes:
-    """A call but for its ``boot``, which is known when it is first sent. ``lease`` is a LeaseKey as JSON."""
+def encode_key(call_id: str, lease: bytes) -> bytes:
+    """``CallKey``; ``lease`` is a LeaseKey as JSON."""
+    return b'{"id":%b,"lease":%b}' % (to_json(call_id), lease)
+
+
+def encode_call(key: bytes, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> bytes:
+    """A call but for its ``boot`` and attachments, which are known when it is first sent. ``key`` is its CallKey."""
     rest = to_json({"tool": tool, "timeout_s": timeout_s, "arguments": arguments}, inf_nan_mode="constants")
-    return b'{"id":%b,"lease":%b,%b' % (to_json(call_id), lease, rest[1:-1])
+    return b"%b,%b" % (key[:-1], rest[1:-1])
+
+
+def with_attachments(call: bytes, attachments: Iterable[Attachment]) -> bytes:
+    """The call, naming what was sent before it."""
+    return b'%b,"attachments":[%b]' % (call, b",".join(each.model_dump_json().encode() for each in attachments))
 
 
 def with_boot(call: bytes, boot: str) -> bytes:
@@ -34,6 +46,6 @@ def encode_batch(number: int, calls: Iterable[bytes]) -> bytes:
     return b'{"type":"batch","batch":%d,"calls":[%b]}' % (number, b",".join(calls))
 
 
-def encode_ids(kind: str, ids: Iterable[str]) -> bytes:
-    """``Cancel`` or ``Forget``."""
-    return to_json({"type": kind, "ids": list(ids)})
+def encode_keys(kind: str, keys: Iterable[bytes]) -> bytes:
+    """``Cancel`` or ``Forget`` of these CallKeys."""
+    return b'{"type":"%b","calls":[%b]}' % (kind.encode(), b",".join(keys))

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import secrets
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
@@ -27,37 +29,86 @@ from agentenv.errors import (
     PoolClosedError,
     ProtocolError,
     SlotDestroyedError,
+    ToolCallError,
 )
+from agentenv.executor.attachments import Attachments, Part, without_large
 from agentenv.executor.batcher import Batched, Batcher
-from agentenv.executor.encoding import BOOT_BYTES, ENVELOPE_BYTES, encode_batch, encode_call, encode_ids, with_boot
+from agentenv.executor.encoding import (
+    BOOT_BYTES,
+    ENVELOPE_BYTES,
+    encode_batch,
+    encode_call,
+    encode_key,
+    encode_keys,
+    with_attachments,
+    with_boot,
+)
 from agentenv.executor.observer import CallObserver
 from agentenv.executor.stream import TRANSIENT, Stream, StreamCutError, infra_error, open_stream
 from agentenv.slots.backends.base import ContainerHandle
-from agentenv.wire.base import MAX_BATCH_CALLS, MAX_BODY_BYTES
+from agentenv.wire.base import LARGE_BYTES, MAX_BATCH_CALLS, MAX_MESSAGE_BYTES
 from agentenv.wire.calls import Accepted, CallResult, Failure, Result, server_message
 
 log = logging.getLogger(__name__)
 
-_MAX_CALL_BYTES: Final = MAX_BODY_BYTES - ENVELOPE_BYTES - BOOT_BYTES
+T = TypeVar("T")
+
+_MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - ENVELOPE_BYTES - BOOT_BYTES
+_MAX_BATCH_BYTES: Final = 4 * LARGE_BYTES
+"""A batch leaves when it holds so much: what comes behind it on a slow connection waits that long."""
 _FORGET_CALLS: Final = 64
-_FORGET_BYTES: Final = 256 * 1024
+_FORGET_BYTES: Final = LARGE_BYTES
 """Arrived results are reported to the container when there are so many, or of so many bytes."""
 _MOST_CANCELLATIONS: Final = MAX_BATCH_CALLS
 _FIRST_BACKOFF_S: Final = 0.02
 _LONGEST_BACKOFF_S: Final = 1.0
+_ASK_AGAIN_S: Final = 30.0
+"""How long after its own timeout a call without an answer is asked about again. It may still wait for its turn;
+but if its answer was lost on the way, this brings it."""
+_LOOK_S: Final = 5.0
+"""How often calls are looked through for such ones."""
+_RESENT_KEYS: Final = MAX_BATCH_CALLS
 
 
 class PendingCall:
     """One call on its way: ``future`` resolves to its CallResult or raises the typed InfraError.
 
+    ``key`` is its CallKey as JSON. ``parts`` are its large arguments until they have been sent, ``moving`` the
+    task that sends them, or fetches what the result left out; ``attached`` once the container may have some of
+    them; ``asked`` while an answer is to be expected.
     ``added_at``, ``sent_at`` and ``done_at`` are loop times in seconds; None until they happen.
     """
 
-    __slots__ = ("added_at", "body", "boot", "done_at", "future", "id", "sent_at")
+    __slots__ = (
+        "added_at",
+        "ask_again_at",
+        "asked",
+        "attached",
+        "body",
+        "boot",
+        "done_at",
+        "future",
+        "id",
+        "key",
+        "lease",
+        "moving",
+        "parts",
+        "sent_at",
+        "timeout_s",
+    )
 
-    def __init__(self, call_id: str, body: bytes, future: asyncio.Future[CallResult], added_at: float) -> None:
+    def __init__(
+        self, call_id: str, lease: bytes, timeout_s: float, future: asyncio.Future[CallResult], added_at: float
+    ) -> None:
         self.id = call_id
-        self.body = body
+        self.lease = lease
+        self.key = encode_key(call_id, lease)
+        self.timeout_s = timeout_s
+        self.body = b""
+        self.parts: dict[str, Part] = {}
+        self.moving: asyncio.Task[Any] | None = None
+        self.asked = self.attached = False
+        self.ask_again_at = math.inf
         self.future = future
         self.boot: str | None = None
         self.added_at = added_at
@@ -108,13 +159,22 @@ class SandboxClient:
         self._batcher: Batcher[PendingCall] = Batcher(
             window_s=settings.tool_batch_window_ms / 1000,
             max_calls=min(settings.tool_max_batch_size, MAX_BATCH_CALLS),
-            max_bytes=MAX_BODY_BYTES - ENVELOPE_BYTES,
+            max_bytes=_MAX_BATCH_BYTES,
         )
+        self._attachments = Attachments(handle, settings.reconnect_deadline_s)
         self._unfinished: dict[str, PendingCall] = {}
-        self._cancelling: dict[str, str] = {}
-        self._to_cancel: list[str] = []
-        self._to_forget: list[str] = []
+        self._behind: dict[bytes, deque[PendingCall]] = {}
+        """Of a lease with a large argument on its way: the calls made since then, which may not overtake it."""
+        self._movers: set[asyncio.Task[None]] = set()
+        self._cancelling: dict[str, PendingCall] = {}
+        self._given_up: deque[PendingCall] = deque(maxlen=_MOST_CANCELLATIONS)
+        """Calls that ended because the container could not be reached: should it come back, it is told."""
+        self._to_cancel: list[bytes] = []
+        self._to_forget: list[bytes] = []
         self._forget_bytes = 0
+        self._forgotten: deque[bytes] = deque(maxlen=_RESENT_KEYS)
+        """What this stream was told to forget that the container would keep for ever: told to the next one again."""
+        self._look_at = 0.0
         self._id_prefix = secrets.token_hex(12)
         self._wake: asyncio.Future[None] | None = None
         self._demand = asyncio.Event()
@@ -149,20 +209,25 @@ class SandboxClient:
         """
         if self._closed:
             raise PoolClosedError(f"the connection to container {self.handle.id} is closed")
+        arguments, parts = without_large(arguments)
         call_id = self.next_id()
-        body = encode_call(call_id, lease, tool, arguments, timeout_s)
-        if len(body) > _MAX_CALL_BYTES:
+        now = self._loop.time()
+        call = PendingCall(call_id, lease, timeout_s, self._loop.create_future(), now)
+        call.body = encode_call(call.key, tool, arguments, timeout_s)
+        call.parts = parts
+        if len(call.body) > _MAX_CALL_BYTES:
             raise InvalidArgumentsError(
-                f"the call is {len(body)} bytes, more than the {_MAX_CALL_BYTES} one call may have",
+                f"the call is {len(call.body)} bytes, more than the {_MAX_CALL_BYTES} one call may have",
                 next_step="send it in smaller parts",
             )
-        now = self._loop.time()
-        call = PendingCall(call_id, body, self._loop.create_future(), now)
         self._unfinished[call_id] = call
-        self._batcher.add(call, len(body) + BOOT_BYTES, now)
-        if self._stream is None:
-            self._want_connection()
-        self._wake_writer()
+        if (behind := self._behind.get(lease)) is not None:
+            behind.append(call)
+        elif parts:
+            self._behind[lease] = deque((call,))
+            self._move(self._send_in_order(lease), f"attachments-{call_id}")
+        else:
+            self._ask(call)
         return call
 
     def abandon(self, call: PendingCall, error: AgentEnvError | None = None) -> None:
@@ -170,25 +235,23 @@ class SandboxClient:
 
         Whoever still awaits it gets (a copy of) ``error``, or is cancelled.
         """
-        if self._unfinished.pop(call.id, None) is None:
+        if not self._let_go(call):
             return
         if error is None:
             call.future.cancel()
         else:
             self._finish(call, _copy(error))
-        self._batcher.drop(call)
-        if call.boot is not None:
+        if call.boot is not None and call.asked:
             if len(self._cancelling) >= _MOST_CANCELLATIONS:
                 self._cancelling.pop(next(iter(self._cancelling)))
-            self._cancelling[call.id] = call.boot
-            self._to_cancel.append(call.id)
+            self._cancelling[call.id] = call
+            self._to_cancel.append(call.key)
             self._wake_writer()
 
     def fail(self, calls: Iterable[PendingCall], error: AgentEnvError) -> None:
         """End these calls with (a copy of) ``error``; nothing more is asked about them."""
         for call in calls:
-            if self._unfinished.pop(call.id, None) is not None:
-                self._batcher.drop(call)
+            if self._let_go(call):
                 self._finish(call, _copy(error))
 
     async def aclose(self) -> None:
@@ -200,6 +263,89 @@ class SandboxClient:
                 self._keeper.cancel()
         if self._keeper is not None:
             await asyncio.wait({self._keeper})
+        if self._movers:
+            await asyncio.wait(self._movers)
+        await self._attachments.aclose()
+
+    def _let_go(self, call: PendingCall) -> bool:
+        """Nothing more is done for this call; False when that is so already."""
+        if self._unfinished.pop(call.id, None) is None:
+            return False
+        self._batcher.drop(call)
+        if call.moving is not None:
+            call.moving.cancel()
+        if call.moving is not None or (call.attached and call.boot is None):
+            self._forget(call, LARGE_BYTES)  # what is left to be fetched, or was sent for it
+        return True
+
+    # -- attachments ---------------------------------------------------------------------------------
+
+    def _ask(self, call: PendingCall) -> None:
+        """Put the call into the next batch."""
+        now = self._loop.time()
+        call.asked = True
+        call.ask_again_at = now + call.timeout_s + _ASK_AGAIN_S
+        self._batcher.add(call, len(call.body) + BOOT_BYTES, now)
+        if self._stream is None:
+            self._want_connection()
+        self._wake_writer()
+
+    def _move(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._loop.create_task(work, name=name)
+        self._movers.add(task)
+        task.add_done_callback(self._movers.discard)
+
+    async def _send_in_order(self, lease: bytes) -> None:
+        """The large arguments of this lease's calls, and its calls behind them, in the order they were made."""
+        behind = self._behind[lease]
+        while behind:
+            call = behind.popleft()
+            if call.id in self._unfinished and call.parts:
+                await self._send_parts(call)
+            if call.id in self._unfinished:
+                self._ask(call)
+        del self._behind[lease]
+
+    async def _send_parts(self, call: PendingCall) -> None:
+        call.attached = True
+        sent = await self._moved(call, self._attachments.put(call.lease, call.id, call.parts))
+        if sent is not None:
+            call.parts = {}
+            call.body = with_attachments(call.body, sent)
+
+    async def _fetch_rest(self, call: PendingCall, result: CallResult) -> None:
+        whole = await self._moved(call, self._attachments.complete(call.lease, result))
+        if whole is not None and self._unfinished.pop(call.id, None) is not None:
+            self._forget(call, LARGE_BYTES)
+            self._finish(call, whole)
+
+    async def _moved(self, call: PendingCall, work: Coroutine[Any, Any, T]) -> T | None:
+        """What came of it; None when the call has ended meanwhile, or ends by this."""
+        call.moving = self._loop.create_task(work)
+        await asyncio.wait({call.moving})
+        if call.moving.cancelled():
+            return None
+        error = call.moving.exception()
+        if error is None:
+            moved: T = call.moving.result()
+            call.moving = None
+            return moved
+        if isinstance(error, ToolCallError) and self._let_go(call):
+            self._finish(call, CallResult(id=call.id, fault=error.fault, error=error.code, message=str(error)))
+            return None
+        if not isinstance(error, AgentEnvError):
+            log.error("an attachment of %s failed", call.id, exc_info=error)
+            error = ProtocolError(f"an attachment of call {call.id} failed: {error!r}")
+        self.fail((call,), error)
+        return None
+
+    def _forget(self, call: PendingCall, size_bytes: int) -> None:
+        self._to_forget.append(call.key)
+        self._forget_bytes += size_bytes
+        if self._forget_due():
+            if self._stream is None and not self._closed:
+                self._want_connection()
+            self._wake_writer()
 
     # -- the connection ----------------------------------------------------------------------------
 
@@ -223,7 +369,7 @@ class SandboxClient:
                 except Exception as error:
                     log.exception("the client of %s failed", self.handle.id)
                     self._give_up(ProtocolError(f"the client of {self.handle.id} failed: {error!r}"))
-                if self._unfinished or self._cancelling:
+                if self._cancelling or self._forget_due() or any(call.asked for call in self._unfinished.values()):
                     self._demand.set()
                 else:
                     self._lost_at, self._fruitless = None, 0
@@ -273,18 +419,23 @@ class SandboxClient:
     def _give_up(self, error: AgentEnvError) -> None:
         self._lost_at, self._fruitless = None, 0
         self._cancelling.clear()
-        self.fail(tuple(self._unfinished.values()), error)
+        asked = [call for call in self._unfinished.values() if call.asked]
+        self._given_up.extend(call for call in asked if call.boot is not None)
+        self.fail(asked, error)
 
     def _start_over(self, stream: Stream) -> None:
         """Everything unfinished is asked (again) on the new stream, in the order it was first asked."""
         self.counters.streams += 1
-        self.counters.reasked += sum(call.boot is not None for call in self._unfinished.values())
-        self._batcher.restart(
-            ((call, len(call.body) + BOOT_BYTES) for call in self._unfinished.values()), self._loop.time()
-        )
+        asked = [call for call in self._unfinished.values() if call.asked]
+        self.counters.reasked += sum(call.boot is not None for call in asked)
+        self._batcher.restart(((call, len(call.body) + BOOT_BYTES) for call in asked), self._loop.time())
         # Another server process knows nothing of what was cancelled in the one before it.
-        self._cancelling = {call_id: boot for call_id, boot in self._cancelling.items() if boot == stream.boot}
-        self._to_cancel = list(self._cancelling)
+        ended = [*self._cancelling.values(), *self._given_up]
+        self._given_up.clear()
+        self._cancelling = {call.id: call for call in ended if call.boot == stream.boot}
+        self._to_cancel = [call.key for call in self._cancelling.values()]
+        self._to_forget += self._forgotten
+        self._forgotten.clear()
         self._stream = stream
 
     # -- writing -----------------------------------------------------------------------------------
@@ -295,20 +446,36 @@ class SandboxClient:
 
     async def _write(self, stream: Stream) -> None:
         while True:
+            self._ask_again()
             due = self._batcher.due(self._loop.time())
             if due.batches:
                 for batch in due.batches:
                     await stream.send(self._encoded(batch, stream.boot))
             elif self._to_cancel:
-                ids, self._to_cancel = self._to_cancel[:MAX_BATCH_CALLS], self._to_cancel[MAX_BATCH_CALLS:]
-                await stream.send(encode_ids("cancel", ids))
+                keys, self._to_cancel = self._to_cancel[:MAX_BATCH_CALLS], self._to_cancel[MAX_BATCH_CALLS:]
+                await stream.send(encode_keys("cancel", keys))
             elif self._forget_due():
-                ids, self._to_forget = self._to_forget[:MAX_BATCH_CALLS], self._to_forget[MAX_BATCH_CALLS:]
+                keys, self._to_forget = self._to_forget[:MAX_BATCH_CALLS], self._to_forget[MAX_BATCH_CALLS:]
+                if self._forget_bytes >= LARGE_BYTES:
+                    self._forgotten.extend(keys)
                 self._forget_bytes = 0
-                await stream.send(encode_ids("forget", ids))
+                await stream.send(encode_keys("forget", keys))
             else:
                 # Nothing was awaited since due() was asked, so no wake-up can have been missed.
                 await self._wait_for_work(due.wake_at)
+
+    def _ask_again(self) -> None:
+        """About calls that should have an answer by now: asking again never runs a call twice."""
+        now = self._loop.time()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        for call in self._unfinished.values():
+            if call.asked and call.sent_at is not None and now >= call.ask_again_at:
+                log.info("call %s has no answer yet: asking again", call.id)
+                self.counters.reasked += 1
+                self._batcher.drop(call)
+                self._ask(call)
 
     def _forget_due(self) -> bool:
         return len(self._to_forget) >= _FORGET_CALLS or self._forget_bytes >= _FORGET_BYTES
@@ -328,7 +495,8 @@ class SandboxClient:
     async def _wait_for_work(self, wake_at: float | None) -> None:
         """Until something is to be sent, ``wake_at``, or an acknowledgement is overdue."""
         overdue_at = self._overdue_at()
-        moments = [moment for moment in (wake_at, overdue_at) if moment is not None]
+        look_at = self._look_at if self._unfinished else None
+        moments = [moment for moment in (wake_at, overdue_at, look_at) if moment is not None]
         self._wake = self._loop.create_future()
         timer = self._loop.call_at(min(moments), self._wake_writer) if moments else None
         try:
@@ -366,13 +534,19 @@ class SandboxClient:
                 self._take_failure(message)
 
     def _take_result(self, result: CallResult, size_bytes: int) -> None:
-        self._to_forget.append(result.id)
-        self._forget_bytes += size_bytes
-        if self._forget_due():
-            self._wake_writer()
-        self._cancelling.pop(result.id, None)
-        call = self._unfinished.pop(result.id, None)
-        if call is not None:
+        if (cancelled := self._cancelling.pop(result.id, None)) is not None:
+            self._forget(cancelled, size_bytes + sum(part.size_bytes for part in result.attachments))
+            return
+        call = self._unfinished.get(result.id)
+        if call is None or not call.asked:
+            return  # another copy: the first one was taken
+        call.asked = False
+        self._batcher.drop(call)
+        if result.attachments:
+            self._move(self._fetch_rest(call, result), f"attachments-{call.id}")
+        else:
+            del self._unfinished[call.id]
+            self._forget(call, size_bytes)
             self._finish(call, result)
 
     def _finish(self, call: PendingCall, outcome: CallResult | AgentEnvError) -> None:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from agentenv.errors import InfraError, ProtocolError, SlotDestroyedError, by_code
 from agentenv.slots.backends.base import ContainerHandle
-from agentenv.wire.base import MAX_BODY_BYTES, PROTOCOL_VERSION
+from agentenv.wire.base import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
 from agentenv.wire.server import ErrorReply, ServerInfo
 
 _POLITE_CLOSE_S: Final = 1.0
@@ -102,7 +102,7 @@ async def open_stream(http: aiohttp.ClientSession, handle: ContainerHandle, *, s
         socket_ = await http.ws_connect(
             f"{handle.base_url}/v1/stream",
             headers=headers,
-            max_msg_size=MAX_BODY_BYTES,
+            max_msg_size=MAX_MESSAGE_BYTES,
             compress=0,
             # aiohttp pings after this much silence and gives up after half as much again.
             heartbeat=silence_s / 1.5,

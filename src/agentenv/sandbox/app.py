@@ -15,20 +15,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentenv.errors import AgentEnvError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox import metrics
+from agentenv.sandbox.attachment_routes import AttachmentRoutes
 from agentenv.sandbox.container import Container
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.stream import BatchOutlet, StreamOutlet
 from agentenv.sandbox.tools.transfer_routes import TransferRoutes
-from agentenv.wire.base import MAX_BODY_BYTES, WireModel
+from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.calls import Accepted, Batch, Cancel, Failure, client_message
 from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest
 from agentenv.wire.server import ErrorReply, Health, ServerInfo
 
 _HEARTBEAT_S = 30.0
-_MAX_SMALL_BODY_BYTES = 4 * 1024 * 1024
-"""Of everything but batches: 10,000 lease keys fit."""
 _MAX_SHOWN = 500
-_OVERFULL_PAUSE_S = 0.01
 Body = TypeVar("Body")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,7 +52,7 @@ class Face:
 
     def application(self) -> web.Application:
         """The routes, behind the token."""
-        application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        application = web.Application(middlewares=[self._guard], client_max_size=MAX_MESSAGE_BYTES)
         application[STREAMS] = set()
         router = application.router
         router.add_get("/health", self._health)
@@ -69,6 +67,7 @@ class Face:
         router.add_post("/v1/leases/release", self._post_release)
         router.add_post("/v1/leases/end", self._post_end)
         router.add_post("/v1/leases/seal", self._post_seal)
+        AttachmentRoutes(self.container).add_to(router)
         TransferRoutes(self.container).add_to(router)
         return application
 
@@ -114,7 +113,7 @@ class Face:
     # -- calls -------------------------------------------------------------------------------------
 
     async def _post_batch(self, request: web.Request) -> web.StreamResponse:
-        batch = await _read(request, _batch, MAX_BODY_BYTES)
+        batch = await _read(request, _batch)
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         await response.write(Accepted(batch=batch.batch).model_dump_json().encode() + b"\n")
@@ -127,7 +126,7 @@ class Face:
         return response
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
-        socket = web.WebSocketResponse(max_msg_size=MAX_BODY_BYTES, heartbeat=_HEARTBEAT_S, compress=False)
+        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=_HEARTBEAT_S, compress=False)
         await socket.prepare(request)
         assert isinstance(request.transport, asyncio.Transport)
         outlet = StreamOutlet(request.transport, self.poller, self.container.sent)
@@ -139,10 +138,8 @@ class Face:
                     outlet.send(_failure(ProtocolError("only text messages are understood"), None))
                     continue
                 self._take(message.data, outlet)
-                if outlet.congested:
+                if outlet.clogged:
                     await outlet.room()
-                while self.container.overfull:  # noqa: ASYNC110 (too rare for an event on the path of every call)
-                    await asyncio.sleep(_OVERFULL_PAUSE_S)
         finally:
             outlet.close()
             self.container.counted.streams -= 1
@@ -163,9 +160,9 @@ class Face:
             outlet.send_along(b'{"type":"accepted","batch":%d}' % message.batch)
             self.container.ask(message.calls, outlet, len(text))
         elif isinstance(message, Cancel):
-            self.container.cancel(message.ids)
+            self.container.cancel(message.calls, outlet)
         else:
-            self.container.forget(message.ids)
+            self.container.forget(message.calls)
 
     # -- every route -------------------------------------------------------------------------------
 
@@ -190,7 +187,7 @@ class Face:
         return hmac.compare_digest(given, b"Bearer " + self.token.encode())
 
 
-async def _read(request: web.Request, model: TypeAdapter[Body], limit_bytes: int = _MAX_SMALL_BODY_BYTES) -> Body:
+async def _read(request: web.Request, model: TypeAdapter[Body], limit_bytes: int = MAX_MESSAGE_BYTES) -> Body:
     if (request.content_length or 0) > limit_bytes:
         raise web.HTTPRequestEntityTooLarge(limit_bytes, request.content_length or 0)
     body = await request.read()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
 from agentenv.sandbox.agent_link import TooManyRunsError
-from agentenv.sandbox.calls import Asked, Fields, Stop, answer, ended, refusal
+from agentenv.sandbox.calls import NO_CONTENT, Asked, Content, Fields, Stop, answer, ended, refusal
 from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.process import SlotIo
 from agentenv.sandbox.session_host import SlotHost
@@ -88,7 +88,7 @@ class Beside:
             self._answer(asked, refusal(asked.call_id, error))
         self._waiting.clear()
 
-    def _answer(self, asked: Asked, result: Fields, content: bytes = b"") -> None:
+    def _answer(self, asked: Asked, result: Fields, content: Content = NO_CONTENT) -> None:
         task = asked.task
         self._running.discard(asked)
         answer(asked, result, self._shared.statistics, content)
@@ -96,14 +96,14 @@ class Beside:
             task.cancel()
 
     async def _run(self, asked: Asked, sessions: SlotSessions) -> None:
-        content = b""
+        content = NO_CONTENT
         assert isinstance(asked.arguments, SessionArguments)
         try:
             answered = await sessions.call(asked.arguments, asked.started_at + asked.timeout_s)
-            content = answered.content.model_dump_json(exclude_defaults=True).encode()
+            content = Content((answered.content.model_dump_json(exclude_defaults=True).encode(),))
             result = ended(asked, self._loop.time(), answered.fields)
             if self._limits is not None and (above := self._limits.take_above()):
-                content, result = b"", refusal(asked.call_id, InfraError(above))
+                content, result = NO_CONTENT, refusal(asked.call_id, InfraError(above))
         except LeaseLostError:
             return  # the slot answers for every call of its lease
         except AgentEnvError as error:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import errno
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from pydantic_core import to_json
 
 from agentenv.errors import AgentEnvError
+from agentenv.sandbox.inbox import Attached, close_all
 from agentenv.sandbox.metrics import Statistics
 from agentenv.sandbox.process import Process
-from agentenv.sandbox.replies import Reply, ReplyMemory
-from agentenv.wire.base import MAX_BODY_BYTES, WireModel
+from agentenv.sandbox.replies import Raw, Reply, ReplyMemory, size_of
+from agentenv.wire.base import LARGE_BYTES, WireModel
 from agentenv.wire.calls import Call
 
 Fields = dict[str, Any]
 """Fields of a :class:`agentenv.wire.calls.CallResult`, without those at their default: what it takes to
-build and dump the model is a good part of a short call. The golden samples hold the two together."""
+build and dump the model is a good part of a short call. The golden samples hold the two together. ``stdout``
+and ``stderr`` may be :data:`agentenv.sandbox.replies.Raw`, which is sent as an attachment."""
 
 _HEAD = b'{"type":"result","result":'
 
@@ -32,12 +36,21 @@ class Stop(StrEnum):
     lost = "lost"
 
 
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A tool's reply: its JSON in pieces, and beside it what is too large to be JSON, by its field."""
+
+    json: Raw = ()
+    raw: Mapping[str, Raw] = field(default_factory=dict)
+
+
+NO_CONTENT = Content()
+
+
 class Outlet(Protocol):
     """A connection that answers go to."""
 
     closed: bool
-    waits: bool
-    """Whether it waits for exactly the calls it asked for, whoever else asks for them later."""
 
     def deliver(self, asked: Asked) -> None:
         """Send ``asked.message`` when there is room, then tell its reply memory."""
@@ -47,11 +60,13 @@ class Outlet(Protocol):
 
 
 class Asked(Reply):
-    """One call in its slot. ``outlets`` are the connection that asked last, and those that wait for it."""
+    """One call in its slot. ``outlets`` are the open connections that asked for it; ``attached`` are its large
+    arguments, which ``arguments`` have empty."""
 
     __slots__ = (
         "arguments",
         "asked_at",
+        "attached",
         "held_bytes",
         "outlets",
         "process",
@@ -65,13 +80,22 @@ class Asked(Reply):
         "tool",
     )
 
-    def __init__(self, call: Call, arguments: WireModel, memory: ReplyMemory, outlet: Outlet, now: float) -> None:
+    def __init__(
+        self,
+        call: Call,
+        arguments: WireModel,
+        memory: ReplyMemory,
+        outlet: Outlet,
+        now: float,
+        attached: Mapping[str, Attached] = MappingProxyType({}),
+    ) -> None:
         super().__init__(call.id, memory)
         self.slot = call.lease.slot
         self.secret = call.lease.secret
         self.tool = call.tool
         self.held_bytes = 0
         self.arguments = arguments
+        self.attached = attached
         self.timeout_s = call.timeout_s
         self.outlets = [outlet]
         self.asked_at = now
@@ -82,22 +106,23 @@ class Asked(Reply):
         self.timer: asyncio.TimerHandle | None = None
 
     def asked_again(self, outlet: Outlet) -> None:
-        """Somebody else wants the answer (too), or the same one over a new connection."""
-        self.outlets = [known for known in self.outlets if known.waits and not known.closed]
+        """Somebody else wants the answer (too), or the same one over a new connection. Which connection is the
+        one that lives cannot be told from the order of arrival: every open one is answered."""
+        self.outlets = [known for known in self.outlets if not known.closed and known is not outlet]
         self.outlets.append(outlet)
         if self.message is not None:
             outlet.deliver(self)
 
 
-def answer(asked: Asked, fields: Fields, statistics: Statistics, content: bytes = b"") -> None:
-    """The call ended with this result: remember it, count it, and give it to whoever asked last."""
-    message = encode_result(fields, content)
-    if len(message) > MAX_BODY_BYTES:
-        message = encode_result(_too_large(fields) if content else _shortened(fields))
-    asked.memory.finish(asked, message)
-    statistics.held_bytes -= asked.held_bytes
+def answer(asked: Asked, fields: Fields, statistics: Statistics, content: Content = NO_CONTENT) -> None:
+    """The call ended with this result: remember it, count it, and give it to every connection that asked."""
+    fields, raw = detached(fields, content)
+    message = encode_result(fields, b"" if "content" in raw else b"".join(content.json))
+    asked.memory.finish(asked, message, raw)
+    asked.memory.inbox.let_go(asked.held_bytes)
+    close_all(asked.attached)
     statistics.calls += 1
-    statistics.results_bytes += len(message)
+    statistics.results_bytes += asked.size_bytes
     statistics.calls_faulted += "fault" in fields
     statistics.calls_timed_out += "timed_out" in fields
     statistics.calls_cancelled += "cancelled" in fields
@@ -109,6 +134,24 @@ def answer(asked: Asked, fields: Fields, statistics: Statistics, content: bytes 
     for outlet in asked.outlets:
         if not outlet.closed:
             outlet.deliver(asked)
+
+
+def detached(fields: Fields, content: Content) -> tuple[Fields, dict[str, Raw]]:
+    """The fields that go into the message, which names what is to be fetched; and that, by its field."""
+    raw = dict(content.raw)
+    if size_of(content.json) > LARGE_BYTES:
+        raw["content"] = content.json
+    for name in ("stdout", "stderr"):
+        value = fields.get(name, "")
+        if isinstance(value, tuple):
+            raw[name] = value
+        elif len(value) > LARGE_BYTES:
+            raw[name] = (value.encode(),)
+    if not raw:
+        return fields, raw
+    left = {name: value for name, value in fields.items() if name not in raw}
+    left["attachments"] = [{"field": name, "size_bytes": size_of(value)} for name, value in raw.items()]
+    return left, raw
 
 
 def ended(asked: Asked, now: float, left: Fields) -> Fields:
@@ -130,28 +173,8 @@ def refusal(call_id: str, error: AgentEnvError) -> Fields:
 
 
 def encode_result(fields: Fields, content: bytes = b"") -> bytes:
-    """The :class:`agentenv.wire.calls.Result` message. ``content`` is the tool's reply as JSON already: a
-    file of 64 MiB is not made a Python object once more."""
+    """The :class:`agentenv.wire.calls.Result` message. ``content`` is the tool's reply as JSON already."""
     encoded = to_json(fields)
     if content:
         return b'%b%b,"content":%b}}' % (_HEAD, encoded[:-1], content)
     return b"%b%b}" % (_HEAD, encoded)
-
-
-def _too_large(fields: Fields) -> Fields:
-    reason = f"the answer is larger than the {MAX_BODY_BYTES} bytes a message may have: ask for it in parts\n"
-    return {**fields, "exit_code": errno.EFBIG, "stderr": reason}
-
-
-def _shortened(fields: Fields) -> Fields:
-    """So that it fits in one message even when every character takes six bytes of JSON (control
-    characters do): the caps allow more than a message may have only where they were set very high."""
-    keep = MAX_BODY_BYTES // 30
-    changed: Fields = {**fields, "truncated": True}
-    for name in ("stdout", "stderr"):
-        text: str = fields.get(name, "")
-        if len(text) > 2 * keep:
-            dropped = f"{name}_dropped_bytes"
-            changed[name] = text[:keep] + text[-keep:]
-            changed[dropped] = fields.get(dropped, 0) + len(text[keep:-keep].encode())
-    return changed

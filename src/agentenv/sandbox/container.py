@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import secrets
@@ -15,12 +16,14 @@ from agentenv.errors import (
     StaleLeaseError,
 )
 from agentenv.sandbox.calls import Asked, Outlet, encode_result, refusal
+from agentenv.sandbox.inbox import Attached, Inbox, close_all
 from agentenv.sandbox.process import SlotIo
+from agentenv.sandbox.replies import Raw
 from agentenv.sandbox.shared import Shared
 from agentenv.sandbox.slots import Slot
 from agentenv.sandbox.supervisor_link import Hello, Packet, SlotFailed, SlotLost, SlotReady
-from agentenv.sandbox.tools.registry import parse_arguments
-from agentenv.wire.calls import Call
+from agentenv.sandbox.tools.registry import parse_arguments, with_attached
+from agentenv.wire.calls import Call, CallKey
 from agentenv.wire.leases import (
     EndRequest,
     LeaseGrant,
@@ -33,9 +36,6 @@ from agentenv.wire.leases import (
     SlotState,
 )
 from agentenv.wire.server import SlotsReply
-
-MAX_HELD_BYTES = 256 * 1024 * 1024
-"""What calls that wait may hold, in bytes of their JSON; streams are not read beyond that."""
 
 log = logging.getLogger(__name__)
 
@@ -83,11 +83,6 @@ class Container:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    @property
-    def overfull(self) -> bool:
-        """Whether the calls that wait hold so much memory that no more should be read now."""
-        return self.counted.held_bytes > MAX_HELD_BYTES
-
     def ask(self, calls: Sequence[Call], outlet: Outlet, size_bytes: int) -> None:
         """Run these calls, or tell what became of them; together they took ``size_bytes`` of JSON. Each
         gets its one answer through ``outlet``, unless the same is asked again over another."""
@@ -104,20 +99,46 @@ class Container:
         StaleLeaseError, SandboxUnavailableError."""
         return self._slot(key.slot).beside(key), self._shared.env
 
-    def cancel(self, ids: Iterable[str]) -> None:
-        """End these calls; each still gets its (cancelled) answer. Unknown ids are no error."""
-        for call_id in ids:
-            asked = self._shared.index.get(call_id)
-            if isinstance(asked, Asked):
+    def cancel(self, calls: Iterable[CallKey], outlet: Outlet) -> None:
+        """End these calls; each that still ran gets its (cancelled) answer, over ``outlet`` too; the answers of the
+        others are forgotten. Nothing happens to calls that are not known, or not of that lease."""
+        for call in calls:
+            if (asked := self._known(call.id, call.lease)) is None:
+                continue
+            if asked.message is None:
+                asked.asked_again(outlet)
                 self._slots[asked.slot].cancel(asked)
+            else:
+                self.forget((call,))
 
-    def forget(self, ids: Iterable[str]) -> None:
-        """These answers arrived. Unknown ids are no error."""
-        for call_id in ids:
-            asked = self._shared.index.get(call_id)
-            if isinstance(asked, Asked):
+    def forget(self, calls: Iterable[CallKey]) -> None:
+        """These answers arrived, or the call will not be asked. Nothing happens to calls that are not known, or not
+        of that lease."""
+        for call in calls:
+            if (asked := self._known(call.id, call.lease)) is not None:
                 asked.memory.forget(asked)
                 self._slots[asked.slot].made_room()
+            elif call.id not in self._shared.index and call.lease.slot < len(self._slots):
+                with contextlib.suppress(StaleLeaseError):
+                    self._slots[call.lease.slot].admit(call.lease).inbox.drop(call.id)
+
+    def receive(self, key: LeaseKey, call_id: str, field: str) -> tuple[Attached, Inbox]:
+        """An attachment to fill, of a call that will be asked, and where it waits for it. Raises StaleLeaseError,
+        ProtocolError when the call was asked already, SandboxUnavailableError when too many wait."""
+        memory = self._slot(key.slot).admit(key)
+        if call_id in self._shared.index or memory.has_ended(call_id):
+            raise ProtocolError(f"call {call_id!r} was asked already")
+        return memory.inbox.receive(call_id, field), memory.inbox
+
+    def fetched(self, key: LeaseKey, call_id: str, field: str) -> Raw:
+        """What a finished call left to be fetched; empty once it is forgotten. Raises StaleLeaseError,
+        CallLostError when there is no such thing."""
+        memory = self._slot(key.slot).admit(key)
+        asked = self._known(call_id, key)
+        raw = None if asked is None or asked.memory is not memory else asked.attachments.get(field)
+        if raw is None:
+            raise CallLostError(f"the call's {field} is not remembered (any more)")
+        return raw
 
     def sent(self, asked: Asked) -> None:
         """This answer was handed to a connection."""
@@ -125,12 +146,9 @@ class Container:
         self._slots[asked.slot].made_room()
 
     def _ask(self, call: Call, outlet: Outlet, held_bytes: int) -> None:
-        known = self._shared.index.get(call.id)
-        if known is not None:
-            assert isinstance(known, Asked)
-            if known.slot != call.lease.slot or not hmac.compare_digest(
-                known.secret.encode(), call.lease.secret.encode()
-            ):
+        if call.id in self._shared.index:
+            known = self._known(call.id, call.lease)
+            if known is None:
                 raise ProtocolError(f"call id {call.id!r} is in use under another lease")
             self.counted.calls_asked_again += 1
             known.asked_again(outlet)
@@ -143,7 +161,20 @@ class Container:
             raise CallLostError("the sandbox server was restarted after the call was sent: it may have run")
         if self.draining:
             raise SandboxUnavailableError("the sandbox server is shutting down")
-        slot.ask(call, parse_arguments(call.tool, call.arguments), memory, outlet, held_bytes)
+        attached = memory.inbox.take(call.id, call.attachments)
+        try:
+            arguments = parse_arguments(call.tool, with_attached(call.tool, call.arguments, attached))
+            slot.ask(call, arguments, memory, outlet, held_bytes, attached)
+        except BaseException:
+            close_all(attached)
+            raise
+
+    def _known(self, call_id: str, lease: LeaseKey) -> Asked | None:
+        """The call of that id, when it is that lease's."""
+        asked = self._shared.index.get(call_id)
+        if not isinstance(asked, Asked) or asked.slot != lease.slot:
+            return None
+        return asked if hmac.compare_digest(asked.secret.encode(), lease.secret.encode()) else None
 
     # -- leases ------------------------------------------------------------------------------------
 

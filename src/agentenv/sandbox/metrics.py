@@ -37,12 +37,16 @@ class Statistics:
     leases_expired: int = 0
     slots_lost: int = 0
     held_bytes: int = 0
-    """What the calls that wait or run were sent as, in bytes of JSON."""
+    """What the calls that wait or run hold: their JSON and their attachments."""
     streams: int = 0
     slots_free: int = 0
     slots_leased: int = 0
     calls_running: int = 0
     calls_queued: int = 0
+
+    def hold(self, size_bytes: int) -> None:
+        """Calls hold so much more (or less)."""
+        self.held_bytes += size_bytes
 
     def as_dict(self) -> dict[str, int]:
         """For ``GET /v1/statistics``."""
@@ -81,7 +85,7 @@ COUNTED = (
     Metric("agentenv_sandbox_leases_granted_total", "counter", "Leases granted.", "leases_granted"),
     Metric("agentenv_sandbox_leases_expired_total", "counter", "Leases nobody renewed in time.", "leases_expired"),
     Metric("agentenv_sandbox_slots_lost_total", "counter", "Slots whose agent died by itself.", "slots_lost"),
-    Metric("agentenv_sandbox_held_bytes", "gauge", "JSON of the calls that wait or run.", "held_bytes"),
+    Metric("agentenv_sandbox_held_bytes", "gauge", "JSON and attachments of the calls that wait or run.", "held_bytes"),
     Metric("agentenv_sandbox_streams", "gauge", "Open connections that carry calls.", "streams"),
     Metric("agentenv_sandbox_calls_running", "gauge", "Calls that run.", "calls_running"),
     Metric("agentenv_sandbox_calls_queued", "gauge", "Calls that wait for their slot's earlier ones.", "calls_queued"),

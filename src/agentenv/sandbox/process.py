@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from agentenv.sandbox.agent_link import AgentLink
 from agentenv.sandbox.capture import Orphans, PipeReader
+from agentenv.sandbox.inbox import Attached
 from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_payload
@@ -89,18 +90,24 @@ class Process:
         self.stdout: PipeReader | None = None
         self.stderr: PipeReader | None = None
 
-    def start(self, command: Command, *, stdin: bytes | None = None, script: bytes | None = None) -> None:
-        """Run ``command`` with this standard input and script (descriptor 9). Raises ValueError when
-        argv and env do not fit in a packet."""
+    def start(self, command: Command, *, stdin: bytes | Attached | None = None, script: bytes | None = None) -> None:
+        """Run ``command`` with this standard input (an attachment stays the caller's) and script (descriptor 9).
+        Raises ValueError when argv and env do not fit in a packet."""
         payload, flags = command.payload()
+        fds: list[int] = []
         try:
-            if stdin is not None:
+            if isinstance(stdin, Attached):
+                flags |= _STDIN
+                fds.append(stdin.fd)
+            elif stdin is not None:
                 flags |= _STDIN
                 self._memory_files.append(memory_file("stdin", stdin))
+                fds.append(self._memory_files[-1])
             if script is not None:
                 flags |= _SCRIPT_FD
                 self._memory_files.append(memory_file("script", script))
-            self._run = self._io.link.spawn(payload, flags, self._memory_files, self)
+                fds.append(self._memory_files[-1])
+            self._run = self._io.link.spawn(payload, flags, fds, self)
         except BaseException:
             self._free_memory_files()
             raise

@@ -7,6 +7,13 @@ remembered, and that it cannot be told any more after that; never does asking ag
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from agentenv.sandbox.inbox import Inbox
+
+Raw = tuple[bytes | bytearray | memoryview, ...]
+"""Content as it came, in pieces: nothing is copied to join them."""
 
 MAX_ENDED_IDS = 16_384
 """Ids of forgotten calls kept per lease (as hashes): a copy of an old batch, late in some socket's
@@ -14,14 +21,17 @@ buffer, must not run."""
 
 
 class Reply:
-    """One call as the reply memory sees it. ``message`` is the finished answer, None while it runs."""
+    """One call as the reply memory sees it. ``message`` is the finished answer, None while it runs;
+    ``attachments`` are what it says is to be fetched."""
 
-    __slots__ = ("call_id", "delivered", "memory", "message")
+    __slots__ = ("attachments", "call_id", "delivered", "memory", "message", "size_bytes")
 
     def __init__(self, call_id: str, memory: ReplyMemory) -> None:
         self.call_id = call_id
         self.memory = memory
         self.message: bytes | None = None
+        self.attachments: Mapping[str, Raw] = {}
+        self.size_bytes = 0
         self.delivered = False
 
     def __repr__(self) -> str:
@@ -31,14 +41,25 @@ class Reply:
 
 class ReplyMemory:
     """Replies of one lease, at most ``max_count`` and ``max_sent_bytes`` of finished ones that were sent
-    (which should be more than a connection can hold on its way: that may have to be sent again).
+    (which should be more than a connection can hold on its way: that may have to be sent again), and the
+    newest of them whatever its size.
 
-    Finished replies that were not sent yet are never dropped; ``full`` says that there are
-    ``max_unsent_bytes`` or ``max_count`` of them, and that no further call should begin. ``index`` is
-    shared by all leases of the server: it finds a reply by its id alone.
+    Finished replies that were not sent yet are never dropped, nor are those with attachments before they are
+    forgotten; ``full`` says that there are ``max_unsent_bytes`` or ``max_count`` of them, and that no further
+    call should begin. ``index`` is shared by all leases of the server: it finds a reply by its id alone.
+    ``inbox`` holds what the calls brought along.
     """
 
-    def __init__(self, index: dict[str, Reply], *, max_count: int, max_unsent_bytes: int, max_sent_bytes: int) -> None:
+    def __init__(
+        self,
+        index: dict[str, Reply],
+        *,
+        max_count: int,
+        max_unsent_bytes: int,
+        max_sent_bytes: int,
+        inbox: Inbox | None = None,
+    ) -> None:
+        self.inbox = inbox or Inbox()
         self._index = index
         self._max_count = max_count
         self._max_unsent_bytes = max_unsent_bytes
@@ -74,23 +95,27 @@ class ReplyMemory:
         self._index[reply.call_id] = reply
         self._running[reply.call_id] = reply
 
-    def finish(self, reply: Reply, message: bytes) -> None:
+    def finish(self, reply: Reply, message: bytes, attachments: Mapping[str, Raw] = MappingProxyType({})) -> None:
         """The call ended with this answer. Raises KeyError when it was not running here."""
         del self._running[reply.call_id]
         reply.message = message
+        reply.attachments = attachments
+        reply.size_bytes = len(message) + sum(size_of(raw) for raw in attachments.values())
         self._unsent[reply.call_id] = reply
-        self._unsent_bytes += len(message)
+        self._unsent_bytes += reply.size_bytes
 
     def sent(self, reply: Reply) -> None:
-        """The answer was handed to a connection; it may be dropped now when room is needed."""
-        if self._unsent.pop(reply.call_id, None) is None:
+        """The answer was handed to a connection; it may be dropped now when room is needed, unless something
+        of it is still to be fetched."""
+        reply.delivered = reply.message is not None
+        if reply.attachments or self._unsent.pop(reply.call_id, None) is None:
             return
-        assert reply.message is not None
-        reply.delivered = True
-        self._unsent_bytes -= len(reply.message)
+        self._unsent_bytes -= reply.size_bytes
         self._sent[reply.call_id] = reply
-        self._sent_bytes += len(reply.message)
-        while len(self._sent) > self._max_count or self._sent_bytes > self._max_sent_bytes:
+        self._sent_bytes += reply.size_bytes
+        while len(self._sent) > max(1, self._max_count) or (
+            self._sent_bytes > self._max_sent_bytes and len(self._sent) > 1
+        ):
             self.forget(next(iter(self._sent.values())))
 
     def forget(self, reply: Reply) -> None:
@@ -98,11 +123,12 @@ class ReplyMemory:
         if reply.message is None:
             return
         if self._sent.pop(reply.call_id, None) is not None:
-            self._sent_bytes -= len(reply.message)
+            self._sent_bytes -= reply.size_bytes
         elif self._unsent.pop(reply.call_id, None) is not None:
-            self._unsent_bytes -= len(reply.message)
+            self._unsent_bytes -= reply.size_bytes
         else:
             return
+        reply.attachments = {}
         del self._index[reply.call_id]
         self._ended[hash(reply.call_id)] = None
         if len(self._ended) > MAX_ENDED_IDS:
@@ -111,8 +137,15 @@ class ReplyMemory:
     def clear(self) -> None:
         """The lease has ended: drop everything, running calls included."""
         for replies in (self._running, self._unsent, self._sent):
-            for call_id in replies:
+            for call_id, reply in replies.items():
+                reply.attachments = {}
                 del self._index[call_id]
             replies.clear()
         self._ended.clear()
+        self.inbox.close()
         self._unsent_bytes = self._sent_bytes = 0
+
+
+def size_of(raw: Raw) -> int:
+    """Of all its pieces, in bytes."""
+    return sum(len(piece) for piece in raw)

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 
 from agentenv.errors import (
@@ -21,6 +22,7 @@ from agentenv.sandbox.beside import Beside
 from agentenv.sandbox.calls import Asked, Outlet, Stop, answer, ended, refusal
 from agentenv.sandbox.capture import Orphans
 from agentenv.sandbox.culprits import WAYS, Loss, error_of
+from agentenv.sandbox.inbox import Attached, Inbox
 from agentenv.sandbox.leases import Lease, move
 from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.process import SlotIo
@@ -252,15 +254,24 @@ class Slot:
             raise SandboxUnavailableError(f"slot {self.index} is being made anew", next_step="ask again")
         return self._bench.io
 
-    def ask(self, call: Call, arguments: WireModel, memory: ReplyMemory, outlet: Outlet, held_bytes: int) -> None:
-        """Queue a new call, whose JSON took ``held_bytes``. Raises SandboxUnavailableError when too many wait."""
+    def ask(
+        self,
+        call: Call,
+        arguments: WireModel,
+        memory: ReplyMemory,
+        outlet: Outlet,
+        held_bytes: int,
+        attached: Mapping[str, Attached],
+    ) -> None:
+        """Queue a new call, whose JSON took ``held_bytes``. Raises SandboxUnavailableError when too many wait, or
+        hold too much."""
         if len(self._queue) + len(self._beside) >= MAX_QUEUED_CALLS:
             raise SandboxUnavailableError(f"{MAX_QUEUED_CALLS} calls wait in slot {self.index} already")
-        asked = Asked(call, arguments, memory, outlet, self._loop.time())
+        memory.inbox.hold(held_bytes)
+        asked = Asked(call, arguments, memory, outlet, self._loop.time(), attached)
         self._called = True
         memory.begin(asked)
         asked.held_bytes = held_bytes
-        self._shared.statistics.held_bytes += held_bytes
         if self._beside.takes(arguments):
             self._beside.ask(asked)
             return
@@ -318,6 +329,7 @@ class Slot:
             max_count=self._shared.reply_memory,
             max_unsent_bytes=MAX_UNSENT_BYTES,
             max_sent_bytes=MAX_SENT_BYTES,
+            inbox=Inbox(self._shared.statistics.hold),
         )
         self._shared.supervisor.remember(self.index, self.epoch, lease.to_memory())
         self._watch_expiry()

@@ -14,6 +14,8 @@ from agentenv.sandbox.poller import Poller
 
 _HIGH_WATER_BYTES = 2 * 1024 * 1024
 """Unsent bytes in the connection's buffer beyond which answers wait in the reply memory (which is bounded)."""
+_MAX_OWN_BYTES = 1024 * 1024
+"""Acknowledgements and refusals that may wait for a client to read them."""
 _SLOW_POLL_S = 0.002
 _SLOWEST_POLL_S = 0.05
 _TEXT_FRAME = 0x81
@@ -24,23 +26,22 @@ class StreamOutlet:
     """One WebSocket. Whatever is ready in one turn of the loop goes out in one write, each as a text
     message of its own; a client that does not read is asked again and again, and holds nobody up."""
 
-    waits = False
-
     def __init__(self, transport: asyncio.Transport, poller: Poller, sent: Callable[[Asked], None]) -> None:
         self.closed = False
         self._transport = transport
         self._poller = poller
         self._sent = sent
         self._ready: deque[Asked | bytes] = deque()
+        self._own_bytes = 0
         self._scheduled = False
-        self._congested = False
         self._poll_s = _SLOW_POLL_S
         self._drained: asyncio.Future[None] | None = None
 
     @property
-    def congested(self) -> bool:
-        """Whether messages wait because the client does not read."""
-        return self._congested
+    def clogged(self) -> bool:
+        """Whether the client reads so little that nothing more should be read of it. Answers that wait do not
+        count: they are bounded where they are remembered, and what cancels or forgets them has to be read."""
+        return self._own_bytes > _MAX_OWN_BYTES
 
     def deliver(self, asked: Asked) -> None:
         """See :class:`agentenv.sandbox.calls.Outlet`."""
@@ -57,12 +58,13 @@ class StreamOutlet:
     def send_along(self, message: bytes) -> None:
         """Send a message with the next one, or in a millisecond or two when there is none."""
         self._ready.append(message)
+        self._own_bytes += len(message)
         if not self._scheduled:
             self._poller.later(self, self._flush)
 
     async def room(self) -> None:
         """Until the client has read: what it asks for next can be read then."""
-        while self._congested and not self.closed:
+        while self._own_bytes and not self.closed:
             self._drained = self._poller.loop.create_future()
             await self._drained
 
@@ -71,10 +73,12 @@ class StreamOutlet:
         self.closed = True
         self._poller.not_later(self)
         self._ready.clear()
+        self._own_bytes = 0
         self._wake_drained()
 
     def _push(self, item: Asked | bytes) -> None:
         self._ready.append(item)
+        self._own_bytes += len(item) if isinstance(item, bytes) else 0
         if not self._scheduled:
             self._scheduled = True
             self._poller.defer(self._flush)
@@ -93,6 +97,7 @@ class StreamOutlet:
             message = item if isinstance(item, bytes) else item.message
             if message is None:
                 continue
+            self._own_bytes -= len(item) if isinstance(item, bytes) else 0
             frames += (_frame_head(len(message)), message)
             room -= len(message)
             if isinstance(item, Asked):
@@ -105,10 +110,9 @@ class StreamOutlet:
         self._after_flush()
 
     def _after_flush(self) -> None:
-        self._congested = bool(self._ready)
-        if not self._congested:
+        if not self._own_bytes:
             self._wake_drained()
-        elif not self._scheduled:
+        if self._ready and not self._scheduled:
             self._scheduled = True
             self._poller.loop.call_later(self._poll_s, self._flush)
             self._poll_s = min(2 * self._poll_s, _SLOWEST_POLL_S)
@@ -120,8 +124,6 @@ class StreamOutlet:
 
 class BatchOutlet:
     """The lines of one ``POST /v1/batch``: it waits for its own calls, whoever else asks for them."""
-
-    waits = True
 
     def __init__(self, ids: set[str], sent: Callable[[Asked], None]) -> None:
         self.closed = False

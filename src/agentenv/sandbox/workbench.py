@@ -8,11 +8,13 @@ import os
 from collections.abc import Callable, Sequence
 
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
-from agentenv.sandbox.calls import Asked, Fields, Stop, answer, ended, refusal
+from agentenv.sandbox.calls import NO_CONTENT, Asked, Content, Fields, Stop, answer, ended, refusal
 from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.inbox import Attached
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.shared import Shared
 from agentenv.sandbox.tools.bash import WORKSPACE, Shells, output
+from agentenv.sandbox.tools.encoded import encoded
 from agentenv.sandbox.tools.files import run_file_tool
 from agentenv.sandbox.tools.runner import Finished
 from agentenv.wire.tools import BashArguments
@@ -62,7 +64,8 @@ class Workbench:
         asked.timer = self._loop.call_at(asked.started_at + asked.timeout_s, self.stop, asked, Stop.deadline)
         try:
             if isinstance(asked.arguments, BashArguments):
-                asked.process, warm = self._shells.run(asked.arguments, self._bash_ended)
+                stdin = asked.attached.get("stdin")
+                asked.process, warm = self._shells.run(asked.arguments, self._bash_ended, stdin)
                 self._shared.statistics.calls_cold += not warm
             else:
                 asked.task = self._loop.create_task(self._run_file(asked))
@@ -108,7 +111,7 @@ class Workbench:
         self._io.orphans.close()
         self._io.limits.close()
 
-    def _end(self, asked: Asked, result: Fields, content: bytes = b"") -> None:
+    def _end(self, asked: Asked, result: Fields, content: Content = NO_CONTENT) -> None:
         if asked is self._current:
             self._current = None
             answer(asked, result, self._shared.statistics, content)
@@ -145,10 +148,11 @@ class Workbench:
     # -- file operations ---------------------------------------------------------------------------
 
     async def _run_file(self, asked: Asked) -> None:
-        content = b""
+        content = NO_CONTENT
         try:
-            outcome = await run_file_tool(asked.tool, asked.arguments, _Runner(self._io, self._shared.env, asked))
-            content = b"" if outcome.content is None else outcome.content.model_dump_json().encode()
+            runner = _Runner(self._io, self._shared.env, asked)
+            outcome = await run_file_tool(asked.tool, asked.arguments, runner, attached=asked.attached)
+            content = await encoded(outcome)
             fields: Fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr}
             result = ended(asked, self._loop.time(), fields)
             self._check_above()
@@ -157,7 +161,7 @@ class Workbench:
         except LeaseLostError:
             return  # the slot answers for every call of its lease
         except AgentEnvError as error:
-            content, result = b"", refusal(asked.call_id, error)
+            content, result = NO_CONTENT, refusal(asked.call_id, error)
         except Exception as error:
             log.exception("file tool %s failed", asked.tool)
             result = refusal(asked.call_id, InfraError(f"{asked.tool} failed: {error!r}"))
@@ -172,7 +176,7 @@ class _Runner:
         self._env = env
         self._asked = asked
 
-    async def run(self, argv: Sequence[str], *, stdin: bytes | None = None, output_bytes: int) -> Finished:
+    async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
         """Run to its end. Raises _StoppedError when the call was told to end, LeaseLostError when the
         slot was lost, InvalidArgumentsError when argv is too large."""
         if self._asked.stop:
@@ -200,7 +204,8 @@ def _finished(process: Process) -> Finished:
     code = os.waitstatus_to_exitcode(process.status)
     assert process.stdout is not None
     assert process.stderr is not None
-    head, tail = process.stdout.kept.parts()
-    dropped = process.stdout.kept.total_bytes - len(head) - len(tail)
+    pieces, dropped = process.stdout.kept.pieces()
+    # What was cut is of no use to those who run programs here: they go by the count.
+    stdout = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
     stderr = b"".join(process.stderr.kept.parts())
-    return Finished(code if code >= 0 else 128 - code, head + tail, stderr, dropped)
+    return Finished(code if code >= 0 else 128 - code, stdout, stderr, dropped)

@@ -39,11 +39,26 @@ class HeadTail:
                 self._head = bytearray(self._head)
             self._head += chunk
 
+    @property
+    def kept_bytes(self) -> int:
+        """How much is kept."""
+        return min(self.total_bytes, self._cap)
+
     def parts(self) -> tuple[bytes, bytes]:
         """Head and tail as they are, before any cut at character boundaries."""
         if self._tail is None:
             return bytes(self._head), b""
         return bytes(self._head), bytes(self._tail[self._at :] + self._tail[: self._at])
+
+    def pieces(self) -> tuple[tuple[memoryview, ...], int]:
+        """What :meth:`text` decodes, as it came and without a copy of the head, and how many bytes are missing.
+        Nothing may be fed any more."""
+        if self._tail is None:
+            return (memoryview(self._head),), 0
+        tail = memoryview(self.parts()[1])
+        head = memoryview(self._head)[: whole_end(bytes(self._head[-4:])) + max(0, len(self._head) - 4)]
+        tail = tail[whole_start(bytes(tail[:4])) :]
+        return (head, tail), self.total_bytes - len(head) - len(tail)
 
     def text(self) -> tuple[str, int]:
         """Head and tail decoded (U+FFFD for what is not UTF-8), and how many bytes are missing between.

@@ -7,12 +7,13 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from agentenv.errors import ConfigError, InvalidArgumentsError, UnknownToolError
 from agentenv.tools.builtin import BUILTIN
 from agentenv.tools.schema import closest, explain_arguments, explain_unknown, parameters_schema, shown, unencodable
 from agentenv.tools.spec import ToolSpec
+from agentenv.wire.base import LARGE_BYTES
 
 _SNIPPET_CHARS = 20
 
@@ -102,7 +103,8 @@ class ToolCatalog:
     def validate(self, tool: str, arguments: Mapping[str, Any] | str) -> dict[str, Any]:
         """Check one call; ``arguments`` is a mapping, or JSON text as a model writes it (empty: none).
 
-        Returns the arguments as they travel: JSON values only, defaults left out.
+        Returns the arguments as they travel: JSON values, defaults left out; but bytes of a slot's tool that are
+        too large for a message stay bytes.
 
         Raises:
             UnknownToolError: no tool of that name.
@@ -114,7 +116,7 @@ class ToolCatalog:
         if not isinstance(given, Mapping):
             self._refuse(tool, f"must be a JSON object, got {shown(given)}")
         try:
-            checked = spec.arguments.model_validate(given).model_dump(mode="json", exclude_unset=True)
+            checked = _as_sent(spec.arguments.model_validate(given), keep_bytes=spec.kind == "slot")
         except ValidationError as error:
             self._refuse(tool, explain_arguments(self._schemas[tool], error), cause=error)
         if (where := unencodable(checked)) is not None:
@@ -141,6 +143,12 @@ class ToolCatalog:
         example = f"send one JSON object: {{{required}}}" if problem.startswith(("are not", "must be")) else ""
         separator = " " if example else ": "
         raise InvalidArgumentsError(f"the arguments of {tool}{separator}{problem}", next_step=example) from cause
+
+
+def _as_sent(model: BaseModel, *, keep_bytes: bool) -> dict[str, Any]:
+    given = {name: getattr(model, name) for name in model.model_fields_set} if keep_bytes else {}
+    large = {name: value for name, value in given.items() if isinstance(value, bytes) and len(value) > LARGE_BYTES}
+    return model.model_dump(mode="json", exclude_unset=True, exclude=set(large)) | large
 
 
 def _no_constant(name: str) -> NoReturn:

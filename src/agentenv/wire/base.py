@@ -8,12 +8,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, WithJsonSchema
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Bumped on any change a peer of the previous version could not read. Exchanged in ``ServerInfo``."""
 
 MAX_BATCH_CALLS = 1_000
-MAX_BODY_BYTES = 96 * 1024 * 1024
-"""Largest request body or stream message: a 64 MiB file in base64, and some."""
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""Largest stream message or body of JSON."""
+LARGE_BYTES = 256 * 1024
+"""Content larger than this is not put into messages: it travels as an attachment (:mod:`agentenv.wire.calls`)."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Largest file one file operation carries (design §5)."""
 MAX_OUTPUT_BYTES = 1024 * 1024

@@ -3,6 +3,11 @@
 ``POST /v1/batch`` takes one :class:`Batch` and streams :data:`ServerMessage` lines (NDJSON);
 the stream (``GET /v1/stream``, WebSocket) takes :data:`ClientMessage` texts and sends
 :data:`ServerMessage` texts for as long as it stays open. Each result is sent the moment it is ready.
+
+A message stays small. Content above :data:`agentenv.wire.base.LARGE_BYTES` travels as an *attachment*: raw bytes in
+the body of a request of its own, ``/v1/attachments/{call id}/{field}``, with the lease's key in the header
+:data:`agentenv.wire.transfers.LEASE_HEADER`. An argument is PUT before its call is sent; what a result left out is
+fetched by GET (``?from=N`` skips N bytes) until the call is forgotten.
 """
 
 from __future__ import annotations
@@ -14,6 +19,18 @@ from pydantic import Field, JsonValue, TypeAdapter
 from agentenv.errors import Fault
 from agentenv.wire.base import MAX_BATCH_CALLS, MAX_TIMEOUT_S, Arguments, CallId, WireModel
 from agentenv.wire.leases import LeaseKey
+
+MAX_ATTACHMENTS = 4
+"""Of one call, and of one result."""
+
+
+class Attachment(WireModel):
+    """Content that is not in its message. ``field`` of a call: the name of the argument. Of a result: ``stdout``,
+    ``stderr``, ``content`` (its JSON), ``content.text`` (UTF-8, what is not to be replaced by whoever decodes) or
+    ``content.data`` (the bytes themselves)."""
+
+    field: Annotated[str, Field(pattern=r"^[a-z_]{1,40}(\.[a-z_]{1,40})?$")]
+    size_bytes: Annotated[int, Field(ge=0)]
 
 
 class Call(WireModel):
@@ -31,6 +48,8 @@ class Call(WireModel):
     arguments: Arguments = Field(default_factory=dict)
     timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
     boot: str
+    attachments: Annotated[tuple[Attachment, ...], Field(max_length=MAX_ATTACHMENTS)] = ()
+    """Arguments that were PUT before; they are not among ``arguments``."""
 
 
 class CallResult(WireModel):
@@ -63,6 +82,15 @@ class CallResult(WireModel):
     cpu_s: float | None = None
     peak_memory_bytes: int | None = None
     content: JsonValue = None
+    attachments: Annotated[tuple[Attachment, ...], Field(max_length=MAX_ATTACHMENTS)] = ()
+    """What is still to be fetched, until the call is forgotten."""
+
+
+class CallKey(WireModel):
+    """One call, named by somebody who may: without its lease's key, an id is worth nothing."""
+
+    id: CallId
+    lease: LeaseKey
 
 
 class Batch(WireModel):
@@ -75,17 +103,19 @@ class Batch(WireModel):
 
 
 class Cancel(WireModel):
-    """Client → server: end these calls now; each still gets its (cancelled) result."""
+    """Client → server: end these calls now; each that still runs gets its (cancelled) result, and what others
+    answered is forgotten."""
 
     type: Literal["cancel"] = "cancel"
-    ids: Annotated[tuple[CallId, ...], Field(max_length=MAX_BATCH_CALLS)]
+    calls: Annotated[tuple[CallKey, ...], Field(max_length=MAX_BATCH_CALLS)]
 
 
 class Forget(WireModel):
-    """Client → server: these results arrived; their replies need not be remembered."""
+    """Client → server: these results arrived, with all that was attached to them; their replies need not be
+    remembered. Of a call that was never sent: what was PUT for it is dropped."""
 
     type: Literal["forget"] = "forget"
-    ids: Annotated[tuple[CallId, ...], Field(max_length=MAX_BATCH_CALLS)]
+    calls: Annotated[tuple[CallKey, ...], Field(max_length=MAX_BATCH_CALLS)]
 
 
 class Accepted(WireModel):

@@ -70,6 +70,8 @@ class ReadFileReply(WireModel):
     mode: int
     truncated: bool = False
     """True when the file goes on after the bytes returned."""
+    next_offset: int | None = None
+    """Where it goes on, when it does."""
     lossy: bool = False
     """True when the text is not the file's exact content (it was not UTF-8)."""
 

@@ -13,6 +13,7 @@ import posixpath
 import tarfile
 import zlib
 from collections.abc import Iterable
+from typing import BinaryIO
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
 from agentenv.sandbox.tools.file_records import Record, encode
@@ -78,10 +79,12 @@ def listed(records: Iterable[Record]) -> ArtifactsReply:
     return ArtifactsReply(files=tuple(files), total_bytes=total_bytes)
 
 
-def single(path: str, content: bytes) -> ArtifactsReply:
-    """One file's bytes under its own name, as an archive of it alone would have it."""
-    file = _described(Record("f", os.fsencode(posixpath.basename(path)), content=content))
-    return ArtifactsReply(data=content, files=(file,), total_bytes=len(content))
+def single(path: str, content: bytes | memoryview) -> ArtifactsReply:
+    """One file under its own name, as an archive of it alone would have it; its bytes where they are ``bytes``."""
+    name = readable_name(os.fsencode(posixpath.basename(path)))
+    file = ArtifactFile(path=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    data = content if isinstance(content, bytes) else None
+    return ArtifactsReply(data=data, files=(file,), total_bytes=len(content))
 
 
 def _member(record: Record) -> tarfile.TarInfo:
@@ -99,7 +102,7 @@ def _described(record: Record) -> ArtifactFile:
     return ArtifactFile(path=readable_name(record.path), size_bytes=len(record.content), sha256=digest)
 
 
-def unpack(archive: bytes) -> tuple[bytes, ArtifactsReply]:
+def unpack(archive: BinaryIO) -> tuple[bytes, ArtifactsReply]:
     """What slotfiles must be told to extract ``archive`` (plain or gzip), and the reply when it has.
 
     Raises:
@@ -107,9 +110,7 @@ def unpack(archive: bytes) -> tuple[bytes, ArtifactsReply]:
         PolicyRefusalError: an entry would lead outside the destination, or is no file, directory or link.
     """
     try:
-        with tarfile.open(
-            fileobj=io.BytesIO(_plain(archive)), mode="r:", encoding="utf-8", errors="surrogateescape"
-        ) as tar:
+        with tarfile.open(fileobj=_plain(archive), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
             plan = _Plan(tar)
             for member in tar:
                 plan.add(member)
@@ -120,14 +121,16 @@ def unpack(archive: bytes) -> tuple[bytes, ArtifactsReply]:
     return plan.instructions(), plan.reply()
 
 
-def _plain(archive: bytes) -> bytes:
-    if archive[:2] != b"\x1f\x8b":
+def _plain(archive: BinaryIO) -> BinaryIO:
+    magic = archive.read(2)
+    archive.seek(0)
+    if magic != b"\x1f\x8b":
         return archive
     plain = bytearray()
-    rest = archive
+    rest = archive.read()
     for _ in range(_MAX_GZIP_MEMBERS):
         if not rest:
-            return bytes(plain)
+            return io.BytesIO(plain)
         stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         plain += stream.decompress(rest, MAX_FILE_BYTES + 1 - len(plain))
         if len(plain) > MAX_FILE_BYTES or stream.unconsumed_tail:

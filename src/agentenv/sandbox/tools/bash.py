@@ -16,9 +16,11 @@ from typing import Any
 
 from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.sandbox.agent_link import TooManyRunsError
+from agentenv.sandbox.inbox import Attached
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
 from agentenv.sandbox.slotagent.protocol import SpawnStep
+from agentenv.wire.base import LARGE_BYTES
 from agentenv.wire.tools import BashArguments
 
 WORKSPACE = "/workspace"
@@ -57,9 +59,11 @@ class Shells:
     def __post_init__(self) -> None:
         self._spare_spawn = Command(["bash", "-c", BOOTSTRAP], self.env, WORKSPACE, self.program).payload()
 
-    def run(self, arguments: BashArguments, on_end: Callable[[Process], None]) -> tuple[Process, bool]:
-        """Start the call; the second value says whether a spare shell took it. Raises
-        InvalidArgumentsError when ``env`` does not fit in a packet."""
+    def run(
+        self, arguments: BashArguments, on_end: Callable[[Process], None], stdin: Attached | None = None
+    ) -> tuple[Process, bool]:
+        """Start the call; the second value says whether a spare shell took it. ``stdin`` is given instead of the
+        arguments' own when it was attached. Raises InvalidArgumentsError when ``env`` does not fit in a packet."""
         script = encode_script(arguments.command)
         literal = len(script) <= MAX_ARGV_SCRIPT_BYTES and needs_cold_shell(arguments.command)
         plain = arguments.cwd is None and arguments.stdin is None and not arguments.env and not literal
@@ -70,7 +74,7 @@ class Shells:
             spare.on_end = None
         # A spare older than this call would pass for the parent of what the call leaves behind.
         self.dismiss_spare()
-        return self._run_cold(arguments, script, literal, on_end), False
+        return self._run_cold(arguments, script, literal, on_end, stdin), False
 
     def ask_spare(self) -> None:
         """Have a shell ready for the next call. Nothing happens when there is one."""
@@ -99,12 +103,17 @@ class Shells:
             process.refused_from_above()  # no call's trouble
 
     def _run_cold(
-        self, arguments: BashArguments, script: bytes, literal: bool, on_end: Callable[[Process], None]
+        self,
+        arguments: BashArguments,
+        script: bytes,
+        literal: bool,
+        on_end: Callable[[Process], None],
+        attached: Attached | None,
     ) -> Process:
         argv = ["bash", "-c", arguments.command if literal else BOOTSTRAP]
         env = {**self.env, **arguments.env} if arguments.env else self.env
         cwd = os.path.join(WORKSPACE, arguments.cwd or "")  # noqa: PTH118 (pure text: the path is the slot's)
-        stdin = None if arguments.stdin is None else arguments.stdin.encode()
+        stdin = attached or (None if arguments.stdin is None else arguments.stdin.encode())
         process = Process(self.io, self.cap_bytes, on_end)
         try:
             command = Command(argv, env, cwd, "" if literal else self.program)
@@ -129,7 +138,8 @@ def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
     fields: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code}
     for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
         if pipe is not None and pipe.kept.total_bytes:
-            fields[name], dropped = pipe.kept.text()
+            large = pipe.kept.kept_bytes > LARGE_BYTES
+            fields[name], dropped = pipe.kept.pieces() if large else pipe.kept.text()
             if dropped:
                 fields[f"{name}_dropped_bytes"] = dropped
                 fields["truncated"] = True

@@ -34,7 +34,7 @@ class Reader:
     """Takes records from the bytes a slot printed. Each method raises ProtocolError when they are not
     what they must be."""
 
-    def __init__(self, printed: bytes) -> None:
+    def __init__(self, printed: bytes | memoryview) -> None:
         self._rest = memoryview(printed)
 
     def record(self) -> Record:
@@ -49,9 +49,10 @@ class Reader:
         """So many u64."""
         return struct.unpack(f"<{count}Q", self._take(8 * count))
 
-    def rest(self) -> bytes:
-        """Everything left."""
-        return self._take(len(self._rest))
+    def view(self) -> memoryview:
+        """Everything left, not copied."""
+        taken, self._rest = self._rest, self._rest[:0]
+        return taken
 
     def entries(self, *, with_content: bool) -> Iterator[Record]:
         """Records up to the end record; the last one yielded is the end record, and nothing follows it."""
@@ -71,19 +72,22 @@ class Reader:
             )
 
     def _content(self) -> bytes:
-        parts: list[bytes] = []
+        parts: list[memoryview] = []
         while True:
             (count,) = _CHUNK.unpack(self._take(_CHUNK.size))
             if count > _MAX_CHUNK_BYTES:
                 raise ProtocolError("slotfiles printed a malformed chunk")
             if not count:
                 return b"".join(parts)
-            parts.append(self._take(count))
+            parts.append(self._taken(count))
 
     def _take(self, count: int) -> bytes:
+        return bytes(self._taken(count))
+
+    def _taken(self, count: int) -> memoryview:
         if count > len(self._rest):
             raise ProtocolError("slotfiles printed less than it announced")
-        taken = bytes(self._rest[:count])
+        taken = self._rest[:count]
         self._rest = self._rest[count:]
         return taken
 

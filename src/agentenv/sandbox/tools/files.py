@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
+from agentenv.sandbox.inbox import Attached
 from agentenv.sandbox.tools.artifacts import MAX_ENTRIES, TooLargeError, listed, pack, readable_name, single, unpack
 from agentenv.sandbox.tools.file_records import Reader, Record
 from agentenv.sandbox.tools.file_verdicts import TOO_LARGE, as_data, check_verdict
@@ -20,9 +23,11 @@ from agentenv.sandbox.tools.patch import Held, PatchFailedError, planned
 from agentenv.sandbox.tools.registry import parse_arguments
 from agentenv.sandbox.tools.runner import SlotRunner
 from agentenv.sandbox.tools.search import found, translated
-from agentenv.wire.base import MAX_FILE_BYTES, WireModel
+from agentenv.sessions.head_tail import whole_end
+from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES, WireModel
 from agentenv.wire.tools import (
     ArtifactsArguments,
+    ArtifactsReply,
     FileEntry,
     ListFilesArguments,
     ListFilesReply,
@@ -57,6 +62,8 @@ class FileOutcome:
     content: WireModel | None
     exit_code: int = 0
     stderr: str = ""
+    raw: Mapping[str, memoryview] = field(default_factory=dict)
+    """Large fields of the content (``text``, ``data``) as bytes; the content itself has them empty."""
 
 
 class _FailedError(Exception):
@@ -68,9 +75,15 @@ class _FailedError(Exception):
 
 
 async def run_file_tool(
-    tool: str, arguments: WireModel | Mapping[str, Any], run: SlotRunner, *, program: tuple[str, str] = PROGRAM
+    tool: str,
+    arguments: WireModel | Mapping[str, Any],
+    run: SlotRunner,
+    *,
+    program: tuple[str, str] = PROGRAM,
+    attached: Mapping[str, Attached] = MappingProxyType({}),
 ) -> FileOutcome:
-    """Run one file tool. ``arguments`` are the tool's model, or what it can be made of.
+    """Run one file tool. ``arguments`` are the tool's model, or what it can be made of; ``attached`` are those
+    that came as attachments, which the model has empty.
 
     Raises:
         InvalidArgumentsError, UnknownToolError: the call is wrong; nothing ran.
@@ -79,7 +92,7 @@ async def run_file_tool(
         SandboxUnavailableError: the kernel lacks openat2.
     """
     model = arguments if isinstance(arguments, WireModel) else parse_arguments(tool, dict(arguments))
-    files = _Files(run, program)
+    files = _Files(run, program, attached)
     try:
         match model:
             case ReadFileArguments():
@@ -100,41 +113,66 @@ async def run_file_tool(
         return failed.outcome
     except PatchFailedError as failed_patch:
         return FileOutcome(None, _PATCH_FAILED, str(failed_patch))
-    return FileOutcome(content)
+    return FileOutcome(content, raw=files.raw)
 
 
 class _Files:
     """The operations, over one slot. Each raises _FailedError for a failure that is data."""
 
-    def __init__(self, run: SlotRunner, program: tuple[str, str]) -> None:
+    def __init__(self, run: SlotRunner, program: tuple[str, str], attached: Mapping[str, Attached]) -> None:
         self._run = run
         self._program = program
+        self._attached = attached
+        self.raw: dict[str, memoryview] = {}
+        """What of the reply is too large for it."""
 
     async def read(self, asked: ReadFileArguments) -> ReadFileReply:
+        _, data, common = await self._read(asked)
+        if len(data) > LARGE_BYTES:
+            self.raw["data" if asked.binary else "text"] = data
+            return ReadFileReply(**common)
+        if asked.binary:
+            return ReadFileReply(data=bytes(data), **common)
+        try:
+            return ReadFileReply(text=str(data, "utf-8"), **common)
+        except UnicodeDecodeError:
+            return ReadFileReply(text=str(data, "utf-8", "replace"), lossy=True, **common)
+
+    async def _read(self, asked: ReadFileArguments) -> tuple[Record, memoryview, dict[str, Any]]:
+        """The file's record, the bytes asked for, and what a reply says of them."""
         limit = MAX_FILE_BYTES if asked.limit is None else asked.limit
         offset = min(asked.offset, 2**63 - 1)
         printed = await self._call("read", asked.path, str(offset), str(limit), output_bytes=limit + _RECORD_BYTES)
         reader = Reader(printed)
         record = reader.record()
-        data = reader.rest()
+        data = reader.view()
         if record.kind != "f" or len(data) > limit:
             raise ProtocolError("slotfiles printed more than it was asked for")
         size = max(record.size_bytes, offset + len(data) if data else 0)
         truncated = offset + len(data) < size
+        if truncated and not asked.binary:
+            data = data[: _whole_characters(data)]
         common: dict[str, Any] = {"size_bytes": size, "mode": record.mode, "truncated": truncated}
-        if asked.binary:
-            return ReadFileReply(data=data, **common)
-        try:
-            return ReadFileReply(text=data.decode(), **common)
-        except UnicodeDecodeError:
-            return ReadFileReply(text=data.decode(errors="replace"), lossy=True, **common)
+        if truncated:
+            common["next_offset"] = offset + len(data)
+        return record, data, common
 
     async def write(self, asked: WriteFileArguments) -> WriteFileReply:
-        data = _content_to_write(asked)
+        content, size_bytes = self._content_to_write(asked)
         mode = "-" if asked.mode is None else str(asked.mode)
-        printed = await self._call("write", asked.path, mode, str(len(data)), stdin=data)
+        printed = await self._call("write", asked.path, mode, str(size_bytes), stdin=content)
         record = Reader(printed).record()
-        return WriteFileReply(size_bytes=len(data), created=record.kind == "n")
+        return WriteFileReply(size_bytes=size_bytes, created=record.kind == "n")
+
+    def _content_to_write(self, asked: WriteFileArguments) -> tuple[bytes | Attached, int]:
+        if (asked.text is None) == (asked.data is None):
+            raise InvalidArgumentsError("write_file: give either text or data")
+        attached = self._attached.get("data" if asked.text is None else "text")
+        if attached is not None:
+            return attached, attached.size_bytes
+        data = asked.text.encode() if asked.text is not None else asked.data or b""
+        _check_size(data)
+        return data, len(data)
 
     async def list(self, asked: ListFilesArguments) -> ListFilesReply:
         bounds = (str(asked.depth), str(asked.limit), str(int(asked.hidden)))
@@ -155,20 +193,34 @@ class _Files:
         printed = await self._call("archive", asked.path, *bounds, output_bytes=output_bytes)
         make = pack if asked.action == "archive" else listed
         try:
-            return await _worked(len(printed), lambda: make(_without_end(printed)))
+            reply = await _worked(len(printed), lambda: make(_without_end(printed)))
         except TooLargeError as error:
             raise _failure(TOO_LARGE, asked.path) from error
+        return self._with_data(reply)
 
     async def _artifact(self, path: str) -> WireModel:
-        content = (await self._whole(path)).content
-        return await _worked(len(content), lambda: single(path, content))
+        _, content, common = await self._read(ReadFileArguments(path=path, binary=True))
+        if common["truncated"]:
+            raise _failure(TOO_LARGE, path)
+        if len(content) <= LARGE_BYTES:
+            return single(path, bytes(content))
+        self.raw["data"] = content
+        return await asyncio.to_thread(single, path, content)
+
+    def _with_data(self, reply: ArtifactsReply) -> ArtifactsReply:
+        if reply.data is None or len(reply.data) <= LARGE_BYTES:
+            return reply
+        self.raw["data"] = memoryview(reply.data)
+        return reply.model_copy(update={"data": None})
 
     async def _extract(self, asked: ArtifactsArguments) -> WireModel:
-        archive = asked.data
+        archive: bytes | Attached | None = self._attached.get("data", asked.data)
         if archive is None:
             raise InvalidArgumentsError("artifacts: extract needs data, the tar to extract")
-        _check_size(archive)
-        instructions, reply = await _worked(len(archive), lambda: unpack(archive))
+        if isinstance(archive, bytes):
+            _check_size(archive)
+        size_bytes = len(archive) if isinstance(archive, bytes) else archive.size_bytes
+        instructions, reply = await _worked(size_bytes, lambda: _unpacked(archive))
         printed = await self._call("extract", asked.path, stdin=instructions)
         for _ in Reader(printed).entries(with_content=False):
             pass
@@ -190,10 +242,10 @@ class _Files:
 
     async def _whole(self, path: str) -> Held:
         """A whole file; one that is too large is a failure, never cut."""
-        reply = await self.read(ReadFileArguments(path=path, binary=True))
-        if reply.truncated:
+        record, data, common = await self._read(ReadFileArguments(path=path, binary=True))
+        if common["truncated"]:
             raise _failure(TOO_LARGE, path)
-        return Held(reply.data or b"", reply.mode & 0o777)
+        return Held(bytes(data), record.mode & 0o777)
 
     async def _apply(self, instructions: bytes) -> None:
         program, root = self._program
@@ -217,11 +269,11 @@ class _Files:
             if failed.outcome.exit_code == errno.ERANGE:
                 raise InvalidArgumentsError("search: the pattern is too large", next_step="search for less") from None
             raise
-        return await _worked(len(printed), lambda: found(printed, asked))
+        return await _worked(len(printed), lambda: found(bytes(printed), asked))
 
     async def _call(
-        self, operation: str, path: str, *rest: str, stdin: bytes | None = None, output_bytes: int = 4096
-    ) -> bytes:
+        self, operation: str, path: str, *rest: str, stdin: bytes | Attached | None = None, output_bytes: int = 4096
+    ) -> bytes | memoryview:
         """What slotfiles printed."""
         if "\0" in path:
             raise InvalidArgumentsError("path: must not contain NUL bytes")
@@ -241,12 +293,17 @@ def _failure(exit_code: int, path: str) -> Exception:
     return _FailedError(*as_data(exit_code, path))
 
 
-def _content_to_write(asked: WriteFileArguments) -> bytes:
-    if (asked.text is None) == (asked.data is None):
-        raise InvalidArgumentsError("write_file: give either text or data")
-    data = asked.text.encode() if asked.text is not None else asked.data or b""
-    _check_size(data)
-    return data
+def _whole_characters(data: memoryview) -> int:
+    """Where to end a text that goes on, so that no character is cut in two; its end when there is no other."""
+    before = max(0, len(data) - 4)
+    return before + whole_end(bytes(data[before:])) or len(data)
+
+
+def _unpacked(archive: bytes | Attached) -> tuple[bytes, ArtifactsReply]:
+    if isinstance(archive, bytes):
+        return unpack(io.BytesIO(archive))
+    with archive.reader() as file:
+        return unpack(file)
 
 
 def _check_size(data: bytes) -> None:
@@ -254,11 +311,11 @@ def _check_size(data: bytes) -> None:
         raise InvalidArgumentsError(f"{len(data)} bytes are too many; at most {MAX_FILE_BYTES} fit in one call")
 
 
-def _without_end(printed: bytes) -> Iterator[Record]:
+def _without_end(printed: bytes | memoryview) -> Iterator[Record]:
     return (record for record in Reader(printed).entries(with_content=True) if record.kind != "e")
 
 
-def _listing(printed: bytes, limit: int) -> ListFilesReply:
+def _listing(printed: bytes | memoryview, limit: int) -> ListFilesReply:
     *records, end = Reader(printed).entries(with_content=False)
     if len(records) > limit:
         raise ProtocolError("slotfiles listed more than it was asked for")

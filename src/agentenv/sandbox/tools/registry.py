@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
 from agentenv.errors import InvalidArgumentsError, UnknownToolError
+from agentenv.sandbox.inbox import Attached
 from agentenv.wire.base import WireModel
 from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArguments
 from agentenv.wire.tools import (
@@ -31,8 +33,25 @@ ARGUMENTS: dict[str, type[WireModel]] = {
     "patch": PatchArguments,
     "search": SearchArguments,
 }
+STREAMED = {("write_file", "text"), ("write_file", "data"), ("artifacts", "data"), ("bash", "stdin")}
+"""Arguments that stay attachments: a program reads them. Every other attached one is made text."""
+MAX_TEXT_BYTES = 16 * 1024 * 1024
+"""Largest attachment that is made text."""
 _MAX_PROBLEMS = 3
 _MAX_SHOWN = 80
+
+
+def with_attached(tool: str, arguments: dict[str, Any], attached: Mapping[str, Attached]) -> dict[str, Any]:
+    """The arguments with those that were attached: in full, or empty where the tool reads the attachment itself.
+    Raises InvalidArgumentsError when one is given twice, or too large."""
+    if not attached:
+        return arguments
+    if twice := attached.keys() & arguments.keys():
+        raise InvalidArgumentsError(f"{tool}: {', '.join(sorted(twice))} is given twice")
+    in_full = {
+        field: "" if (tool, field) in STREAMED else one.text(field, MAX_TEXT_BYTES) for field, one in attached.items()
+    }
+    return {**arguments, **in_full}
 
 
 def parse_arguments(tool: str, arguments: dict[str, Any]) -> WireModel:

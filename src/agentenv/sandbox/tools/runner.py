@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from agentenv.sandbox.inbox import Attached
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -13,7 +15,7 @@ class Finished:
     not be started at all. Of stdout beyond the cap, head and tail are kept and the rest is counted."""
 
     exit_code: int
-    stdout: bytes
+    stdout: bytes | memoryview
     stderr: bytes
     stdout_dropped_bytes: int
 
@@ -21,5 +23,5 @@ class Finished:
 class SlotRunner(Protocol):
     """Runs programs in one slot, for one call."""
 
-    async def run(self, argv: Sequence[str], *, stdin: bytes | None = None, output_bytes: int) -> Finished:
+    async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
         """Run ``argv`` to its end, in the workspace; at most ``output_bytes`` of its stdout are kept."""

@@ -61,7 +61,7 @@ class TransferRoutes:
         async with self._turn(key):
             run = self._started(key, "send", path)
             with closing(run):
-                first = await _in_time(run.read())
+                first = await in_time(run.read())
                 if not first and 0 < (code := await run.ended()) <= 128:
                     first = Entry("x", size=code).encode()  # it could not be started
                 response = web.StreamResponse(headers={"Content-Type": "application/x-agentenv-transfer"})
@@ -81,12 +81,17 @@ class TransferRoutes:
         return run
 
 
-def _asked(request: web.Request) -> tuple[LeaseKey, str]:
-    """Raises ProtocolError when the request is not one that slotfiles can be given."""
+def lease_key(request: web.Request) -> LeaseKey:
+    """The key in the header. Raises ProtocolError when there is none."""
     try:
-        key = LeaseKey.model_validate_json(request.headers.get(LEASE_HEADER, ""))
+        return LeaseKey.model_validate_json(request.headers.get(LEASE_HEADER, ""))
     except ValidationError as error:
         raise ProtocolError(f"the header {LEASE_HEADER} holds no lease key") from error
+
+
+def _asked(request: web.Request) -> tuple[LeaseKey, str]:
+    """Raises ProtocolError when the request is not one that slotfiles can be given."""
+    key = lease_key(request)
     if str(key.slot) != request.match_info["slot"]:
         raise ProtocolError("the lease key is for another slot")
     path = request.query.get("path", "")
@@ -95,7 +100,7 @@ def _asked(request: web.Request) -> tuple[LeaseKey, str]:
     return key, path
 
 
-async def _in_time(step: Awaitable[T]) -> T:
+async def in_time(step: Awaitable[T]) -> T:
     """Raises LeaseLostError and whatever ``step`` does; TimeoutError when nothing came of it in time."""
     async with asyncio.timeout(_IDLE_S):
         return await step
@@ -105,20 +110,21 @@ async def _feed(request: web.Request, run: TransferRun) -> None:
     """The request's body as the run's input. What a run that has failed does not take is read and dropped:
     the client hears of it when it has sent all."""
     takes = True
-    while data := await _body_piece(request):
+    while data := await body_piece(request):
         if not takes:
             continue
         try:
-            takes = await _in_time(run.write(data))
+            takes = await in_time(run.write(data))
         except TimeoutError:  # stopped by something in its slot
             run.kill()
             takes = False
     run.end_input()
 
 
-async def _body_piece(request: web.Request) -> bytes:
+async def body_piece(request: web.Request) -> bytes:
+    """The next of the request's body; empty at its end. Raises ProtocolError when nothing came in time."""
     try:
-        return await _in_time(request.content.readany())
+        return await in_time(request.content.readany())
     except TimeoutError as error:
         raise ProtocolError(f"nothing of the transfer arrived for {_IDLE_S:g} s") from error
 
@@ -127,7 +133,7 @@ async def _collect(run: TransferRun) -> bytes:
     """What a run that was fed says at its end."""
     printed = bytearray()
     try:
-        while piece := await _in_time(run.read()):
+        while piece := await in_time(run.read()):
             printed += piece
             if len(printed) > _MAX_REPLY_BYTES:
                 raise ProtocolError("slotfiles said more than it was asked")
@@ -141,8 +147,8 @@ async def _pass_on(request: web.Request, response: web.StreamResponse, run: Tran
     good order, but without its end record, means that something in the slot ended the run."""
     try:
         while piece:
-            await _in_time(response.write(piece))
-            piece = await _in_time(run.read())
+            await in_time(response.write(piece))
+            piece = await in_time(run.read())
         await run.ended()
     except (TimeoutError, LeaseLostError):
         if request.transport is not None:

@@ -24,8 +24,19 @@ from agentenv.errors import (
 from agentenv.slots.backends import fake_transfer
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.slots.backends.fake_slot import FakeSlot, refusal
-from agentenv.wire.base import MAX_BODY_BYTES, WireModel
-from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Cancel, Failure, Forget, Result, client_message
+from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
+from agentenv.wire.calls import (
+    Accepted,
+    Attachment,
+    Batch,
+    Call,
+    CallResult,
+    Cancel,
+    Failure,
+    Forget,
+    Result,
+    client_message,
+)
 from agentenv.wire.leases import (
     EndRequest,
     LeaseKey,
@@ -128,7 +139,7 @@ class FakeServer:
 
     async def start(self) -> None:
         """Listen on a free port of loopback."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._errors])
+        app = web.Application(client_max_size=MAX_MESSAGE_BYTES, middlewares=[self._errors])
         prefix = "/c/{container}"
         app.add_routes(
             [
@@ -142,6 +153,8 @@ class FakeServer:
                 web.post(prefix + "/v1/leases/seal", self._seal),
                 web.post(prefix + "/v1/batch", self._batch),
                 web.get(prefix + "/v1/stream", self._stream),
+                web.put(prefix + "/v1/attachments/{call}/{field}", self._put_attachment),
+                web.get(prefix + "/v1/attachments/{call}/{field}", self._get_attachment),
                 web.put(prefix + "/v1/slots/{slot}/transfer", self._put_transfer),
                 web.get(prefix + "/v1/slots/{slot}/transfer", self._get_transfer),
             ]
@@ -259,6 +272,22 @@ class FakeServer:
 
     # -- calls --------------------------------------------------------------------------------
 
+    async def _put_attachment(self, request: web.Request) -> web.StreamResponse:
+        key, name = fake_transfer.lease_key(request), request.match_info
+        with self._at(request).cuttable(request):
+            content = b"".join([piece async for piece in request.content.iter_any()])
+        self._at(request).slot(key.slot).receive(key, name["call"], name["field"], content)
+        return _reply(Attachment(field=name["field"], size_bytes=len(content)))
+
+    async def _get_attachment(self, request: web.Request) -> web.StreamResponse:
+        key, name = fake_transfer.lease_key(request), request.match_info
+        content = self._at(request).slot(key.slot).fetched(key, name["call"], name["field"])
+        with self._at(request).cuttable(request):
+            response = web.Response(body=content[int(request.query.get("from", "0")) :])
+            await response.prepare(request)
+            await response.write_eof()
+        return response
+
     async def _put_transfer(self, request: web.Request) -> web.StreamResponse:
         slot = self._at(request).slot(fake_transfer.lease_key(request).slot)
         with self._at(request).cuttable(request):
@@ -284,7 +313,7 @@ class FakeServer:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         container = self._at(request)
-        socket = web.WebSocketResponse(max_msg_size=MAX_BODY_BYTES)
+        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES)
         await socket.prepare(request)
 
         async def send(message: WireModel) -> None:
@@ -309,12 +338,12 @@ class FakeServer:
         match message:
             case Batch():
                 await run(message)
-            case Cancel(ids=ids):
-                for call, slot in ((call, slot) for slot in container.slots if slot.lease for call in ids):
-                    slot.cancel(call)
-            case Forget(ids=ids):
-                for call, slot in ((call, slot) for slot in container.slots if slot.lease for call in ids):
-                    slot.forget(call)
+            case Cancel(calls=calls):
+                for call in calls:
+                    container.slot(call.lease.slot).cancel(call)
+            case Forget(calls=calls):
+                for call in calls:
+                    container.slot(call.lease.slot).forget(call)
 
 
 @contextlib.asynccontextmanager
@@ -387,4 +416,4 @@ async def _body(request: web.Request, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(await request.read())
     except web.HTTPRequestEntityTooLarge as error:
-        raise PolicyRefusalError(f"the body is above {MAX_BODY_BYTES} bytes") from error
+        raise PolicyRefusalError(f"the body is above {MAX_MESSAGE_BYTES} bytes") from error

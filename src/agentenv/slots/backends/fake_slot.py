@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 import shutil
 import time
@@ -17,14 +18,15 @@ from agentenv.errors import (
     AgentEnvError,
     CallLostError,
     InvalidArgumentsError,
+    SandboxUnavailableError,
     StaleLeaseError,
     UnknownToolError,
 )
 from agentenv.sessions.slot_sessions import SessionArguments
 from agentenv.slots.backends.fake_sessions import FakeSessions
 from agentenv.slots.backends.fake_tools import FakeShell, Ran, SlotfilesError, run_file_tool
-from agentenv.wire.base import WireModel
-from agentenv.wire.calls import Call, CallResult
+from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES, WireModel
+from agentenv.wire.calls import Attachment, Call, CallKey, CallResult
 from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, SlotReport, SlotState
 from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArguments
 from agentenv.wire.tools import (
@@ -61,6 +63,8 @@ class FakeLease:
     request: LeaseRequest
     expires_at: float
     calls: dict[str, FakeCall] = field(default_factory=dict)
+    attached: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    """Large arguments of calls that are still to come."""
 
 
 @dataclass(eq=False)
@@ -69,6 +73,8 @@ class FakeCall:
 
     task: asyncio.Task[CallResult]
     cancelled: bool = False
+    left: Mapping[str, bytes] = field(default_factory=dict)
+    """What of its result is to be fetched."""
 
 
 class FakeSlot:
@@ -229,21 +235,48 @@ class FakeSlot:
             return known.task
         if call.boot != boot:
             return refusal(call.id, CallLostError("the server restarted; the call may have run before"))
+        try:
+            call = with_attached(call, lease)
+        except AgentEnvError as error:
+            return refusal(call.id, error)
         record = FakeCall(asyncio.create_task(self._run(call, lease), name=f"call {call.id}"))
         lease.calls[call.id] = record
         return record.task
 
-    def cancel(self, call_id: str) -> None:
-        """End a call now; it still gets a result."""
-        call = self.lease.calls.get(call_id) if self.lease is not None else None
+    def cancel(self, key: CallKey) -> None:
+        """End a call now; it still gets a result. One that has ended is forgotten."""
+        call = lease.calls.get(key.id) if (lease := self.held_by(key.lease)) is not None else None
         if call is not None and not call.task.done():
             call.cancelled = True
             call.task.cancel()
+        else:
+            self.forget(key)
 
-    def forget(self, call_id: str) -> None:
-        """Its result has arrived."""
-        if self.lease is not None and (call := self.lease.calls.get(call_id)) is not None and call.task.done():
-            del self.lease.calls[call_id]
+    def forget(self, key: CallKey) -> None:
+        """Its result has arrived, or it will not be asked."""
+        if (lease := self.held_by(key.lease)) is None:
+            return
+        if (call := lease.calls.get(key.id)) is not None and call.task.done():
+            del lease.calls[key.id]
+        for one in [one for one in lease.attached if one[0] == key.id]:
+            del lease.attached[one]
+
+    def receive(self, key: LeaseKey, call_id: str, field: str, content: bytes) -> None:
+        """Keep a large argument until its call comes. Raises StaleLeaseError, InvalidArgumentsError."""
+        if (lease := self.held_by(key)) is None:
+            raise StaleLeaseError(f"slot {self.index} is not under this lease any more")
+        if len(content) > MAX_FILE_BYTES:
+            raise InvalidArgumentsError(f"at most {MAX_FILE_BYTES} bytes fit in one argument")
+        lease.attached[call_id, field] = content
+
+    def fetched(self, key: LeaseKey, call_id: str, field: str) -> bytes:
+        """What a result left to be fetched. Raises StaleLeaseError, CallLostError."""
+        if (lease := self.held_by(key)) is None:
+            raise StaleLeaseError(f"slot {self.index} is not under this lease any more")
+        call = lease.calls.get(call_id)
+        if call is None or field not in call.left:
+            raise CallLostError(f"the call's {field} is not remembered (any more)")
+        return call.left[field]
 
     async def _run(self, call: Call, lease: FakeLease) -> CallResult:
         asked = time.monotonic()
@@ -264,7 +297,11 @@ class FakeSlot:
             else:
                 result = CallResult(id=call.id, cancelled=True, exit_code=137)
         now = time.monotonic()
-        return result.model_copy(update={"queue_s": began - asked, "duration_s": now - began})
+        timed = result.model_copy(update={"queue_s": began - asked, "duration_s": now - began})
+        small, left = without_large(timed)
+        if (record := lease.calls.get(call.id)) is not None:
+            record.left = left
+        return small
 
     async def _attempt(self, call: Call) -> CallResult:
         try:
@@ -304,6 +341,31 @@ class FakeSlot:
             self._directory.mkdir(parents=True, mode=0o700)
             self._shell = FakeShell(self._directory, self._env, self._output_bytes)
         return self._directory
+
+
+def with_attached(call: Call, lease: FakeLease) -> Call:
+    """The call with its large arguments in their places. Raises SandboxUnavailableError."""
+    arguments: dict[str, Any] = dict(call.arguments)
+    for part in call.attachments:
+        content = lease.attached.pop((call.id, part.field), None)
+        if content is None or len(content) != part.size_bytes:
+            raise SandboxUnavailableError(f"the attachment {part.field!r} of the call did not arrive")
+        arguments[part.field] = content if part.field == "data" else content.decode("utf-8", "replace")
+    return call.model_copy(update={"arguments": arguments})
+
+
+def without_large(result: CallResult) -> tuple[CallResult, dict[str, bytes]]:
+    """The result as it is sent, and what of it is to be fetched, by its field."""
+    left = {name: text.encode() for name in ("stdout", "stderr") if len(text := getattr(result, name)) > LARGE_BYTES}
+    content = result.content
+    if isinstance(content, dict):
+        for name in ("text", "data"):
+            if isinstance(value := content.get(name), str) and len(value) > LARGE_BYTES:
+                left[f"content.{name}"] = value.encode() if name == "text" else base64.b64decode(value)
+                content = {**content, name: None}
+    parts = tuple(Attachment(field=name, size_bytes=len(value)) for name, value in left.items())
+    empty = {name: "" for name in left if "." not in name}
+    return result.model_copy(update={**empty, "content": content, "attachments": parts}), left
 
 
 def _validated(call: Call) -> WireModel:

@@ -14,11 +14,14 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
+from agentenv.sandbox.inbox import Attached
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.tools.files import run_file_tool as run_slot_tool
 from agentenv.sandbox.tools.runner import Finished
+from agentenv.sessions.head_tail import whole_end
 from agentenv.slots.backends.fake_sessions import hear_signals
 from agentenv.wire.base import MAX_FILE_BYTES, WireModel
 from agentenv.wire.spec import SEALED_ENV
@@ -256,7 +259,8 @@ def run_file_tool(workspace: Path, arguments: WireModel) -> WireModel:
 class _Child:
     """Runs slotfiles as an ordinary child (:class:`agentenv.sandbox.tools.runner.SlotRunner`)."""
 
-    async def run(self, argv: Sequence[str], *, stdin: bytes | None = None, output_bytes: int) -> Finished:
+    async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
+        assert not isinstance(stdin, Attached)  # the fake's attachments are in the arguments
         command = [os.fsencode(word) for word in argv]
         done = await asyncio.to_thread(subprocess.run, command, input=stdin or b"", capture_output=True)
         code = 128 - done.returncode if done.returncode < 0 else done.returncode
@@ -278,7 +282,7 @@ def _in_slotfiles(
     outcome = asyncio.run(run_slot_tool(tool, asked, _Child(), program=program))
     if outcome.content is None:
         raise SlotfilesError(outcome.exit_code, outcome.stderr)
-    return outcome.content
+    return outcome.content.model_copy(update={name: bytes(raw) for name, raw in outcome.raw.items()})
 
 
 def _read(path: Path, arguments: ReadFileArguments) -> ReadFileReply:
@@ -287,7 +291,11 @@ def _read(path: Path, arguments: ReadFileArguments) -> ReadFileReply:
         file.seek(arguments.offset)
         data = file.read(arguments.limit or MAX_FILE_BYTES)
     more = arguments.offset + len(data) < status.st_size
-    common = {"size_bytes": status.st_size, "mode": stat.S_IMODE(status.st_mode), "truncated": more}
+    if more and not arguments.binary:
+        data = data[: whole_end(data)] or data
+    common: dict[str, Any] = {"size_bytes": status.st_size, "mode": stat.S_IMODE(status.st_mode), "truncated": more}
+    if more:
+        common["next_offset"] = arguments.offset + len(data)
     if arguments.binary:
         return ReadFileReply(data=data, **common)
     text = data.decode("utf-8", "replace")

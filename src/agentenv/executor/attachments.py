@@ -1,0 +1,285 @@
+"""Large arguments and large results, as raw bytes over HTTP requests of their own (:mod:`agentenv.wire.calls`).
+
+No message waits behind them, and nothing here works on more than a piece at a time: the event loop is shared by
+every trajectory of the trainer. A request that was cut is made again (a fetch goes on where it was); one of
+which nothing moves for ``silence_s`` is given up, and with it its own call only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import codecs
+import math
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Final, Self
+
+import aiohttp
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from agentenv.errors import ConnectionLostError, InvalidArgumentsError, ProtocolError, ToolCallError, by_code
+from agentenv.executor.stream import TRANSIENT, infra_error
+from agentenv.slots.backends.base import ContainerHandle
+from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES
+from agentenv.wire.calls import MAX_ATTACHMENTS, Attachment, CallResult
+from agentenv.wire.server import ErrorReply
+from agentenv.wire.transfers import LEASE_HEADER
+
+_PIECE_BYTES: Final = 256 * 1024
+_BASE64_BYTES: Final = 3 * 256 * 1024
+"""A multiple of three: its base64 can be joined."""
+_TEXT_PIECE_CHARS: Final = 1024 * 1024
+_ATTEMPTS: Final = 5
+"""Of an upload that is cut on its way: each begins anew."""
+_PAUSE_S: Final = 0.2
+
+Part = str | bytes
+
+
+def without_large(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Part]]:
+    """The arguments without the large ones among them, and those. Pure.
+
+    Raises:
+        InvalidArgumentsError: one is larger than a call may carry, or there are too many.
+    """
+    large: dict[str, Part] = {
+        name: value for name, value in arguments.items() if isinstance(value, (str, bytes)) and len(value) > LARGE_BYTES
+    }
+    for name, value in large.items():
+        if len(value) > MAX_FILE_BYTES:
+            raise InvalidArgumentsError(
+                f"{name}: {len(value)} bytes are too many; at most {MAX_FILE_BYTES} fit in one call",
+                next_step="send it in smaller parts",
+            )
+    if len(large) > MAX_ATTACHMENTS:
+        raise InvalidArgumentsError(f"more than {MAX_ATTACHMENTS} arguments are large")
+    if not large:
+        return arguments, large
+    return {name: value for name, value in arguments.items() if name not in large}, large
+
+
+class Attachments:
+    """The attachments of the calls to one container. ``silence_s``: how long nothing may move."""
+
+    def __init__(self, handle: ContainerHandle, silence_s: float) -> None:
+        self._handle = handle
+        self._silence_s = silence_s
+        self._http: aiohttp.ClientSession | None = None
+
+    async def put(self, lease: bytes, call_id: str, parts: Mapping[str, Part]) -> tuple[Attachment, ...]:
+        """Send a call's large arguments. Raises ToolCallError when one is refused, InfraError."""
+        return tuple([await self._put(lease, call_id, field, part) for field, part in parts.items()])
+
+    async def complete(self, lease: bytes, result: CallResult) -> CallResult:
+        """The result with everything in it. Raises InfraError: CallLostError when it is not remembered."""
+        fields: dict[str, Any] = {"attachments": ()}
+        content = dict(result.content) if isinstance(result.content, dict) else {}
+        for part in result.attachments:
+            sink = _sink(part)
+            await self._fetch(lease, result.id, part, sink)
+            name, _, inner = part.field.partition(".")
+            if inner:
+                content[inner] = await sink.value()
+                if inner == "text" and isinstance(sink, _Text) and sink.lossy:
+                    content["lossy"] = True
+                fields["content"] = content
+            else:
+                fields[name] = await sink.value()
+        return result.model_copy(update=fields)
+
+    async def aclose(self) -> None:
+        """End every request. Repeatable."""
+        if self._http is not None:
+            await self._http.close()
+
+    # -- one of them ---------------------------------------------------------------------------------
+
+    async def _put(self, lease: bytes, call_id: str, field: str, part: Part) -> Attachment:
+        trouble = _Trouble(self._silence_s, most_cuts=_ATTEMPTS)
+        while True:
+            silence = _Silence(self._silence_s)
+            try:
+                async with silence, self._request("PUT", lease, call_id, field, _pieces(part, silence)) as response:
+                    await _check(response)
+                    return Attachment.model_validate_json(await response.read())
+            except ValidationError as error:
+                raise ProtocolError("the answer to an attachment is none") from error
+            except TRANSIENT as error:
+                if trouble.is_final(moved=silence.broken):
+                    raise self._lost(call_id, error) from error
+            await asyncio.sleep(_PAUSE_S)
+
+    async def _fetch(self, lease: bytes, call_id: str, part: Attachment, sink: _Sink) -> None:
+        trouble = _Trouble(self._silence_s)
+        while sink.size_bytes < part.size_bytes:
+            silence = _Silence(self._silence_s)
+            try:
+                async with silence, self._request("GET", lease, call_id, part.field, at=sink.size_bytes) as response:
+                    await _check(response)
+                    async for piece in response.content.iter_any():
+                        silence.heard()
+                        sink.feed(piece)
+                    if sink.size_bytes < part.size_bytes:
+                        raise aiohttp.ClientPayloadError("it ended early")
+            except TRANSIENT as error:
+                if trouble.is_final(moved=silence.broken):
+                    raise self._lost(call_id, error) from error
+                await asyncio.sleep(_PAUSE_S)
+        if sink.size_bytes > part.size_bytes:
+            raise ProtocolError(f"more than {part.size_bytes} bytes of {part.field} came")
+
+    def _request(
+        self, method: str, lease: bytes, call_id: str, field: str, body: AsyncIterator[bytes] | None = None, at: int = 0
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), trust_env=False
+            )
+        headers = {"Authorization": f"Bearer {self._handle.token}", LEASE_HEADER: lease.decode()}
+        url = f"{self._handle.base_url}/v1/attachments/{call_id}/{field}"
+        return self._http.request(method, url, headers=headers, data=body, params={"from": str(at)} if at else None)
+
+    def _lost(self, call_id: str, error: BaseException) -> ConnectionLostError:
+        said = str(error) or type(error).__name__
+        return ConnectionLostError(f"an attachment of call {call_id} did not get through {self._handle.id}: {said}")
+
+
+async def _check(response: aiohttp.ClientResponse) -> None:
+    """Raises what a refused request means; one that a proxy without its server answered is as good as cut."""
+    if response.status == 200:
+        return
+    raw = await response.read()
+    try:
+        refused = ErrorReply.model_validate_json(raw)
+    except ValidationError as error:
+        if response.status >= 500:
+            raise aiohttp.ClientConnectionError(f"HTTP {response.status}") from error
+        raise ProtocolError(f"the container answered an attachment with HTTP {response.status}") from error
+    kind = by_code().get(refused.error)
+    if kind is not None and issubclass(kind, ToolCallError):
+        raise kind(refused.message, next_step=refused.next_step)
+    raise infra_error(refused.error, refused.message, refused.next_step)
+
+
+async def _pieces(part: Part, silence: _Silence) -> AsyncIterator[bytes]:
+    for start in range(0, len(part), _PIECE_BYTES):
+        piece = part[start : start + _PIECE_BYTES]
+        yield piece.encode() if isinstance(piece, str) else piece
+        silence.heard()
+        await asyncio.sleep(0)  # a fast connection takes many pieces before it has us wait
+
+
+class _Trouble:
+    """When requests that fail one after the other are given up: when for ``longest_s`` none got anywhere, or when
+    ``most_cuts`` of them did and were cut."""
+
+    def __init__(self, longest_s: float, *, most_cuts: float = math.inf) -> None:
+        self._longest_s = longest_s
+        self._cuts_left = most_cuts
+        self._since_s: float | None = None
+
+    def is_final(self, *, moved: bool) -> bool:
+        """Whether this failure is the last one; ``moved``: it came after some bytes."""
+        now = asyncio.get_running_loop().time()
+        self._cuts_left -= moved
+        if moved or self._since_s is None:
+            self._since_s = now
+        return self._cuts_left <= 0 or now - self._since_s >= self._longest_s
+
+
+class _Silence:
+    """Cancels what is inside when :meth:`heard` was not called for so long: raises TimeoutError."""
+
+    def __init__(self, longest_s: float) -> None:
+        self.broken = False
+        """Whether anything moved."""
+        self._longest_s = longest_s
+        self._timeout = asyncio.timeout(longest_s)
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def heard(self) -> None:
+        """Something moved."""
+        self.broken = True
+        if not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time() + self._longest_s)
+
+
+class _Sink:
+    """Takes the bytes of one attachment as they come."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._pieces: list[Any] = []
+
+    def feed(self, piece: bytes) -> None:
+        """The next bytes."""
+        self.size_bytes += len(piece)
+        self._pieces.append(piece)
+
+    async def value(self) -> Any:
+        """What they are, when all are here."""
+        return from_json(b"".join(self._pieces))
+
+
+class _Text(_Sink):
+    """Decodes as the bytes come; ``lossy`` when they are not UTF-8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lossy = False
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def feed(self, piece: bytes) -> None:
+        self.size_bytes += len(piece)
+        self._pieces.append(self._decoded(piece, final=False))
+
+    async def value(self) -> str:
+        return "".join([*self._pieces, self._decoded(b"", final=True)])
+
+    def _decoded(self, piece: bytes, *, final: bool) -> str:
+        before = self._decoder.getstate()
+        try:
+            return self._decoder.decode(piece, final)
+        except UnicodeDecodeError:
+            self.lossy = True
+            self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            self._decoder.setstate(before)
+            return self._decoder.decode(piece, final)
+
+
+class _Base64(_Sink):
+    """Bytes as JSON has them."""
+
+    async def value(self) -> str:
+        data = memoryview(b"".join(self._pieces))
+        encoded = []
+        for start in range(0, len(data), _BASE64_BYTES):
+            encoded.append(base64.b64encode(data[start : start + _BASE64_BYTES]).decode("ascii"))
+            await asyncio.sleep(0)
+        return "".join(encoded)
+
+
+async def decoded_base64(text: str) -> bytes:
+    """The bytes a result has as base64, decoded a piece at a time."""
+    pieces = []
+    for start in range(0, len(text), _TEXT_PIECE_CHARS):
+        pieces.append(base64.b64decode(text[start : start + _TEXT_PIECE_CHARS]))
+        await asyncio.sleep(0)
+    return b"".join(pieces)
+
+
+def _sink(part: Attachment) -> _Sink:
+    if part.field == "content":
+        return _Sink()
+    return _Base64() if part.field == "content.data" else _Text()

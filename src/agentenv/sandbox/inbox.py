@@ -1,0 +1,194 @@
+"""What calls of one lease brought along: their large arguments, and a budget for all that waits.
+
+A large argument is received before its call, piece by piece, into a file in memory, which a program of the slot
+is then given as its standard input: the server never holds it as an object of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+from collections.abc import Callable, Mapping
+from typing import BinaryIO
+
+from agentenv.errors import InvalidArgumentsError, SandboxUnavailableError, StaleLeaseError
+from agentenv.wire.base import MAX_FILE_BYTES
+from agentenv.wire.calls import Attachment
+
+MAX_WAITING_BYTES = 128 * 1024 * 1024
+"""What the calls of one lease that wait or run may hold: their JSON and their attachments."""
+MAX_ATTACHED = 64
+"""Attachments of one lease that wait or are in use; each is a descriptor of the server's."""
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+class Attached:
+    """One attachment: written by :meth:`feed`, then sealed by :meth:`finish` and read by whoever needs it.
+    Owns its descriptor until :meth:`close`."""
+
+    __slots__ = ("_give", "_take", "closed", "fd", "sealed", "size_bytes")
+
+    def __init__(self, take: Callable[[int], None], give: Callable[[int], None]) -> None:
+        self._take = take
+        self._give = give
+        self.fd = os.memfd_create("attachment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.size_bytes = 0
+        self.closed = False
+        self.sealed = False
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "whole" if self.sealed else "arriving"
+        return f"Attached({self.size_bytes} bytes, {state})"
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next bytes. Raises InvalidArgumentsError, SandboxUnavailableError when there are too many,
+        StaleLeaseError when the lease has ended meanwhile; then nothing of it is kept."""
+        if self.closed:
+            raise _gone()
+        if self.size_bytes + len(piece) > MAX_FILE_BYTES:
+            raise InvalidArgumentsError(f"at most {MAX_FILE_BYTES} bytes fit in one argument")
+        self._take(len(piece))
+        self.size_bytes += len(piece)
+        rest = memoryview(piece)
+        while rest:
+            rest = rest[os.write(self.fd, rest) :]
+
+    def finish(self) -> None:
+        """It is whole: nobody can change it from here on, whoever else is given its descriptor."""
+        if self.closed:
+            raise _gone()
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+        self.sealed = True
+
+    def reader(self) -> BinaryIO:
+        """A file of its own to read it from, from the start. The caller closes it."""
+        return io.BufferedReader(_Reader(os.dup(self.fd)))
+
+    def text(self, field: str, max_bytes: int) -> str:
+        """All of it as text. Raises InvalidArgumentsError when it is larger than ``max_bytes``, or no UTF-8."""
+        if self.size_bytes > max_bytes:
+            raise InvalidArgumentsError(f"{field}: {self.size_bytes} bytes are too many; at most {max_bytes} are taken")
+        try:
+            return os.pread(self.fd, self.size_bytes, 0).decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentsError(f"{field}: is not UTF-8: {error.reason}") from error
+
+    def close(self) -> None:
+        """Let go of it. Repeatable."""
+        if not self.closed:
+            self.closed = True
+            os.close(self.fd)
+            self._give(self.size_bytes)
+
+
+class _Reader(io.RawIOBase):
+    """Reads a descriptor by position: where others who share it are does not matter."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: os.fstat(self._fd).st_size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        count = os.preadv(self._fd, [buffer], self._at)
+        self._at += count
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._fd)
+        super().close()
+
+
+class Inbox:
+    """The attachments of one lease, and the bytes its calls hold. ``counted`` hears of every change of them."""
+
+    def __init__(self, counted: Callable[[int], None] = lambda _: None, *, max_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._counted = counted
+        self._max_bytes = max_bytes
+        self._waiting: dict[tuple[str, str], Attached] = {}
+        self._open = 0
+        self.held_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"Inbox({len(self._waiting)} waiting, {self.held_bytes} bytes held)"
+
+    def hold(self, size_bytes: int) -> None:
+        """Charge so much to the lease. Raises SandboxUnavailableError when its budget is used up."""
+        if self.held_bytes + size_bytes > self._max_bytes:
+            raise SandboxUnavailableError(
+                f"the calls that wait in this slot hold {self.held_bytes} bytes; at most {self._max_bytes} may wait",
+                next_step="make fewer large calls at once",
+            )
+        self.held_bytes += size_bytes
+        self._counted(size_bytes)
+
+    def let_go(self, size_bytes: int) -> None:
+        """Give back what :meth:`hold` charged."""
+        self.held_bytes -= size_bytes
+        self._counted(-size_bytes)
+
+    def receive(self, call_id: str, field: str) -> Attached:
+        """A new attachment, in place of one that arrived before. Raises SandboxUnavailableError when there are
+        too many."""
+        self.drop(call_id, field)
+        if self._open >= MAX_ATTACHED:
+            raise SandboxUnavailableError(f"{MAX_ATTACHED} attachments wait in this slot already")
+        attached = Attached(self.hold, self._closed)
+        self._open += 1
+        self._waiting[call_id, field] = attached
+        return attached
+
+    def take(self, call_id: str, wanted: tuple[Attachment, ...]) -> dict[str, Attached]:
+        """The attachments of a call that begins; the caller closes them. Raises SandboxUnavailableError when one is
+        not here, whole."""
+        found = {part.field: self._waiting.get((call_id, part.field)) for part in wanted}
+        for part in wanted:
+            attached = found[part.field]
+            if attached is None or not attached.sealed or attached.size_bytes != part.size_bytes:
+                raise SandboxUnavailableError(f"the attachment {part.field!r} of the call did not arrive")
+        for part in wanted:
+            del self._waiting[call_id, part.field]
+        return {field: attached for field, attached in found.items() if attached is not None}
+
+    def drop(self, call_id: str, field: str | None = None) -> None:
+        """Let go of what waits for this call. Nothing happens when nothing does."""
+        for key in [key for key in self._waiting if key[0] == call_id and field in (None, key[1])]:
+            self._waiting.pop(key).close()
+
+    def discard(self, attached: Attached) -> None:
+        """Let go of one that did not arrive whole. Repeatable."""
+        for key in [key for key, waiting in self._waiting.items() if waiting is attached]:
+            del self._waiting[key]
+        attached.close()
+
+    def close(self) -> None:
+        """The lease has ended. Repeatable."""
+        while self._waiting:
+            self._waiting.popitem()[1].close()
+
+    def _closed(self, size_bytes: int) -> None:
+        self._open -= 1
+        self.let_go(size_bytes)
+
+
+def _gone() -> StaleLeaseError:
+    return StaleLeaseError("the lease has ended, or the call was given up")
+
+
+def close_all(attached: Mapping[str, Attached]) -> None:
+    """Let go of a call's attachments. Repeatable."""
+    for each in attached.values():
+        each.close()
