@@ -344,7 +344,7 @@ CASES = {
     "a turn without a token limit does not end in model_timeout_s": Case(
         DoubtfulTurnError, NO_SCORE, model=served(None)
     ),
-    "the model's server refuses a later turn (400, 422)": Case(
+    "the model's server refuses a later turn (400, 403, 422), or answers it without a message": Case(
         DoubtfulTurnError, NO_SCORE, model=served(CALLED, Refused(422))
     ),
     "the tokens of a turn do not fit together": Case(ModelServerError, AGAIN, model=lambda: Misfit(saying("never"))),
