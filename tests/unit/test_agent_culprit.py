@@ -27,6 +27,7 @@ from agentenv.errors import (
     AcquireTimeoutError,
     AgentEnvError,
     CallLostError,
+    ConfigError,
     ConnectionLostError,
     ContainerLostError,
     DoubtfulTurnError,
@@ -36,7 +37,7 @@ from agentenv.errors import (
     ProtocolError,
     SlotDestroyedError,
     StaleLeaseError,
-    by_code,
+    TaskError,
 )
 from agentenv.executor import transfer
 from agentenv.sandbox.culprits import WAYS
@@ -298,7 +299,7 @@ CASES = {
         InfraError, AGAIN, model=lambda: Unopened(saying("never"))
     ),
     "the first prompt does not fit the model": Case(
-        by_code()["config"], NO_SCORE, model=saying_first(ContextOverflow("4097 tokens, the limit is 4096"))
+        ConfigError, NO_SCORE, model=saying_first(ContextOverflow("4097 tokens, the limit is 4096"))
     ),
     "the container is lost while the model works": Case(ContainerLostError, AGAIN, failing(LOST)),
     "the container cannot be reached": Case(ConnectionLostError, AGAIN, failing(ConnectionLostError("silent"))),
@@ -344,12 +345,15 @@ CASES = {
     "a turn without a token limit does not end in model_timeout_s": Case(
         DoubtfulTurnError, NO_SCORE, model=served(None)
     ),
-    "the model's server refuses a later turn (400, 422)": Case(
+    "the model's server refuses a later turn (400, 403, 422), or answers it without a message": Case(
         DoubtfulTurnError, NO_SCORE, model=served(CALLED, Refused(422))
     ),
     "the tokens of a turn do not fit together": Case(ModelServerError, AGAIN, model=lambda: Misfit(saying("never"))),
     "the managed server's text is not the conversation's": Case(
         DoubtfulTurnError, NO_SCORE, model=saying_first(DoubtfulTurnError("lost track"))
+    ),
+    "the chat template fails on what the conversation has become": Case(
+        ConfigError, NO_SCORE, model=saying_first(CALL, ConfigError("tokenizer_name", "its chat template failed"))
     ),
     "a later turn does not fit the context (400, 413)": Case(
         None, "verified as it is", model=served(CALLED, Refused(413))
@@ -383,7 +387,7 @@ CASES = {
     "a verifier's command fails: the disk is full, no process can be started": Case(
         None, "the verifier's to judge", lambda: StubSessions(lambda *_: ok(exit_code=126)), Testing
     ),
-    "a verifier raises, because of what was left in the files": Case(by_code()["task"], NO_SCORE, hooks=Reading),
+    "a verifier raises, because of what was left in the files": Case(TaskError, NO_SCORE, hooks=Reading),
     "a verifier's download is cut": Case(ConnectionLostError, AGAIN, hooks=downloading(ConnectionLostError("cut"))),
     "a verifier's download fills the disk of the trainer": Case(
         InfraError, NO_SCORE, hooks=downloading(OSError(errno.ENOSPC, "No space left on device"))
@@ -392,7 +396,7 @@ CASES = {
     "giving the slot back fails after the slot was destroyed": Case(
         SlotDestroyedError, BY_HOOK, given_back_badly(destroying)
     ),
-    "score_destroyed_slot raises": Case(by_code()["task"], NO_SCORE, failing(DESTROYED), Unsure),
+    "score_destroyed_slot raises": Case(TaskError, NO_SCORE, failing(DESTROYED), Unsure),
     "the group has used up its new attempts": Case(ContainerLostError, NO_SCORE, failing(LOST), together=0),
 }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,7 @@ from agentenv.agent.loop import AgentLoop, as_history, requested_calls
 from agentenv.agent.ports import Completion, ContextOverflow
 from agentenv.agent.prompts import opening
 from agentenv.agent.settings import AgentSettings
+from agentenv.agent.timeline import Timeline
 from agentenv.errors import CallLostError, ConfigError, ContainerLostError
 from agentenv.wire.calls import CallResult
 from tests.unit.agent_stubs import TOOLS, StubModel, StubSession, calling, echo, ok, saying
@@ -125,6 +127,22 @@ async def test_a_conversation_too_long_ends_the_rollout_with_what_there_is() -> 
     result = await loop(model, StubSession("t", echo)).run(START)
     assert result.finish_reason == "context_overflow"
     assert result.messages[-1]["role"] == "tool"
+
+
+async def test_no_turn_and_no_call_begins_after_its_time() -> None:
+    now = [100.0]
+
+    def slow(*_: Any) -> CallResult:
+        now[0] += 6.0
+        return ok("done")
+
+    session, model = StubSession("t", slow), StubModel(calling(*[("bash", "{}")] * 3))
+    made = AgentLoop(model, session, TOOLS, AgentSettings(max_s=10.0), Timeline(lambda: now[0]))
+    result = await made.run(START)
+    assert (result.finish_reason, len(result.steps), len(session.calls)) == ("max_time", 1, 2)
+    assert "time for this task is over" in result.messages[-1]["content"], "every call has its answer"
+    dawdling = AgentLoop(model, session, TOOLS, AgentSettings(max_s=1e-9), Timeline())
+    assert len((await dawdling.run(START)).steps) == 1, "the first turn is had whatever happens"
 
 
 async def test_a_first_prompt_that_does_not_fit_is_a_setting_gone_wrong_not_a_rollout() -> None:

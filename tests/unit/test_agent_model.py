@@ -40,12 +40,34 @@ OVERFLOW = "context_length_exceeded"
 
 
 def test_what_the_model_wrote_may_be_why_a_conversation_is_refused() -> None:
-    for status in (400, 422):
+    for status in (400, 403, 422):
         assert type(failure_of(Status(status, "bad message"))) is ModelServerError, "the settings are wrong"
         assert type(failure_of(Status(status, "bad message"), turns=1)) is DoubtfulTurnError
     for status in (401, 404, 429, 500, 503):
         assert type(failure_of(Status(status), turns=1)) is ModelServerError, "no conversation can do that"
     assert isinstance(failure_of(Status(413, "body too large"), turns=3), ContextOverflow)
+
+
+class APITimeoutError(Exception):
+    """As the openai client calls it."""
+
+
+def test_a_turn_that_takes_too_long_is_the_model_s_doing_where_only_time_bounds_it() -> None:
+    for slow in (TimeoutError(), APITimeoutError(), Status(504), Status(408), Status(524)):
+        assert type(failure_of(slow, endless=True)) is DoubtfulTurnError
+        assert type(failure_of(slow, endless=False)) is ModelServerError
+    assert type(failure_of(Status(500), endless=True)) is ModelServerError
+
+
+@pytest.mark.parametrize("limits", [{"max_tokens": 5}, {"extra_body": {"max_completion_tokens": 5}}])
+async def test_a_token_limit_may_be_anywhere(limits: dict[str, Any]) -> None:
+    async def slow(**_: Any) -> Any:
+        raise TimeoutError
+
+    for given, kind in ((limits, ModelServerError), ({}, DoubtfulTurnError)):
+        with pytest.raises(ModelServerError) as caught:
+            await ServedModel(slow, timeout_s=5).complete(ASK, [], **given)
+        assert type(caught.value) is kind
 
 
 async def test_the_served_model_counts_its_turns() -> None:
@@ -81,15 +103,18 @@ def test_a_message_that_came_to_its_end_is_one() -> None:
 
 def test_an_answer_without_a_message_is_the_server_s_failure() -> None:
     for reply in (None, SimpleNamespace(choices=[]), SimpleNamespace(choices=[SimpleNamespace(message=None)])):
-        with pytest.raises(ModelServerError):
+        with pytest.raises(ModelServerError) as caught:
             completion_of(reply)
+        assert type(caught.value) is ModelServerError
+        with pytest.raises(DoubtfulTurnError):
+            completion_of(reply, turns=1)
 
 
 async def test_a_silent_server_ends_at_the_timeout_and_cancellation_goes_through() -> None:
     async def hang(**_: Any) -> Any:
         await asyncio.Event().wait()
 
-    with pytest.raises(ModelServerError, match=r"did not answer in 0\.05 s"):
+    with pytest.raises(ModelServerError, match=r"did not answer in time: .* 0\.05 s"):
         await ServedModel(hang, timeout_s=0.05).complete(ASK, [], max_tokens=5)
     with pytest.raises(DoubtfulTurnError, match="agent_max_tokens"):
         await ServedModel(hang, timeout_s=0.05).complete(ASK, [])

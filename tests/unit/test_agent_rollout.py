@@ -86,6 +86,15 @@ async def test_a_hook_that_raises_is_a_task_fault_reported_and_not_tried_again(h
     assert type(error).__name__ in transcript.error
 
 
+@pytest.mark.parametrize("hook", ["build_task", "build_agent_config", "setup_trajectory_workspace"])
+async def test_a_hook_that_returns_something_else_is_a_task_fault_too(hook: str) -> None:
+    hooks = StubHooks()
+    setattr(hooks, hook, lambda *_, **__: 7)
+    transcript = await roll(StubSessions(), hooks)
+    assert (transcript.score, transcript.fault, transcript.attempt) == (None, "task", 1)
+    assert f"{hook} must return" in transcript.error
+
+
 async def test_an_infra_fault_a_verifier_swallowed_still_is_no_score() -> None:
     class Swallowing(StubHooks):
         async def verify_and_score_trajectory(

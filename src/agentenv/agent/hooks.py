@@ -73,6 +73,13 @@ async def call_hook(name: str, function: Callable[..., T | Awaitable[T]], *args:
         raise TaskError(f"{name} raised {type(error).__name__}: {error}") from error
 
 
+def expected(name: str, value: Any, kind: type[T]) -> T:
+    """What a hook returned. Raises: TaskError when it is something else."""
+    if not isinstance(value, kind):
+        raise TaskError(f"{name} must return {kind.__name__}, got {value!r:.200}")
+    return value
+
+
 async def call_hook_on_slot(
     handle: Handle, name: str, function: Callable[..., T | Awaitable[T]], *args: Any, **kwargs: Any
 ) -> T:

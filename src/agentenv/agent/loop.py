@@ -185,7 +185,7 @@ class AgentLoop:
         result.messages = list(messages)
         self._began_s = self._timeline.now()
         for index in range(self._settings.max_steps):
-            if self._out_of_time():
+            if index and self._out_of_time():
                 result.finish_reason = "max_time"
                 return result
             try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv.agent.culprit import before_the_model, unexpected, worth_another
-from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, genuinely_cancelled
+from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, expected, genuinely_cancelled
 from agentenv.agent.jsonable import clean_text, jsonable
 from agentenv.agent.loop import AgentLoop, AgentResult
 from agentenv.agent.ports import Handle, Model, Session, SessionOpener, ToolDefinition, opened
@@ -153,8 +153,9 @@ class Rollout:
 
     async def _perform(self, attempt: Attempt) -> None:
         hooks, item = self._hooks, self._item
-        task = await call_hook("build_task", hooks.build_task, item)
+        task = expected("build_task", await call_hook("build_task", hooks.build_task, item), str)
         settings = await call_hook("build_agent_config", hooks.build_agent_config, item)
+        settings = expected("build_agent_config", settings, AgentSettings)
         async with self._session(attempt) as session:
             try:
                 await self._prepare(attempt, session)
@@ -205,7 +206,7 @@ class Rollout:
                 trajectory_id=attempt.trajectory,
                 exec_tool=handle,
             )
-        attempt.workspace_meta = dict(meta or {})
+        attempt.workspace_meta = expected("setup_trajectory_workspace", {} if meta is None else meta, dict)
 
     async def _verify(self, attempt: Attempt, session: Session) -> None:
         with attempt.timeline.phase("verify"):

@@ -20,7 +20,9 @@ OVERFLOW_MARKS = (
 """How servers say, in an HTTP 400, that a conversation is too long."""
 
 TOO_LARGE = 413
-ABOUT_THE_CLIENT = frozenset({401, 403, 404, 405, 407, 408, 409, 425, 429})
+TOO_SLOW = frozenset({408, 504, 524})
+"""HTTP statuses of servers and gateways that have waited long enough."""
+ABOUT_THE_CLIENT = frozenset({401, 404, 405, 407, 409, 425, 429})
 """HTTP statuses below 500 that are not about what the conversation says."""
 
 ENDS = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
@@ -28,6 +30,7 @@ ENDS = frozenset({"stop", "length", "tool_calls", "function_call", "content_filt
 "abort" and half a message while their weights are updated or their engine restarts, gateways with "error"."""
 
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
+SET_A_LIMIT = "set agent_max_tokens"
 
 MESSAGE_FIELDS = ("role", "content", "tool_calls", "reasoning_content", "reasoning", "refusal")
 
@@ -52,7 +55,8 @@ class ServedModel:
         asked = {**self._constant, **params, "messages": list(messages), "n": 1}
         if tools:
             asked["tools"] = list(tools)
-        completion = completion_of(await ask(self._chat_completion, self._timeout_s, asked, turns=self._turns))
+        reply = await ask(self._chat_completion, self._timeout_s, asked, turns=self._turns)
+        completion = completion_of(reply, self._turns)
         self._turns += 1
         return completion
 
@@ -65,57 +69,63 @@ async def ask(
     Raises: ContextOverflow, ModelServerError (DoubtfulTurnError where the model may be why); nothing else but
     cancellation.
     """
+    endless = not any(given.get(name) is not None for given in _said(asked) for name in LIMITS)
     try:
         async with asyncio.timeout(timeout_s):
             return await chat_completion(**asked)
-    except TimeoutError as error:
-        raise _too_slow(timeout_s, asked) from error
     except asyncio.CancelledError as error:
         if genuinely_cancelled():
             raise
         raise ModelServerError("the request to the model's server was cancelled from inside") from error
+    except TimeoutError as error:
+        slow = TimeoutError(str(error) or f"more than {timeout_s:g} s")
+        raise failure_of(slow, turns, endless=endless) from error
     except Exception as error:
-        raise failure_of(error, turns) from error
+        raise failure_of(error, turns, endless=endless) from error
 
 
-def _too_slow(timeout_s: float, asked: dict[str, Any]) -> ModelServerError:
-    """A turn without a token limit takes as long as the model likes."""
-    given = {**asked, **(asked.get("extra_body") or {})}
-    if any(given.get(name) is not None for name in LIMITS):
-        return ModelServerError(f"the model's server did not answer in {timeout_s:g} s")
-    return DoubtfulTurnError(
-        f"a turn without a token limit did not end in {timeout_s:g} s", next_step="set agent_max_tokens"
-    )
+def _said(asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    return asked, asked.get("extra_body") or {}
 
 
-def failure_of(error: BaseException, turns: int = 0) -> Exception:
-    """What a client's exception means: the conversation is too long, the server failed, or, ``turns`` turns of the
-    model's into it, it will not have the conversation any more."""
+def failure_of(error: BaseException, turns: int = 0, *, endless: bool = False) -> Exception:
+    """What a client's exception means: the conversation is too long, the server failed, or what the model wrote may
+    be why. ``turns``: how many it has had; a server that then refuses the conversation may refuse what it said.
+    ``endless``: nothing bounded this turn but time, so that the model may simply have gone on."""
     if isinstance(error, (ContextOverflow, ModelServerError)):
         return error
     attempt = getattr(error, "last_attempt", None)  # tenacity.RetryError hides the real one
     if attempt is not None and (hidden := attempt.exception()) is not None:
         error = hidden
     status = getattr(error, "status_code", None)
-    text = str(error)
-    if status == 400 and any(mark in f"{getattr(error, 'code', '')} {text}" for mark in OVERFLOW_MARKS):
-        return ContextOverflow(text)
+    text = f"{type(error).__name__}: {str(error)[:500]}"
+    if status == 400 and any(mark in f"{getattr(error, 'code', '')} {error}" for mark in OVERFLOW_MARKS):
+        return ContextOverflow(str(error))
     if status == TOO_LARGE:
-        return ContextOverflow(text)
+        return ContextOverflow(str(error))
+    if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__ or status in TOO_SLOW:
+        return _too_slow(text, endless=endless)
     if turns and isinstance(status, int) and 400 <= status < 500 and status not in ABOUT_THE_CLIENT:
-        return DoubtfulTurnError(f"the model's server refuses the conversation: {text[:500]}")
+        return DoubtfulTurnError(f"the model's server refuses the conversation: {text}")
     cure = "check base_url, api_key and model_name" if status in (401, 403, 404) else ""
-    return ModelServerError(f"{type(error).__name__}: {text[:500]}", next_step=cure)
+    return ModelServerError(text, next_step=cure)
 
 
-def completion_of(reply: Any) -> Completion:
-    """An OpenAI ChatCompletion as a Completion. Raises: ModelServerError when it has no message, or one that did
-    not come to its end."""
+def _too_slow(text: str, *, endless: bool) -> ModelServerError:
+    if endless:
+        return DoubtfulTurnError(f"a turn without a token limit did not end in time: {text}", next_step=SET_A_LIMIT)
+    return ModelServerError(f"the model's server did not answer in time: {text}")
+
+
+def completion_of(reply: Any, turns: int = 0) -> Completion:
+    """An OpenAI ChatCompletion as a Completion. Raises: ModelServerError when it has no message (a doubtful one
+    after a turn: gateways answer so to what they will not pass on), or one that did not come to its end."""
     try:
         choice = reply.choices[0]
         message = choice.message.model_dump(exclude_none=True)
     except (AttributeError, IndexError, TypeError) as error:
-        raise ModelServerError("the model's server answered without a message") from error
+        kind = DoubtfulTurnError if turns else ModelServerError
+        raise kind("the model's server answered without a message") from error
     finish_reason = ended_by(choice.finish_reason)
     kept = {name: message[name] for name in MESSAGE_FIELDS if name in message}
     usage = reply.usage.model_dump(exclude_none=True) if getattr(reply, "usage", None) else None

@@ -13,7 +13,7 @@ class AgentSettings:
     """Limits and sampling of one agent.
 
     ``max_steps`` model turns at most, ``max_calls_per_turn`` tool calls run of each;
-    ``max_s`` seconds at most, after which no turn and no call begins (None: no limit);
+    ``max_s`` seconds at most, after which no call and no turn but the first begins (None: no limit);
     ``tool_delay_s`` is waited between two tool calls;
     ``tool_timeout_s`` bounds each call (None: the executor's default); ``shown_bytes`` caps each of
     stdout and stderr as the model sees them (head and tail kept, the dropped bytes counted).
