@@ -15,7 +15,8 @@ Every class says whose failure it is (``fault``), what survived it and what to d
     └── InfraError                  fault=infra: ours; never a reward, never shown to the model
         ├── SandboxUnavailableError     no container can serve here (cause and cure are named)
         │   ├── SelfTestError           the container could not prove what it promises
-        │   └── StartTimeoutError       the container was too slow to say: a later start may do
+        │   ├── StartTimeoutError       the container was too slow to say: a later start may do
+        │   └── MachineFullError        as many containers run here as may: a later start may do
         ├── AcquireTimeoutError         no slot became free before the deadline
         ├── LeaseLostError              the slot is no longer this trajectory's
         │   ├── StaleLeaseError             another epoch owns the slot now
@@ -144,6 +145,12 @@ class StartTimeoutError(SandboxUnavailableError):
     on an overloaded machine the next start may succeed, so it is tried again."""
 
     code = "start_timeout"
+
+
+class MachineFullError(SandboxUnavailableError):
+    """As many containers run on this machine as may: a later start may succeed."""
+
+    code = "machine_full"
 
 
 class AcquireTimeoutError(InfraError):

@@ -109,6 +109,9 @@ class Carrier:
             except AgentEnvError as error:
                 logger.debug("slot %s/%d is not ours to release: %s", self.handle.id, slot, error)
                 key, request, state = None, None, SlotState.resetting
+            except Exception:  # the slot is asked after, however what was asked for it went wrong
+                logger.exception("slot %s/%d could not be given back", self.handle.id, slot)
+                key, request, state = None, None, SlotState.resetting
             if state in (SlotState.free, SlotState.quarantined):
                 return state
             await asyncio.sleep(pause_s)

@@ -162,6 +162,11 @@ class Ledger:
         self._requeue(lease)
         return self._give_back(lease, LeaseState.lost, now) + self._settle(now)
 
+    def ticket_of(self, lease_id: int) -> int | None:
+        """The waiter that this lease is being asked for; None when there is none (any more)."""
+        lease = self._leases.get(lease_id)
+        return None if lease is None else lease.ticket
+
     def release(self, lease_id: int, now: float) -> list[Command]:
         """Its holder is done. Nothing happens to a lease that has already ended."""
         lease = self._leases.get(lease_id)

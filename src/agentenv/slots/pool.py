@@ -16,6 +16,7 @@ from agentenv.config import PoolSettings
 from agentenv.errors import (
     AgentEnvError,
     ConnectionLostError,
+    InfraError,
     LeaseLostError,
     PoolClosedError,
     SandboxUnavailableError,
@@ -237,8 +238,21 @@ class SlotPool:
             elif isinstance(error, SandboxUnavailableError):
                 self._ledger.drain(grant.container)
             self._perform(self._ledger.refuse(grant.lease, self._clock()))
+        except Exception as error:
+            # A mistake of ours, or something that cannot be put into a request: it would be so at every other slot.
+            logger.exception("slot %d of %s could not be asked for", grant.slot, grant.container)
+            self._refuse_for_good(
+                grant, InfraError(f"the lease of {grant.trajectory!r} could not be asked for: {error!r}")
+            )
         else:
             self._perform(self._ledger.confirm(grant.lease, self._clock()))
+
+    def _refuse_for_good(self, grant: Grant, error: AgentEnvError) -> None:
+        ticket = self._ledger.ticket_of(grant.lease)
+        self._perform(self._ledger.refuse(grant.lease, self._clock()))
+        if ticket is not None:
+            self._fail(ticket, error)
+            self._perform(self._ledger.withdraw(ticket, self._clock()))
 
     def _hand_over(self, command: HandOver) -> None:
         carrier = self._carriers[command.container]
@@ -294,7 +308,10 @@ class SlotPool:
     async def _read_events(self) -> None:
         async for event in self._backend.events():
             if self._closing is None or isinstance(event, ContainerGone):
-                self._on_event(event)
+                try:
+                    self._on_event(event)
+                except Exception:  # the next event must be heard whatever this one led to
+                    logger.exception("an event of the backend's could not be taken in: %r", event)
                 self._wake.set()
 
     def _on_event(self, event: ContainerEvent) -> None:
@@ -333,10 +350,14 @@ class SlotPool:
             self._give_up(container, f"its inventory could not be taken: {error}")
             return
         self._perform(self._ledger.inventory(container, states, self._clock()))
-        await carrier.keep_in_touch(
-            lambda stale: self._heard(container, stale),
-            lambda verdict: self._silent(container, verdict),
-        )
+        try:
+            await carrier.keep_in_touch(
+                lambda stale: self._heard(container, stale),
+                lambda verdict: self._silent(container, verdict),
+            )
+        except Exception as error:  # nobody would renew its leases any more
+            logger.exception("the heartbeat of %s failed", container)
+            self._give_up(container, f"its heartbeat failed: {error!r}")
 
     def _heard(self, container: str, stale: Stale) -> None:
         now = self._clock()
@@ -375,9 +396,14 @@ class SlotPool:
     async def _keep_up(self) -> None:
         while True:
             self._wake.clear()
-            self._perform(self._ledger.tick(self._clock()))
-            with contextlib.suppress(AgentEnvError):  # logged there, tried again in the next round
+            try:
+                self._perform(self._ledger.tick(self._clock()))
                 await self._scaler.follow(self._ledger, self._clock())
+            except AgentEnvError:
+                pass  # logged there, tried again in the next round
+            except Exception:  # without this task no waiter's deadline would pass
+                logger.exception("a round of the pool's upkeep failed")
+                await asyncio.sleep(_UPKEEP_MAX_S)
             await asyncio.sleep(_UPKEEP_MIN_S)
             due = self._ledger.next_deadline()
             left_s = _UPKEEP_MAX_S if due is None else min(_UPKEEP_MAX_S, due - self._clock())
