@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -194,7 +195,8 @@ class SlotPool:
         self._give_back(lease)
         returning = self._reclaiming.get(lease.id)
         if returning is not None and lease.lost is None:
-            await asyncio.wait({returning})  # cancelling wait() leaves the task alone
+            # Cancelling wait() leaves the task alone. What takes longer is the pool's trouble, not the rollout's.
+            await asyncio.wait({returning}, timeout=self._settings.reset_timeout_s)
 
     def _give_back(self, lease: SlotLease) -> None:
         if self._held.pop(lease.id, None) is not None:
@@ -286,10 +288,15 @@ class SlotPool:
 
     async def _reclaim(self, command: Reclaim) -> None:
         began = self._clock()
-        state = await self._carriers[command.container].reclaim(command.slot, command.lease)
+        reason = f"the reset of slot {command.slot} takes longer than {self._settings.reset_timeout_s:g} s"
+        late = functools.partial(self._stuck, command.container, reason)
+        state = await self._carriers[command.container].reclaim(command.slot, command.lease, late)
         self._tally.resets.add(self._clock() - began)
         done = self._ledger.freed if state is SlotState.free else self._ledger.quarantined
         self._perform(done(command.container, command.slot, self._clock()))
+
+    def _stuck(self, container: str, reason: str) -> None:
+        self._perform(self._ledger.stuck(container, reason))
 
     def _errand(self, container: str, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Work for a container, cancelled when the container is gone."""
@@ -364,6 +371,9 @@ class SlotPool:
         for lease, why in stale.items():
             self._perform(self._ledger.stale(lease, now, why))
         self._perform(self._ledger.recovered(container, now))
+        carrier = self._carriers.get(container)
+        if carrier is not None and carrier.supervisor_silent_s > self._settings.reset_timeout_s:
+            self._stuck(container, f"its supervisor has not answered for {carrier.supervisor_silent_s:.0f} s")
 
     def _silent(self, container: str, verdict: Verdict) -> None:
         if verdict is Verdict.gone:

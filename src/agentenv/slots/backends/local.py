@@ -168,7 +168,7 @@ class LocalBackend:
         finally:
             self._running.pop(container.handle.id, None)
             self._launch.remove(container.handle.id)
-            await _sweep_left(self._launch.data_dir / container.handle.id)
+            await asyncio.to_thread(_sweep_left, self._launch.data_dir / container.handle.id)
 
     def __repr__(self) -> str:
         return f"<LocalBackend {len(self._running)} containers>"
@@ -285,15 +285,15 @@ def _remove_if_dead(path: Path) -> None:
         os.close(lock)
 
 
-async def _sweep_left(directory: Path) -> None:
+def _sweep_left(directory: Path) -> None:
     """Remove the cgroups and the directory of a container that was killed; after an orderly end there are none.
 
-    Its supervisor holds its lock for as long as the kernel takes to end it.
+    Its supervisor holds its lock for as long as the kernel takes to end it: waits for that, a few seconds at most.
     """
     until_s = time.monotonic() + _SWEEP_WITHIN_S
     while directory.exists() and time.monotonic() < until_s:
-        if await asyncio.to_thread(sweep_container, directory) is None:
-            await asyncio.sleep(_SWEEP_PAUSE_S)
+        if sweep_container(directory) is None:
+            time.sleep(_SWEEP_PAUSE_S)
 
 
 def _environment() -> dict[str, str]:
