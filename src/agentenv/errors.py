@@ -16,6 +16,7 @@ Every class says whose failure it is (``fault``), what survived it and what to d
         ├── SandboxUnavailableError     no container can serve here (cause and cure are named)
         │   ├── SelfTestError           the container could not prove what it promises
         │   ├── StartTimeoutError       the container was too slow to say: a later start may do
+        │   ├── MachineFullError        as many containers run here as may: a later start may do
         │   └── JobOwnedError           another run owns the Nomad job (it is named); nothing was changed
         ├── AcquireTimeoutError         no slot became free before the deadline
         ├── LeaseLostError              the slot is no longer this trajectory's
@@ -153,6 +154,12 @@ class JobOwnedError(SandboxUnavailableError):
     names the owner, ``next_step`` what to do."""
 
     code = "job_owned"
+
+
+class MachineFullError(SandboxUnavailableError):
+    """As many containers run on this machine as may: a later start may succeed."""
+
+    code = "machine_full"
 
 
 class AcquireTimeoutError(InfraError):

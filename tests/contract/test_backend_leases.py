@@ -195,3 +195,30 @@ async def test_a_stranger_at_the_port_is_told_from_a_container(container: Client
         with pytest.raises(AgentEnvError, match="gone"):
             await control.slots(timeout_s=0.3)
         assert asyncio.get_running_loop().time() - began < 2.0
+
+
+async def test_a_seal_asked_for_again_seals_once(container: Client) -> None:
+    key = await container.lease()
+    asked = {**key.model_dump(), "request_id": "q" * 16}
+
+    async def seal() -> int:
+        async with container.session.post(container.handle.base_url + "/v1/leases/seal", json=asked) as response:
+            return response.status
+
+    assert await seal() == 200
+    seconds = f"98{uuid4().int % 10**9}"
+    await container.run(key, f"sleep {seconds} > /dev/null 2>&1 &")
+    state = f"pgrep -f 'sleep [9]{seconds[1:]}' > /dev/null && echo alive || echo dead"
+    assert await seal() == 200, "the answer was lost, and the client asks again: under a verifier that works already"
+    assert (await container.run(key, state)).stdout == "alive\n"
+    await container.control.seal(key)
+    assert (await container.run(key, state)).stdout == "dead\n"
+
+
+async def test_a_late_copy_of_a_lease_request_leases_to_nobody(container: Client) -> None:
+    request = LeaseRequest(slot=0, trajectory="t", ttl_s=60.0, request_id=uuid4().hex)
+    grant = await container.control.lease(request)
+    assert (await container.control.release(grant.key)).state == "free"
+    with pytest.raises(StaleLeaseError):
+        await container.control.lease(request)
+    assert (await container.control.slots()).slots[0].state == "free"

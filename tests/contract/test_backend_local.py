@@ -21,6 +21,7 @@ from agentenv.slots.control import ContainerControl
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.spec import SandboxSpec
 from tests.contract.conftest import until
+from tests.integration.supervisor_harness import cgroups_of
 
 SETTINGS = ContainerSettings(slots_per_container=1, require_sandbox=False)
 
@@ -182,3 +183,22 @@ def test_launch_directories_of_the_living_are_left_alone(tmp_path: Path) -> None
     living.close()
     living.close()
     assert not list(tmp_path.glob("launch-*"))
+
+
+async def test_what_a_killed_container_left_is_gone_with_it(tmp_path: Path) -> None:
+    backend = LocalBackend(SETTINGS, state_dir=tmp_path)
+    async with SlotPool(backend, PoolSettings()) as pool:
+        first = (await pool.lease("t")).container.id
+        os.kill(backend.pids[first], signal.SIGKILL)
+        await until(lambda: first not in backend.pids)
+        await until(lambda: not (tmp_path / "containers" / first).exists())
+        assert cgroups_of(first) == []
+
+
+async def test_a_container_killed_by_a_signal_without_a_name_is_replaced(tmp_path: Path) -> None:
+    backend = LocalBackend(SETTINGS, state_dir=tmp_path)
+    async with SlotPool(backend, PoolSettings()) as pool:
+        first = (await pool.lease("t")).container.id
+        os.kill(backend.pids[first], 40)
+        async with await pool.lease("t2", timeout_s=60) as second:
+            assert second.container.id != first

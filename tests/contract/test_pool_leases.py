@@ -7,7 +7,14 @@ import asyncio
 import pytest
 
 from agentenv.config import PoolSettings
-from agentenv.errors import AcquireTimeoutError, ConfigError, LeaseLostError, PoolClosedError, StaleLeaseError
+from agentenv.errors import (
+    AcquireTimeoutError,
+    ConfigError,
+    InfraError,
+    LeaseLostError,
+    PoolClosedError,
+    StaleLeaseError,
+)
 from agentenv.slots.control import ContainerControl
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
@@ -190,4 +197,33 @@ async def test_from_no_container_at_all(make: Maker) -> None:
         pass
     await until(lambda: not pool.statistics().containers)
     async with await pool.lease("second"):
+        pass
+
+
+async def test_a_name_that_is_no_text_is_refused_and_leaks_nothing(make: Maker) -> None:
+    pool, _ = await make.pool(slots=2)
+    async with await pool.lease("fine"):
+        pass
+    with pytest.raises(ConfigError, match="trajectory"):
+        await pool.lease("caf\ud800", timeout_s=10)
+    await until(lambda: pool.statistics().slots.get(SlotState.free, 0) == 2)
+
+
+async def test_a_lease_that_fails_in_no_known_way_fails_its_waiter_and_leaks_nothing(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, _ = await make.pool(slots=2)
+    async with await pool.lease("fine"):
+        pass
+    await until(lambda: pool.statistics().slots.get(SlotState.free, 0) == 2)
+
+    async def fail(*_: object, **__: object) -> None:
+        raise ValueError("nobody expects this")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ContainerControl, "lease", fail)
+        with pytest.raises(InfraError, match="nobody expects this"):
+            await pool.lease("unlucky", timeout_s=10)
+    await until(lambda: pool.statistics().slots.get(SlotState.free, 0) == 2)
+    async with await pool.lease("fine again"):
         pass

@@ -108,6 +108,7 @@ MODELS: tuple[WireModel, ...] = (
     leases.LeaseRequest(slot=3, trajectory="t", ttl_s=60.0, request_id="r" * 16),
     leases.LeaseGrant(key=_KEY, trajectory="t", ttl_s=60.0),
     leases.RenewRequest(keys=(_KEY,), ttl_s=60.0),
+    leases.SealRequest(slot=3, epoch=7, secret="s" * 32, request_id="q" * 16),
     leases.LeaseLoss(slot=4, error="slot_destroyed", message="slot 4 was destroyed"),
     leases.RenewReply(
         renewed=(3,),
@@ -115,7 +116,7 @@ MODELS: tuple[WireModel, ...] = (
         lost=(leases.LeaseLoss(slot=4, error="slot_destroyed", message="slot 4 was destroyed"),),
     ),
     leases.ReleaseReply(slot=3, state=leases.SlotState.free),
-    server.Health(status="ok", version="0.1.0"),
+    server.Health(status="ok", version="0.1.0", supervisor_silent_s=1.5),
     server.Proof(name="uid", holds=True, required=True, detail="20003", cure=""),
     server.ServerInfo(
         container="c",

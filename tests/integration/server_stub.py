@@ -226,6 +226,9 @@ class StubSupervisor:
         if request["op"] == "serving":
             self.serving.set()
             return
+        if request["op"] == "ping":
+            self._send({"op": "pong"})
+            return
         slot = request["slot"]
         if request["epoch"] != self.epochs[slot]:
             return

@@ -185,3 +185,55 @@ async def test_finish_waits_through_cancellation_and_then_tells() -> None:
         await waiter
     assert task.result() == 7
     assert await finish(task) == 7
+
+
+async def test_a_start_that_fails_in_no_known_way_is_a_failed_start(yard: Yard) -> None:
+    yard.failures = [ValueError("nobody expects this")]
+    made = Fleet(yard.start, starts_at_once=1)
+    events = made.events()
+    made.scale(1)
+    async with asyncio.timeout(20):
+        failed = await anext(events)
+        assert isinstance(failed, StartFailed)
+        assert "nobody expects this" in failed.reason
+        assert isinstance(await anext(events), ContainerStarted)
+    await made.aclose()
+
+
+async def test_a_container_whose_end_cannot_be_told_is_replaced(yard: Yard) -> None:
+    made = Fleet(yard.start, starts_at_once=1)
+    events = made.events()
+    made.scale(1)
+    async with asyncio.timeout(20):
+        assert isinstance(await anext(events), ContainerStarted)
+        yard.things[0].death.set_exception(ValueError("40 is not a valid Signals"))
+        gone = await anext(events)
+        assert isinstance(gone, ContainerGone)
+        assert "40 is not a valid Signals" in gone.reason
+        assert isinstance(await anext(events), ContainerStarted)
+    await made.aclose()
+
+
+async def test_a_keeper_that_fails_says_so_and_another_takes_its_place(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "RETRY_MAX_S", 0.01)
+    made = Fleet(yard.start, starts_at_once=1)
+    events = made.events()
+    watched = made._watch
+    broken = [True]
+
+    async def watch(running: Running) -> None:
+        if broken:
+            broken.clear()
+            raise ValueError("a mistake")
+        await watched(running)
+
+    monkeypatch.setattr(made, "_watch", watch)
+    made.scale(1)
+    async with asyncio.timeout(20):
+        failed = await anext(events)
+        assert isinstance(failed, StartFailed)
+        assert "a mistake" in failed.reason
+        assert isinstance(await anext(events), ContainerStarted)
+    await made.aclose()

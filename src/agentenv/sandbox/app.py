@@ -22,7 +22,7 @@ from agentenv.sandbox.stream import BatchOutlet, StreamOutlet
 from agentenv.sandbox.tools.transfer_routes import TransferRoutes
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.calls import Accepted, Batch, Cancel, Failure, client_message
-from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest
+from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, SealRequest
 from agentenv.wire.server import ErrorReply, Health, ServerInfo
 
 _HEARTBEAT_S = 30.0
@@ -36,6 +36,7 @@ _batch: TypeAdapter[Batch] = TypeAdapter(Batch)
 _key: TypeAdapter[LeaseKey] = TypeAdapter(LeaseKey)
 _end: TypeAdapter[EndRequest] = TypeAdapter(EndRequest)
 _lease: TypeAdapter[LeaseRequest] = TypeAdapter(LeaseRequest)
+_seal: TypeAdapter[SealRequest] = TypeAdapter(SealRequest)
 _renew: TypeAdapter[RenewRequest] = TypeAdapter(RenewRequest)
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,8 @@ class Face:
 
     async def _health(self, _: web.Request) -> web.Response:
         status = "draining" if self.container.draining else "ok"
-        return _reply(Health(status=status, version=self.info.version))
+        silent_s = self.container.supervisor_silent_s
+        return _reply(Health(status=status, version=self.info.version, supervisor_silent_s=silent_s))
 
     async def _get_info(self, _: web.Request) -> web.Response:
         return _reply(self.info)
@@ -108,7 +110,7 @@ class Face:
         return _reply(await self.container.end(await _read(request, _end)))
 
     async def _post_seal(self, request: web.Request) -> web.Response:
-        return _reply(await self.container.seal(await _read(request, _key)))
+        return _reply(await self.container.seal(await _read(request, _seal)))
 
     # -- calls -------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from agentenv.sandbox.process import SlotIo
 from agentenv.sandbox.replies import Raw
 from agentenv.sandbox.shared import Shared
 from agentenv.sandbox.slots import Slot
-from agentenv.sandbox.supervisor_link import Hello, Packet, SlotFailed, SlotLost, SlotReady
+from agentenv.sandbox.supervisor_link import Hello, Packet, Pong, SlotFailed, SlotLost, SlotReady
 from agentenv.sandbox.tools.registry import parse_arguments, with_attached
 from agentenv.wire.calls import Call, CallKey
 from agentenv.wire.leases import (
@@ -33,6 +33,7 @@ from agentenv.wire.leases import (
     ReleaseReply,
     RenewReply,
     RenewRequest,
+    SealRequest,
     SlotState,
 )
 from agentenv.wire.server import SlotsReply
@@ -59,6 +60,11 @@ class Container:
         """Whether the supervisor has said of every slot what it is."""
         return all(slot.state is not SlotState.resetting for slot in self._slots)
 
+    @property
+    def supervisor_silent_s(self) -> float:
+        """For how long the supervisor has owed an answer."""
+        return self._shared.supervisor.silent_s(self._shared.poller.loop.time())
+
     def close(self) -> None:
         """Let go of every slot; they live on in the supervisor's hands. Repeatable."""
         self.draining = True
@@ -69,6 +75,9 @@ class Container:
 
     def take(self, packet: Packet) -> None:
         """What the supervisor says of a slot. Raises ProtocolError when it cannot be (nothing leaks)."""
+        if isinstance(packet, Pong):
+            self._shared.supervisor.answered()
+            return
         if isinstance(packet, Hello) or not 0 <= packet.slot < len(self._slots):
             if isinstance(packet, SlotReady):
                 packet.agent.close()
@@ -195,7 +204,12 @@ class Container:
             (renewed if alive else stale).append(key.slot)
             if not alive and key.slot < len(self._slots) and (why := self._slots[key.slot].why_lost(key)):
                 lost.append(LeaseLoss(slot=key.slot, error=why.code, message=str(why)))
-        return RenewReply(renewed=tuple(renewed), stale=tuple(stale), lost=tuple(lost))
+        return RenewReply(
+            renewed=tuple(renewed),
+            stale=tuple(stale),
+            lost=tuple(lost),
+            supervisor_silent_s=self.supervisor_silent_s,
+        )
 
     async def release(self, key: LeaseKey) -> ReleaseReply:
         """See :meth:`Slot.release`."""
@@ -205,9 +219,10 @@ class Container:
         """See :meth:`Slot.end`."""
         return ReleaseReply(slot=request.slot, state=await self._slot(request.slot).end(request.epoch))
 
-    async def seal(self, key: LeaseKey) -> ReleaseReply:
+    async def seal(self, request: SealRequest) -> ReleaseReply:
         """See :meth:`Slot.seal`."""
-        return ReleaseReply(slot=key.slot, state=await self._slot(key.slot).seal(key))
+        state = await self._slot(request.slot).seal(request.key, request.request_id)
+        return ReleaseReply(slot=request.slot, state=state)
 
     # -- reports -----------------------------------------------------------------------------------
 

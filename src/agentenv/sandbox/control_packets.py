@@ -1,7 +1,7 @@
 """The packets between supervisor and server, as the supervisor sees them: built here, checked here.
 
 The server talks to the network, so it is the less trusted side: whatever it sends that is not
-exactly one of three requests is a ProtocolError, and the server is started anew.
+exactly one of a few requests is a ProtocolError, and the server is started anew.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from agentenv.wire.spec import SandboxSpec
 
 MAX_PACKET_BYTES = 64 * 1024
 MAX_LEASE_BYTES = 16 * 1024
-Op = Literal["serving", "reset", "seal", "remember"]
+Op = Literal["serving", "ping", "reset", "seal", "remember"]
 _FIELDS: dict[Op, frozenset[str]] = {
     "serving": frozenset({"op"}),
+    "ping": frozenset({"op"}),
     "reset": frozenset({"op", "slot"}),
     "seal": frozenset({"op", "slot"}),
     "remember": frozenset({"op", "slot", "lease"}),
@@ -33,7 +34,7 @@ _OPTIONAL = frozenset({"epoch"})
 
 @dataclass(frozen=True)
 class Request:
-    """One checked packet of the server's. ``slot`` is -1 for ``serving``."""
+    """One checked packet of the server's. ``slot`` is -1 for ``serving`` and ``ping``."""
 
     op: Op
     slot: int = -1
@@ -90,6 +91,11 @@ def hello(
             "env", f"the specification takes {len(made)} bytes; at most {MAX_PACKET_BYTES} can be handed on"
         )
     return made
+
+
+def pong() -> bytes:
+    """The answer to ``ping``."""
+    return _packet("pong")
 
 
 def slot_ready(slot: int, epoch: int, lease: dict[str, Any] | None, *, kept: bool, plan: CgroupPlan | None) -> bytes:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, ConfigError, MachineFullError, SandboxUnavailableError
 from agentenv.sandbox import (
     cgroups,
     events,
@@ -149,7 +149,7 @@ def claim_uids() -> socket.socket:
     """A block of slot uids nobody else on this machine uses, for as long as the socket is open.
 
     Containers side by side must not share uids: quotas (inotify, keys, processes) are per uid. An
-    abstract socket name is a lock that no crash can leave behind. Raises SandboxUnavailableError.
+    abstract socket name is a lock that no crash can leave behind. Raises MachineFullError.
     """
     for block in range(_UID_BLOCKS):
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -159,9 +159,8 @@ def claim_uids() -> socket.socket:
             claim.close()
         else:
             return claim
-    raise SandboxUnavailableError(
-        f"{_UID_BLOCKS} containers run on this machine already", next_step="stop some of them"
-    )
+    # Not permanent: any of them may end at any time.
+    raise MachineFullError(f"{_UID_BLOCKS} containers run on this machine already", next_step="stop some of them")
 
 
 def _block_of(spec: SandboxSpec, held: Held) -> int:

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 
+from agentenv.wire.signals import signal_name
+
 
 class Reaper:
     """Collects every dead child of this process. One per process: it takes SIGCHLD."""
@@ -58,5 +60,5 @@ async def readable(fd: int, timeout_s: float) -> None:
 def end_of(status: int) -> str:
     """A wait status in words."""
     if os.WIFSIGNALED(status):
-        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+        return f"killed by {signal_name(os.WTERMSIG(status))}"
     return f"exit code {os.waitstatus_to_exitcode(status)}"

@@ -27,6 +27,7 @@ from agentenv.wire.server import Proof, ServerInfo
 _HELLO_TIMEOUT_S = 30.0
 _SETTLE_TIMEOUT_S = 30.0
 _GOODBYE_S = 2.0
+_PING_S = 2.0
 _BACKLOG = 1024
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Server:
         self._container: Container | None = None
         self._over = asyncio.Event()
         self._settled = asyncio.Event()
+        self._pinging: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Serve until the supervisor goes away or SIGTERM. Raises ProtocolError on a strange hello."""
@@ -60,10 +62,13 @@ class Server:
             self._supervisor.serving()
             gc.freeze()
             log.info("serving")
+            self._ping()
             await self._over.wait()
         finally:
             container.draining = True
             await self._say_goodbye(runner)
+            if self._pinging is not None:
+                self._pinging.cancel()
             container.close()
             self._poller.close()
             self._supervisor.close()
@@ -133,6 +138,10 @@ class Server:
             log.exception("a packet of the supervisor's was refused")
         except OSError:
             self._over.set()
+
+    def _ping(self) -> None:
+        self._supervisor.ping(self._loop.time())
+        self._pinging = self._loop.call_later(_PING_S, self._ping)
 
     def _supervisor_full(self) -> None:
         self._loop.add_writer(self._supervisor.fileno(), self._supervisor_has_room)

@@ -43,6 +43,9 @@ MAX_SENT_BYTES = 16 * 1024 * 1024
 """Sent replies kept per lease until they are forgotten: more than the buffers of a connection hold (2 MiB
 here, a few more in each kernel), so that what a cut connection swallowed can be sent again."""
 
+SETTLE_S = 20.0
+"""How long a release or a seal waits for the supervisor before it answers without it."""
+_ENDED_REQUESTS = 64
 _UNHEARD_S = 5.0
 """How long the supervisor may take to say why a slot's agent ended."""
 
@@ -68,6 +71,9 @@ class Slot:
         self._sealing = False
         self._settled: list[asyncio.Future[None]] = []
         self._expiry: asyncio.TimerHandle | None = None
+        self._sealed_by = ""
+        self._ended_requests: deque[str] = deque(maxlen=_ENDED_REQUESTS)
+        """Of leases that have ended: a copy of such a request, late in some socket's buffer, leases to nobody."""
         self._called = False
         """Whether anything of the lease's has run here: what never ran has destroyed nothing."""
         self._ended: tuple[LeaseKey, AgentEnvError] | None = None
@@ -123,10 +129,12 @@ class Slot:
         the slot is not free: whoever asked knows less of it than it does."""
         if self.lease is not None and self.lease.request_id == request.request_id:
             return self.lease
+        if request.request_id in self._ended_requests:
+            raise StaleLeaseError(f"slot {self.index} was leased by this very request, and that lease has ended")
         if self.state is not SlotState.free:
             raise StaleLeaseError(f"slot {self.index} is {self.state}, not free", next_step="lease another slot")
         self.state = move(self.state, SlotState.leased)
-        self._called = False
+        self._called, self._sealed_by = False, ""
         self._take_up(Lease.grant(request, self.epoch, self._loop.time()))
         self._shared.statistics.leases_granted += 1
         return self._held()
@@ -148,33 +156,37 @@ class Slot:
         return True
 
     async def release(self, key: LeaseKey) -> SlotState:
-        """End the lease and return when the slot is proved clean (or not). An epoch that has ended is no
-        error. Raises StaleLeaseError when the epoch is this one but the key is not its lease's."""
+        """End the lease and return when the slot is proved clean (or not), or after SETTLE_S. An epoch that has
+        ended is no error. Raises StaleLeaseError when the epoch is this one but the key is not its lease's."""
         if self.lease is not None and self.lease.admits(key):
             self._end_lease(LeaseLostError(f"slot {self.index}: the lease was released"))
             self._reset()
         elif key.epoch > self.epoch or (self.lease is not None and key.epoch == self.epoch):
             raise self._stale()
-        if self.state is SlotState.resetting and key.epoch >= self.epoch:
-            await self._settle()
+        if self.state is SlotState.resetting and key.epoch >= self.epoch and not await self._settle():
+            return SlotState.resetting
         return SlotState.quarantined if self.state is SlotState.quarantined else SlotState.free
 
     async def end(self, epoch: int) -> SlotState:
         """End whatever lease ``epoch`` has, as :meth:`release` does; nothing happens to another epoch's."""
         return await self.release(self.lease.key) if self.lease is not None and self.epoch == epoch else self.state
 
-    async def seal(self, key: LeaseKey) -> SlotState:
-        """Kill everything in the slot, make it anew over the same workspace, keep the lease. Queued calls
+    async def seal(self, key: LeaseKey, request_id: str = "") -> SlotState:
+        """Kill everything in the slot, make it anew over the same workspace, keep the lease; once for each
+        ``request_id`` that is not empty. Queued calls
         wait for it; a running one is cancelled. Raises StaleLeaseError, LeaseLostError, SlotDestroyedError."""
         if self.lease is None or not self.lease.admits(key):
             raise self._gone(key)
+        if not self._sealing and request_id and request_id == self._sealed_by:
+            return self.state
         if not self._sealing:
-            self._sealing = True
+            self._sealing, self._sealed_by = True, request_id
             self._stop_current(Stop.cancelled)
             self._beside.stop()
             self._close_bench()
             self._shared.supervisor.seal(self.index, self.epoch)
-        await self._settle()
+        if not await self._settle():
+            raise SandboxUnavailableError(f"slot {self.index} was not made anew within {SETTLE_S:g} s")
         if self.lease is None or not self.lease.admits(key):
             raise self.why_lost(key) or LeaseLostError(
                 f"slot {self.index} was lost while it was sealed: {self.reason or self.state}"
@@ -418,6 +430,7 @@ class Slot:
         """Every call of the lease is answered; nothing of it is remembered."""
         if self.lease is None:
             return
+        self._ended_requests.append(self.lease.request_id)
         self.lease = None
         self._cancel_unheard()
         if self._expiry is not None:
@@ -459,11 +472,17 @@ class Slot:
         self._end_lease(error_of(Loss.expired, self.index, f"the lease had no heartbeat for {lease.ttl_s:g} s"))
         self._reset()
 
-    async def _settle(self) -> None:
-        """Until the supervisor has answered."""
+    async def _settle(self) -> bool:
+        """Until the supervisor has answered; False when it has not within SETTLE_S."""
         waiter = self._loop.create_future()
         self._settled.append(waiter)
-        await waiter
+        try:
+            async with asyncio.timeout(SETTLE_S):
+                await waiter
+        except TimeoutError:
+            self._settled.remove(waiter)
+            return False
+        return True
 
     def _wake_settled(self) -> None:
         waiters, self._settled = self._settled, []

@@ -244,6 +244,10 @@ class Supervisor:
             assert self._server is not None
             self._server.serving.set()
             return
+        if request.op == "ping":
+            assert self._server is not None
+            self._server.link.send(control_packets.pong())
+            return
         slot = self._slots[request.slot]
         if request.epoch is not None and request.epoch != slot.epoch:
             return

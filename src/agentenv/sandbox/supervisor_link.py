@@ -61,7 +61,12 @@ class SlotLost:
     reason: str
 
 
-Packet = Hello | SlotReady | SlotFailed | SlotLost
+@dataclass(frozen=True)
+class Pong:
+    """The supervisor is there."""
+
+
+Packet = Pong | Hello | SlotReady | SlotFailed | SlotLost
 
 
 def decode(packet: bytes, fds: tuple[int, ...]) -> Packet:
@@ -126,7 +131,13 @@ def _slot_lost(raw: dict[str, Any], fds: tuple[int, ...]) -> SlotLost:
     return SlotLost(_field(raw, "slot", int), Loss(loss), _field(raw, "reason", str))
 
 
+def _pong(_: dict[str, Any], fds: tuple[int, ...]) -> Pong:
+    _no_fds(fds)
+    return Pong()
+
+
 _DECODERS: dict[Any, Callable[[dict[str, Any], tuple[int, ...]], Packet]] = {
+    "pong": _pong,
     "hello": _hello,
     "slot_ready": _slot_ready,
     "slot_failed": _slot_failed,
@@ -143,6 +154,7 @@ class SupervisorLink:
         self._sock = sock
         self._on_full = on_full
         self._unsent: list[bytes] = []
+        self._asked_at_s: float | None = None
 
     def fileno(self) -> int:
         """For watching it."""
@@ -165,6 +177,20 @@ class SupervisorLink:
             for fd in fds:
                 os.close(fd)
             raise
+
+    def ping(self, now_s: float) -> None:
+        """Ask whether the supervisor is there, unless it still owes the last answer."""
+        if self._asked_at_s is None:
+            self._asked_at_s = now_s
+            self._send({"op": "ping"})
+
+    def answered(self) -> None:
+        """It is."""
+        self._asked_at_s = None
+
+    def silent_s(self, now_s: float) -> float:
+        """For how long it has owed an answer to :meth:`ping`."""
+        return 0.0 if self._asked_at_s is None else now_s - self._asked_at_s
 
     def serving(self) -> None:
         """Say that the server listens."""

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from agentenv.sandbox import cgroups
 
 LOCK_FILE = "lock"
 CGROUPS_FILE = "cgroups"
+_SWEPT_WITHIN_S = 5.0
+"""A sweep that kills what still lives takes up to 2 s for each hierarchy of cgroups."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +43,36 @@ def take_lock(directory: Path) -> int:
 
     Raises StillRunningError when a living supervisor holds it, OSError when it cannot be made.
     """
+    ends_s = time.monotonic() + _SWEPT_WITHIN_S
     while True:
         directory.mkdir(parents=True, exist_ok=True, mode=0o755)
         try:
-            fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = _try_lock(directory, os.O_CREAT)
         except FileNotFoundError:
             continue  # a sweep removed the directory under us
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(fd)
-            raise StillRunningError(str(directory)) from None
-        if _is_at(fd, directory / LOCK_FILE):
+            # Held for long only by a supervisor that lives; for a moment, by a sweep of what was there before.
+            if time.monotonic() > ends_s:
+                raise StillRunningError(str(directory)) from None
+            time.sleep(0.01)
+            continue
+        if fd is not None:
             return fd
+
+
+def _try_lock(directory: Path, flags: int = 0) -> int | None:
+    """The lock; None when the file went meanwhile. Raises BlockingIOError, FileNotFoundError."""
+    file = directory / LOCK_FILE
+    fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(fd, file):
+            return fd
+    except BaseException:
         os.close(fd)
+        raise
+    os.close(fd)
+    return None
 
 
 def _is_at(fd: int, path: Path) -> bool:
@@ -73,11 +92,11 @@ def sweep_container(directory: Path) -> Swept | None:
 
     None when it is alive, or gone already.
     """
-    if not (directory / LOCK_FILE).exists():
-        return None
     try:
-        lock = take_lock(directory)
-    except (StillRunningError, OSError):
+        lock = _try_lock(directory)
+    except OSError:  # its supervisor lives, or somebody else sweeps it, or has
+        return None
+    if lock is None:
         return None
     removed: list[str] = []
     left: list[str] = []

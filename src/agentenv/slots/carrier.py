@@ -59,6 +59,8 @@ class Carrier:
         self._keys: dict[int, LeaseKey] = {}
         self._requests: dict[int, LeaseRequest] = {}
         self._alarm = asyncio.Event()
+        self.supervisor_silent_s = 0.0
+        """For how long, at the last heartbeat, the container's supervisor had owed an answer."""
 
     @property
     def beat_s(self) -> float:
@@ -91,14 +93,32 @@ class Carrier:
         """The key of a lease that was granted. Raises KeyError for any other."""
         return self._keys[lease_id]
 
-    async def reclaim(self, slot: int, lease_id: int | None) -> SlotState:
-        """Have the slot reset; ``free`` or ``quarantined``. Does not give up: its container's end cancels it."""
+    async def reclaim(self, slot: int, lease_id: int | None, late: Callable[[], None]) -> SlotState:
+        """Have the slot reset; ``free`` or ``quarantined``. Does not give up: its container's end cancels it.
+
+        ``late`` is called once when the container has taken longer than ``reset_timeout_s``.
+        """
+        alarm: asyncio.TimerHandle | None = None
+        loop = asyncio.get_running_loop()
+
+        def begun() -> None:  # only now: waiting for the door is not the container's doing
+            nonlocal alarm
+            alarm = alarm or loop.call_later(self._settings.reset_timeout_s, late)
+
+        try:
+            return await self._reclaim(slot, lease_id, begun)
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+
+    async def _reclaim(self, slot: int, lease_id: int | None, begun: Callable[[], None]) -> SlotState:
         key = self._keys.pop(lease_id, None) if lease_id is not None else None
         request = self._requests.pop(lease_id, None) if lease_id is not None else None
         pause_s = _POLL_MIN_S
         while True:
             try:
                 async with self._doors.resets:
+                    begun()
                     if key is None and request is not None:
                         # Whether it was granted is not known: the same request again finds the lease, or makes it.
                         key = (await self.control.lease(request)).key
@@ -108,6 +128,9 @@ class Carrier:
                 state = SlotState.resetting
             except AgentEnvError as error:
                 logger.debug("slot %s/%d is not ours to release: %s", self.handle.id, slot, error)
+                key, request, state = None, None, SlotState.resetting
+            except Exception:  # the slot is asked after, however what was asked for it went wrong
+                logger.exception("slot %s/%d could not be given back", self.handle.id, slot)
                 key, request, state = None, None, SlotState.resetting
             if state in (SlotState.free, SlotState.quarantined):
                 return state
@@ -165,6 +188,7 @@ class Carrier:
         except AgentEnvError as error:
             logger.debug("no heartbeat of %s: %s", self.handle.id, error)
             return None
+        self.supervisor_silent_s = reply.supervisor_silent_s
         lost = {loss.slot: loss for loss in reply.lost}
         return {
             lease_id: _error_of(lost.get(key.slot))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -16,7 +17,16 @@ from tenacity.stop import stop_base
 from agentenv import errors
 from agentenv.slots.backends.base import ContainerHandle
 from agentenv.wire.base import PROTOCOL_VERSION, WireModel
-from agentenv.wire.leases import EndRequest, LeaseGrant, LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest
+from agentenv.wire.leases import (
+    EndRequest,
+    LeaseGrant,
+    LeaseKey,
+    LeaseRequest,
+    ReleaseReply,
+    RenewReply,
+    RenewRequest,
+    SealRequest,
+)
 from agentenv.wire.server import ErrorReply, ServerInfo, SlotsReply
 
 Reply = TypeVar("Reply", bound=WireModel)
@@ -93,7 +103,8 @@ class ContainerControl:
 
     async def seal(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
         """Kill all that runs in the slot, keep workspace and lease. Raises StaleLeaseError."""
-        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/seal", key, timeout_s))
+        request = SealRequest(slot=key.slot, epoch=key.epoch, secret=key.secret, request_id=secrets.token_hex(8))
+        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/seal", request, timeout_s))
 
     async def _insist(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
         """Send until it is answered or ``timeout_s`` is over."""

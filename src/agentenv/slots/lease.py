@@ -67,7 +67,8 @@ class SlotLease:
         await self._landlord.seal_lease(self)
 
     async def release(self) -> None:
-        """Give the slot back; returns when the container has reset it (or is gone). May be repeated.
+        """Give the slot back; returns when the container has reset it, or is gone, or takes longer than the pool's
+        ``reset_timeout_s``. May be repeated.
 
         Cancelling this stops the waiting, never the releasing.
         """

@@ -73,7 +73,7 @@ class Reclaim:
 
 @dataclass(frozen=True)
 class Retire:
-    """The container is empty and not worth keeping: replace it."""
+    """The container has no lease and is not worth keeping: replace it."""
 
     container: str
     reason: str
@@ -162,6 +162,11 @@ class Ledger:
         self._requeue(lease)
         return self._give_back(lease, LeaseState.lost, now) + self._settle(now)
 
+    def ticket_of(self, lease_id: int) -> int | None:
+        """The waiter that this lease is being asked for; None when there is none (any more)."""
+        lease = self._leases.get(lease_id)
+        return None if lease is None else lease.ticket
+
     def release(self, lease_id: int, now: float) -> list[Command]:
         """Its holder is done. Nothing happens to a lease that has already ended."""
         lease = self._leases.get(lease_id)
@@ -245,6 +250,15 @@ class Ledger:
         if container is not None:
             self._stop_leasing(container)
         return []
+
+    def stuck(self, container_id: str, reason: str) -> list[Command]:
+        """Its slots do not come back from their reset: no new leases, and it is replaced when its last has ended."""
+        container = self._containers.get(container_id)
+        if container is None or container.stuck:
+            return []
+        container.stuck = reason
+        self._stop_leasing(container)
+        return self._retire_if_stuck(container)
 
     def drain_from(self, index: int) -> list[Command]:
         """The goal is here now: no new leases on containers of this index and above, nor on such that start later."""
@@ -352,7 +366,7 @@ class Ledger:
         slot = container.slots[lease.slot]
         slot.lease = None
         self._counts.move_slot(container, slot, SlotState.resetting, now)
-        return [Reclaim(lease.container, lease.slot, lease.id)]
+        return [Reclaim(lease.container, lease.slot, lease.id), *self._retire_if_stuck(container)]
 
     def _lose_lease(self, lease: Lease, reason: str) -> list[Command]:
         held = lease.state is LeaseState.granted
@@ -369,6 +383,10 @@ class Ledger:
     def _stop_leasing(self, container: Container) -> None:
         if container.state is not ContainerState.draining:
             self._counts.move_container(container, ContainerState.draining)
+
+    def _retire_if_stuck(self, container: Container) -> list[Command]:
+        leased = container.stuck and any(slot.state is SlotState.leased for slot in container.slots)
+        return [] if leased or not container.stuck else [Retire(container.id, container.stuck)]
 
     def _retire_if_spoiled(self, container: Container) -> list[Command]:
         """Mostly quarantined: no new leases; replaced once its last lease has ended."""

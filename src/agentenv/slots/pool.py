@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
@@ -16,6 +17,7 @@ from agentenv.config import PoolSettings
 from agentenv.errors import (
     AgentEnvError,
     ConnectionLostError,
+    InfraError,
     LeaseLostError,
     PoolClosedError,
     SandboxUnavailableError,
@@ -193,7 +195,8 @@ class SlotPool:
         self._give_back(lease)
         returning = self._reclaiming.get(lease.id)
         if returning is not None and lease.lost is None:
-            await asyncio.wait({returning})  # cancelling wait() leaves the task alone
+            # Cancelling wait() leaves the task alone. What takes longer is the pool's trouble, not the rollout's.
+            await asyncio.wait({returning}, timeout=self._settings.reset_timeout_s)
 
     def _give_back(self, lease: SlotLease) -> None:
         if self._held.pop(lease.id, None) is not None:
@@ -237,8 +240,21 @@ class SlotPool:
             elif isinstance(error, SandboxUnavailableError):
                 self._ledger.drain(grant.container)
             self._perform(self._ledger.refuse(grant.lease, self._clock()))
+        except Exception as error:
+            # A mistake of ours, or something that cannot be put into a request: it would be so at every other slot.
+            logger.exception("slot %d of %s could not be asked for", grant.slot, grant.container)
+            self._refuse_for_good(
+                grant, InfraError(f"the lease of {grant.trajectory!r} could not be asked for: {error!r}")
+            )
         else:
             self._perform(self._ledger.confirm(grant.lease, self._clock()))
+
+    def _refuse_for_good(self, grant: Grant, error: AgentEnvError) -> None:
+        ticket = self._ledger.ticket_of(grant.lease)
+        self._perform(self._ledger.refuse(grant.lease, self._clock()))
+        if ticket is not None:
+            self._fail(ticket, error)
+            self._perform(self._ledger.withdraw(ticket, self._clock()))
 
     def _hand_over(self, command: HandOver) -> None:
         carrier = self._carriers[command.container]
@@ -272,10 +288,15 @@ class SlotPool:
 
     async def _reclaim(self, command: Reclaim) -> None:
         began = self._clock()
-        state = await self._carriers[command.container].reclaim(command.slot, command.lease)
+        reason = f"the reset of slot {command.slot} takes longer than {self._settings.reset_timeout_s:g} s"
+        late = functools.partial(self._stuck, command.container, reason)
+        state = await self._carriers[command.container].reclaim(command.slot, command.lease, late)
         self._tally.resets.add(self._clock() - began)
         done = self._ledger.freed if state is SlotState.free else self._ledger.quarantined
         self._perform(done(command.container, command.slot, self._clock()))
+
+    def _stuck(self, container: str, reason: str) -> None:
+        self._perform(self._ledger.stuck(container, reason))
 
     def _errand(self, container: str, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Work for a container, cancelled when the container is gone."""
@@ -294,7 +315,10 @@ class SlotPool:
     async def _read_events(self) -> None:
         async for event in self._backend.events():
             if self._closing is None or isinstance(event, ContainerGone):
-                self._on_event(event)
+                try:
+                    self._on_event(event)
+                except Exception:  # the next event must be heard whatever this one led to
+                    logger.exception("an event of the backend's could not be taken in: %r", event)
                 self._wake.set()
 
     def _on_event(self, event: ContainerEvent) -> None:
@@ -333,16 +357,23 @@ class SlotPool:
             self._give_up(container, f"its inventory could not be taken: {error}")
             return
         self._perform(self._ledger.inventory(container, states, self._clock()))
-        await carrier.keep_in_touch(
-            lambda stale: self._heard(container, stale),
-            lambda verdict: self._silent(container, verdict),
-        )
+        try:
+            await carrier.keep_in_touch(
+                lambda stale: self._heard(container, stale),
+                lambda verdict: self._silent(container, verdict),
+            )
+        except Exception as error:  # nobody would renew its leases any more
+            logger.exception("the heartbeat of %s failed", container)
+            self._give_up(container, f"its heartbeat failed: {error!r}")
 
     def _heard(self, container: str, stale: Stale) -> None:
         now = self._clock()
         for lease, why in stale.items():
             self._perform(self._ledger.stale(lease, now, why))
         self._perform(self._ledger.recovered(container, now))
+        carrier = self._carriers.get(container)
+        if carrier is not None and carrier.supervisor_silent_s > self._settings.reset_timeout_s:
+            self._stuck(container, f"its supervisor has not answered for {carrier.supervisor_silent_s:.0f} s")
 
     def _silent(self, container: str, verdict: Verdict) -> None:
         if verdict is Verdict.gone:
@@ -375,9 +406,14 @@ class SlotPool:
     async def _keep_up(self) -> None:
         while True:
             self._wake.clear()
-            self._perform(self._ledger.tick(self._clock()))
-            with contextlib.suppress(AgentEnvError):  # logged there, tried again in the next round
+            try:
+                self._perform(self._ledger.tick(self._clock()))
                 await self._scaler.follow(self._ledger, self._clock())
+            except AgentEnvError:
+                pass  # logged there, tried again in the next round
+            except Exception:  # without this task no waiter's deadline would pass
+                logger.exception("a round of the pool's upkeep failed")
+                await asyncio.sleep(_UPKEEP_MAX_S)
             await asyncio.sleep(_UPKEEP_MIN_S)
             due = self._ledger.next_deadline()
             left_s = _UPKEEP_MAX_S if due is None else min(_UPKEEP_MAX_S, due - self._clock())

@@ -47,5 +47,9 @@ def check_arguments(trajectory: str, timeout_s: float | None) -> None:
     """Raises ConfigError when a lease is asked for with arguments out of range."""
     if not 1 <= len(trajectory) <= 256:
         raise ConfigError("trajectory", f"has {len(trajectory)} characters", next_step="allowed: 1 to 256")
+    try:
+        trajectory.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError("trajectory", f"{trajectory!r} is not valid text: {error.reason}") from error
     if timeout_s is not None and not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise ConfigError("timeout_s", f"got {timeout_s!r}", next_step="allowed: a positive number of seconds")

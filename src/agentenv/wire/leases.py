@@ -30,6 +30,17 @@ class LeaseKey(WireModel):
     secret: Annotated[str, Field(min_length=16, max_length=128, repr=False)]
 
 
+class SealRequest(LeaseKey):
+    """``POST /v1/leases/seal``. The same ``request_id`` again asks after the same seal, and does not seal again."""
+
+    request_id: Annotated[str, Field(max_length=128)] = ""
+
+    @property
+    def key(self) -> LeaseKey:
+        """The lease's."""
+        return LeaseKey(slot=self.slot, epoch=self.epoch, secret=self.secret)
+
+
 class LeaseRequest(WireModel):
     """``POST /v1/leases``. The same ``request_id`` again returns the same lease (lost reply)."""
 
@@ -68,6 +79,8 @@ class RenewReply(WireModel):
     renewed: tuple[SlotIndex, ...]
     stale: tuple[SlotIndex, ...]
     lost: tuple[LeaseLoss, ...] = ()
+    supervisor_silent_s: float = 0.0
+    """For how long the container's supervisor, which resets slots, has owed an answer."""
 
 
 class EndRequest(WireModel):
@@ -78,10 +91,11 @@ class EndRequest(WireModel):
 
 
 class ReleaseReply(WireModel):
-    """``POST /v1/leases/release`` and ``/v1/leases/seal`` (body: a :class:`LeaseKey`), and
-    ``/v1/leases/end`` (body: an :class:`EndRequest`), which answers as release does.
+    """``POST /v1/leases/release`` (body: a :class:`LeaseKey`), ``/v1/leases/seal`` (a :class:`SealRequest`), and
+    ``/v1/leases/end`` (an :class:`EndRequest`), which answers as release does.
 
-    Release returns when the slot is proved clean (``free``) or could not be (``quarantined``);
+    Release returns when the slot is proved clean (``free``) or could not be (``quarantined``), or, when
+    that takes long, before either (``resetting``: ask again);
     releasing an epoch that has ended is no error. Seal kills every process of the slot, makes its
     namespaces anew over the same workspace and keeps the lease (``leased``).
     """

@@ -15,6 +15,8 @@ class Health(WireModel):
     status: Literal["ok", "draining"]
     version: str
     protocol: int = PROTOCOL_VERSION
+    supervisor_silent_s: float = 0.0
+    """For how long the container's supervisor has owed an answer; a few seconds are a busy machine."""
 
 
 class Proof(WireModel):

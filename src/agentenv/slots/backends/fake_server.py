@@ -45,6 +45,7 @@ from agentenv.wire.leases import (
     ReleaseReply,
     RenewReply,
     RenewRequest,
+    SealRequest,
     SlotState,
 )
 from agentenv.wire.server import ErrorReply, Health, ServerInfo, SlotsReply
@@ -263,11 +264,12 @@ class FakeServer:
         return _reply(ReleaseReply(slot=slot.index, state=slot.state))
 
     async def _seal(self, request: web.Request) -> web.Response:
-        key = await _body(request, LeaseKey)
+        wanted = await _body(request, SealRequest)
+        key = wanted.key
         slot = self._at(request).slot(key.slot)
         if slot.held_by(key) is None:
             raise slot.why_lost(key) or StaleLeaseError(f"slot {key.slot} is not under this lease any more")
-        await slot.seal()
+        await slot.seal(wanted.request_id)
         return _reply(ReleaseReply(slot=key.slot, state=SlotState.leased))
 
     # -- calls --------------------------------------------------------------------------------

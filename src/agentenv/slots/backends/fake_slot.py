@@ -7,6 +7,7 @@ import base64
 import secrets
 import shutil
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +63,7 @@ class FakeLease:
     key: LeaseKey
     request: LeaseRequest
     expires_at: float
+    sealed_by: str = ""
     calls: dict[str, FakeCall] = field(default_factory=dict)
     attached: dict[tuple[str, str], bytes] = field(default_factory=dict)
     """Large arguments of calls that are still to come."""
@@ -82,6 +84,7 @@ class FakeSlot:
 
     __slots__ = (
         "_directory",
+        "_ended_requests",
         "_env",
         "_lost",
         "_order",
@@ -107,6 +110,7 @@ class FakeSlot:
         self._order: asyncio.Lock | None = None
         self._shell: FakeShell | None = None
         self._sessions: FakeSessions | None = None
+        self._ended_requests: deque[str] = deque(maxlen=64)
         self._lost: tuple[LeaseKey, AgentEnvError] | None = None
 
     @property
@@ -120,6 +124,8 @@ class FakeSlot:
 
     def grant(self, request: LeaseRequest, now: float) -> LeaseGrant:
         """Lease it. Raises StaleLeaseError when it is not free (and not leased by this very request)."""
+        if request.request_id in self._ended_requests:
+            raise StaleLeaseError(f"slot {self.index} was leased by this very request, and that lease has ended")
         if self.lease is None or self.lease.request.request_id != request.request_id:
             if self.state is not SlotState.free:
                 raise StaleLeaseError(f"slot {self.index} is {self.state}, not free")
@@ -155,13 +161,20 @@ class FakeSlot:
             return
         self.state = SlotState.resetting
         lease, self.lease = self.lease, None
+        if lease is not None:
+            self._ended_requests.append(lease.request.request_id)
         await self._end_calls(lease)
         self._discard()
         self.epoch += 1
         self.state = SlotState.quarantined if quarantine else SlotState.free
 
-    async def seal(self) -> None:
-        """Kill all that runs; keep workspace and lease. Running calls are answered as cancelled."""
+    async def seal(self, request_id: str = "") -> None:
+        """Kill all that runs; keep workspace and lease; once for each ``request_id`` that is not empty. Running
+        calls are answered as cancelled."""
+        if self.lease is not None and request_id:
+            if request_id == self.lease.sealed_by:
+                return
+            self.lease.sealed_by = request_id
         for call in self.lease.calls.values() if self.lease is not None else ():
             call.cancelled = not call.task.done()
         await self._end_calls(self.lease)

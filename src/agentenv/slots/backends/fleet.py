@@ -7,6 +7,7 @@ Scaling down cancels the keepers of the highest indices; a container is always s
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from agentenv.slots.backends.base import (
     StartFailed,
 )
 from agentenv.slots.tasks import finish
+
+logger = logging.getLogger(__name__)
 
 RETRY_MIN_S = 0.25
 RETRY_MAX_S = 10.0
@@ -76,7 +79,24 @@ class Fleet:
             keeper.cancel()
         for index in range(count):
             if index not in self._keepers:
-                self._keepers[index] = asyncio.create_task(self._keep(index), name=f"keep container {index}")
+                self._hire(index)
+
+    def _hire(self, index: int) -> None:
+        keeper = self._keepers[index] = asyncio.create_task(self._keep(index), name=f"keep container {index}")
+        keeper.add_done_callback(lambda ended: self._check(index, ended))
+
+    def _check(self, index: int, keeper: asyncio.Task[None]) -> None:
+        """A keeper never ends by itself: one that did made a mistake of ours, and another takes its place."""
+        if keeper.cancelled() or self._keepers.get(index) is not keeper:
+            return
+        error = keeper.exception()
+        logger.error("the keeper of container %d failed", index, exc_info=error)
+        self._events.put_nowait(StartFailed(f"container {index} is not kept: {error!r}", next_step="see the log"))
+        asyncio.get_running_loop().call_later(RETRY_MAX_S, self._hire_again, index, keeper)
+
+    def _hire_again(self, index: int, keeper: asyncio.Task[None]) -> None:
+        if self._keepers.get(index) is keeper:
+            self._hire(index)
 
     def replace(self, container_id: str, reason: str) -> None:
         """Stop this container; its keeper starts another. Unknown (already gone): nothing happens."""
@@ -120,7 +140,11 @@ class Fleet:
         async with self._starting:
             try:
                 return await self._start(index)
-            except (OSError, AgentEnvError) as error:
+            except StartFailedError:
+                raise
+            except Exception as error:
+                if not isinstance(error, (OSError, AgentEnvError)):
+                    logger.exception("the start of container %d failed", index)
                 event = StartFailed(f"container {index} did not start: {error}", next_step="see the log")
                 raise StartFailedError(event) from error
 
@@ -134,7 +158,7 @@ class Fleet:
         try:
             await asyncio.wait({wish, ended}, return_when=asyncio.FIRST_COMPLETED)
             dead = ended.done()
-            reason = await ended if dead else wish.result()
+            reason = await _end_of(ended) if dead else wish.result()
         finally:
             ended.cancel()
             del self._replacing[container]
@@ -144,6 +168,15 @@ class Fleet:
                 await finish(asyncio.create_task(running.stop(reason), name=f"stop {container}"))
             finally:
                 self._events.put_nowait(ContainerGone(container, reason))
+
+
+async def _end_of(ended: asyncio.Task[str]) -> str:
+    """How it ended, as far as that can be told: it did, whatever asking led to."""
+    try:
+        return await ended
+    except Exception as error:
+        logger.exception("%s cannot be told", ended.get_name())
+        return f"it ended, and how cannot be told: {error!r}"
 
 
 def _pause_s(failures: int) -> float:

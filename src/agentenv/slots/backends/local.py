@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ import aiohttp
 import agentenv
 from agentenv.config import ContainerSettings, launch_environment, state_dir
 from agentenv.errors import ProtocolError, SandboxUnavailableError
+from agentenv.sandbox.sweep import sweep_container
 from agentenv.slots.backends.base import ContainerEvent, ContainerHandle, StartFailed
 from agentenv.slots.backends.fleet import Fleet, Running, StartFailedError
 from agentenv.slots.backends.handshake import unacceptable
@@ -28,6 +30,9 @@ from agentenv.wire.spec import SandboxSpec
 
 _STARTS_AT_ONCE = 2
 """A start makes every slot of a container: more at a time only makes each of them late."""
+
+
+_SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
 
 
 class LocalBackend:
@@ -163,6 +168,7 @@ class LocalBackend:
         finally:
             self._running.pop(container.handle.id, None)
             self._launch.remove(container.handle.id)
+            await asyncio.to_thread(_sweep_left, self._launch.data_dir / container.handle.id)
 
     def __repr__(self) -> str:
         return f"<LocalBackend {len(self._running)} containers>"
@@ -202,13 +208,11 @@ class LaunchDirectory:
             data_dir.mkdir(parents=True, exist_ok=True)
             for left in state.glob("launch-*"):
                 _remove_if_dead(left)
-            path = Path(tempfile.mkdtemp(prefix="launch-", dir=state))
-            lock = _locked(path)
+            path, lock = _new_directory(state)
         except OSError as error:
             raise SandboxUnavailableError(
                 f"cannot keep state in {state}: {error}", next_step="set AGENTENV_STATE_DIR to a writable directory"
             ) from error
-        assert lock is not None, "a directory just made has no other holder"
         return cls(path, data_dir, lock)
 
     def token_file(self, container_id: str) -> Path:
@@ -249,22 +253,47 @@ class LaunchDirectory:
             self._lock = -1
 
 
-def _locked(path: Path) -> int | None:
-    """A descriptor that holds the directory's lock; None when somebody else does."""
-    descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _new_directory(state: Path) -> tuple[Path, int]:
+    """A directory of our own, and its lock. Another start may take it for a dead one's until we hold that."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix="launch-", dir=state))
+        lock = _locked(path, os.O_CREAT)
+        if lock is not None:
+            return path, lock
+
+
+def _locked(path: Path, flags: int = 0) -> int | None:
+    """A descriptor that holds the directory's lock; None when somebody else does, or it is gone already."""
+    try:
+        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        if os.path.samestat(os.fstat(descriptor), (path / "lock").stat()):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(descriptor)
+    return None
 
 
 def _remove_if_dead(path: Path) -> None:
     # A directory made a moment ago has no lock yet: without the file it is left to a later start.
-    if (path / "lock").exists() and (lock := _locked(path)) is not None:
+    if (lock := _locked(path)) is not None:
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
+
+
+def _sweep_left(directory: Path) -> None:
+    """Remove the cgroups and the directory of a container that was killed; after an orderly end there are none.
+
+    Its supervisor holds its lock for as long as the kernel takes to end it: waits for that, a few seconds at most.
+    """
+    until_s = time.monotonic() + _SWEEP_WITHIN_S
+    while directory.exists() and time.monotonic() < until_s:
+        if sweep_container(directory) is None:
+            time.sleep(_SWEEP_PAUSE_S)
 
 
 def _environment() -> dict[str, str]:

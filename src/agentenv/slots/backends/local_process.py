@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import StartFailedError
+from agentenv.wire.signals import signal_name
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class LocalProcess:
         """Wait for its end; exit status and last words."""
         code = await self._process.wait()
         await asyncio.wait(self._readers, timeout=_READ_GRACE_S)
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        how = f"killed by {signal_name(-code)}" if code < 0 else f"exited with {code}"
         return f"{how}; {self.last_words()}"
 
     def last_words(self) -> str:

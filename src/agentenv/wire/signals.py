@@ -1,0 +1,13 @@
+"""Signals in words."""
+
+from __future__ import annotations
+
+import signal
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; real-time signals, which have no name in Python, by their number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
