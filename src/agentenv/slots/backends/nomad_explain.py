@@ -62,7 +62,10 @@ def _placement_cure(metric: Mapping[str, Any], nobody: bool) -> str:
         return "prepare the clients for the job: `nomad node meta apply agentenv_data_dir=<the client's data_dir>`"
     if metric.get("ConstraintFiltered") or metric.get("ClassFiltered"):
         return "give the job's driver and constraints a node that has them (`nomad node status -verbose`)"
-    return "add nodes, lower memory_mib or cpu_mhz of the job, or lower max_containers"
+    return (
+        "add nodes; lower the slots' memory, slots_per_container or cpu_mhz; lower max_containers; or name a lower "
+        "memory_mib with memory_oversubscription"
+    )
 
 
 def _pairs(metric: Mapping[str, Any], name: str) -> Sequence[tuple[str, int]]:

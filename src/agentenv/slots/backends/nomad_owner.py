@@ -96,7 +96,7 @@ class JobOwner:
         """Let the next one have it. May be repeated; what cannot be told to Nomad expires there."""
         self._ending.set()
         if self._keeping is not None:
-            await self._keeping  # a word that Nomad hears after the release would take the lock again
+            await asyncio.wait({self._keeping})  # a word that Nomad hears after the release would take the lock again
         held, self._id = self._id, None
         if held is None:
             return
