@@ -9,6 +9,7 @@ MAKEFLAGS += --no-print-directory
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
+PIP_LOG := $(VENV)/pip-install.log
 EXTRAS := sandbox,env,farm,dev
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
@@ -19,7 +20,7 @@ NOMAD_PORT ?= 4646
 SLOTAGENT := src/agentenv/sandbox/slotagent
 
 .PHONY: help setup system testing containers slotagent image nomad-dev nomad-dev-down nomad-dev-status
-.PHONY: demo test check format bench doctor clean
+.PHONY: demo test check check-bare format bench doctor clean
 
 help: ## Say what can be made
 	@printf 'agentenv: a farm of sandbox slots for reinforcement learning of LLM agents\n\n'
@@ -45,7 +46,8 @@ containers:
 
 $(STAMPS)/python: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@echo "installing the Python packages of constraints.txt into $(VENV) (minutes when cold)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' >$(PIP_LOG) 2>&1 \
+	  || { tail -n 40 $(PIP_LOG) >&2; echo "installing failed: all of it is in $(PIP_LOG)" >&2; exit 1; }
 	@touch $@
 
 # -- what people run ------------------------------------------------------------------------------
@@ -69,13 +71,17 @@ demo: slotagent ## Repair real programs in a farm; writes out/demo/report.html (
 	@exec $(BIN)/agentenv demo $(if $(BACKEND),--backend $(BACKEND)) $(DEMO_ARGS)
 
 test: slotagent testing containers ## Run every test
-	@exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) --no-loadscope-reorder $(PYTEST_ARGS)
+	@exec $(BIN)/python -m pytest --color=no -n $(TEST_PROCESSES) --no-loadscope-reorder --max-worker-restart 1000 $(PYTEST_ARGS)
 
-check: setup ## Format, lint, strict types and import contracts; changes nothing
+check: setup ## Format, lint, strict types, import contracts, pins; changes nothing
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python scripts/pins.py check
+
+check-bare: ## Set up and use a copy as a bare machine would: the system's Python, an empty environment
+	@scripts/check-bare
 
 format: setup ## Format the code and mend what the linter can
 	@$(BIN)/ruff format .

@@ -5,33 +5,44 @@ What is slow and kept between runs is made before any test's clock runs: the nom
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 from agentenv.dev import docker_engine, program
 from agentenv.image import Step, ensure_image
+from tests.by_module import ByModule
 from tests.nomad.cluster import Cluster, running_cluster
+
+pytest_plugins = ["tests.outcomes"]
 
 CLUSTERS = "tests/nomad"
 """Its modules come first, because they last longest, and one after the other: they stop engines and fill disks."""
 
 
-class ByModule(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Which process runs what (``make test`` has several): a module's tests one, for its fixtures' sake."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        module = nodeid.partition("::")[0]
-        return CLUSTERS if module.startswith(f"{CLUSTERS}/") else module
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByModule:
-    return ByModule(config, log)
+    return ByModule(config, log, together=CLUSTERS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def signals_of_the_foreground() -> Iterator[None]:
+    """Tests send signals to what they start, which inherits the ignored ones: a script's background job ignores
+    SIGINT and SIGQUIT, and what nohup started SIGHUP."""
+    ignored = [
+        number
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+        if signal.getsignal(number) is signal.SIG_IGN
+    ]
+    for number in ignored:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

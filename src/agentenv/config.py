@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+import stat
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -176,13 +178,33 @@ def nomad_releases() -> str:
 
 def state_dir() -> Path:
     """Where running containers keep their state: ``$AGENTENV_STATE_DIR``, else ``/run/agentenv``
-    for root, else ``$XDG_RUNTIME_DIR/agentenv`` or ``/tmp/agentenv-UID``."""
+    for root, else ``$XDG_RUNTIME_DIR/agentenv`` or ``/tmp/agentenv-UID``. Made when it is not there, for us alone.
+
+    Raises ConfigError when somebody else could have written there: what it says is believed, down to the process that
+    `agentenv down` ends.
+    """
     if named := os.environ.get("AGENTENV_STATE_DIR"):
-        return Path(named)
+        return _ours(Path(named))
     if os.geteuid() == 0:
-        return Path("/run/agentenv")
+        return _ours(Path("/run/agentenv"))
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "agentenv" if runtime else Path(f"/tmp/agentenv-{os.geteuid()}")  # noqa: S108
+    return _ours(Path(runtime) / "agentenv" if runtime else Path(f"/tmp/agentenv-{os.geteuid()}"))  # noqa: S108
+
+
+def _ours(state: Path) -> Path:
+    try:
+        with contextlib.suppress(FileExistsError):
+            state.mkdir(mode=0o700, parents=True)
+        owners = {state.lstat().st_uid, (found := state.stat()).st_uid}
+    except OSError:
+        return state  # there is none, so nobody has written there; who wants to write will say why it cannot
+    if foreign := owners - {os.geteuid()}:
+        problem, cure = f"belongs to user {foreign.pop()}", "remove it, or name a directory of your own"
+    elif stat.S_ISDIR(found.st_mode) and found.st_mode & 0o022:
+        problem, cure = "may be written to by others", f"if nobody has done so: chmod 700 {state}"
+    else:
+        return state
+    raise ConfigError("AGENTENV_STATE_DIR", f"the state directory {state} {problem}", next_step=cure)
 
 
 def launch_environment() -> dict[str, str]:

@@ -16,6 +16,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from starlette.datastructures import URL
+from starlette.requests import Request
 
 from agentenv.api.inprocess import InProcessTools
 from agentenv.api.tool_server import ToolServer
@@ -61,6 +63,26 @@ async def asked(tools: ToolServerClient | InProcessTools, word: str = "w", timeo
 @pytest.fixture
 def counted() -> Counted:
     return Counted()
+
+
+@pytest.mark.parametrize("host", ["x/health?", "x/health#", "127.0.0.1/health?a="])
+@pytest.mark.parametrize("url_of", ["this Starlette", "an older one"])
+async def test_no_host_header_does_without_the_token(
+    counted: Counted, host: str, url_of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starlette before 1.10 makes a request's URL out of its Host header, and so the URL's path."""
+    if url_of == "an older one":
+        made = property(lambda request: URL(f"http://{request.headers['host']}{request.scope['path']}"))
+        monkeypatch.setattr(Request, "url", made)
+    asked = {"id": "c-1", "scope": SCOPE.model_dump(), "tool": "ask", "arguments": {"word": "w"}, "timeout_s": 5}
+    async with serving(ToolServer([counted.tool()])) as url, aiohttp.ClientSession(headers={"Host": host}) as session:
+        async with session.get(f"{url}/v1/tools") as answer:
+            assert answer.status in (400, 401)
+        async with session.post(f"{url}/v1/calls", json=asked) as answer:
+            assert answer.status in (400, 401)
+        async with session.get(f"{url}/health", headers={"Host": "x"}) as answer:
+            assert answer.status == 200
+    assert counted.runs == []
 
 
 async def test_there_and_back(counted: Counted) -> None:

@@ -81,8 +81,8 @@ def test_image_status(
     monkeypatch: pytest.MonkeyPatch, content: str, wanted: str, there: bool, code: int, word: str
 ) -> None:
     found = ImageStatus("agentenv-sandbox:local", "sha256:1" if there else "", 247_000_000, content, wanted, "base")
-    monkeypatch.setattr("agentenv.cli.image.connect", io.StringIO)
-    monkeypatch.setattr("agentenv.cli.image.image_status", lambda client, name: found)
+    monkeypatch.setattr("agentenv.image.connect", io.StringIO)
+    monkeypatch.setattr("agentenv.image.image_status", lambda client, name: found)
 
     assert run("image", "status")[0] == code
     assert word in run("image", "status")[1]

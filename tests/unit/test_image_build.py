@@ -11,7 +11,7 @@ import pytest
 from docker.errors import APIError, ImageNotFound
 
 from agentenv.errors import SandboxUnavailableError
-from agentenv.image import Step, base, ensure, silent
+from agentenv.image import LABEL_CONTENT, Step, base, ensure, silent
 from agentenv.image.base import FROM_REGISTRY, MADE_HERE, base_image, mmdebstrap_argv
 
 
@@ -58,7 +58,7 @@ class Engine:
         self.known[asked["tag"]] = Image(len(self.builds), asked["labels"])
 
     def list(self, filters: dict[str, Any]) -> list[Image]:
-        assert filters == {"dangling": True, "label": ensure.LABEL_CONTENT}
+        assert filters == {"dangling": True, "label": LABEL_CONTENT}
         return self.unnamed
 
     def remove(self, image_id: str) -> None:
@@ -100,7 +100,7 @@ def test_missing_image_is_built_once_and_then_current(engine: Engine) -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_image_of_another_source_is_replaced(engine: Engine) -> None:
-    engine.known["agentenv-sandbox:local"] = Image(9, {ensure.LABEL_CONTENT: "of another source"})
+    engine.known["agentenv-sandbox:local"] = Image(9, {LABEL_CONTENT: "of another source"})
     assert ensure.image_status(engine).stale
 
     assert not ensure.ensure_image(client=engine).stale

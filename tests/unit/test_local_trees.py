@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
@@ -123,6 +124,71 @@ def test_nothing_is_written_outside_the_target(tmp_path: Path, parts: Iterable[b
     with pytest.raises(kind):
         write(target, ROOT, *parts, max_bytes=100)
     assert names(tmp_path) <= {"in", "in/directory", "in/there", "out", "in/link"}
+
+
+def link(path: str, to: str) -> bytes:
+    return Entry("l", path.encode(), to.encode()).encode()
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"p/q/r/s": "../../..", "result": "p/q/r/s/../secret"},
+        {"result": "p/q/r/s/../secret", "p/q/r/s": "../../.."},
+        {"a": ".", "b": "a/a/../secret"},
+        {"d/d/d/d/top": "../../../..", "report": "d/d/d/d/top/../../../../etc/hostname"},
+        {"d/up": "..", "x": "d/y", "d/y": "up/../secret"},
+        {"result": "there/passwd"},
+        {"result": "here/out/secret"},
+    ],
+)
+def test_links_that_lead_out_together_are_refused(tmp_path: Path, links: dict[str, str]) -> None:
+    target = tmp_path / "in"
+    target.mkdir()
+    (target / "there").symlink_to("/etc")
+    (target / "out").symlink_to("..")
+    (target / "here").symlink_to(".")
+    with pytest.raises(PermissionError, match="leads out"):
+        write(target, ROOT, *(link(path, to) for path, to in links.items()), END)
+    assert {path.name for path in target.rglob("*") if path.is_symlink()} == {"there", "out", "here"}
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        {"current": "releases/1", "bin": "current/bin", "run": "bin/../x"},
+        {"deep": "p/q/r", "up": "deep/../../y"},  # out of the target by its text alone
+        {"a": "b", "b": "a", "c": "a/../../x"},  # in circles, so nowhere
+        {"self": "self/../../x"},
+        {"nowhere": "not/there"},
+        {f"l{number}": f"l{number + 1}" for number in range(39)},
+    ],
+)
+def test_links_that_stay_inside_are_made(tmp_path: Path, links: dict[str, str]) -> None:
+    target = tmp_path / "in"
+    assert write(target, ROOT, *(link(path, to) for path, to in links.items()), END)
+    for path, to in links.items():
+        assert (target / path).readlink() == Path(to)
+        if to != "self/../../x" and path not in ("a", "b", "c"):
+            assert (target / path).resolve().is_relative_to(target)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "d/e/b"]),
+        st.lists(st.sampled_from(["..", "a", "b", "d", "e", "."]), min_size=1, max_size=6).map("/".join),
+        min_size=1,
+    )
+)
+def test_whatever_links_are_made_none_leads_out(
+    tmp_path_factory: pytest.TempPathFactory, links: dict[str, str]
+) -> None:
+    target = tmp_path_factory.mktemp("tree") / "in"
+    with contextlib.suppress(PermissionError):
+        write(target, ROOT, *(link(path, to) for path, to in links.items()), END)
+    for path in links:
+        with contextlib.suppress(RuntimeError, OSError):  # in circles
+            assert (target / path).resolve(strict=False).is_relative_to(target)
 
 
 def test_links_come_last_so_that_nothing_goes_through_them(tmp_path: Path) -> None:

@@ -105,7 +105,11 @@ def test_unavailable_names_cause_and_cure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trajectory", "timeout_s"), [("", 1.0), ("x" * 257, 1.0), ("t", 0), ("t", -1), ("t", float("nan"))]
+    ("trajectory", "timeout_s"),
+    [
+        *((name, 1.0) for name in ("", "x" * 257, "a\0b", "a\x1b[2Jb", "a\nb")),
+        *(("t", timeout_s) for timeout_s in (0, -1, float("nan"))),
+    ],
 )
 def test_bad_arguments_are_named(trajectory: str, timeout_s: float) -> None:
     with pytest.raises(ConfigError):

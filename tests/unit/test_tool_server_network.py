@@ -59,6 +59,7 @@ def test_what_is_on_the_list_is_let_through(rules: Sequence[Any], url: str) -> N
         (["*"], "http://[2002:7f00:1::]/", "not a public address"),
         (["*"], "http://[fe80::1%25eth0]/", "not a public address"),
         (["*"], "http://0.0.0.0/", "not a public address"),
+        (["*"], "http://127.0.0.1./", "not a public address"),
         (["*"], "http://224.0.0.1/", "not a public address"),
         (["127.0.0.1"], "http://127.0.0.2/", "not a public address"),
         (["127.0.0.1"], "http://127.0.0.1:8080/", "not a public address"),
@@ -111,10 +112,27 @@ async def test_a_listed_name_that_leads_inside_leads_nowhere(monkeypatch: pytest
         await allowing("public.example", "*").addresses("public.example", 443)
 
 
-async def test_another_way_to_write_loopback_is_loopback() -> None:
-    for host in ("127.1", "0x7f000001", "2130706433", "localhost"):
-        with pytest.raises(PolicyRefusalError, match=r"127\.0\.0\.1 is not a public address"):
-            await allowing("*").addresses(host, 80)
+async def test_another_name_of_loopback_is_loopback() -> None:
+    with pytest.raises(PolicyRefusalError, match=r"127\.0\.0\.1 is not a public address"):
+        await allowing("*").addresses("localhost", 80)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["127.1", "127.0.1", "0177.0.0.1", "0x7f.0.0.1", "0x7f000001", "0X7F.1", "017700000001", "2130706433", "0", "0.0",
+     "2130706433.", "127.1.", "2852039166", "1.2.3.4.5", "name.1", "name.0x1", "8.8.2056"],
+)  # fmt: skip
+def test_a_number_that_is_no_address_is_no_name_either(host: str) -> None:
+    """Some read it as an address: an HTTP client without asking the resolver, the C library when it is asked."""
+    with pytest.raises(PolicyRefusalError, match="neither a name nor an address"):
+        allowing("*").judged(f"http://{host}/")
+    with pytest.raises(ConfigError, match=r"network\.allow\.host"):
+        allowing(host)
+
+
+@pytest.mark.parametrize("host", ["1.example.org", "0x7f.example", "x86", "a1", "7-zip.org", "example.x0"])
+def test_a_name_with_digits_is_a_name(host: str) -> None:
+    assert allowing("*").judged(f"http://{host}/").host == host
 
 
 def test_credentials_go_to_their_host_only() -> None:
@@ -127,6 +145,26 @@ def test_credentials_go_to_their_host_only() -> None:
         allowing(rule)
     with pytest.raises(ConfigError, match="would go to every host"):
         allowing({**rule, "host": "*"}, secrets=Secrets({"key": "value-of-key"}))
+
+
+def test_credentials_go_over_http_only_where_the_operator_named_the_port() -> None:
+    """It is the model that writes http:// or https://."""
+    secrets = Secrets({"key": "value-of-key"})
+    rule = {"host": "api.example", "headers": {"Authorization": "Bearer {key}"}}
+    sent = {"Authorization": "Bearer value-of-key"}
+
+    allowed = allowing(rule, secrets=secrets)
+    assert allowed.headers_for(allowed.judged("https://api.example/")) == sent
+    with pytest.raises(PolicyRefusalError, match=r"port 80 of api\.example"):
+        allowed.judged("http://api.example/")
+    assert allowed.headers_for(allowed.judged("http://api.example:443/")) == {}
+
+    beside = allowing(rule, "api.example", secrets=secrets)
+    assert beside.headers_for(beside.judged("http://api.example/")) == {}, "the page may be read, without them"
+
+    named = allowing({**rule, "ports": [443, 8080]}, secrets=secrets)
+    assert named.headers_for(named.judged("http://api.example:8080/")) == sent
+    assert named.headers_for(named.judged("http://api.example:443/")) == {}
 
 
 @pytest.mark.parametrize("host", ["http://example.org", "example.org:80", "a.*.org", "**", "10.0.0.0/40", "a b"])

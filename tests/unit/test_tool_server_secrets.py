@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import html
+import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -74,6 +77,52 @@ def test_the_longest_secret_is_removed_first_and_numbers_are_looked_at() -> None
     redactor = Secrets({"a": "123456", "b": "1234567890"}).redactor
     assert redactor.text("x1234567890x") == "x[secret:b]x"
     assert redactor.value({"n": 1234567890, "m": 7, "t": True}) == {"n": "[secret:b]", "m": 7, "t": True}
+
+
+VALUE = "Zm9v/YmFy+cX&V4=ü="
+WRITTEN = {
+    "as it is": VALUE,
+    "backwards": VALUE[::-1],
+    "URL": quote(VALUE, safe=""),
+    "URL, lower case": re.sub("%..", lambda found: found[0].lower(), quote(VALUE, safe="")),
+    "URL, some": quote(VALUE, safe="/="),
+    "URL, every character": "".join(f"%{byte:02x}" for byte in VALUE.encode()),
+    "URL, twice": quote(quote(VALUE, safe=""), safe=""),
+    "JSON": json.dumps(VALUE)[1:-1],
+    "JSON of PHP": json.dumps(VALUE)[1:-1].replace("/", "\\/"),
+    "JSON, escaped": VALUE.replace("/", "\\u002f").replace("+", "\\u002B"),
+    "JSON in JSON": json.dumps(json.dumps(VALUE))[3:-3],
+    "HTML": html.escape(VALUE),
+    "HTML, hexadecimal": VALUE.replace("/", "&#x2F;").replace("=", "&#x3D;"),
+    "HTML, decimal": VALUE.replace("/", "&#47;"),
+    "HTML of a URL": quote(VALUE, safe="").replace("%", "&#37;"),
+    "source code": "".join(f"\\x{byte:02x}" if byte < 128 else chr(byte) for byte in VALUE.encode("latin-1")),
+    "base64": base64.b64encode(VALUE.encode()).decode(),
+    "base64, in a URL": quote(base64.b64encode(VALUE.encode()).decode(), safe=""),
+    "hexadecimal": VALUE.encode().hex(),
+    "hexadecimal, mixed case": VALUE.encode().hex().title(),
+    "hexadecimal with colons": VALUE.encode().hex(":"),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN.values(), ids=WRITTEN)
+def test_a_secret_is_found_however_it_is_written(written: str) -> None:
+    redactor = Secrets({"key": VALUE}).redactor
+    assert redactor.text(f"<a href='{written}'> &amp; 100 %") == "<a href='[secret:key]'> &amp; 100 %"
+
+
+@pytest.mark.parametrize("user", ["u:", "us:", "use:"])
+def test_a_secret_is_found_within_something_longer_in_base64(user: str) -> None:
+    coded = base64.b64encode(f"{user}{VALUE}:more".encode()).decode()
+    said = Secrets({"key": VALUE}).redactor.text(f"Basic {coded}")
+    assert said.count("[secret:key]") == 1
+    assert len(said) < len(f"Basic {user}:more[secret:key]") + 12
+
+
+def test_what_holds_no_secret_stays_as_it_is() -> None:
+    redactor = Secrets({"key": VALUE, "number": "123456"}).redactor
+    for text in ("a%20b &amp; \\n \\", "100 % of %zz &#; &nothing; \\u12", "", "\\", "%", "12345", "ü \ud800 %ff%fe"):
+        assert redactor.text(text) == text
 
 
 async def test_a_result_is_cut_after_secrets_are_gone() -> None:

@@ -26,7 +26,10 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _WEB_PORTS: Final = (80, 443)
+HTTPS_PORT: Final = 443
+"""All a rule with credentials allows unless it says more: it is the model that writes http:// or https://."""
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
+_NUMBER: Final = re.compile(r"\d+|0x[0-9a-f]*", re.IGNORECASE)
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 _MOST_URL_CHARS: Final = 8_192
 
@@ -37,12 +40,17 @@ class _Rule:
     network: Network | None
     ports: tuple[int, ...]
     headers: dict[str, str]
+    ports_named: bool
 
     def names(self, host: str) -> bool:
         """Whether this rule is for that name."""
         if self.network is not None:
             return False
         return self.host in ("*", host) or (self.host.startswith("*.") and host.endswith(self.host[1:]))
+
+    def may_send_to(self, url: URL) -> bool:
+        """Whether its headers may go there. Over http only to a port the operator named for it."""
+        return url.scheme == "https" or (self.ports_named and url.port != HTTPS_PORT)
 
 
 class AllowList:
@@ -77,6 +85,10 @@ class AllowList:
             self.judge_address(address, port, any_name=False)
             return
         folded = host.lower().rstrip(".")
+        if ends_in_a_number(folded):
+            raise PolicyRefusalError(
+                f"{folded} is neither a name nor an address", next_step="write an address as 192.0.2.1 or [2001:db8::1]"
+            )
         named = [rule for rule in self._rules if rule.names(folded)]
         if not named:
             raise PolicyRefusalError(f"the host {folded} is not on the tool server's allow list")
@@ -100,13 +112,14 @@ class AllowList:
         raise PolicyRefusalError(f"the address {real} is not on the tool server's allow list")
 
     def headers_for(self, url: URL) -> dict[str, str]:
-        """What the operator has sent along to this host: credentials the policy never sees."""
+        """What the operator has sent along to this host: credentials the policy never sees. Over http they go only to
+        ports the operator named."""
         host, port = (url.raw_host or "").lower().rstrip("."), url.port
         address = as_address(host)
         found: dict[str, str] = {}
         for rule in self._rules:
             exact = rule.network is not None and address is not None and _unwrapped(address) in rule.network
-            if (exact or rule.names(host)) and port in rule.ports:
+            if (exact or rule.names(host)) and port in rule.ports and rule.may_send_to(url):
                 found.update(rule.headers)
         return found
 
@@ -167,9 +180,15 @@ def parsed_url(url: str) -> URL:
 def as_address(host: str) -> Address | None:
     """The address a host is written as; None when it is a name."""
     try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0])
+        return ipaddress.ip_address(host.rstrip(".").strip("[]").partition("%")[0])
     except ValueError:
         return None
+
+
+def ends_in_a_number(host: str) -> bool:
+    """Whether it would be read as an IPv4 address by some (``2130706433``, ``127.1``, ``0x7f.1``), and by
+    :func:`as_address` is not: no name's last part is a number."""
+    return as_address(host) is None and _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
 
 
 def _unwrapped(address: Address) -> Address:
@@ -191,12 +210,13 @@ def _read(rule: AllowRule, secrets: Secrets) -> _Rule:
         network = ipaddress.ip_network(host)
     except ValueError as error:
         wild = host.removeprefix("*.") if host != "*" else ""
-        if "*" in wild or "/" in host or ":" in host or " " in host:
+        if "*" in wild or "/" in host or ":" in host or " " in host or ends_in_a_number(host):
             cure = "give a name, *.name, *, an address or a network; ports go into `ports`"
             raise ConfigError("network.allow.host", f"got {rule.host!r}", next_step=cure) from error
     if rule.headers and host == "*":
         raise ConfigError("network.allow.headers", "would go to every host", next_step="give them to a host by name")
-    return _Rule(host, network, rule.ports or _WEB_PORTS, _filled(rule.headers, secrets))
+    ports = rule.ports or ((HTTPS_PORT,) if rule.headers else _WEB_PORTS)
+    return _Rule(host, network, ports, _filled(rule.headers, secrets), ports_named=bool(rule.ports))
 
 
 def _filled(headers: dict[str, str], secrets: Secrets) -> dict[str, str]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import base64
-import html
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, quote_plus
 
+from agentenv.api.escapes import Reading
 from agentenv.errors import ConfigError
 
 _SHORTEST: Final = 6
 """A shorter value would be found in half of all texts, and guessed from where it was removed."""
+_ESCAPED_OVER: Final = 3
+_URLSAFE: Final = str.maketrans("+/", "-_")
 
 
 class Secrets:
@@ -60,14 +60,16 @@ def read_secret(name: str, path: Path) -> str:
 
 
 class Redactor:
-    """Replaces the values of secrets by ``[secret:name]``, also where they are quoted for a URL, JSON or
-    HTML, in base64, in hexadecimal or backwards."""
+    """Replaces the values of secrets by ``[secret:name]``, also where they are escaped for a URL, JSON, HTML or source
+    code (up to three times over, all or some of their characters), in base64 (alone or within something longer), in
+    hexadecimal or backwards."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._names: dict[str, str] = {}
         for name, value in values.items():
             for form in _forms(value):
                 self._names.setdefault(form, name)
+        self._in_hex = [(_hex_pattern(value), name) for name, value in values.items()]
         longest_first = sorted(self._names, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -75,7 +77,26 @@ class Redactor:
         """``text`` without any secret's value."""
         if self._pattern is None:
             return text
-        return self._pattern.sub(lambda found: f"[secret:{self._names[found.group()]}]", text)
+        spans = list(self._found(text))
+        layers: list[Reading] = []
+        read = text
+        while len(layers) < _ESCAPED_OVER and (layer := Reading(read)):
+            layers.insert(0, layer)
+            read = layer.text
+            for begin, end, name in self._found(read):
+                for each in layers:
+                    begin, end = each.span(begin, end)
+                spans.append((begin, end, name))
+        return _replaced(text, spans)
+
+    def _found(self, text: str) -> Iterator[tuple[int, int, str]]:
+        """From where to where which secret stands."""
+        assert self._pattern is not None
+        for found in self._pattern.finditer(text):
+            yield *found.span(), self._names[found.group()]
+        for pattern, name in self._in_hex:
+            for found in pattern.finditer(text):
+                yield *found.span(), name
 
     def value(self, value: Any) -> Any:
         """A JSON value without any secret's value, in keys neither."""
@@ -93,16 +114,34 @@ class Redactor:
         return value
 
 
+def _replaced(text: str, spans: list[tuple[int, int, str]]) -> str:
+    """Spans that overlap are one, of the first's name."""
+    parts: list[str] = []
+    at = 0
+    for begin, end, name in sorted(spans, key=lambda span: (span[0], -span[1])):
+        if begin >= at:
+            parts += (text[at:begin], f"[secret:{name}]")
+        at = max(at, end)
+    return "".join([*parts, text[at:]])
+
+
 def _forms(value: str) -> set[str]:
-    raw = value.encode()
-    encoded = {base64.b64encode(raw), base64.urlsafe_b64encode(raw)}
-    texts = {form.decode() for form in encoded} | {form.decode().rstrip("=") for form in encoded}
-    texts |= {
-        value,
-        quote(value),
-        quote(value, safe=""),
-        quote_plus(value),
-        json.dumps(value)[1:-1],
-        html.escape(value),
-    }
-    return texts | {raw.hex(), raw.hex().upper(), value[::-1]}
+    """What is escaped character by character is none: it is found by reading a text without its escapes."""
+    return {value, value[::-1], value.replace(" ", "+"), *_in_base64(value.encode())}
+
+
+def _hex_pattern(value: str) -> re.Pattern[str]:
+    """Upper or lower case, with or without something between the bytes."""
+    digits = value.encode().hex("-").replace("-", r"[:\s-]?")
+    return re.compile(re.sub("(?<![\\\\])[a-f]", lambda found: f"[{found[0]}{found[0].upper()}]", digits))
+
+
+def _in_base64(raw: bytes) -> set[str]:
+    """As a whole, and the characters that are this value's alone where it stands within something longer."""
+    whole = base64.b64encode(raw).decode()
+    found = {whole, whole.rstrip("=")}
+    for before in range(3):
+        coded = base64.b64encode(bytes(before) + raw).decode().rstrip("=")
+        own = coded[(0, 2, 3)[before] : len(coded) - (1 if (before + len(raw)) % 3 else 0)]
+        found.add(own if len(own) >= _SHORTEST else coded)
+    return found | {form.translate(_URLSAFE) for form in found}

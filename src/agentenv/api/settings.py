@@ -40,9 +40,10 @@ class AllowRule(Settings):
     """Hosts that may be reached.
 
     ``host``: a name (``docs.example.org``), all names below one (``*.example.org``), any name (``*``),
-    an address or a network (``10.1.0.0/16``). ``ports`` None: 80 and 443. Addresses that are not
-    public (loopback, private, link-local) are reached only where a rule names the address or network.
-    ``headers`` are sent along to this host only, with ``{name}`` replaced by that secret's value.
+    an address or a network (``10.1.0.0/16``). ``ports`` None: 80 and 443, with ``headers`` 443 alone. Addresses that
+    are not public (loopback, private, link-local) are reached only where a rule names the address or network.
+    ``headers`` are sent along to this host only, with ``{name}`` replaced by that secret's value; over http only to a
+    port named in ``ports`` (other than 443).
     """
 
     host: Annotated[str, Field(min_length=1, max_length=253)]

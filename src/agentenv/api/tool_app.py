@@ -52,7 +52,8 @@ def tool_app(server: ToolServer, token: str) -> FastAPI:
 
 def _guard(token: str) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if request.url.path != "/health" and not authorized(request.headers.get("authorization"), token):
+        # The path that is routed by: Starlette before 1.10 makes url.path out of the Host header.
+        if request.scope["path"] != "/health" and not authorized(request.headers.get("authorization"), token):
             return _refused(401, "unauthorized", "the token is missing or wrong", _HOW_TO_ASK)
         return await call_next(request)
 

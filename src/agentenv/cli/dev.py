@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -11,7 +11,10 @@ from rich.markup import escape
 from agentenv.cli.options import JsonOption
 from agentenv.cli.present import EXIT_NOT_ALL_WELL, out, print_json, verb
 from agentenv.cli.progress import shown
-from agentenv.dev import cluster
+from agentenv.dev import HTTP_PORT
+
+if TYPE_CHECKING:  # the docker SDK is in [farm]; it is imported when a verb runs
+    from agentenv.dev.cluster import ClusterStatus
 
 dev = typer.Typer(no_args_is_help=True, help="A Nomad cluster on this machine, for development.")
 
@@ -19,7 +22,7 @@ dev = typer.Typer(no_args_is_help=True, help="A Nomad cluster on this machine, f
 @dev.command()
 @verb
 def up(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Nomad's HTTP port; 0: a free one.")] = cluster.HTTP_PORT,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Nomad's HTTP port; 0: a free one.")] = HTTP_PORT,
     as_json: JsonOption = False,
 ) -> None:
     """Start what is missing (Docker engine, image, Nomad agent) and wait until a slot answers.
@@ -32,6 +35,8 @@ def up(
 
       agentenv exec --backend nomad -- uname -a
     """
+    from agentenv.dev import cluster
+
     with shown(quiet=as_json) as report:
         found = cluster.up(http_port=port, report=report)
     assert found.check is not None
@@ -57,6 +62,8 @@ def down(as_json: JsonOption = False) -> None:
 
     Clusters of test runs that were killed are removed too.
     """
+    from agentenv.dev import cluster
+
     with shown(quiet=as_json) as report:
         engine = cluster.down(report=report)
     if as_json:
@@ -69,6 +76,8 @@ def down(as_json: JsonOption = False) -> None:
 @verb
 def status(as_json: JsonOption = False) -> None:
     """Say what runs. Exit code 1: the cluster is not up."""
+    from agentenv.dev import cluster
+
     found = cluster.status()
     if as_json:
         print_json({**dataclasses.asdict(found), "up": found.up})
@@ -78,7 +87,7 @@ def status(as_json: JsonOption = False) -> None:
         raise typer.Exit(EXIT_NOT_ALL_WELL)
 
 
-def _show(found: cluster.ClusterStatus) -> None:
+def _show(found: ClusterStatus) -> None:
     console = out()
     colour = "green" if found.up else "yellow"
     console.print(f"Nomad agent    [{colour}]{found.agent}[/]{f'  {found.address}/ui/' if found.up else ''}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -12,7 +12,10 @@ from rich.markup import escape
 from agentenv.cli.options import JsonOption
 from agentenv.cli.present import EXIT_NOT_ALL_WELL, out, print_json, verb
 from agentenv.cli.progress import shown
-from agentenv.image import IMAGE, ImageStatus, build_image, connect, ensure_image, image_status
+from agentenv.image import IMAGE
+
+if TYPE_CHECKING:  # the docker SDK is in [farm]; it is imported when a verb runs
+    from agentenv.image import ImageStatus
 
 image = typer.Typer(no_args_is_help=True, help="The image every container of a farm on Nomad runs.")
 
@@ -37,6 +40,8 @@ def build(
 
       agentenv image build registry.example.com/agentenv-sandbox:1
     """
+    from agentenv.image import build_image, connect, ensure_image
+
     with contextlib.closing(connect()) as client, shown(quiet=as_json) as report:
         if again or not name.endswith(":local"):
             found = build_image(name, client=client, report=report)
@@ -49,6 +54,8 @@ def build(
 @verb
 def status(name: NameArgument = IMAGE, as_json: JsonOption = False) -> None:
     """Say whether the image is there and of this source. Exit code 1: missing or stale."""
+    from agentenv.image import connect, image_status
+
     with contextlib.closing(connect()) as client:
         found = image_status(client, name)
     _show(found, as_json=as_json)

@@ -9,7 +9,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 import typer
@@ -99,7 +100,8 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         _set_up_logging()
         try:
-            function(*args, **kwargs)
+            with _extras_named():
+                function(*args, **kwargs)
             sys.stdout.flush()
         except AgentEnvError as error:
             if debug():
@@ -114,6 +116,19 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
             raise typer.Exit(128 + signal.SIGPIPE) from None
 
     return wrapped
+
+
+@contextmanager
+def _extras_named() -> Iterator[None]:
+    """A package that is not installed is one of an extra's, since the verb itself could be imported."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("agentenv"):
+            raise
+        raise ConfigError(
+            "agentenv", f"this verb needs the package {error.name}", next_step="pip install 'agentenv[farm]'"
+        ) from error
 
 
 def _set_up_logging() -> None:

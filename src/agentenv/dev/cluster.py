@@ -17,14 +17,13 @@ import docker
 from docker.errors import DockerException, NotFound
 
 from agentenv.config import cache_dir
-from agentenv.dev import agent, docker_engine, farm_check, program
+from agentenv.dev import HTTP_PORT, agent, docker_engine, farm_check, program
 from agentenv.dev.agent import AgentPlace, Ports
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE, Report, Step, connect, ensure_image, image_status, silent
 from agentenv.wire.server import ServerInfo
 
-HTTP_PORT = 4646
 _ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
 
 

@@ -1,13 +1,20 @@
 """The image of a farm's containers: built here, from Python, with nothing but a Docker engine.
 
-Everything here blocks; from a coroutine, call it in a thread.
+Everything here blocks; from a coroutine, call it in a thread. What asks an engine is imported at first use: it needs
+the docker SDK (``agentenv[farm]``), the rest does not.
 """
 
 from __future__ import annotations
 
-from agentenv.image.engine import connect
-from agentenv.image.ensure import IMAGE, LABEL_CONTENT, ImageStatus, build_image, ensure_image, image_status
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+from agentenv.image.context import IMAGE, LABEL_CONTENT
 from agentenv.image.progress import Report, Step, silent
+
+if TYPE_CHECKING:
+    from agentenv.image.engine import connect
+    from agentenv.image.ensure import ImageStatus, build_image, ensure_image, image_status
 
 __all__ = [
     "IMAGE",
@@ -21,3 +28,17 @@ __all__ = [
     "image_status",
     "silent",
 ]
+
+_HOMES: Final = {
+    "ImageStatus": "agentenv.image.ensure",
+    "build_image": "agentenv.image.ensure",
+    "connect": "agentenv.image.engine",
+    "ensure_image": "agentenv.image.ensure",
+    "image_status": "agentenv.image.ensure",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

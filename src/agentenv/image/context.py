@@ -13,10 +13,12 @@ from typing import IO
 from agentenv.sandbox.slotagent.build import Binaries
 
 DOCKERFILE = "docker/sandbox.Dockerfile"
+IMAGE = "agentenv-sandbox:local"
+LABEL_CONTENT = "agentenv.content"
 PYTHON_VERSION = "3.11"
 """Of the image's Debian; wheels with compiled parts are chosen for it, whatever runs this."""
-REQUIREMENTS = ("aiohttp>=3.11", "pydantic>=2.9")
-"""The ``sandbox`` extra: all the sandbox server imports beyond this package."""
+REQUIREMENTS = ("aiohttp", "pydantic")
+"""The ``sandbox`` extra: all the sandbox server imports beyond this package. constraints.txt says which versions."""
 
 OUR_PARTS = ("__init__.py", "errors.py", "py.typed", "wire", "sessions", "sandbox")
 """All the sandbox server imports of this package (a test follows the imports)."""

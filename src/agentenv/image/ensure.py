@@ -20,14 +20,21 @@ from agentenv import shipped
 from agentenv.config import cache_dir
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image.base import base_image
-from agentenv.image.context import DOCKERFILE, Entry, content_hash, package_entries, wheel_entries, write_context
+from agentenv.image.context import (
+    DOCKERFILE,
+    IMAGE,
+    LABEL_CONTENT,
+    Entry,
+    content_hash,
+    package_entries,
+    wheel_entries,
+    write_context,
+)
 from agentenv.image.engine import connect
 from agentenv.image.progress import Report, Step, silent
 from agentenv.image.wheels import site_directory
 from agentenv.sandbox.slotagent.build import ensure_built
 
-IMAGE = "agentenv-sandbox:local"
-LABEL_CONTENT = "agentenv.content"
 LABEL_BASE = "agentenv.base"
 
 _STEP = re.compile(r"Step (\d+)/(\d+) : (.*)")

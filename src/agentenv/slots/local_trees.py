@@ -22,6 +22,8 @@ from agentenv.errors import InvalidArgumentsError
 from agentenv.wire.transfers import CHUNK_BYTES, CHUNKED, MAX_ENTRIES, Decoder, Entry, Sink, chunk
 
 _MAX_MTIME_NS = 2**33 * 10**9
+_MAX_LINKS_ON_THE_WAY = 40
+"""As the kernel has it."""
 
 
 class Tally:
@@ -127,6 +129,7 @@ class TreeWriter:
         self._max_bytes = max_bytes
         self._trust_links = trust_links
         self._links: dict[bytes, bytes] = {}
+        self._led: dict[bytes, bytes | None] = {}
         self._modes: dict[Path, int] = {}
         self._made: set[Path] = set()
         self.entries = 0
@@ -149,13 +152,18 @@ class TreeWriter:
 
     def feed(self, data: bytes) -> None:
         """Raises: ProtocolError, BrokenOffError, OSError (the local disk; EFBIG beyond ``max_bytes``; EPERM for
-        what would lead out of the target)."""
+        what lies behind a link)."""
         self._decoder.feed(data)
 
     def finish(self) -> bool:
-        """Once the stream has ended: make links, set modes. False when it was cut, and nothing is done."""
+        """Once the stream has ended: make links, set modes. False when it was cut, and nothing is done.
+
+        Raises OSError (the local disk; EPERM for a link that leads out of the target, before any is made)."""
         if not self._decoder.complete:
             return False
+        if not self._trust_links:
+            for path in self._links:
+                self._reached(path)
         for path, link in self._links.items():
             place = self._place(path)
             with contextlib.suppress(FileNotFoundError):
@@ -178,7 +186,7 @@ class TreeWriter:
             else:
                 self._target.mkdir(exist_ok=True)
         elif entry.kind == "l":
-            self._links[entry.path] = self._checked_link(entry)
+            self._links[entry.path] = entry.link
         elif entry.kind == "f":
             self._links.pop(entry.path, None)
             self._open_part(self._place(entry.path))
@@ -238,9 +246,44 @@ class TreeWriter:
             raise PermissionError(errno.EPERM, "lies behind a link", str(place))
         self._made.add(place)
 
-    def _checked_link(self, entry: Entry) -> bytes:
-        reached = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.link))
-        leads_out = entry.link.startswith(b"/") or reached == b".." or reached.startswith(b"../")
-        if not self._trust_links and (leads_out or not entry.link):
-            raise PermissionError(errno.EPERM, "the slot sent a link that leads out of it", os.fsdecode(entry.path))
-        return entry.link
+    def _reached(self, path: bytes, depth: int = 0) -> bytes | None:
+        """Where below the target a link leads, followed as the kernel will, through those that came and those that
+        were there: two links, each inside by its text, can lead out together. None: in circles, so nowhere.
+
+        Raises OSError: EPERM when it leads out; ELOOP.
+        """
+        if path in self._led:
+            return self._led[path]
+        if depth > _MAX_LINKS_ON_THE_WAY:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fsdecode(path))
+        link = self._link_at(path)
+        if link is None:
+            return path
+        self._led[path] = None  # what comes here again meanwhile goes in circles
+        if link.startswith(b"/") or not link:
+            raise _leads_out(path)
+        at = posixpath.dirname(path)
+        for name in link.split(b"/"):
+            if name == b"..":
+                if not at:
+                    raise _leads_out(path)
+                at = posixpath.dirname(at)
+            elif name not in (b"", b"."):
+                reached = self._reached(posixpath.join(at, name), depth + 1)
+                if reached is None:
+                    return None
+                at = reached
+        self._led[path] = at
+        return at
+
+    def _link_at(self, path: bytes) -> bytes | None:
+        if path in self._links:
+            return self._links[path]
+        try:
+            return os.readlink(os.path.join(os.fsencode(self._target), path))  # noqa: PTH115, PTH118 (bytes)
+        except OSError:
+            return None  # no link
+
+
+def _leads_out(path: bytes) -> PermissionError:
+    return PermissionError(errno.EPERM, "the slot sent a link that leads out of it", os.fsdecode(path))

@@ -8,6 +8,7 @@ from agentenv.errors import AcquireTimeoutError, ConfigError, SandboxUnavailable
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.ledger import Expire
 from agentenv.slots.statistics import PoolStatistics
+from agentenv.wire.base import control_character_in
 
 
 def timeout_error(expire: Expire, now: PoolStatistics, start_failed: StartFailed | None) -> AcquireTimeoutError:
@@ -51,5 +52,7 @@ def check_arguments(trajectory: str, timeout_s: float | None) -> None:
         trajectory.encode()
     except UnicodeEncodeError as error:
         raise ConfigError("trajectory", f"{trajectory!r} is not valid text: {error.reason}") from error
+    if found := control_character_in(trajectory):
+        raise ConfigError("trajectory", f"{trajectory!r} holds the control character {found}")
     if timeout_s is not None and not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise ConfigError("timeout_s", f"got {timeout_s!r}", next_step="allowed: a positive number of seconds")

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import base64
 import binascii
+import unicodedata
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, PlainSerializer, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    WithJsonSchema,
+)
 
 PROTOCOL_VERSION = 2
 """Bumped on any change a peer of the previous version could not read. Exchanged in ``ServerInfo``."""
@@ -23,6 +33,21 @@ MAX_OUTPUT_BYTES = 1024 * 1024
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
 MAX_TIMEOUT_S = 24 * 3600.0
 
+
+def control_character_in(text: str) -> str | None:
+    """The first that would move a terminal's cursor, end a line or end a C string, as it is written in Python."""
+    found = next((each for each in text if unicodedata.category(each) in ("Cc", "Zl", "Zp")), None)
+    return None if found is None else ascii(found)
+
+
+def _on_one_line(text: str) -> str:
+    if found := control_character_in(text):
+        raise ValueError(f"holds the control character {found}")
+    return text
+
+
+TrajectoryName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_on_one_line)]
+"""What a lease is for. It is shown to operators as it is."""
 CallId = Annotated[str, Field(min_length=1, max_length=128)]
 SlotIndex = Annotated[int, Field(ge=0, le=9_999)]
 Arguments = dict[str, JsonValue]

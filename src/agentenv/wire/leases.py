@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agentenv.wire.base import SlotIndex, WireModel
+from agentenv.wire.base import SlotIndex, TrajectoryName, WireModel
 
 TTL_S = Annotated[float, Field(gt=0, le=24 * 3600)]
 
@@ -45,7 +45,7 @@ class LeaseRequest(WireModel):
     """``POST /v1/leases``. The same ``request_id`` again returns the same lease (lost reply)."""
 
     slot: SlotIndex
-    trajectory: Annotated[str, Field(min_length=1, max_length=256)]
+    trajectory: TrajectoryName
     ttl_s: TTL_S
     request_id: Annotated[str, Field(min_length=16, max_length=128)]
 
