@@ -209,8 +209,9 @@ class Process:
 def memory_file(name: str, content: bytes) -> int:
     """A file in memory that holds ``content``, to be read from its start and never changed by anybody.
 
-    Whoever gets it shares its inode with us. So it is sealed, its descriptor reads only, and nothing is done
-    to it later but to close it: there is no lock of it that a slot could hold while the server waits.
+    It is for the agent alone, which gives its run a copy in the slot's own memory: a file that a slot's processes
+    and the server both have could be locked by the one while the other waits. Should the agent not, this one is
+    sealed and its descriptor reads only, and nothing is done to it later but to close it.
     """
     writable = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

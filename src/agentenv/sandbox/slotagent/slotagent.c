@@ -206,6 +206,11 @@ static int make_ends(int flags, uint32_t id, int from[4], int ours[3]) {
         return EEXIST; /* a server that came back after a crash may not know what runs */
     if (run_count == MAX_RUNS)
         return EAGAIN;
+    int error = own_file(&from[0]);
+    if (!error)
+        error = own_file(&from[3]);
+    if (error)
+        return error;
     if (flags & TERMINAL)
         return make_terminal(from, ours);
     if (from[0] < 0 && (from[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)

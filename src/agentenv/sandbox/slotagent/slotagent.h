@@ -30,6 +30,11 @@ pid_t parse_pid(const char *name);
 pid_t start_child(const char *cwd, const char *program, char *const *argv, char *const *env, const int *from,
                   bool terminal, int *error, int *step);
 
+/* slotends.c: puts a copy in the slot's own memory in the place of a regular file that the server sent (input, a
+ * script). So what a process of the slot keeps open is the slot's, and no file is its and the server's: whoever
+ * has one can hold its locks. Leaves anything else as it is. Returns an errno or 0. */
+int own_file(int *fd);
+
 /* slotends.c: what a child gets as from[0..3], and our sides of it in ours; both return an errno or 0. Pipes
  * for its output and errors (and its script, when asked for), made here so that they count against the slot's
  * own quota and not the server's; or a terminal of the slot's own, our side in ours[0], the child's as
