@@ -300,7 +300,7 @@ def test_a_run_gets_a_copy_of_a_file_and_not_the_file(agent: AgentBox) -> None:
     ours = os.memfd_create("ours")
     os.write(ours, content)
     os.lseek(ours, 0, os.SEEK_SET)
-    script = 'stat -Lc %i /proc/self/fd/0; echo spoilt 1<>/proc/self/fd/0; exec cat >&2'
+    script = "stat -Lc %i /proc/self/fd/0; echo spoilt 1<>/proc/self/fd/0; exec cat >&2"
     run = agent.spawn("bash", "-c", script, stdin=ours)
     assert run.line() != str(os.fstat(ours).st_ino)
     assert run.output(1) == b"spoilt\n" + content[7:]

@@ -26,7 +26,7 @@ struct process {
 };
 struct table { struct process at[MAX_PROCESSES]; size_t count; };
 
-static struct table tables[2], was_stopped;
+static struct table tables[2], was_stopped, to_continue;
 
 struct entry { uint64_t inode; int64_t offset; uint16_t bytes; unsigned char type; char name[]; }; /* of a directory */
 
@@ -288,7 +288,7 @@ void freeze_slot(void) {
 
 /* Continues also what does not look stopped: a SIGSTOP may still be on its way, and SIGCONT takes it back. */
 void thaw_slot(void) {
-    struct table *now = &tables[0];
+    struct table *now = &to_continue;
     scan(now, NULL);
     for (size_t i = 0; i < now->count; i++) {
         struct process *process = &now->at[i], *before = find_process(&was_stopped, process->pid);
@@ -325,6 +325,9 @@ size_t kill_processes(const struct run *run) {
         }
         unsure = 0;
         if (!found) {
+            if (frozen) /* none can fork any more; and those who trace the dead must be able to let go */
+                thaw_slot();
+            frozen = false;
             if (pass >= PATIENT_PASSES)
                 release(now, of);
             nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL); /* they are dying */
