@@ -43,7 +43,7 @@ def test_uids() -> None:
 
 
 def argv() -> list[str]:
-    return isolation.bwrap_argv("/usr/bin/bwrap", Path("/p/root"), Path("/p/ws/0"), SlotLimits(), 4)
+    return isolation.bwrap_argv("/usr/bin/bwrap", Path("/p/root"), Path("/p/ws/0"), SlotLimits(), 4, keys_listed=True)
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,20 @@ def test_bwrap_is_asked_for_every_promise(option: str) -> None:
 
 def test_the_device_directory_is_closed_after_its_sized_parts_are_in_it() -> None:
     given = argv()
-    assert given.index("--dev") < given.index("/dev/shm") < given.index("--remount-ro") < given.index("/tmp")
+    closed = given.index("/dev", given.index("--dev") + 2)
+    assert given[closed - 1] == "--remount-ro"
+    assert given.index("--dev") < given.index("/dev/shm") < closed < given.index("/tmp")
     assert given[given.index("/dev/shm") - 4] == str(SlotLimits().shm_bytes)
     assert given[given.index("--cap-drop") + 1] == "ALL"
+
+
+def test_nothing_is_written_through_proc_and_no_key_of_the_machine_is_listed() -> None:
+    given = argv()
+    mounted, closed = given.index("/proc"), given.index("/proc", given.index("/proc") + 1)
+    assert given[closed - 1] == "--remount-ro"
+    assert mounted < given.index(isolation.KEYS_LIST) < closed
+    without = isolation.bwrap_argv("bwrap", Path("/p"), Path("/w"), SlotLimits(), 4, keys_listed=False)
+    assert isolation.KEYS_LIST not in without, "a kernel without keys has no such file to cover"
 
 
 def test_every_slot_uid_is_named_agent() -> None:

@@ -25,8 +25,10 @@ from agentenv.sandbox.slotagent.protocol import (
     SpawnStep,
     Usage,
     encode,
+    exit_status,
     exit_usage,
     failed_step,
+    foreground_payload,
     receive,
     send,
 )
@@ -139,10 +141,12 @@ class AgentLink:
         if run in self._runs:
             self._send(encode(Kind.KILL, run))
 
-    def signal(self, run: int, number: int) -> None:
-        """Send a signal to the process group of a run's leader. Nothing happens when it has ended."""
+    def signal(self, run: int, number: int, began_s: float | None = None) -> None:
+        """Send a signal to the process group of a run's leader; with ``began_s`` (of CLOCK_BOOTTIME), to what was
+        started in it since then and runs in the foreground. Nothing happens when it has ended."""
         if run in self._runs:
-            self._send(encode(Kind.SIGNAL, run, number))
+            payload = b"" if began_s is None else foreground_payload(began_s)
+            self._send(encode(Kind.SIGNAL, run, number, payload))
 
     def close(self) -> None:
         """Let go of the agent (its slot ends when every holder has). Runs hear ``on_lost``. Repeatable."""
@@ -248,11 +252,11 @@ class AgentLink:
             _close_all(message.fds)
             raise ProtocolError(f"the slot agent sent descriptors with {kind.name}")
         if kind is Kind.EXIT:
-            usage = exit_usage(message.payload)
+            usage, status = exit_usage(message.payload), exit_status(message.arg)
             run = self._known(message, spawned=True)
             if run is not None:
                 self._forget(message.run)
-                run.events.on_exit(message.arg, usage)
+                run.events.on_exit(status, usage)
         elif kind is Kind.SPAWN_FAILED:
             step = failed_step(message.payload)
             run = self._known(message, spawned=False)

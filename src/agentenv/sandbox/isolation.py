@@ -22,6 +22,7 @@ AGENT_PATH = "/run/agentenv/slotagent"
 FILES_PATH = "/run/agentenv/slotfiles"
 SHELL_PATH = "/run/agentenv/bash"
 WORKSPACE = "/workspace"
+KEYS_LIST = "/proc/keys"
 SLOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 ROOT_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -111,11 +112,14 @@ def _first_uid(block: int) -> int:
     return FIRST_SLOT_UID + block * UIDS_PER_CONTAINER
 
 
-def bwrap_argv(bwrap: str, root: Path, workspace: Path, limits: SlotLimits, info_fd: int) -> list[str]:
+def bwrap_argv(
+    bwrap: str, root: Path, workspace: Path, limits: SlotLimits, info_fd: int, *, keys_listed: bool
+) -> list[str]:
     """The command that makes one slot and becomes its agent.
 
     ``root`` is the container's template tree (one bind instead of a dozen); ``info_fd`` takes
-    bwrap's report of the agent's pid. Order matters: later mounts cover earlier ones.
+    bwrap's report of the agent's pid; ``keys_listed``: this kernel has :data:`KEYS_LIST`, which would show
+    a slot keys of the machine's. Order matters: later mounts cover earlier ones.
     """
     return [
         bwrap,
@@ -125,6 +129,9 @@ def bwrap_argv(bwrap: str, root: Path, workspace: Path, limits: SlotLimits, info
         "--clearenv", "--hostname", "slot", "--info-fd", str(info_fd),
         "--ro-bind", str(root), "/",
         "--proc", "/proc",
+        *(("--dev-bind", "/dev/null", KEYS_LIST) if keys_listed else ()),
+        # Nothing is set through it: not a lower oom_score_adj, nor another process's memory.
+        "--remount-ro", "/proc",
         # bwrap's /dev is a tmpfs of unlimited size: sized parts on it, the rest read-only.
         "--dev", "/dev",
         "--size", str(limits.shm_bytes), "--perms", "1777", "--tmpfs", "/dev/shm",  # noqa: S108

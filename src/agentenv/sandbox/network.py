@@ -2,8 +2,8 @@
 
 The slot keeps its own network namespace. A user-mode stack, outside the slot and dying with it,
 carries its TCP and UDP as ordinary sockets of an unprivileged process; an egress policy can later
-say no there. The machine's loopback is cut off by slirp4netns, the machine's own addresses (where
-the sandbox server listens) and the link-local range (cloud metadata) by unreachable routes that
+say no there. The machine's loopback is cut off by slirp4netns and, as its own addresses (where the
+sandbox server listens) and the link-local range (cloud metadata), by unreachable routes that
 nobody inside can remove: they hold no capability over their namespace.
 """
 
@@ -34,7 +34,9 @@ READY_DEADLINE_S = 10.0
 _TOOL = "slirp4netns"
 TUN = Path("/dev/net/tun")
 _NET_FD, _USER_FD, _READY_FD = 3, 4, 5
-_ALWAYS_CLOSED = (IPv4Network("169.254.0.0/16"),)
+_ALWAYS_CLOSED = (IPv4Network("0.0.0.0/8"), IPv4Network("127.0.0.0/8"), IPv4Network("169.254.0.0/16"))
+"""Link-local addresses are the cloud's metadata. Loopback is the slot's own by the kernel's local routes, which come
+first; a socket bound to the tap device passes them by, and slirp4netns would carry it to the machine's."""
 
 _RTM_NEWROUTE, _NLM_FLAGS = 24, 0x0001 | 0x0004 | 0x0400  # request, ack, create
 _RT_TABLE_MAIN, _RTPROT_STATIC, _RTN_UNREACHABLE, _RTA_DST = 254, 4, 7, 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_payload
 
+_READ_BY_ALL = 0o444
+_ALL_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 _SCRIPT_PIPE, _SCRIPT_FD, _STDIN, _PROGRAM = int(SCRIPT_PIPE), int(SCRIPT_FD), int(STDIN), int(PROGRAM)
 
 
@@ -212,21 +215,24 @@ class Process:
 
     def _free_memory_files(self) -> None:
         for fd in self._memory_files:
-            # Whatever the slot kept of it, the memory is the server's: give it back.
-            os.ftruncate(fd, 0)
             os.close(fd)
         self._memory_files.clear()
 
 
 def memory_file(name: str, content: bytes) -> int:
-    """A file in memory that holds ``content``, to be read from its start."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    """A file in memory that holds ``content``, to be read from its start and never changed by anybody.
+
+    It is for the agent alone, which gives its run a copy in the slot's own memory: a file that a slot's processes
+    and the server both have could be locked by the one while the other waits. Should the agent not, this one is
+    sealed and its descriptor reads only, and nothing is done to it later but to close it.
+    """
+    writable = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         rest = memoryview(content)
         while rest:
-            rest = rest[os.write(fd, rest) :]
-        os.lseek(fd, 0, os.SEEK_SET)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+            rest = rest[os.write(writable, rest) :]
+        os.fchmod(writable, _READ_BY_ALL)  # a slot's uid may open its /dev/stdin
+        fcntl.fcntl(writable, fcntl.F_ADD_SEALS, _ALL_SEALS)
+        return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(writable)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from agentenv.errors import ProtocolError, SelfTestError, StartTimeoutError
 from agentenv.sandbox import cgroups
-from agentenv.sandbox.agent_runner import AgentRunner
-from agentenv.sandbox.isolation import USER, command_environment
+from agentenv.sandbox.agent_runner import AgentRunner, Ran
+from agentenv.sandbox.isolation import AGENT_PATH, USER, command_environment
 from agentenv.sandbox.limits import OWN_PROCESSES
 from agentenv.sandbox.slot_process import Ground, SlotProcess
 
@@ -27,7 +27,7 @@ DEADLINE_S = 20.0
 SETTLE_S = 5.0
 """Killed processes are gone within this time."""
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-_WRITABLE = frozenset({"/workspace", "/tmp", "/dev/shm", "/dev/pts", "/proc"})  # noqa: S108
+_WRITABLE = frozenset({"/workspace", "/tmp", "/dev/shm", "/dev/pts"})  # noqa: S108
 _DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "console"))
 _MAX_PROCESSES_SEEN = 8
 
@@ -45,6 +45,8 @@ readlink /proc/self/ns/{cgroup,ipc,mnt,net,pid,user,uts} | while IFS=: read -r k
 (: > /usr/.agentenv) 2>/dev/null && echo usr_written=1
 (: > /.agentenv) 2>/dev/null && echo root_written=1
 (: > /dev/.agentenv) 2>/dev/null && echo dev_written=1
+(echo 0 > /proc/self/oom_score_adj) 2>/dev/null && echo proc_written=1
+while read -r key; do echo "key.$key=1"; done 2>/dev/null < /proc/keys
 echo probe > /workspace/.agentenv && read -r back < /workspace/.agentenv && echo "workspace=$back"
 read -r blocks size nodes <<< "$(stat -f -c '%b %S %c' /workspace)"; echo "workspace_bytes=$((blocks * size))"
 echo "workspace_inodes=$nodes"
@@ -95,7 +97,7 @@ def judge(report: Mapping[str, str], want: Expected) -> list[Proof]:
         for kind in NAMESPACES
         if kind != "cgroup" and report.get(f"ns.{kind}") in (None, want.host_namespaces.get(kind))
     ]
-    written = [name for name in ("usr", "root", "dev") if f"{name}_written" in report]
+    written = [name for name in ("usr", "root", "dev", "proc") if f"{name}_written" in report]
     return [
         Proof("own uid", status["Uid"] == str(want.uid), detail=f"uid {status['Uid']}, wanted {want.uid}"),
         Proof("no capabilities", all(v.strip("0") == "" for v in capabilities.values()), detail=str(capabilities)),
@@ -111,6 +113,7 @@ def judge(report: Mapping[str, str], want: Expected) -> list[Proof]:
         _at_most("temporary files size limit", report.get("tmp_bytes"), want.tmp_bytes),
         _network(report, want),
         _user_namespaces(report.get("unshare", "?")),
+        _keys(report),
         _environment(report, want),
         _processes(report),
     ]
@@ -160,6 +163,11 @@ def _user_namespaces(status: str) -> Proof:
     return Proof("no user namespaces", status not in ("0", "127", "?"), detail=detail, cure=cure)
 
 
+def _keys(report: Mapping[str, str]) -> Proof:
+    found = sum(key.startswith("key.") for key in report)
+    return Proof("no keys of the machine", found == 0, detail=f"{found} in /proc/keys")
+
+
 def _environment(report: Mapping[str, str], want: Expected) -> Proof:
     seen = {key[len("env.") :] for key in report if key.startswith("env.")}
     extra = sorted(seen - want.environment)
@@ -170,6 +178,20 @@ def _processes(report: Mapping[str, str]) -> Proof:
     count, init = report.get("processes", "?"), report.get("init", "?")
     holds = count.isdigit() and int(count) <= _MAX_PROCESSES_SEEN and init == "slotagent"
     return Proof("own /proc", holds, detail=f"{count} processes visible, the first is {init}")
+
+
+def guard_proof(ran: Ran) -> Proof:
+    """What the agent's own attempts at the system calls it refuses to a slot came to."""
+    lines = ran.stdout.splitlines()
+    allowed = [line.removeprefix("allowed ") for line in lines if line.startswith("allowed ")]
+    refused = next((line.removeprefix("refused ") for line in lines if line.startswith("refused ")), "0")
+    holds = ran.status == 0 and not allowed and refused.isdigit() and int(refused) > 0
+    return Proof(
+        "system calls refused",
+        holds,
+        detail=f"{refused} refused; not refused: {', '.join(allowed) or 'none'}",
+        cure="the kernel needs seccomp filters (CONFIG_SECCOMP_FILTER)",
+    )
 
 
 def failure(proofs: list[Proof]) -> SelfTestError | None:
@@ -229,6 +251,7 @@ async def _prove(
     report = parse_report(ran.stdout)
     return [
         *judge(report, want),
+        guard_proof(await runner.run([AGENT_PATH, "prove"], {})),
         await _process_limit(ground, slot, runner, env, report),
         _memory_limit(ground, slot, report),
         await _kill_all(slot, runner, env),

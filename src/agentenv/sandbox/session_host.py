@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Mapping
 
 from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
@@ -80,9 +81,12 @@ class SlotProgram:
         """Started."""
         self._link.kill(self.run)
 
-    def signal(self, number: int) -> None:
+    def signal(self, number: int, began_s: float | None = None) -> None:
         """Started."""
-        self._link.signal(self.run, number)
+        if began_s is not None:
+            # Processes tell when they began by another clock than the loop's; asked first, it errs to the early side.
+            began_s += time.clock_gettime(time.CLOCK_BOOTTIME) - asyncio.get_running_loop().time()
+        self._link.signal(self.run, number, began_s)
 
     def on_spawned(self, fds: tuple[int, ...]) -> None:
         """RunEvents."""

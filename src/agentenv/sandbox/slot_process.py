@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.sandbox import cgroups, forked, mounts, syscalls
-from agentenv.sandbox.isolation import AGENT_FD, USER, Identity, bwrap_argv
+from agentenv.sandbox.isolation import AGENT_FD, KEYS_LIST, USER, Identity, bwrap_argv
 from agentenv.sandbox.limits import OWN_PROCESSES, CgroupLayout, CgroupPlan, slot_plan
 from agentenv.sandbox.reaper import Reaper, end_of, readable
 from agentenv.sandbox.slotagent import protocol
@@ -25,7 +25,7 @@ HELLO_DEADLINE_S = 10.0
 KILL_DEADLINE_S = 10.0
 _INFO_FD = 4
 _NETWORK_PROCESSES = 8
-_OOM_SCORE_ADJ = 500
+_OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ = 500, 1000
 
 
 @dataclass(frozen=True)
@@ -173,18 +173,19 @@ async def _hello(running: SlotProcess, info_read: int, ground: Ground) -> None:
     # Written by bwrap before it let the agent run, so it is all there.
     running.agent_pid = int(json.loads(os.read(info_read, 4096))["child-pid"])
     running.agent_pidfd = os.pidfd_open(running.agent_pid)
-    _prefer_as_victim(running.agent_pid)
     if ground.identity.mode == USER:
         # Only now, inside the slot's own user namespace, does it count the slot's processes alone.
         processes = ground.spec.limits.processes + OWN_PROCESSES
         resource.prlimit(running.agent_pid, resource.RLIMIT_NPROC, (processes, processes))
 
 
-def _prefer_as_victim(agent_pid: int) -> None:
-    """Where all slots together exhaust the container's memory (a hard limit of Docker's or Nomad's), the kernel
-    takes a slot's process, not the server that holds every slot's calls. Inherited by all commands."""
-    with contextlib.suppress(OSError):  # a preference: without it the largest process goes
-        Path(f"/proc/{agent_pid}/oom_score_adj").write_text(str(_OOM_SCORE_ADJ))
+def _victim_score() -> int:
+    """The ``oom_score_adj`` of all that runs in a slot, its agent included. Where all slots together exhaust the
+    container's memory (a hard limit of Docker's or Nomad's), the kernel takes a slot's process, not the server
+    that holds every slot's calls. Nobody in a slot can lower it: its ``/proc`` is read-only. Of equals the
+    largest dies first, and the agent is the smallest."""
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    return min(own + _OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ)
 
 
 def _why(error: BaseException, running: SlotProcess, error_read: int) -> str:
@@ -205,9 +206,13 @@ def _spawn(ground: Ground, slot: int, plan: CgroupPlan | None, agent_fd: int, in
         launch += ["-j", str(file)]
     for limit, value in _rlimits(ground.spec.limits, ground).items():
         launch += ["-l", str(limit), str(value)]
+    launch += ["-o", str(_victim_score())]
     if identity.mode != USER:
         launch += ["-u", str(identity.slot_uid(slot)), str(identity.slot_gid(slot))]
-    command = bwrap_argv(ground.bwrap, ground.tree.root, workspace, ground.spec.limits, _INFO_FD)
+    keys_listed = Path(KEYS_LIST).exists()
+    command = bwrap_argv(
+        ground.bwrap, ground.tree.root, workspace, ground.spec.limits, _INFO_FD, keys_listed=keys_listed
+    )
     return os.posix_spawn(
         ground.launcher,
         [*launch, "--", *command],

@@ -45,8 +45,9 @@ class Started(Protocol):
     def kill(self) -> None:
         """Kill its whole tree; ``on_ended`` follows. Nothing happens when it has ended."""
 
-    def signal(self, number: int) -> None:
-        """Send a signal to its process group."""
+    def signal(self, number: int, began_s: float | None = None) -> None:
+        """Send a signal to its process group. With ``began_s`` (of the loop's time) the program is a shell whose
+        command began then: what runs in its background, from before or since, is left alone."""
 
 
 class Host(Protocol):

@@ -128,7 +128,7 @@ class Terminal:
                 next_step="reset the session with pty=true, or give the input in the command (a pipe, a here-document)",
             )
         elif self.command is not None:
-            self._started.signal(number)
+            self._started.signal(number, self.command_began_s)
 
     def take(self) -> Taken:
         """What was printed since the last time."""

@@ -292,3 +292,27 @@ def test_wrong_arguments_of_the_program_are_refused() -> None:
     for arguments in ([], ["0"], ["x"], ["3", "4"], ["999"], [""]):
         assert subprocess.run([agent, *arguments], env=ENV, timeout=10).returncode == 64, arguments
     assert Path(agent).stat().st_size < 2**20
+
+
+def test_a_run_gets_a_copy_of_a_file_and_not_the_file(agent: AgentBox) -> None:
+    """What a process of the slot keeps is the slot's memory, and its locks are nobody else's."""
+    content = os.urandom(3_000_000)
+    ours = os.memfd_create("ours")
+    os.write(ours, content)
+    os.lseek(ours, 0, os.SEEK_SET)
+    script = "stat -Lc %i /proc/self/fd/0; echo spoilt 1<>/proc/self/fd/0; exec cat >&2"
+    run = agent.spawn("bash", "-c", script, stdin=ours)
+    assert run.line() != str(os.fstat(ours).st_ino)
+    assert run.output(1) == b"spoilt\n" + content[7:]
+    assert agent.status(run) == 0
+    assert os.pread(ours, len(content), 0) == content
+    os.close(ours)
+
+
+def test_what_is_no_file_is_handed_over_itself(agent: AgentBox) -> None:
+    theirs, ours = os.pipe()
+    run = agent.spawn("cat", stdin=theirs)
+    os.close(theirs)
+    os.write(ours, b"through a pipe")
+    os.close(ours)
+    assert run.output() == b"through a pipe"

@@ -27,6 +27,10 @@ _HEADER = struct.Struct("<IIiI")
 _COUNTS = struct.Struct("<HH")
 _USAGE = struct.Struct("<QQQ")
 _STEP = struct.Struct("<I")
+_TICK = struct.Struct("<Q")
+_TICKS_PER_S = 100
+"""Of start times in /proc: the same on every machine type."""
+_MAX_STATUS = 0xFFFF
 _FD_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_PACKET_FDS * _FD_BYTES)
 
@@ -149,6 +153,18 @@ def exit_usage(payload: bytes) -> Usage:
         raise ProtocolError(f"EXIT payload of {len(payload)} bytes")
     user_us, system_us, max_rss_kib = _USAGE.unpack(payload)
     return Usage(user_us / 1e6, system_us / 1e6, max_rss_kib * 1024)
+
+
+def exit_status(arg: int) -> int:
+    """``arg`` of EXIT, a wait status. Raises ProtocolError when it is not the status of something that ended."""
+    if not 0 <= arg <= _MAX_STATUS or not (os.WIFEXITED(arg) or os.WIFSIGNALED(arg)):
+        raise ProtocolError(f"EXIT with wait status {arg:#x}, which is no end")
+    return arg
+
+
+def foreground_payload(began_s: float) -> bytes:
+    """The payload of a SIGNAL for a shell's foreground, whose command began at ``began_s`` of CLOCK_BOOTTIME."""
+    return _TICK.pack(max(0, int(began_s * _TICKS_PER_S)))
 
 
 def failed_step(payload: bytes) -> SpawnStep:

@@ -1,14 +1,13 @@
 /* slotagent: PID 1 of a slot. It spawns, passes descriptors, reaps and kills; it holds no policy.
  *
  * docs/slot-agent.md is the contract. Usage: `slotagent FD`, FD being a connected SOCK_SEQPACKET
- * socket. No heap, no stdio, no threads: what is not in the static tables below does not exist.
+ * socket; or, inside a slot, `slotagent prove` (see slotguard.c). No heap, no stdio, no threads: what is not in the static tables below does not exist.
  *
  * The peer is trusted to be well-behaved or dead: any malformed packet, and the end of the socket,
  * end the agent, and with PID 1 the kernel ends every process of the slot. The processes it runs are
  * not trusted at all; they share its uid, so it is non-dumpable (no ptrace, no /proc/1/mem) and, as
- * init of its pid namespace, immune to their signals. A process of the slot can still change the
- * agent's priority (the kernel checks only the uid): it then harms its own slot alone. Not its rlimits:
- * see slotguard.c.
+ * init of its pid namespace, immune to their signals. What else the kernel would allow by uid alone (its
+ * limits, its priority) slotguard.c refuses.
  *
  * Started as another pid than 1 it works the same on its own descendants: for tests.
  */
@@ -21,6 +20,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -133,16 +133,26 @@ static void reap_one(pid_t pid, int status, const struct rusage *used) {
     }
 }
 
+/* A child that asked to be traced (PTRACE_TRACEME) has made us its tracer, and its stops are told to us. It
+ * goes on as one that nobody traces would. */
+static void let_go(pid_t pid, int status) {
+    int number = WSTOPSIG(status);
+    ptrace(PTRACE_DETACH, pid, NULL, (void *)(uintptr_t)(number == SIGTRAP ? 0 : number));
+}
+
 /* Reaps orphans too. Bounded, so that a storm of dying processes cannot keep packets waiting.
  * Returns whether there may be more. */
 static bool reap(void) {
     for (int i = 0; i < REAPS_PER_TURN; i++) {
         int status;
         struct rusage used;
-        pid_t pid = wait4(-1, &status, WNOHANG, &used);
+        pid_t pid = wait4(-1, &status, WNOHANG | __WALL, &used);
         if (pid <= 0)
             return false;
-        reap_one(pid, status, &used);
+        if (WIFEXITED(status) || WIFSIGNALED(status))
+            reap_one(pid, status, &used);
+        else
+            let_go(pid, status);
     }
     return true;
 }
@@ -196,6 +206,11 @@ static int make_ends(int flags, uint32_t id, int from[4], int ours[3]) {
         return EEXIST; /* a server that came back after a crash may not know what runs */
     if (run_count == MAX_RUNS)
         return EAGAIN;
+    int error = own_file(&from[0]);
+    if (!error)
+        error = own_file(&from[3]);
+    if (error)
+        return error;
     if (flags & TERMINAL)
         return make_terminal(from, ours);
     if (from[0] < 0 && (from[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)
@@ -249,11 +264,28 @@ static size_t kill_before(uint32_t id) {
     return killed;
 }
 
+/* To the leader's whole group; or, when the payload says at which tick its command began, to the foreground. */
+static void send_signal(const struct header *header, const char *payload, const struct run *run) {
+    uint64_t since;
+    if (header->arg < 1 || header->arg > SIGRTMAX)
+        leave(EXIT_MALFORMED);
+    if (!header->payload_bytes) {
+        if (run)
+            kill(-run->pid, header->arg);
+        return;
+    }
+    if (header->payload_bytes != sizeof since)
+        leave(EXIT_MALFORMED);
+    memcpy(&since, payload, sizeof since);
+    if (run)
+        signal_foreground(run, header->arg, since);
+}
+
 /* ---- the loop ---- */
 
 static void handle(const struct header *header, char *payload, int *fds, size_t fd_count) {
     struct run *run = find_run(header->run);
-    if (header->kind != SPAWN && (fd_count || header->payload_bytes))
+    if (header->kind != SPAWN && (fd_count || (header->payload_bytes && header->kind != SIGNAL)))
         leave(EXIT_MALFORMED);
     switch (header->kind) {
     case SPAWN:
@@ -272,10 +304,7 @@ static void handle(const struct header *header, char *payload, int *fds, size_t 
         say(PONG, 0, header->arg, NULL, 0, NULL, 0);
         break;
     case SIGNAL:
-        if (header->arg < 1 || header->arg > SIGRTMAX)
-            leave(EXIT_MALFORMED);
-        if (run)
-            kill(-run->pid, header->arg);
+        send_signal(header, payload, run);
         break;
     default:
         leave(EXIT_MALFORMED);
@@ -367,7 +396,7 @@ static void set_up(const char *descriptor) {
         _exit(EXIT_SYSTEM);
     if (!is_init && prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
         _exit(EXIT_SYSTEM);
-    if (!guard_limits())
+    if (!guard_slot())
         _exit(EXIT_SYSTEM);
     umask(022);
     proc = open_proc();
@@ -376,6 +405,8 @@ static void set_up(const char *descriptor) {
 int main(int argc, char **argv) {
     if (argc != 2)
         _exit(EXIT_USAGE);
+    if (!strcmp(argv[1], "prove"))
+        return prove_guard();
     set_up(argv[1]);
     int children = set_up_signals();
     if (children < 0)

@@ -1,4 +1,4 @@
-/* What the parts of slotagent share: the runs, and two functions on them. */
+/* What the parts of slotagent share: the runs, and what is done to them. */
 #ifndef SLOTAGENT_H
 #define SLOTAGENT_H
 
@@ -30,6 +30,11 @@ pid_t parse_pid(const char *name);
 pid_t start_child(const char *cwd, const char *program, char *const *argv, char *const *env, const int *from,
                   bool terminal, int *error, int *step);
 
+/* slotends.c: puts a copy in the slot's own memory in the place of a regular file that the server sent (input, a
+ * script). So what a process of the slot keeps open is the slot's, and no file is its and the server's: whoever
+ * has one can hold its locks. Leaves anything else as it is. Returns an errno or 0. */
+int own_file(int *fd);
+
 /* slotends.c: what a child gets as from[0..3], and our sides of it in ours; both return an errno or 0. Pipes
  * for its output and errors (and its script, when asked for), made here so that they count against the slot's
  * own quota and not the server's; or a terminal of the slot's own, our side in ours[0], the child's as
@@ -41,7 +46,22 @@ int make_terminal(int from[4], int ours[3]);
  * dead. Returns how many processes were killed. */
 size_t kill_processes(const struct run *run);
 
-/* slotguard.c: no process from here on can change the rlimits of another. False when it cannot be had. */
-bool guard_limits(void);
+/* Signals the run's group, but not what was there before the tick `since`, nor what its shell has begun in
+ * the background since then. */
+void signal_foreground(const struct run *of, int number, uint64_t since);
+
+/* Stops every process but us, so that none can fork or signal any more; and lets those go on again that
+ * were not stopped before. */
+void freeze_slot(void);
+void thaw_slot(void);
+bool is_stopped(pid_t pid);
+
+/* slotguard.c: from here on the system calls of its table are refused, to us and to all that we start. False
+ * when that cannot be had. */
+bool guard_slot(void);
+
+/* Tries every call of the table; says on descriptor 1 which was not refused, and how many were. Returns an
+ * exit code. */
+int prove_guard(void);
 
 #endif

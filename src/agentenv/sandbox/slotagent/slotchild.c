@@ -1,9 +1,11 @@
-/* Starting a process of a run: vfork, and what the child does until its exec. See slotagent.h. */
+/* Starting a process of a run, and what the child does until its exec. See slotagent.h. */
 #define _GNU_SOURCE
 #include "slotagent.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -11,11 +13,23 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static volatile int child_errno, child_step; /* written by a vforked child, which shares our memory */
+enum { CHILD_STACK_BYTES = 32 * 1024, PATIENCE_MS = 10, CLOEXEC_RANGE = 4 /* CLOSE_RANGE_CLOEXEC */ };
+
+/* AddressSanitizer would leave its marks of the child's frames on the stack that is ours again. */
+#define ON_CHILD_STACK __attribute__((no_sanitize_address))
+
+struct beginning {
+    const char *cwd, *program;
+    char *const *argv, *const *env;
+    const int *from; /* what becomes 0, 1, 2 and (or -1) 9 */
+    bool terminal;
+};
+
+static volatile int child_errno, child_step; /* written by the child, which shares our memory until its exec */
 
 /* Tries `program` in each directory of PATH, as execvpe does, without its heap and without its
  * fallback to a shell. Returns only on failure, with errno set. */
-static void exec_program(const char *program, char *const *argv, char *const *env) {
+ON_CHILD_STACK static void exec_program(const char *program, char *const *argv, char *const *env) {
     static char path[MAX_PACKET + 512];
     if (strchr(program, '/')) {
         execve(program, argv, env);
@@ -45,10 +59,11 @@ static void exec_program(const char *program, char *const *argv, char *const *en
     errno = denied ? EACCES : ENOENT;
 }
 
-/* In the vforked child: our memory is the parent's, which sleeps until the exec. Writes only locals,
- * `path` above, child_errno and child_step. `from` is what becomes 0, 1, 2 and (or -1) 9. */
-static _Noreturn void child(const char *cwd, const char *program, char *const *argv, char *const *env, const int from[4],
-                            bool terminal) {
+/* In the child: our memory is the parent's, which waits for the exec. Writes only locals, `path` above,
+ * child_errno and child_step. */
+ON_CHILD_STACK static int child(void *argument) {
+    const struct beginning *the = argument;
+    const int *from = the->from;
     sigset_t none;
     sigemptyset(&none);
     setsid();
@@ -56,39 +71,83 @@ static _Noreturn void child(const char *cwd, const char *program, char *const *a
     for (int fd = 0; fd < 3; fd++)
         if (dup2(from[fd], fd) < 0)
             goto failed;
-    if (terminal && ioctl(1, TIOCSCTTY, 0) < 0)
+    if (the->terminal && ioctl(1, TIOCSCTTY, 0) < 0)
         goto failed;
     unsigned first = 3;
     if (from[3] >= 0) {
         /* dup2 onto itself would keep close-on-exec. */
         if (from[3] == SCRIPT_DESCRIPTOR ? fcntl(SCRIPT_DESCRIPTOR, F_SETFD, 0) : dup2(from[3], SCRIPT_DESCRIPTOR) < 0)
             goto failed;
-        syscall(SYS_close_range, 3U, (unsigned)SCRIPT_DESCRIPTOR - 1, 0U);
+        syscall(SYS_close_range, 3U, (unsigned)SCRIPT_DESCRIPTOR - 1, (unsigned)CLOEXEC_RANGE);
         first = SCRIPT_DESCRIPTOR + 1;
     }
-    syscall(SYS_close_range, first, ~0U, 0U); /* everything is close-on-exec as well: this is the belt */
+    /* Everything is close-on-exec as well: this is the belt. Not closed here, because the parent waits for
+     * one of them to be closed by the exec. */
+    syscall(SYS_close_range, first, ~0U, (unsigned)CLOEXEC_RANGE);
     child_step = STEP_CWD;
-    if (chdir(cwd) < 0)
+    if (chdir(the->cwd) < 0)
         goto failed;
     child_step = STEP_EXEC;
     sigprocmask(SIG_SETMASK, &none, NULL);
-    exec_program(program, argv, env);
+    exec_program(the->program, the->argv, the->env);
 failed:
     child_errno = errno;
     _exit(127);
 }
 
-/* Nothing of ours that changes may live in a register across vfork: hence the volatile statics. */
+/* Until the child has executed its program, or ended: then nothing holds the write end of `executed` any
+ * more. A process of the slot may stop the child before that (and a loop of them again and again). Then
+ * everybody is stopped for the moment in which the child alone goes on. */
+static void wait_for_exec(pid_t pid, int executed) {
+    bool frozen = false;
+    struct pollfd end = {.fd = executed};
+    while (!poll(&end, 1, PATIENCE_MS)) {
+        if (!frozen && is_stopped(pid)) {
+            freeze_slot();
+            frozen = true;
+        }
+        if (frozen)
+            kill(pid, SIGCONT);
+    }
+    if (frozen)
+        thaw_slot();
+}
+
+/* The two ends of a pipe by which an exec is seen; the second is never the descriptor of a script, which the
+ * child puts there. Returns 0 or an errno. */
+static int make_exec_pipe(int ends[2]) {
+    if (pipe2(ends, O_CLOEXEC) < 0)
+        return errno;
+    int high = fcntl(ends[1], F_DUPFD_CLOEXEC, SCRIPT_DESCRIPTOR + 1), error = errno;
+    close(ends[1]);
+    ends[1] = high;
+    if (high >= 0)
+        return 0;
+    close(ends[0]);
+    return error;
+}
+
+/* As vfork does it (no copy of our page tables), but not with vfork, which holds the parent up for as long
+ * as it pleases whoever stops the child. The child's stack is a part of ours. */
 pid_t start_child(const char *cwd, const char *program, char *const *argv, char *const *env, const int *from,
                   bool terminal, int *error, int *step) {
+    _Alignas(16) char stack[CHILD_STACK_BYTES];
+    struct beginning beginning = {cwd, program, argv, env, from, terminal};
+    int ends[2];
+    *step = STEP_RESOURCES;
+    *error = make_exec_pipe(ends);
+    if (*error)
+        return -1;
     child_errno = 0;
     child_step = STEP_RESOURCES;
-    pid_t pid = vfork();
-    if (!pid)
-        child(cwd, program, argv, env, from, terminal);
+    pid_t pid = clone(child, stack + sizeof stack, CLONE_VM | SIGCHLD, &beginning);
     if (pid < 0)
         child_errno = errno;
-    else if (child_errno)
+    close(ends[1]);
+    if (pid >= 0)
+        wait_for_exec(pid, ends[0]);
+    close(ends[0]);
+    if (pid >= 0 && child_errno)
         while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {}
     *error = child_errno;
     *step = child_step;

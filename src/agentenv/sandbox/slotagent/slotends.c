@@ -1,11 +1,31 @@
-/* What a run's descriptors 0, 1, 2 (and 9) are made of: pipes, or a terminal. See slotagent.h. */
+/* What a run's descriptors 0, 1, 2 (and 9) are made of: files in memory, pipes, or a terminal. See slotagent.h. */
 #define _GNU_SOURCE
 #include "slotagent.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+int own_file(int *fd) {
+    struct stat found;
+    if (*fd < 0 || fstat(*fd, &found) < 0 || !S_ISREG(found.st_mode))
+        return 0;
+    int copy = memfd_create("input", MFD_CLOEXEC), error = 0;
+    if (copy < 0)
+        return errno;
+    for (off_t at = 0; at < found.st_size && !error;)
+        if (sendfile(copy, *fd, &at, (size_t)(found.st_size - at)) <= 0)
+            error = errno ? errno : EIO;
+    if (lseek(copy, 0, SEEK_SET) < 0)
+        error = errno;
+    close(*fd);
+    *fd = copy;
+    return error;
+}
 
 int make_pipes(bool script, int from[4], int ours[3]) {
     for (int i = 0; i < (script ? 3 : 2); i++) {

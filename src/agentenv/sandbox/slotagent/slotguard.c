@@ -1,4 +1,7 @@
-/* What no process of a slot may do to another: change its rlimits. See slotagent.h. */
+/* The system calls that no process of a slot may use, wherever the slot runs: docs/isolation.md says why.
+ *
+ * `slotagent prove`, run as a command of a slot, tries each and prints a line `allowed NAME` for every one
+ * that was not refused, then `refused COUNT`. */
 #define _GNU_SOURCE
 #include "slotagent.h"
 
@@ -6,43 +9,222 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <stddef.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#define FIELD(name) (uint32_t)offsetof(struct seccomp_data, name)
-#define LOAD(offset) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (uint32_t)(offset))
-#define IF_EQUAL(value, yes, no) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)(value), yes, no)
-#define ANSWER(verdict) BPF_STMT(BPF_RET | BPF_K, (uint32_t)(verdict))
-#define X32_BIT 0x40000000u
-#define I386_PRLIMIT64 340
+/* Numbers that the C library's headers may be too old for; the same on every machine type. */
+enum { NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442, NR_OPEN_TREE_ATTR = 467 };
+enum { SOCKETCALL_SOCKET = 1, VSOCK = 40, IOPRIO_USER = 3, NO_I386 = -1, X32_BIT = 0x40000000, MAX_CODE = 1024 };
 
-/* The kernel lets any process of the same uid lower another's limits, non-dumpable or not. With a CPU
- * limit on the agent a policy could have its slot killed and its rollout taken for our failure, so
- * prlimit64 with a new limit for another process is EPERM for the whole slot. Inherited by all children;
- * prlimit64 is asked for by few programs, and by those for themselves (pid 0) or to look (no new limit). */
-bool guard_limits(void) {
-    struct sock_filter code[] = {
+/* When a call is refused: always; when an argument (its low word) is `value`, or has a bit of it; when it
+ * sets a limit of another process. AGENT stands for the agent's pid. */
+enum when { ALWAYS, EQUALS, HAS, SETS_OTHERS_LIMIT };
+#define AGENT UINT32_MAX
+
+struct rule {
+    const char *name;
+    long number;
+    int i386;
+    int error; /* ENOSYS where programs know how to do without, else EPERM */
+    enum when when;
+    uint32_t argument, value;
+};
+#define REFUSE(name, i386, error) {#name, SYS_##name, i386, error, ALWAYS, 0, 0}
+
+static const struct rule RULES[] = {
+    /* What of the kernel's is the machine's, not the slot's: keys, programs in the kernel, handles of any file */
+    REFUSE(add_key, 286, ENOSYS),
+    REFUSE(request_key, 287, ENOSYS),
+    REFUSE(keyctl, 288, ENOSYS),
+    REFUSE(bpf, 357, EPERM),
+    REFUSE(perf_event_open, 336, EPERM),
+    REFUSE(syslog, 103, EPERM),
+    REFUSE(open_by_handle_at, 342, EPERM),
+    REFUSE(kexec_load, 283, EPERM),
+    REFUSE(kexec_file_load, NO_I386, EPERM),
+    REFUSE(quotactl, 131, EPERM),
+    {"quotactl_fd", NR_QUOTACTL_FD, NR_QUOTACTL_FD, EPERM, ALWAYS, 0, 0},
+    {"socket", SYS_socket, 359, EAFNOSUPPORT, EQUALS, 0, VSOCK},
+    /* What makes flaws of the kernel easy to use, and what no filter of calls can see through */
+    REFUSE(userfaultfd, 374, EPERM),
+    REFUSE(io_uring_setup, 425, ENOSYS),
+    REFUSE(io_uring_enter, 426, ENOSYS),
+    REFUSE(io_uring_register, 427, ENOSYS),
+    /* Namespaces and mounts */
+    REFUSE(setns, 346, EPERM),
+    {"unshare", SYS_unshare, 310, EPERM, HAS, 0, CLONE_NEWUSER},
+    {"clone", SYS_clone, 120, EPERM, HAS, 0, CLONE_NEWUSER},
+    {"clone3", SYS_clone3, 435, ENOSYS, ALWAYS, 0, 0}, /* its flags lie in memory: callers fall back to clone */
+    REFUSE(mount, 21, EPERM),
+    REFUSE(umount2, 52, EPERM),
+    REFUSE(pivot_root, 217, EPERM),
+    REFUSE(open_tree, 428, ENOSYS),
+    REFUSE(move_mount, 429, ENOSYS),
+    REFUSE(fsopen, 430, ENOSYS),
+    REFUSE(fsconfig, 431, ENOSYS),
+    REFUSE(fsmount, 432, ENOSYS),
+    REFUSE(fspick, 433, ENOSYS),
+    {"mount_setattr", NR_MOUNT_SETATTR, NR_MOUNT_SETATTR, ENOSYS, ALWAYS, 0, 0},
+    {"open_tree_attr", NR_OPEN_TREE_ATTR, NR_OPEN_TREE_ATTR, ENOSYS, ALWAYS, 0, 0},
+    /* What the kernel allows to be done to the agent because it has the uid of all the others */
+    {"prlimit64", SYS_prlimit64, 340, EPERM, SETS_OTHERS_LIMIT, 0, 0},
+    {"sched_setparam", SYS_sched_setparam, 154, EPERM, EQUALS, 0, AGENT},
+    {"sched_setscheduler", SYS_sched_setscheduler, 156, EPERM, EQUALS, 0, AGENT},
+    {"sched_setaffinity", SYS_sched_setaffinity, 241, EPERM, EQUALS, 0, AGENT},
+    {"sched_setattr", SYS_sched_setattr, 351, EPERM, EQUALS, 0, AGENT},
+    {"setpriority", SYS_setpriority, 97, EPERM, EQUALS, 1, AGENT},
+    {"setpriority", SYS_setpriority, 97, EPERM, EQUALS, 0, PRIO_USER},
+    {"ioprio_set", SYS_ioprio_set, 289, EPERM, EQUALS, 1, AGENT},
+    {"ioprio_set", SYS_ioprio_set, 289, EPERM, EQUALS, 0, IOPRIO_USER},
+};
+enum { RULE_COUNT = sizeof RULES / sizeof *RULES };
+
+/* ---- the filter ---- */
+
+static struct sock_filter code[MAX_CODE];
+static size_t code_size;
+
+static void emit(unsigned operation, uint32_t value, unsigned yes, unsigned no) {
+    code[code_size++] = (struct sock_filter){(uint16_t)operation, (uint8_t)yes, (uint8_t)no, value};
+}
+
+/* Each of these runs the next statement when it holds, and skips `skip` statements when it does not. */
+static void if_equal(uint32_t value, unsigned skip) { emit(BPF_JMP | BPF_JEQ | BPF_K, value, 0, skip); }
+static void if_not_equal(uint32_t value, unsigned skip) { emit(BPF_JMP | BPF_JEQ | BPF_K, value, skip, 0); }
+static void if_has(uint32_t bits, unsigned skip) { emit(BPF_JMP | BPF_JSET | BPF_K, bits, 0, skip); }
+
+static void load(size_t offset) { emit(BPF_LD | BPF_W | BPF_ABS, (uint32_t)offset, 0, 0); }
+static void load_number(void) { load(offsetof(struct seccomp_data, nr)); }
+static void load_argument(uint32_t which) { load(offsetof(struct seccomp_data, args) + which * sizeof(uint64_t)); }
+static void allow(void) { emit(BPF_RET | BPF_K, SECCOMP_RET_ALLOW, 0, 0); }
+static void refuse(int error) { emit(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)error, 0, 0); }
+
+/* The number is loaded before and after. Only calls with a rule ever load an argument: the kernel then knows
+ * that all others are allowed, and does not run the filter for them. */
+static void emit_rule(const struct rule *rule, uint32_t number) {
+    uint32_t value = rule->value == AGENT ? (uint32_t)self : rule->value;
+    switch (rule->when) {
+    case ALWAYS:
+        if_equal(number, 1);
+        refuse(rule->error);
+        return;
+    case EQUALS:
+    case HAS:
+        if_equal(number, 4);
+        load_argument(rule->argument);
+        rule->when == HAS ? if_has(value, 1) : if_equal(value, 1);
+        refuse(rule->error);
+        break;
+    case SETS_OTHERS_LIMIT: /* the pid is not 0, and the new limit (a pointer: two words) is not NULL */
+        if_equal(number, 8);
+        load_argument(0);
+        if_not_equal(0, 5);
+        load_argument(2);
+        emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
+        load(offsetof(struct seccomp_data, args) + 2 * sizeof(uint64_t) + sizeof(uint32_t));
+        if_not_equal(0, 1);
+        refuse(rule->error);
+        break;
+    }
+    load_number();
+}
+
 #ifdef __x86_64__
-        LOAD(FIELD(arch)),
-        IF_EQUAL(AUDIT_ARCH_X86_64, 2, 0),
-        LOAD(FIELD(nr)), /* whatever is not x86-64 here is i386 */
-        IF_EQUAL(I386_PRLIMIT64, 3, 10),
-        LOAD(FIELD(nr)),
-        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, ~X32_BIT),
-#else
-        LOAD(FIELD(nr)),
+/* Programs for i386: other numbers, and sockets behind a call that makes one of any family. */
+static void emit_i386(void) {
+    load(offsetof(struct seccomp_data, arch));
+    if_not_equal(AUDIT_ARCH_I386, 1);
+    size_t jump = code_size;
+    emit(BPF_JMP | BPF_JA, 0, 0, 0); /* over all that follows; filled in below */
+    load_number();
+    for (size_t i = 0; i < RULE_COUNT; i++)
+        if (RULES[i].i386 != NO_I386)
+            emit_rule(&RULES[i], (uint32_t)RULES[i].i386);
+    emit_rule(&(struct rule){"socketcall", 0, 102, EAFNOSUPPORT, EQUALS, 0, SOCKETCALL_SOCKET}, 102);
+    emit_rule(&(struct rule){"umount", 0, 22, EPERM, ALWAYS, 0, 0}, 22);
+    allow();
+    code[jump].k = (uint32_t)(code_size - jump - 1);
+}
+
+/* The third way to call an x86-64 kernel, which hardly any program uses, has other numbers again. A tracer's
+ * -1 (no call) is none of them. */
+static void emit_x32(void) {
+    if_equal(UINT32_MAX, 1);
+    allow();
+    emit(BPF_JMP | BPF_JGE | BPF_K, X32_BIT, 0, 1);
+    refuse(ENOSYS);
+}
 #endif
-        IF_EQUAL(SYS_prlimit64, 0, 7),
-        LOAD(FIELD(args[0])), /* the pid: an int, so the low word is all of it */
-        IF_EQUAL(0, 5, 0),
-        LOAD(FIELD(args[2])), /* the new limit: a pointer, both words of it */
-        IF_EQUAL(0, 0, 2),
-        LOAD(FIELD(args[2]) + sizeof(uint32_t)),
-        IF_EQUAL(0, 1, 0),
-        ANSWER(SECCOMP_RET_ERRNO | EPERM),
-        ANSWER(SECCOMP_RET_ALLOW),
-    };
-    struct sock_fprog program = {sizeof code / sizeof *code, code};
+
+bool guard_slot(void) {
+    code_size = 0;
+#ifdef __x86_64__
+    emit_i386();
+#endif
+    load_number();
+#ifdef __x86_64__
+    emit_x32();
+#endif
+    for (size_t i = 0; i < RULE_COUNT; i++)
+        emit_rule(&RULES[i], (uint32_t)RULES[i].number);
+    allow();
+    struct sock_fprog program = {(unsigned short)code_size, code};
     return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
+}
+
+/* ---- the proof ---- */
+
+static void print(const char *first, const char *second) {
+    char line[64];
+    size_t bytes = 0;
+    for (const char *at = first; *at; at++)
+        line[bytes++] = *at;
+    for (const char *at = second; *at; at++)
+        line[bytes++] = *at;
+    line[bytes++] = '\n';
+    if (write(1, line, bytes) < 0)
+        _exit(1);
+}
+
+/* With arguments that do no harm where nothing refuses the call. In a slot the agent is process 1. */
+static bool is_refused(const struct rule *rule) {
+    static const uint64_t no_limit[2] = {UINT64_MAX, UINT64_MAX};
+    unsigned long arguments[4] = {0};
+    uint32_t value = rule->value == AGENT ? 1 : rule->value;
+    if (rule->when == ALWAYS)
+        memset(arguments, 0xff, sizeof arguments);
+    else if (rule->when == SETS_OTHERS_LIMIT) {
+        arguments[0] = 1;
+        arguments[1] = RLIMIT_CORE + 1000; /* there is none */
+        arguments[2] = (unsigned long)(uintptr_t)no_limit;
+    } else
+        arguments[rule->argument] = value;
+    long result = syscall(rule->number, arguments[0], arguments[1], arguments[2], arguments[3]);
+    if (!result && rule->number == SYS_clone && getpid() != self)
+        _exit(0);
+    return result == -1 && errno == rule->error;
+}
+
+int prove_guard(void) {
+    size_t refused = 0;
+    self = getpid();
+    for (size_t i = 0; i < RULE_COUNT; i++) {
+        bool held = is_refused(&RULES[i]);
+        refused += held;
+        if (!held)
+            print("allowed ", RULES[i].name);
+    }
+    char digits[12] = {0}, *at = digits + 10;
+    do
+        *at-- = (char)('0' + refused % 10);
+    while (refused /= 10);
+    print("refused ", at + 1);
+    return 0;
 }

@@ -10,6 +10,7 @@ import pty
 import signal
 import subprocess
 import termios
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from agentenv.sessions.slot_sessions import SlotSessions
 
 _REAP_S = 10.0
 _SCRIPT = "/dev/fd/9"
+_FORKED_NO_EXEC = 0x40
+"""PF_FORKNOEXEC, of the flags in /proc/PID/stat."""
 
 
 class FakeHost:
@@ -116,11 +119,19 @@ class FakeProgram:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def signal(self, number: int) -> None:
+    def signal(self, number: int, began_s: float | None = None) -> None:
         """Started."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is None or self._process.returncode is not None:
+            return
+        leader = self._process.pid
+        if began_s is None:
+            targets = [-leader]
+        else:
+            began_s += time.clock_gettime(time.CLOCK_BOOTTIME) - self._host.loop.time()
+            targets = list(_foreground(leader, began_s))
+        for target in targets:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
+                os.kill(target, number)
 
     def lose(self) -> None:
         """The slot ends: kill it now, and tell nobody how it ended."""
@@ -210,3 +221,26 @@ def _session(leader: int) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 if os.getsid(int(entry.name)) == leader:
                     yield int(entry.name)
+
+
+def _foreground(leader: int, began_s: float) -> Iterator[int]:
+    """The processes of the shell ``leader``'s group but those it has in the background: they were there before
+    ``began_s`` (of CLOCK_BOOTTIME), or come from a copy of the shell that ignores SIGQUIT."""
+    known = {pid: fields for pid in _session(leader) if (fields := _stat(pid))}
+
+    def shown(pid: int) -> bool:
+        if pid == leader or pid not in known:
+            return True
+        parent, flags, started, ignored = (int(known[pid][number - 3]) for number in (4, 9, 22, 33))
+        in_background = parent == leader and flags & _FORKED_NO_EXEC and ignored & 1 << (signal.SIGQUIT - 1)
+        return started >= int(began_s * 100) and not in_background and shown(parent)
+
+    return (pid for pid, fields in known.items() if int(fields[5 - 3]) == leader and shown(pid))
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on; none when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
