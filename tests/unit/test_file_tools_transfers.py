@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.tools.file_records import Reader, Record, encode
+from agentenv.sandbox.tools.file_records import Reader
 from agentenv.sandbox.tools.runner import Finished
 from agentenv.slots.local_trees import Tally, TreeWriter, stream_of
 from agentenv.wire.transfers import CHUNKED, BrokenOffError, Entry, chunk
@@ -90,19 +90,36 @@ async def test_receive_survives_hostile_streams(hardened: Box) -> None:
         assert left == []
 
 
-async def test_apply_survives_hostile_instructions(hardened: Box) -> None:
-    records = [Record("f", b"d/new", mode=0o644, content=b"abc"), Record("u", b"old"), Record("e")]
-    good = b"".join(encode(record) for record in records)
-    for stdin in variants(good):
-        hardened.make("old", "x")
-        done = await slotfiles(hardened, "apply", ".", stdin=stdin)
-        assert done.exit_code < 128 or 200 <= done.exit_code <= 205, (done, stdin)
-        left = [path for path in hardened.path.rglob("*") if path.name.startswith(".agentenv")]
-        assert left == []
-    hardened.make("old", "x")
-    assert (await slotfiles(hardened, "apply", ".", stdin=good)).exit_code == 0
-    assert hardened.tree()["d/new"] == "abc"
-    assert "old" not in hardened.tree()
+async def test_patch_survives_hostile_text(hardened: Box) -> None:
+    """Cut anywhere, with bytes flipped, and shorter than announced: a clean end, and nothing staged is left."""
+    good = b"""diff --git "a/o\\156e" b/one
+--- "a/o\\156e"
++++ b/one
+@@ -1,2 +1,2 @@ f
+ a
+-b
++B
+diff --git a/one b/two
+rename from one
+rename to two
+diff --git a/d/new b/d/new
+new file mode 100644
+--- /dev/null
++++ b/d/new
+@@ -0,0 +1 @@
++x
+\\ No newline at end of file
+"""
+    for text in [*variants(good), good]:
+        shutil.rmtree(hardened.path / "d", ignore_errors=True)
+        (hardened.path / "two").unlink(missing_ok=True)
+        hardened.make("one", "a\nb\n")
+        for announced in (len(text), len(text) + 1):
+            done = await slotfiles(hardened, "patch", ".", "-", "3", str(announced), stdin=text)
+            assert done.exit_code < 128 or 200 <= done.exit_code <= 207, (done, text)
+            left = [path for path in hardened.path.rglob("*") if path.name.startswith(".agentenv")]
+            assert left == []
+    assert hardened.tree().items() >= {("two", "a\nB\n"), ("d/new", "x")}
 
 
 async def test_search_survives_what_files_hold(hardened: Box) -> None:
@@ -113,3 +130,12 @@ async def test_search_survives_what_files_hold(hardened: Box) -> None:
         assert done.exit_code == 0
     for wrong in ("(", "[", "a{99999}"):
         assert (await slotfiles(hardened, "search", ".", "-", "10", "", "", wrong)).exit_code == 34
+
+
+async def test_a_time_before_1970_with_a_fraction_is_kept(box: Box) -> None:
+    when_ns = -1_500_000_001
+    root = Entry("f", b"", size=CHUNKED, mode=0o644, modified_ns=when_ns)
+    stdin = root.encode() + chunk(b"x") + chunk(b"") + hashlib.sha256(b"x").digest() + Entry("e").encode()
+    done = await slotfiles(box, "receive", "old", stdin=stdin)
+    assert done.exit_code == 0, done
+    assert (box.path / "old").stat().st_mtime_ns == when_ns

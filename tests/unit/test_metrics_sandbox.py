@@ -7,12 +7,15 @@ import dataclasses
 from prometheus_client.parser import text_string_to_metric_families
 
 from agentenv.metrics.scrape import parse
+from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.metrics import COUNTED, METRICS, Statistics, exposition
 
 
 def text(statistics: Statistics, isolation: str = "full") -> str:
     states = {"free": 2, "leased": 1}
-    return "".join(exposition(statistics.as_dict(), states, version="1.2.3", isolation=isolation))
+    stalls = Stalls(3, 0.25, 0.125)
+    lines = exposition(statistics.as_dict(), states, version="1.2.3", isolation=isolation, stalls=stalls)
+    return "".join(lines)
 
 
 def test_prometheus_reads_every_metric_with_its_kind_and_help() -> None:
@@ -39,6 +42,13 @@ def test_each_counter_shows_its_own_field() -> None:
 def test_every_field_is_exposed() -> None:
     shown = {metric.field for metric in COUNTED} | {"slots_free", "slots_leased"}
     assert shown == {field.name for field in dataclasses.fields(Statistics)}
+
+
+def test_the_loops_stalls_are_told() -> None:
+    samples = parse(text(Statistics()))
+    assert samples.one("agentenv_sandbox_loop_stalls_total") == 3
+    assert samples.one("agentenv_sandbox_loop_longest_stall_seconds") == 0.25
+    assert samples.one("agentenv_sandbox_loop_recent_stall_seconds") == 0.125
 
 
 def test_the_process_is_measured() -> None:

@@ -1,27 +1,48 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.sandbox.tools.patch_apply import Fit, HunkFailedError, apply_hunks
-from agentenv.sandbox.tools.patch_parse import parse
+from agentenv.sandbox.slotagent.build import ensure_built
+from agentenv.sandbox.tools.file_verdicts import DOES_NOT_FIT
+from agentenv.sandbox.tools.patch import PatchFailedError, check_patched, patched
 
 LINES = b"".join(b"line %d\n" % number for number in range(1, 21))
 
 
+@dataclass(frozen=True)
+class Fit:
+    """What became of a file."""
+
+    content: bytes
+    fuzz: int
+    offset_lines: int
+
+
 def fit(content: bytes, hunks: bytes, fuzz: int = 2) -> Fit:
-    (part,) = parse(b"--- a/x\n+++ b/x\n" + hunks, None)
-    return apply_hunks(content, part.hunks, fuzz)
+    """The hunks applied to a file of that content, by slotfiles itself."""
+    patch = b"--- a/x\n+++ b/x\n" + hunks
+    with tempfile.TemporaryDirectory() as root:
+        file = Path(root, "x")
+        file.write_bytes(content)
+        command = [str(ensure_built().files), root, "patch", ".", "-", str(fuzz), str(len(patch))]
+        done = subprocess.run(command, input=patch, capture_output=True, timeout=60, check=False)
+        assert done.returncode in (0, DOES_NOT_FIT), done
+        check_patched(done.returncode, done.stdout)
+        (told,) = patched(done.stdout).files
+        return Fit(file.read_bytes(), told.fuzz, told.offset_lines)
 
 
 def failure(content: bytes, hunks: bytes, fuzz: int = 2) -> str:
-    with pytest.raises(HunkFailedError) as caught:
+    with pytest.raises(PatchFailedError, match=r"^x: ") as caught:
         fit(content, hunks, fuzz)
-    return str(caught.value)
+    return str(caught.value).removeprefix("x: ")
 
 
 def test_a_hunk_where_it_says() -> None:
@@ -110,7 +131,6 @@ def test_what_diff_writes_is_what_comes_out(
     diff = subprocess.run(["diff", f"-U{context}", *map(str, paths)], capture_output=True, check=False).stdout
     if not diff:
         return
-    (part,) = parse(diff, None)
-    done = apply_hunks(contents[0], part.hunks, 0)
+    done = fit(contents[0], diff[diff.index(b"@@") :], 0)
     assert (done.content, done.offset_lines) == (contents[1], 0)
     assert Path(paths[0]).read_bytes() == contents[0]

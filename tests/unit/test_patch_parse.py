@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.sandbox.tools.patch_parse import PatchTextError, parse
+from tests.unit.patch_reference.parse import PatchTextError, parse
 
 GIT = b"""diff --git a/src/a.py b/src/a.py
 index 111..222 100644

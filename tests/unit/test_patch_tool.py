@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
+import resource
 import stat
+import time
 from typing import Any
 
 import pytest
@@ -130,3 +133,28 @@ async def test_line_ends_and_odd_bytes_survive(box: Box) -> None:
     box.make("one").write_bytes(b"a\r\nb\r\nc\r\n\xff\r\n")
     await patched(box, EDIT)
     assert (box.path / "one").read_bytes() == b"a\r\nB\r\nc\r\n\xff\r\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "hunk"),
+    [
+        ("a\n" * 500_000, " a\n" * 2000 + "-z\n+y\n"),
+        ("\n" * 8_000_000, " \n" * 2000 + "-z\n+y\n"),
+        ("      0,\n" * 1_000_000, "       0,\n" * 3 + "-      0,\n+      1,\n" + "       0,\n" * 3),
+        ("\n", "+\n" * 2_000_000),
+    ],
+)
+async def test_equal_lines_cost_the_server_nothing(box: Box, content: str, hunk: str) -> None:
+    """The work is the slot's, and it is linear: whoever asks spends next to no CPU time of its own."""
+    box.make("one", content)
+    asked = {"patch": "--- a/one\n+++ b/one\n@@ -400000,9 +400000,9 @@\n" + hunk, "path": "."}
+    before, children = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    await box.call("patch", **asked)
+    assert time.process_time() - before < 0.5
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - children < 20
+
+
+async def test_names_that_are_not_utf8_are_shown_readably(box: Box) -> None:
+    reply = await patched(box, '--- /dev/null\n+++ "b/odd\\377"\n@@ -0,0 +1 @@\n+x\n')
+    assert reply.files[0].path == "odd\\xff"
+    assert [os.fsencode(path.name) for path in box.path.iterdir()] == [b"odd\xff"]

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from agentenv.sandbox.tools import patch_apply, patch_parse
 from agentenv.testing import Call, Turn
 from agentenv.tools.catalog import ToolCatalog
 from examples.repair import moves, policy
@@ -17,6 +16,8 @@ from examples.repair.moves import Move
 from examples.repair.tasks import Task, injected, write_tree
 from examples.repair.tracker import Tracker, report
 from examples.repair.verify import changes
+from tests.unit.patch_reference import apply as patch_apply
+from tests.unit.patch_reference import parse as patch_parse
 from tests.unit.repair_sample import PATH, SOURCE, package, task
 
 GROUPS = 8

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sessions.asciicast import MAX_UNTAKEN_BYTES, Recorder, recordings
@@ -115,6 +118,35 @@ def test_no_key_can_smuggle_a_command() -> None:
 )
 def test_what_is_new(before: list[str], now: list[str], new: list[str]) -> None:
     assert difference(before, now) == new
+
+
+def naive_end(known: list[str], now: list[str]) -> int | None:
+    for at in range(len(now), 0, -1):
+        length = min(at, len(known))
+        if now[at - length : at] == known[len(known) - length :]:
+            return at
+    return None
+
+
+@given(st.lists(st.sampled_from("ab"), min_size=1, max_size=8), st.lists(st.sampled_from("ab"), max_size=12))
+def test_what_is_new_is_what_comparing_every_place_finds(before: list[str], now: list[str]) -> None:
+    ends = (naive_end(known, now) for known in (before, before[:-1]) if known)
+    at = next((end for end in ends if end is not None), 0)
+    assert difference(before, now) == now[at:]
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (["b", *["a"] * 50_000], ["c", *["a"] * 50_000]),
+        (["b"] * 25_000 + ["a"] * 25_000, (["a"] * 24_999 + ["c"]) * 2),
+        (["a", *[""] * 100_000], ["a", "b", *[""] * 100_000]),
+    ],
+)
+def test_equal_lines_of_a_whole_history_are_compared_in_linear_time(before: list[str], now: list[str]) -> None:
+    began_s = time.process_time()
+    trimmed(difference(before, now))
+    assert time.process_time() - began_s < 1
 
 
 def test_a_screen_without_its_empty_end() -> None:

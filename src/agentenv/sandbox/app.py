@@ -7,7 +7,7 @@ import hmac
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 from aiohttp import WSMsgType, web
@@ -17,6 +17,7 @@ from agentenv.errors import AgentEnvError, ProtocolError, SandboxUnavailableErro
 from agentenv.sandbox import metrics
 from agentenv.sandbox.attachment_routes import AttachmentRoutes
 from agentenv.sandbox.container import Container
+from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.stream import BatchOutlet, StreamOutlet
 from agentenv.sandbox.tools.transfer_routes import TransferRoutes
@@ -50,6 +51,7 @@ class Face:
     poller: Poller
     info: ServerInfo
     token: str
+    watch: LoopWatch
 
     def application(self) -> web.Application:
         """The routes, behind the token."""
@@ -61,6 +63,7 @@ class Face:
         router.add_get("/v1/info", self._get_info)
         router.add_get("/v1/slots", self._slots)
         router.add_get("/v1/statistics", self._statistics)
+        router.add_get("/v1/stalls", self._stalls)
         router.add_get("/v1/stream", self._stream)
         router.add_post("/v1/batch", self._post_batch)
         router.add_post("/v1/leases", self._post_lease)
@@ -88,12 +91,16 @@ class Face:
     async def _statistics(self, _: web.Request) -> web.Response:
         return web.json_response(self.container.statistics())
 
+    async def _stalls(self, _: web.Request) -> web.Response:
+        return web.json_response(asdict(self.watch.stalls()))
+
     async def _metrics(self, _: web.Request) -> web.Response:
         lines = metrics.exposition(
             self.container.statistics(),
             self.container.states(),
             version=self.info.version,
             isolation=self.info.isolation,
+            stalls=self.watch.stalls(),
         )
         return web.Response(body="".join(lines).encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from agentenv.sandbox.loop_watch import Stalls
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -95,11 +97,16 @@ PROCESS = (
     Metric("agentenv_sandbox_server_cpu_seconds_total", "counter", "CPU time of the server process."),
     Metric("agentenv_sandbox_server_open_files", "gauge", "Open file descriptors of the server process."),
 )
-METRICS = (INFO, SLOTS, *COUNTED, *PROCESS)
+LOOP = (
+    Metric("agentenv_sandbox_loop_stalls_total", "counter", "Turns of the event loop that took over 50 ms."),
+    Metric("agentenv_sandbox_loop_longest_stall_seconds", "gauge", "Longest turn of the event loop since its start."),
+    Metric("agentenv_sandbox_loop_recent_stall_seconds", "gauge", "Longest turn of the last one to two minutes."),
+)
+METRICS = (INFO, SLOTS, *COUNTED, *PROCESS, *LOOP)
 
 
 def exposition(
-    statistics: Mapping[str, int], states: Mapping[str, int], *, version: str, isolation: str
+    statistics: Mapping[str, int], states: Mapping[str, int], *, version: str, isolation: str, stalls: Stalls
 ) -> Iterator[str]:
     """The lines of Prometheus' text format, version 0.0.4. ``states``: how many slots are in each state."""
     yield from _lines(INFO, {f'version="{_escaped(version)}",isolation="{_escaped(isolation)}"': 1})
@@ -107,6 +114,8 @@ def exposition(
     for metric in COUNTED:
         yield from _lines(metric, {"": statistics[metric.field]})
     for metric, value in zip(PROCESS, own_process(), strict=True):
+        yield from _lines(metric, {"": value})
+    for metric, value in zip(LOOP, (stalls.count, stalls.longest_s, stalls.recent_s), strict=True):
         yield from _lines(metric, {"": value})
 
 

@@ -37,10 +37,12 @@ def _serve(control_fd: int, listen_fd: int) -> None:
     import asyncio
 
     from agentenv.errors import AgentEnvError
+    from agentenv.sandbox.loop_watch import LoopWatch
     from agentenv.sandbox.server import serve
 
     try:
-        asyncio.run(serve(control_fd, listen_fd))
+        with LoopWatch("sandbox server") as watch, asyncio.Runner(loop_factory=watch.new_loop) as runner:
+            runner.run(serve(control_fd, listen_fd, watch))
     except AgentEnvError as error:
         sys.exit(f"sandbox server: {error}")
 

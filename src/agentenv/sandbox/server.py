@@ -18,6 +18,7 @@ from agentenv.sandbox.app import STREAMS, Face
 from agentenv.sandbox.container import Container
 from agentenv.sandbox.descriptors import LEAST_PER_SLOT, per_slot
 from agentenv.sandbox.leases import IllegalMoveError
+from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.shared import Shared
 from agentenv.sandbox.supervisor_link import Hello, SupervisorLink
@@ -36,8 +37,9 @@ log = logging.getLogger(__name__)
 class Server:
     """One server process, from its sockets to its end."""
 
-    def __init__(self, control: socket.socket, listen: socket.socket) -> None:
+    def __init__(self, control: socket.socket, listen: socket.socket, watch: LoopWatch) -> None:
         self._loop = asyncio.get_running_loop()
+        self._watch = watch
         self._listen = listen
         self._poller = Poller(self._loop)
         self._supervisor = SupervisorLink(control, self._supervisor_full)
@@ -61,6 +63,7 @@ class Server:
             await web.SockSite(runner, self._listen, backlog=_BACKLOG).start()
             self._supervisor.serving()
             gc.freeze()
+            self._watch.begin()
             log.info("serving")
             self._ping()
             await self._over.wait()
@@ -109,7 +112,7 @@ class Server:
             proofs=tuple(Proof.model_validate(proof) for proof in hello.proofs),
             allow_network=spec["allow_network"],
         )
-        return Face(container, self._poller, info, hello.token), container
+        return Face(container, self._poller, info, hello.token, self._watch), container
 
     async def _wait_settled(self) -> None:
         """A server that says it is ready has slots to lease; a slot that is long in the making does not
@@ -151,8 +154,8 @@ class Server:
             self._loop.remove_writer(self._supervisor.fileno())
 
 
-async def serve(control_fd: int, listen_fd: int) -> None:
-    """Serve over these two descriptors (now owned here) until told to stop."""
+async def serve(control_fd: int, listen_fd: int, watch: LoopWatch) -> None:
+    """Serve over these two descriptors (now owned here) until told to stop. ``watch`` watches the running loop."""
     listen = socket.socket(fileno=listen_fd)
     listen.setblocking(False)
-    await Server(socket.socket(fileno=control_fd), listen).run()
+    await Server(socket.socket(fileno=control_fd), listen, watch).run()

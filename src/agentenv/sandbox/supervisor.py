@@ -36,6 +36,7 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import needed
 from agentenv.sandbox.isolation import Identity
 from agentenv.sandbox.limits import CgroupLayout, server_plan
+from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.reaper import Reaper, end_of
 from agentenv.sandbox.server_process import ServerGround, ServerProcess
 from agentenv.sandbox.slot_life import CrashLoop, SlotLife, Workshop
@@ -396,7 +397,8 @@ def run(launch: Launch) -> int:
         mounts.mount_proc()
     except OSError as error:
         return events.emit_failure(isolation.explain_namespaces(error))
-    code = asyncio.run(_live(launch, pid))
+    with LoopWatch("supervisor") as watch, asyncio.Runner(loop_factory=watch.new_loop) as runner:
+        code = runner.run(_live(launch, pid))
     if code == 0:
         events.emit("stopped")
     return code

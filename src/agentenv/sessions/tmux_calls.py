@@ -154,7 +154,10 @@ class TmuxCalls:
         lines = await tmux.screen(history=True)
         while lines and not lines[-1]:
             lines.pop()
-        new = difference(tmux.seen, lines) if arguments.what == "difference" else lines
+        new = lines
+        if arguments.what == "difference":
+            # A whole history takes longer than the server's loop may be held.
+            new = await asyncio.to_thread(difference, tmux.seen, lines)
         tmux.seen = lines
         return await self._shown(tmux, lines=new)
 

@@ -48,8 +48,10 @@ def pressing(pane: str, name: str) -> Iterator[str]:
 def difference(before: list[str], now: list[str]) -> list[str]:
     """The lines of ``now`` that are new: what follows the longest end of ``before`` that ``now`` contains.
     All of ``now`` when they have nothing in common, as after a screen was redrawn."""
-    while before and not before[-1]:
-        before = before[:-1]
+    end = len(before)
+    while end and not before[end - 1]:
+        end -= 1
+    before = before[:end]
     if not before:
         return now
     # The last line may have grown since (a prompt that was typed at): it counts as changed, not as gone.
@@ -61,18 +63,31 @@ def difference(before: list[str], now: list[str]) -> list[str]:
 
 
 def _end_of(known: list[str], now: list[str]) -> int | None:
-    """Where ``known`` ends in ``now``: behind its last line, the lines before it the same as far as both go."""
-    for at in range(len(now), 0, -1):
-        if now[at - 1] != known[-1]:
-            continue
-        length = min(at, len(known))
-        if now[at - length : at] == known[len(known) - length :]:
-            return at
-    return None
+    """Where ``known`` ends in ``now``, the last such place: behind its last line, the lines before it the same as
+    far as both go. In one pass (Knuth, Morris and Pratt's search) from the ends: lines may all be equal."""
+    wanted = known[::-1]
+    borders, matched = [0], 0
+    for line in wanted[1:]:
+        matched = _followed(wanted, borders, matched, line)
+        borders.append(matched)
+    matched = 0
+    for left in range(len(now) - 1, -1, -1):
+        matched = _followed(wanted, borders, matched, now[left])
+        if matched == len(wanted):
+            return left + matched
+    return matched or None
+
+
+def _followed(wanted: list[str], borders: list[int], matched: int, line: str) -> int:
+    """How many of ``wanted`` the lines up to ``line`` end in, when up to the one before it was ``matched``."""
+    while matched and wanted[matched] != line:
+        matched = borders[matched - 1]
+    return matched + (wanted[matched] == line)
 
 
 def trimmed(lines: list[str]) -> str:
     """The lines as text, without the empty ones at the end of the screen."""
-    while lines and not lines[-1].strip():
-        lines = lines[:-1]
-    return "".join(f"{line}\n" for line in lines)
+    end = len(lines)
+    while end and not lines[end - 1].strip():
+        end -= 1
+    return "".join(f"{line}\n" for line in lines[:end])

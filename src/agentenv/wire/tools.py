@@ -154,7 +154,7 @@ class ArtifactsReply(WireModel):
 class PatchArguments(WireModel):
     """Apply a unified diff to files of the workspace: all of it, or nothing."""
 
-    patch: Annotated[str, Field(min_length=1)] = Field(
+    patch: str = Field(
         description="A unified diff (git or plain), for one or more files. Line numbers may be off; context may not."
     )
     path: PathArgument = Field(default=".", description="Directory the diff's file names are relative to.")

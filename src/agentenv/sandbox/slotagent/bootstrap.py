@@ -34,12 +34,15 @@ BOOTSTRAP = (
   ``$?`` mean what they mean at top level. LINENO counts from 1 in it.
 """
 
+# Matched in time linear in the script, which is a slot's: none of these begins with what it may repeat.
 _COLD = re.compile(
-    r"\bset\b[^\n;&|]*[ \t][-+][A-Za-z]*[xv]"  # eval is one level deeper: `+ cmd` is traced as `++ cmd`
-    r"|xtrace|PS4|SHELLOPTS|BASH_XTRACEFD"
+    r"xtrace|PS4|SHELLOPTS|BASH_XTRACEFD"
     r"|-[A-Za-z]*o[ \t]+verbose"
     r"|PIPESTATUS|\bcompgen\b|\benable\b"  # set by the bootstrap's own commands; unset in a new shell
 )
+_BETWEEN = re.compile(r"[\n;&|]")
+_SET = re.compile(r"\bset\b")
+_TRACE = re.compile(r"[ \t][-+][A-Za-z]*[xv]")
 
 
 def needs_cold_shell(script: str) -> bool:
@@ -48,7 +51,17 @@ def needs_cold_shell(script: str) -> bool:
     Errs on the side of True. Such a script is run as ``["bash", "-c", script]`` where it fits into a
     packet; a longer one goes through BOOTSTRAP all the same.
     """
-    return _COLD.search(script) is not None
+    return _COLD.search(script) is not None or ("set" in script and _sets_a_trace(script))
+
+
+def _sets_a_trace(script: str) -> bool:
+    """``set`` and, later in the same command, an option with x or v: eval is one level deeper, so that ``+ cmd`` is
+    traced as ``++ cmd``. Looked for behind the first ``set`` only: what follows another is behind that one too."""
+    for command in _BETWEEN.split(script):
+        found = _SET.search(command)
+        if found and _TRACE.search(command, found.end()):
+            return True
+    return False
 
 
 def encode_script(script: str) -> bytes:

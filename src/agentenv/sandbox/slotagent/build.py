@@ -21,7 +21,10 @@ from agentenv.errors import SandboxUnavailableError
 _HERE = Path(__file__).resolve().parent
 _PROGRAMS = {
     "slotagent": ("slotagent.c", "slotchild.c", "slotends.c", "slottree.c", "slotguard.c"),
-    "slotfiles": ("slotfiles.c", "slotpaths.c", "slotstream.c", "slotsearch.c", "slotsum.c"),
+    "slotfiles": (
+        *("slotfiles.c", "slotpaths.c", "slotstream.c", "slotsearch.c", "slotsum.c"),
+        *("slotpatch.c", "slothunks.c", "slotdiff.c"),
+    ),
     "slotlaunch": ("slotlaunch.c",),
 }
 _WARNINGS = (

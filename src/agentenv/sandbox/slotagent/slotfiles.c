@@ -7,7 +7,7 @@
  *   slotfiles ROOT extract PATH                     records on stdin
  *   slotfiles ROOT send PATH MAX_ENTRIES            a transfer on stdout
  *   slotfiles ROOT receive PATH                     a transfer on stdin
- *   slotfiles ROOT apply .                          records on stdin: all of them or none
+ *   slotfiles ROOT patch PATH STRIP|- FUZZ BYTES    a unified diff on stdin: all of it or nothing
  *   slotfiles ROOT search PATH FLAGS LIMIT GLOB NEEDLE PATTERN
  *
  * docs/slot-agent.md has the exit codes and the records; sandbox/tools/files.py is the other side.
@@ -330,8 +330,8 @@ static void run(int argc, char **argv) {
         run_send(path, number(argv[4]));
     else if (!strcmp(operation, "receive") && argc == 4)
         run_receive(path);
-    else if (!strcmp(operation, "apply") && argc == 4)
-        run_apply();
+    else if (!strcmp(operation, "patch") && argc == 7)
+        run_patch(path, argv[4], number(argv[5]), number(argv[6]));
     else if (!strcmp(operation, "search") && argc == 9)
         run_search(path, argv[4], number(argv[5]), argv[6], argv[7], argv[8]);
     else

@@ -10,6 +10,7 @@
 /* Exit codes below 128 are errnos; these are our own verdicts. */
 enum {
     OUTSIDE = 200, UNSUPPORTED_KERNEL = 201, NOT_REGULAR = 202, INPUT_CUT_SHORT = 203, TOO_LARGE = 204, USAGE = 205,
+    DOES_NOT_FIT = 206, NO_PATCH = 207, /* of `patch`, which says why */
 };
 enum { PATH_BYTES = 8192, CHUNK = 65536, SUM_BLOCK = 64, SUM_BYTES = 32 };
 #define CHUNKED UINT64_MAX /* a size: content comes as `u32 bytes, bytes` until a zero, and its SHA-256 */
@@ -17,7 +18,7 @@ enum { PATH_BYTES = 8192, CHUNK = 65536, SUM_BLOCK = 64, SUM_BYTES = 32 };
 
 /* Followed by the path and the link's target; in an archive and for 'f', content follows. */
 struct record {
-    uint8_t kind; /* f(ile) d(irectory) l(ink) o(ther) m(ode of a directory made before) h(it) u(nlink) x e(nd) */
+    uint8_t kind; /* f(ile) d(irectory) l(ink) o(ther) m(ode of a directory made before) h(it) p(atched) w(hy) x e(nd) */
     uint8_t truncated; /* of 'e': the limit cut the list */
     uint16_t mode;
     uint32_t path_bytes, link_bytes, zero;
@@ -59,7 +60,7 @@ void archive_file(struct walk *walk, int fd);
 void be_patient(void);
 void run_send(const char *path, uint64_t max_entries);
 void run_receive(const char *path);
-void run_apply(void);
+void run_patch(const char *path, const char *strip, uint64_t fuzz, uint64_t bytes);
 void run_search(const char *path, const char *flags, uint64_t limit, const char *glob, const char *needle,
                 const char *pattern);
 void run_extract(const char *path);
@@ -85,9 +86,9 @@ struct place { int directory; char name[256]; bool exists; struct stat found; };
 void find_place(int base, const char *path, struct place *place);
 void find_target(const char *path, struct place *place);
 
-/* A new file that is to take `place`: open and without a name (a kill leaves nothing), or, where the file system
+/* A new file with that content that is to take `place`: open and without a name (a kill leaves nothing), or, where the file system
  * has no such files, closed (-1) and with a temporary name. Fails with an errno, as give_name does. */
-int stage(const struct place *place, mode_t mode, uint64_t bytes, char name[32], int *fd);
+int stage(const struct place *place, mode_t mode, const char *content, size_t bytes, char name[32], int *fd);
 int give_name(int fd, int directory, const char *name);
 void random_name(char name[32]);
 

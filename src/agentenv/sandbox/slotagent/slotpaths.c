@@ -204,6 +204,18 @@ static int open_unnamed(int directory, char name[32], bool *named) {
 
 uint64_t stored_bytes;
 
+static int write_all(int fd, const char *from, size_t bytes) {
+    while (bytes) {
+        ssize_t wrote = write(fd, from, bytes);
+        if (wrote < 0 && errno == EINTR)
+            continue;
+        if (wrote <= 0)
+            return wrote ? errno : EIO;
+        from += wrote, bytes -= (size_t)wrote;
+    }
+    return 0;
+}
+
 static int copy_bytes(int fd, uint64_t bytes, struct sum *sum) {
     while (bytes) {
         const char *from;
@@ -212,14 +224,9 @@ static int copy_bytes(int fd, uint64_t bytes, struct sum *sum) {
         stored_bytes += part;
         if (sum)
             sum_add(sum, from, part);
-        while (part) {
-            ssize_t wrote = write(fd, from, part);
-            if (wrote < 0 && errno == EINTR)
-                continue;
-            if (wrote <= 0)
-                return wrote ? errno : EIO;
-            from += wrote, part -= (size_t)wrote;
-        }
+        int error = write_all(fd, from, part);
+        if (error)
+            return error;
     }
     return 0;
 }
@@ -255,12 +262,12 @@ int give_name(int fd, int directory, const char *name) {
     return linkat(AT_FDCWD, path, directory, name, AT_SYMLINK_FOLLOW) ? errno : 0;
 }
 
-int stage(const struct place *place, mode_t mode, uint64_t bytes, char name[32], int *fd) {
+int stage(const struct place *place, mode_t mode, const char *content, size_t bytes, char name[32], int *fd) {
     bool named;
     *fd = open_unnamed(place->directory, name, &named);
     if (*fd < 0)
         return errno;
-    int error = copy_input(*fd, bytes);
+    int error = write_all(*fd, content, bytes);
     if (!error && fchmod(*fd, mode))
         error = errno;
     if (error && named)
@@ -285,6 +292,8 @@ void store(const struct place *place, mode_t mode, uint64_t bytes, const int64_t
         error = errno;
     if (!error && modified_ns) {
         struct timespec when = {*modified_ns / 1000000000, *modified_ns % 1000000000};
+        if (when.tv_nsec < 0) /* before 1970: C rounds towards zero, the kernel counts nanoseconds upwards */
+            when.tv_sec--, when.tv_nsec += 1000000000;
         if (futimens(fd, (struct timespec[2]){when, when}))
             error = errno;
     }

@@ -12,13 +12,13 @@ _HEADER = struct.Struct("<BBHIIIQq")
 _CHUNK = struct.Struct("<I")
 _MAX_NAME_BYTES = 8192
 _MAX_CHUNK_BYTES = 65536
-_KINDS = b"fndlohxe"
+_KINDS = b"fndlohpwxe"
 
 
 @dataclass(frozen=True)
 class Record:
     """One entry. ``kind`` is f(ile), n(ew file), d(irectory), l(ink), o(ther), h(it of a search),
-    x (failed here) or e(nd)."""
+    p(art of a patch), w(hy a patch is refused), x (failed here) or e(nd)."""
 
     kind: str
     path: bytes = b""

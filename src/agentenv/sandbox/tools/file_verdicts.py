@@ -9,7 +9,7 @@ from agentenv.errors import PolicyRefusalError, ProtocolError, SandboxUnavailabl
 from agentenv.sandbox.tools.artifacts import MAX_ENTRIES
 from agentenv.wire.base import MAX_FILE_BYTES
 
-_OUTSIDE, _UNSUPPORTED_KERNEL, _NOT_REGULAR, CUT_SHORT, TOO_LARGE, USAGE = range(200, 206)
+_OUTSIDE, _UNSUPPORTED_KERNEL, _NOT_REGULAR, CUT_SHORT, TOO_LARGE, USAGE, DOES_NOT_FIT, NO_PATCH = range(200, 208)
 _ERRNO_OF = {_NOT_REGULAR: errno.EINVAL, TOO_LARGE: errno.EFBIG}
 _TEXT_OF = {
     _NOT_REGULAR: "is not a regular file",

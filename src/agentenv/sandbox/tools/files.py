@@ -19,9 +19,9 @@ from agentenv.sandbox.inbox import Attached
 from agentenv.sandbox.tools.artifacts import MAX_ENTRIES, TooLargeError, listed, pack, readable_name, single, unpack
 from agentenv.sandbox.tools.file_records import Reader, Record
 from agentenv.sandbox.tools.file_verdicts import TOO_LARGE, as_data, check_verdict
-from agentenv.sandbox.tools.patch import Held, PatchFailedError, planned
+from agentenv.sandbox.tools.patch import PatchFailedError, check_patched, patch_text, patched
 from agentenv.sandbox.tools.registry import parse_arguments
-from agentenv.sandbox.tools.runner import SlotRunner
+from agentenv.sandbox.tools.runner import Finished, SlotRunner
 from agentenv.sandbox.tools.search import found, translated
 from agentenv.sessions.head_tail import whole_end
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES, WireModel
@@ -227,38 +227,19 @@ class _Files:
         return reply
 
     async def patch(self, asked: PatchArguments) -> WireModel:
-        plan = await planned(asked, self._held)
-        if plan.files:
-            await self._apply(plan.instructions())
-        return plan.reply()
-
-    async def _held(self, path: str) -> Held | None:
-        try:
-            return await self._whole(path)
-        except _FailedError as failed:
-            if failed.outcome.exit_code in (errno.ENOENT, errno.ENOTDIR):
-                return None
-            raise
-
-    async def _whole(self, path: str) -> Held:
-        """A whole file; one that is too large is a failure, never cut."""
-        record, data, common = await self._read(ReadFileArguments(path=path, binary=True))
-        if common["truncated"]:
-            raise _failure(TOO_LARGE, path)
-        return Held(bytes(data), record.mode & 0o777)
-
-    async def _apply(self, instructions: bytes) -> None:
-        program, root = self._program
-        argv = [program, root, "apply", "."]
-        done = await self._run.run(argv, stdin=instructions, output_bytes=_OVERHEAD_BYTES)
-        record = Reader(done.stdout).record() if done.stdout else None
+        attached = self._attached.get("patch")
+        text = patch_text(asked) if attached is None else attached
+        size_bytes = len(text) if isinstance(text, bytes) else text.size_bytes
+        strip = "-" if asked.strip is None else str(asked.strip)
+        done = await self._ran("patch", asked.path, strip, str(asked.fuzz), str(size_bytes), stdin=text)
+        check_patched(done.exit_code, done.stdout)
         if done.exit_code:
-            where = readable_name(record.path) if record else "patch"
+            whole = done.stdout and not 128 < done.exit_code < 200  # what was killed may have said half of it
+            where = readable_name(Reader(done.stdout).record().path) if whole else "patch"
             check_verdict(done.exit_code, where)
-            code, text = as_data(done.exit_code, where)
-            raise _FailedError(code, f"{text}Nothing was changed.\n")
-        if record is None or record.kind != "e":
-            raise ProtocolError("slotfiles did not say that the patch is in place")
+            code, sentence = as_data(done.exit_code, where)
+            raise _FailedError(code, f"{sentence}Nothing was changed.\n")
+        return patched(done.stdout)
 
     async def search(self, asked: SearchArguments) -> WireModel:
         pattern = translated(asked)
@@ -275,16 +256,25 @@ class _Files:
         self, operation: str, path: str, *rest: str, stdin: bytes | Attached | None = None, output_bytes: int = 4096
     ) -> bytes | memoryview:
         """What slotfiles printed."""
-        if "\0" in path:
-            raise InvalidArgumentsError("path: must not contain NUL bytes")
-        program, root = self._program
-        argv = [program, root, operation, path, *rest]
-        done = await self._run.run(argv, stdin=stdin, output_bytes=output_bytes)
+        done = await self._ran(operation, path, *rest, stdin=stdin, output_bytes=output_bytes)
         if done.exit_code:
             raise _failure(done.exit_code, path)
         if done.stdout_dropped_bytes:
             raise _failure(TOO_LARGE, path)
         return done.stdout
+
+    async def _ran(
+        self,
+        operation: str,
+        path: str,
+        *rest: str,
+        stdin: bytes | Attached | None = None,
+        output_bytes: int = _OVERHEAD_BYTES,
+    ) -> Finished:
+        if "\0" in path:
+            raise InvalidArgumentsError("path: must not contain NUL bytes")
+        program, root = self._program
+        return await self._run.run([program, root, operation, path, *rest], stdin=stdin, output_bytes=output_bytes)
 
 
 def _failure(exit_code: int, path: str) -> Exception:

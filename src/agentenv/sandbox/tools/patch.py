@@ -1,160 +1,74 @@
-"""The patch tool: reads the files a diff names, works out what they become, and puts all of it in place at once."""
+"""The patch tool: what is asked of ``slotfiles patch``, and what it printed. Pure.
+
+The diff is read and applied inside the slot, under its limits and the call's deadline: what a hunk costs to find
+depends on files that the slot made.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from typing import Any, Final
 
-from agentenv.errors import InvalidArgumentsError
-from agentenv.sandbox.tools.file_records import Record, encode
-from agentenv.sandbox.tools.patch_apply import HunkFailedError, apply_hunks
-from agentenv.sandbox.tools.patch_parse import FileDiff, PatchTextError, parse
+from agentenv.errors import InvalidArgumentsError, ProtocolError
+from agentenv.sandbox.tools.artifacts import readable_name
+from agentenv.sandbox.tools.file_records import Reader
+from agentenv.sandbox.tools.file_verdicts import DOES_NOT_FIT, NO_PATCH
 from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.tools import PatchArguments, PatchedFile, PatchReply
 
-
-@dataclass(frozen=True)
-class Held:
-    """A file as it is."""
-
-    content: bytes
-    mode: int
-
-
-Read = Callable[[str], Awaitable[Held | None]]
-"""A file of the slot by its path; None when there is none."""
+_ACTIONS: Final = {"c": "created", "m": "modified", "d": "deleted", "r": "renamed", "y": "copied"}
+_MAX_PARTS = 500
+_MAX_WHY_BYTES = 64 * 1024
 
 
 class PatchFailedError(Exception):
     """The patch does not fit the files. Nothing was changed; the text is for whoever wrote the patch."""
 
 
-@dataclass
-class Plan:
-    """What the files become: ``files`` by path, None for one that goes."""
-
-    files: dict[str, Held | None] = field(default_factory=dict)
-    changed: list[PatchedFile] = field(default_factory=list)
-
-    def reply(self) -> PatchReply:
-        """When it is done."""
-        return PatchReply(files=tuple(self.changed))
-
-    def instructions(self) -> bytes:
-        """The records for ``slotfiles apply``."""
-        records = [
-            Record("u", os.fsencode(path))
-            if held is None
-            else Record("f", os.fsencode(path), b"", held.mode, content=held.content)
-            for path, held in self.files.items()
-        ]
-        return b"".join(encode(record) for record in [*records, Record("e")])
+def patch_text(asked: PatchArguments) -> bytes:
+    """The diff, as slotfiles takes it on its standard input. Raises InvalidArgumentsError when it is too long."""
+    text = asked.patch.encode("utf-8", "surrogateescape")
+    if len(text) > MAX_FILE_BYTES:
+        raise InvalidArgumentsError(f"patch: {len(text)} bytes are too many; at most {MAX_FILE_BYTES} fit in one call")
+    return text
 
 
-async def planned(asked: PatchArguments, read: Read) -> Plan:
-    """What ``asked`` does to the files that ``read`` knows.
+def check_patched(exit_code: int, printed: bytes | memoryview) -> None:
+    """Return when this is not the end of a patch that was refused for what it says.
 
     Raises:
-        InvalidArgumentsError: it is no diff, or too much.
-        PatchFailedError: it does not fit. Both say where, and why.
+        InvalidArgumentsError: it is no diff.
+        PatchFailedError: it does not fit the files. Both say where, and why.
     """
-    try:
-        parts = parse(asked.patch.encode("utf-8", "surrogateescape"), asked.strip)
-    except PatchTextError as error:
-        raise InvalidArgumentsError(
-            f"patch: {error}", next_step="send a unified diff, as git diff writes it"
-        ) from error
-    work = _Work(asked, read)
-    for part in parts:
-        await work.take(part)
-    return await work.finished()
+    if exit_code not in (DOES_NOT_FIT, NO_PATCH):
+        return
+    reader = Reader(printed)
+    if reader.record().kind != "w":
+        raise ProtocolError("slotfiles did not say why the patch was refused")
+    why = str(reader.view()[:_MAX_WHY_BYTES], "utf-8", "replace")
+    if exit_code == DOES_NOT_FIT:
+        raise PatchFailedError(why)
+    raise InvalidArgumentsError(f"patch: {why}", next_step="send a unified diff, as git diff writes it")
 
 
-class _Work:
-    def __init__(self, asked: PatchArguments, read: Read) -> None:
-        self._asked = asked
-        self._read = read
-        self._was: dict[str, Held | None] = {}
-        self._plan = Plan()
-        self._bytes = 0
-
-    async def take(self, part: FileDiff) -> None:
-        """One file's part, on top of what the parts before it did."""
-        name = part.new if part.new is not None else part.old
-        assert name is not None
-        path = self._path(name)
-        source = path if part.old is None else self._path(part.old)
-        before = await self._content(source)
-        if part.creates:
-            self._check_absent(path, before)
-            before = Held(b"", 0o644)
-        elif before is None:
-            raise self._failed(source, "there is no such file")
-        if (part.renames or part.copies) and await self._content(path) is not None and path != source:
-            raise self._failed(path, "it is in the way: a file of that name exists")
-        try:
-            fit = apply_hunks(before.content, part.hunks, self._asked.fuzz)
-        except HunkFailedError as error:
-            raise self._failed(source, str(error)) from None
-        if part.deletes:
-            if fit.content:
-                left = fit.content.count(b"\n") + (not fit.content.endswith(b"\n"))
-                raise self._failed(
-                    path, f"it would be deleted, but {left} lines are left that the patch does not remove"
-                )
-            self._plan.files[path] = None
-        else:
-            self._plan.files[path] = Held(fit.content, before.mode if part.mode is None else part.mode)
-            if part.renames and path != source:
-                self._plan.files[source] = None
-        self._plan.changed.append(
+def patched(printed: bytes | memoryview) -> PatchReply:
+    """What became of each file. Raises ProtocolError when slotfiles printed something else."""
+    reader = Reader(printed)
+    files: list[PatchedFile] = []
+    while (record := reader.record()).kind == "p":
+        hunks, fuzz, offset_lines = reader.numbers(3)
+        action: Any = _ACTIONS.get(chr(record.mode))
+        if action is None or len(files) == _MAX_PARTS:
+            raise ProtocolError("slotfiles printed something else than what it patched")
+        files.append(
             PatchedFile(
-                path=path,
-                action=_action(part),
-                old_path=source if part.renames or part.copies else None,
-                hunks=len(part.hunks),
-                fuzz=fit.fuzz,
-                offset_lines=fit.offset_lines,
+                path=readable_name(record.path),
+                action=action,
+                old_path=readable_name(record.link) if record.link else None,
+                hunks=hunks,
+                fuzz=fuzz,
+                offset_lines=offset_lines,
             )
         )
-
-    async def finished(self) -> Plan:
-        """What is to be done, without what undoes itself (a file made and removed by the same patch)."""
-        for path, held in list(self._plan.files.items()):
-            if held is None and await self._original(path) is None:
-                del self._plan.files[path]
-        return self._plan
-
-    def _check_absent(self, path: str, held: Held | None) -> None:
-        if held is not None and held.content:
-            raise self._failed(path, "the patch makes it as a new file, but it exists; diff against the file as it is")
-
-    async def _content(self, path: str) -> Held | None:
-        return self._plan.files[path] if path in self._plan.files else await self._original(path)
-
-    async def _original(self, path: str) -> Held | None:
-        if path not in self._was:
-            held = self._was[path] = await self._read(path)
-            self._bytes += len(held.content) if held else 0
-            if self._bytes > MAX_FILE_BYTES:
-                raise InvalidArgumentsError(f"patch: the files it changes have more than {MAX_FILE_BYTES} bytes")
-        return self._was[path]
-
-    def _path(self, name: bytes) -> str:
-        text = os.fsdecode(name)
-        if b"\0" in name or not text.strip("/"):
-            raise InvalidArgumentsError("patch: a file name in it is empty or holds a NUL")
-        base = self._asked.path.rstrip("/")
-        return text if text.startswith("/") or base in ("", ".", "/workspace") else f"{base}/{text}"
-
-    def _failed(self, path: str, why: str) -> PatchFailedError:
-        return PatchFailedError(f"{path}: {why}\nNothing was changed.\n")
-
-
-def _action(part: FileDiff) -> str:
-    if part.creates:
-        return "created"
-    if part.deletes:
-        return "deleted"
-    return "renamed" if part.renames else "copied" if part.copies else "modified"
+    if record.kind != "e" or reader.view():
+        raise ProtocolError("slotfiles did not say that the patch is in place")
+    return PatchReply(files=tuple(files))

@@ -33,7 +33,13 @@ ARGUMENTS: dict[str, type[WireModel]] = {
     "patch": PatchArguments,
     "search": SearchArguments,
 }
-STREAMED = {("write_file", "text"), ("write_file", "data"), ("artifacts", "data"), ("bash", "stdin")}
+STREAMED = {
+    ("write_file", "text"),
+    ("write_file", "data"),
+    ("artifacts", "data"),
+    ("patch", "patch"),
+    ("bash", "stdin"),
+}
 """Arguments that stay attachments: a program reads them. Every other attached one is made text."""
 MAX_TEXT_BYTES = 16 * 1024 * 1024
 """Largest attachment that is made text."""

@@ -31,7 +31,9 @@ _CONTROL = {"t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b"}
 _SPECIAL = frozenset(r".[]{}()\*+?|^$")
 _MAX_REPEAT = 1000
 _MAX_SPELT_OUT = 512
+"""Characters of all ranges beyond ASCII together."""
 _REPEAT = re.compile(r"\{(\d*)(?:(,)(\d*))?\}")
+_FLAGS = re.compile(r"\A\(\?([a-zA-Z]+)\)")
 _CLASS_NAME = re.compile(r"\[:(\^?)(\w+):\]")
 _CLASSES = {"alnum", "alpha", "blank", "cntrl", "digit", "graph", "lower", "print", "punct", "space", "upper", "xdigit"}
 _MIN_NEEDLE = 3
@@ -54,15 +56,18 @@ def translated(asked: SearchArguments) -> Translated:
         return Translated(asked.pattern, "F")
     if asked.literal:
         return Translated("".join(map(_quoted, asked.pattern)), "i")
+    # First of all: it refuses the wide ranges that Python's compiler, on the server's loop, would be long about;
+    # so it is about every range when case is ignored.
+    made = _Translator(asked.pattern, asked.ignore_case).translated()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            re.compile(asked.pattern)
+            re.compile(_FLAGS.sub("", asked.pattern, count=1))
     except (re.error, OverflowError, RecursionError) as error:
         # What only Python finds wrong is tried all the same.
         if not re.search(r"\\[zpPQEx]|\[:|\(\?<[A-Za-z]", asked.pattern):
             raise _wrong(str(error)) from error
-    return _Translator(asked.pattern, asked.ignore_case).translated()
+    return made
 
 
 class _Translator:
@@ -73,11 +78,12 @@ class _Translator:
         self._out: list[str] = []
         self._depth = 0
         self._alternatives = False
+        self._spelt_out = 0
         self._runs = [""]
         """Text that every match has, run by run; the last one is being gathered."""
 
     def translated(self) -> Translated:
-        if flags := re.match(r"\(\?([a-zA-Z]+)\)", self._text):
+        if flags := _FLAGS.match(self._text):
             self._flags(flags[1])
             self._at = flags.end()
         while self._at < len(self._text):
@@ -269,8 +275,9 @@ class _Translator:
             raise _wrong(f"the range {start}-{end} runs backwards")
         if end.isascii():
             return f"{start}-{end}"
-        if ord(end) - ord(start) >= _MAX_SPELT_OUT:  # the C library knows no order of such characters
-            raise _wrong(f"the range {start}-{end} is too wide; ranges beyond ASCII may span {_MAX_SPELT_OUT}")
+        self._spelt_out += ord(end) - ord(start) + 1
+        if self._spelt_out > _MAX_SPELT_OUT:  # the C library knows no order of such characters
+            raise _wrong(f"the range {start}-{end} is too wide; ranges beyond ASCII may span {_MAX_SPELT_OUT} in all")
         return "".join(map(chr, range(ord(start), ord(end) + 1)))
 
 

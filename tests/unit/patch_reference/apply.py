@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from agentenv.sandbox.tools.patch_parse import Hunk
+from tests.unit.patch_reference.parse import Hunk
 
 _SHOWN_AROUND = 3
 _MAX_SHOWN = 12

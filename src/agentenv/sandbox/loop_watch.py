@@ -1,0 +1,142 @@
+"""How long an event loop was held up, and by what.
+
+Everything a container does for its slots goes through the event loop of one process: a callback that does not return
+makes all of them wait. Each turn of the loop is timed, which costs two looks at the clock. A one-shot timer, set by
+the first turn after a rest, fires while a turn is late and takes the stack of what runs; a loop at rest is not woken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import selectors
+import signal
+import time
+import traceback
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+STALL_S: Final = 0.05
+"""A turn that takes longer is a stall."""
+_RECENT_S: Final = 60.0
+_LOGGED_AGAIN: Final = 1.5
+"""A stall is logged when it is so many times longer than the last one that was."""
+_MAX_FRAMES: Final = 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Stalls:
+    """What was measured. ``recent_s`` is the longest turn of the last one to two minutes; ``stack`` is where the
+    process was in the longest stall of all (empty when that was over before it could be seen)."""
+
+    count: int = 0
+    longest_s: float = 0.0
+    recent_s: float = 0.0
+    stack: str = ""
+
+
+class LoopWatch:
+    """Watches one event loop of the main thread, by SIGALRM. A context manager; the loop is :meth:`new_loop`'s."""
+
+    def __init__(self, name: str) -> None:
+        self.turn_began_s = math.inf
+        """Infinite while the loop waits."""
+        self.armed = True
+        self._name = name
+        self._stalls = Stalls()
+        self._minute = 0.0
+        self._before = 0.0
+        self._minute_ends_s = 0.0
+        self._logged_s = 0.0
+        self._stack = ""
+        self._handler: Any = signal.SIG_DFL
+
+    def __enter__(self) -> LoopWatch:
+        self._handler = signal.signal(signal.SIGALRM, self._look)
+        self.armed = False
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.armed = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._handler)
+
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        """An event loop that is watched."""
+        return asyncio.SelectorEventLoop(_WatchedSelector(self))
+
+    def begin(self) -> None:
+        """Forget what was measured so far: starting up is no stall. The turn at hand does not count either."""
+        self._stalls = Stalls()
+        self._minute = self._before = self._logged_s = 0.0
+        self.turn_began_s = time.monotonic()
+
+    def stalls(self) -> Stalls:
+        """What was measured up to now."""
+        self._turn_minute(time.monotonic())
+        self._stalls.recent_s = max(self._minute, self._before)
+        return self._stalls
+
+    def arm(self, after_s: float) -> None:
+        """Have a look in so many seconds."""
+        self.armed = True
+        signal.setitimer(signal.ITIMER_REAL, after_s)
+
+    def turn_ended(self, took_s: float, now_s: float) -> None:
+        """For turns that were longer than any of this minute, or stalls."""
+        self._turn_minute(now_s)
+        self._minute = max(self._minute, took_s)
+        stack, self._stack = self._stack, ""
+        if took_s > self._stalls.longest_s:
+            self._stalls.longest_s, self._stalls.stack = took_s, stack
+        if took_s <= STALL_S:
+            return
+        self._stalls.count += 1
+        if took_s > _LOGGED_AGAIN * self._logged_s:
+            self._logged_s = took_s
+            log.warning("the %s's event loop was held for %.3f s\n%s", self._name, took_s, stack or "(not seen where)")
+
+    @property
+    def longest_of_minute_s(self) -> float:
+        """Shorter turns need no look."""
+        return min(self._minute, STALL_S)
+
+    def _turn_minute(self, now_s: float) -> None:
+        if now_s >= self._minute_ends_s:
+            missed = now_s >= self._minute_ends_s + _RECENT_S
+            self._before, self._minute = (0.0 if missed else self._minute), 0.0
+            self._minute_ends_s = now_s + _RECENT_S
+
+    def _look(self, _number: int, frame: FrameType | None) -> None:
+        """The timer fired: is the turn at hand late?"""
+        age_s = time.monotonic() - self.turn_began_s
+        if age_s == -math.inf:
+            self.armed = False  # at rest: the next turn sets the timer again
+        elif age_s < STALL_S:
+            self.arm(STALL_S - age_s)
+        else:
+            self._stack = "".join(traceback.format_stack(frame, _MAX_FRAMES))
+            self.armed = False
+
+
+class _WatchedSelector(selectors.DefaultSelector):
+    def __init__(self, watch: LoopWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        watch = self._watch
+        now_s = time.monotonic()
+        took_s = now_s - watch.turn_began_s
+        if took_s > watch.longest_of_minute_s:
+            watch.turn_ended(took_s, now_s)
+        watch.turn_began_s = math.inf
+        ready = super().select(timeout)
+        watch.turn_began_s = time.monotonic()
+        if not watch.armed:
+            watch.arm(STALL_S)
+        return ready

@@ -1,0 +1,504 @@
+/* Unified diffs, plain and git's. Lenient where a diff's meaning is plain all the same: a hunk's lines count more
+ * than the numbers in its header, which models get wrong; an empty line is an empty line of context; text before,
+ * between and after the files' parts is skipped, as patch(1) does. See slotpatch.h. */
+#define _GNU_SOURCE
+#include "slotpatch.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SHOWN_HEADER = 200, SHOWN_NAME = 200 };
+
+/* Bytes that need not be ended by a NUL. */
+struct bytes { const char *at; size_t count; };
+
+static struct patch *patch;
+static int strip;
+static size_t line_at, line_bytes, next_line; /* the line at hand: its start, its length, the start of the next */
+static uint32_t line_number;
+
+/* ---- text ---- */
+
+void add(struct text *text, const char *bytes, size_t count) {
+    if (count > text->room - text->count) {
+        text->room = text->count + count > 2 * text->room ? text->count + count + 256 : 2 * text->room;
+        if (!(text->bytes = realloc(text->bytes, text->room)))
+            fail(ENOMEM);
+    }
+    if (count)
+        memcpy(text->bytes + text->count, bytes, count);
+    text->count += count;
+}
+
+void addf(struct text *text, const char *format, ...) {
+    char *made;
+    va_list arguments;
+    va_start(arguments, format);
+    int bytes = vasprintf(&made, format, arguments);
+    va_end(arguments);
+    if (bytes < 0)
+        fail(ENOMEM);
+    add(text, made, (size_t)bytes);
+    free(made);
+}
+
+/* The length of the UTF-8 character there; 0 when there is none. */
+static size_t character(const unsigned char *at, size_t left) {
+    size_t length = at[0] < 0x80 ? 1 : at[0] < 0xc2 ? 0 : at[0] < 0xe0 ? 2 : at[0] < 0xf0 ? 3 : at[0] < 0xf5 ? 4 : 0;
+    if (length > left)
+        return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((at[i] & 0xc0) != 0x80)
+            return 0;
+    bool overlong = (at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xf0 && at[1] < 0x90);
+    bool beyond = (at[0] == 0xed && at[1] > 0x9f) || (at[0] == 0xf4 && at[1] > 0x8f);
+    return length > 1 && (overlong || beyond) ? 0 : length;
+}
+
+void add_shown(struct text *text, const char *bytes, size_t count, size_t max_characters) {
+    for (size_t at = 0, shown = 0; at < count; shown++) {
+        if (shown >= max_characters) {
+            add(text, "...", 3);
+            return;
+        }
+        size_t length = character((const unsigned char *)bytes + at, count - at);
+        if (length) {
+            add(text, bytes + at, length);
+        } else {
+            addf(text, "\\x%02x", (unsigned char)bytes[at]);
+            shown += 3;
+        }
+        at += length ? length : 1;
+    }
+}
+
+_Noreturn void explain(int code, const struct text *text) {
+    struct record record = {.kind = 'w', .size = text->count};
+    put(&record, sizeof record);
+    put(text->bytes, text->count);
+    flush();
+    _exit(code);
+}
+
+void *with_room(void *items, size_t count, size_t item_bytes) {
+    if (count & (count - 1))
+        return items; /* room is made at powers of two */
+    if (!(items = realloc(items, (count ? 2 * count : 1) * item_bytes)))
+        fail(ENOMEM);
+    return items;
+}
+
+static _Noreturn void wrong(uint32_t number, const char *why) {
+    struct text text = {0};
+    addf(&text, "line %u: %s", number, why);
+    explain(NO_PATCH, &text);
+}
+
+/* ---- lines ---- */
+
+static struct bytes without_end(const char *at, size_t count, const char *ends) {
+    while (count && strchr(ends, at[count - 1]) && at[count - 1])
+        count--;
+    return (struct bytes){at, count};
+}
+
+/* Where the line that begins at `at` stops: behind its newline, or at the end of the text. */
+static size_t stop_of(size_t at) {
+    const char *newline = at < patch->bytes ? memchr(patch->text + at, '\n', patch->bytes - at) : NULL;
+    return newline ? (size_t)(newline - patch->text) + 1 : patch->bytes;
+}
+
+/* The line `ahead` of the one at hand, without its end; empty beyond the last. */
+static struct bytes line(int ahead) {
+    size_t at = line_at, stop = next_line;
+    for (; ahead; ahead--)
+        at = stop, stop = stop_of(at);
+    return without_end(patch->text + at, stop - at, "\r\n");
+}
+
+static void advance(void) {
+    line_at = next_line;
+    next_line = stop_of(line_at);
+    line_bytes = next_line - line_at;
+    line_number++;
+}
+
+static bool at_end(void) {
+    return line_at >= patch->bytes;
+}
+
+static bool begins(struct bytes with, const char *text) {
+    size_t count = strlen(text);
+    return with.count >= count && !memcmp(with.at, text, count);
+}
+
+static bool is(struct bytes one, const char *text) {
+    return one.count == strlen(text) && !memcmp(one.at, text, one.count);
+}
+
+static struct bytes from(struct bytes all, size_t skipped) {
+    return skipped > all.count ? (struct bytes){all.at, 0} : (struct bytes){all.at + skipped, all.count - skipped};
+}
+
+static bool names_follow(int ahead) {
+    return begins(line(ahead), "--- ") && begins(line(ahead + 1), "+++ ");
+}
+
+/* ---- names ---- */
+
+/* Names are kept until the program ends. */
+struct kept_name { struct kept_name *next; char text[]; };
+static struct kept_name *kept_names;
+
+static char *room_for_name(size_t bytes) {
+    struct kept_name *name = calloc(1, sizeof *name + bytes + 1);
+    if (!name)
+        fail(ENOMEM);
+    name->next = kept_names;
+    kept_names = name;
+    return name->text;
+}
+
+static char *kept(struct bytes name) {
+    if (memchr(name.at, 0, name.count))
+        wrong(line_number, "a file name in it is empty or holds a NUL");
+    return memcpy(room_for_name(name.count), name.at, name.count);
+}
+
+/* As git quotes names that are not plain ASCII; others are left as they are. */
+static struct bytes unquoted(struct bytes name) {
+    static const char letters[] = "ntr\"\\abf", meant[] = "\n\t\r\"\\\a\b\f";
+    name = without_end(name.at, name.count, "\r");
+    if (!begins(name, "\""))
+        return name;
+    const char *at = name.at + 1, *end = memrchr(name.at, '"', name.count);
+    char *made = room_for_name(name.count);
+    size_t count = 0;
+    while (at < end) {
+        if (*at != '\\' || at + 1 == end) {
+            made[count++] = *at++;
+        } else if (end - at > 3 && at[1] >= '0' && at[1] <= '3' && at[2] >= '0' && at[2] <= '7' && at[3] >= '0' &&
+                   at[3] <= '7') {
+            made[count++] = (char)((at[1] - '0') << 6 | (at[2] - '0') << 3 | (at[3] - '0'));
+            at += 4;
+        } else {
+            const char *known = at[1] ? strchr(letters, at[1]) : NULL;
+            made[count++] = known ? meant[known - letters] : at[1];
+            at += 2;
+        }
+    }
+    return (struct bytes){made, count};
+}
+
+static bool has_git_prefix(struct bytes name) {
+    return name.count >= 2 && name.at[1] == '/' && name.at[0] && strchr("abiwco12", name.at[0]);
+}
+
+/* Without its prefix. `bare`: git writes names after `rename` and `copy` without one. */
+static struct bytes stripped(struct bytes name, bool prefixed, bool bare) {
+    if (strip == NO_STRIP)
+        return prefixed && has_git_prefix(name) ? from(name, 2) : name;
+    struct bytes rest = name;
+    for (int left = bare && strip ? strip - 1 : strip; left; left--) {
+        const char *slash = memchr(rest.at, '/', rest.count);
+        if (!slash) {
+            struct text text = {0};
+            addf(&text, "line %u: strip=%d leaves nothing of '", line_number, strip);
+            add_shown(&text, name.at, name.count, SHOWN_NAME);
+            add(&text, "'", 1);
+            explain(NO_PATCH, &text);
+        }
+        rest = from(rest, (size_t)(slash - rest.at) + 1);
+    }
+    return rest;
+}
+
+/* A name as it stands after `--- `: a tab ends it (a time follows), unless it is quoted. */
+static struct bytes header_name(struct bytes rest) {
+    if (begins(rest, "\""))
+        return unquoted(rest);
+    const char *tab = memchr(rest.at, '\t', rest.count);
+    return without_end(rest.at, tab ? (size_t)(tab - rest.at) : rest.count, " \t\r\n\v\f");
+}
+
+static void take_names(struct part *part) {
+    struct bytes old = header_name(from(line(0), 4)), new = header_name(from(line(1), 4));
+    bool no_old = is(old, "/dev/null"), no_new = is(new, "/dev/null");
+    bool git_like = (no_old || has_git_prefix(old)) && (no_new || has_git_prefix(new));
+    if (!no_old)
+        old = stripped(old, git_like, false);
+    if (!no_new)
+        new = stripped(new, git_like, false);
+    if (no_old && no_new)
+        wrong(line_number, "both names are /dev/null");
+    if (!part->renames && !part->copies) {
+        part->creates |= no_old;
+        part->deletes |= no_new;
+        /* Without git's words for it another name is no rename: patch(1) takes the new file's. */
+        part->new = no_new ? NULL : kept(new);
+        part->old = no_old ? NULL : kept(no_new ? old : new);
+    }
+    advance();
+    advance();
+}
+
+/* The name in `a/X b/X`, which only says something when both are the same. */
+static char *same_name(struct bytes rest) {
+    rest = without_end(rest.at, rest.count, "\r");
+    if (begins(rest, "\"")) {
+        const char *end = memmem(rest.at, rest.count, "\" ", 2);
+        return kept(stripped(unquoted((struct bytes){rest.at, end ? (size_t)(end - rest.at) + 1 : 0}), true, false));
+    }
+    struct bytes old = {rest.at, rest.count / 2}, new = from(rest, rest.count / 2 + 1);
+    if (old.count <= 2 || new.count != old.count || memcmp(old.at + 2, new.at + 2, old.count - 2))
+        return NULL;
+    return kept(stripped(old, true, false));
+}
+
+/* ---- git's header lines ---- */
+
+static int mode_in(struct bytes digits) {
+    unsigned mode = 0;
+    bool octal = digits.count && digits.count <= 7;
+    for (size_t i = 0; octal && i < digits.count; i++) {
+        octal = digits.at[i] >= '0' && digits.at[i] <= '7';
+        mode = mode << 3 | (unsigned)(digits.at[i] - '0');
+    }
+    if (!octal)
+        wrong(line_number, "the file mode is not an octal number");
+    if ((mode & 0170000) != 0100000)
+        wrong(line_number, "only regular files can be patched, not links or submodules");
+    return (int)(mode & 0777);
+}
+
+/* One of git's header lines; false when it is something else. */
+static bool take_extended(struct part *part) {
+    struct bytes text = line(0);
+    bool rename = begins(text, "rename "), copy = begins(text, "copy ");
+    struct bytes rest = from(text, rename ? 7 : 5);
+    if (begins(text, "index ") || begins(text, "similarity ") || begins(text, "dissimilarity ") ||
+        begins(text, "old mode")) {
+    } else if (begins(text, "new mode ")) {
+        part->mode = mode_in(from(text, 9));
+    } else if (begins(text, "new file mode ")) {
+        part->creates = true, part->mode = mode_in(from(text, 14));
+    } else if (begins(text, "deleted file mode ")) {
+        part->deletes = true, mode_in(from(text, 18));
+    } else if ((rename || copy) && begins(rest, "from ")) {
+        part->old = kept(stripped(unquoted(from(rest, 5)), false, true));
+    } else if ((rename || copy) && begins(rest, "to ")) {
+        part->new = kept(stripped(unquoted(from(rest, 3)), false, true));
+        part->renames = rename, part->copies = copy;
+    } else if (begins(text, "GIT binary") || begins(text, "Binary files")) {
+        wrong(line_number, "binary patches are not understood; write the file with write_file instead");
+    } else {
+        return false;
+    }
+    return true;
+}
+
+/* ---- hunks ---- */
+
+/* Up to nine digits; -1 when there are none, or more. */
+static int64_t digits(struct bytes *rest) {
+    int64_t value = 0;
+    size_t count = 0;
+    for (; count < rest->count && isdigit((unsigned char)rest->at[count]); count++)
+        value = count < 9 ? value * 10 + (rest->at[count] - '0') : -1;
+    *rest = from(*rest, count);
+    return count && count <= 9 ? value : -1;
+}
+
+/* ` SIGN START[,COUNT]` */
+static bool take_range(struct bytes *rest, const char *sign, int64_t *start, int64_t *count) {
+    if (!begins(*rest, sign))
+        return false;
+    *rest = from(*rest, strlen(sign));
+    *start = digits(rest), *count = 1;
+    if (*start >= 0 && begins(*rest, ",")) {
+        *rest = from(*rest, 1);
+        *count = digits(rest);
+    }
+    return *start >= 0 && *count >= 0;
+}
+
+/* Lines a hunk's header announces and that have not come yet; `known` when it has numbers. */
+struct counts { bool known; int64_t old, new; };
+
+static bool more_to_come(const struct counts *counts) {
+    return counts->old > 0 || counts->new > 0;
+}
+
+/* `2.39`, `2.39.1-rc0`: what git puts below a mail's last patch. */
+static bool is_version(struct bytes text) {
+    if (digits(&text) < 0 || !begins(text, "."))
+        return false;
+    text = from(text, 1);
+    if (digits(&text) < 0)
+        return false;
+    for (size_t i = 0; i < text.count; i++)
+        if (isspace((unsigned char)text.at[i]))
+            return false;
+    return true;
+}
+
+/* Whether an empty line is one of context, and not the text's end or what stands between two files. */
+static bool goes_on(const struct counts *counts) {
+    if (counts->known)
+        return more_to_come(counts);
+    struct bytes next = line(1);
+    return next.count && strchr(" +-", *next.at) && *next.at && !names_follow(1);
+}
+
+/* Whether the line at hand, though it could be one of the hunk's, is not: the counts are used up (or never were)
+ * and it looks like what comes behind a hunk. */
+static bool ends_hunk(const struct counts *counts) {
+    struct bytes text = line(0);
+    if (is(text, "-- ") && is_version(line(1)))
+        return true; /* the end of a mail that git wrote */
+    if (counts->known && more_to_come(counts))
+        return false;
+    return is(text, "-- ") || is(text, "--") || names_follow(0);
+}
+
+static void add_line(struct hunk *hunk, uint32_t kind, size_t skipped, struct counts *counts) {
+    const char *text = patch->text + line_at + skipped;
+    size_t bytes = line_bytes - skipped;
+    bytes -= bytes && text[bytes - 1] == '\n'; /* the text's own last line may lack it */
+    bool crlf = bytes && text[bytes - 1] == '\r';
+    patch->lines = with_room(patch->lines, patch->line_count, sizeof *patch->lines);
+    patch->lines[patch->line_count++] = (struct line){
+        .text = (uint32_t)(line_at + skipped), .bytes = (uint32_t)(bytes - crlf) & 0x3fffffff, .kind = kind & 3,
+        .key = crlf ? END_CRLF : END_LF};
+    hunk->count++;
+    hunk->old += kind != ADDED, counts->old -= kind != ADDED;
+    hunk->new += kind != REMOVED, counts->new -= kind != REMOVED;
+}
+
+/* '\ No newline at end of file' speaks of the line before it. */
+static void cut_newline(const struct hunk *hunk) {
+    if (!hunk->count)
+        return;
+    struct line *last = &patch->lines[patch->line_count - 1];
+    struct bytes text = without_end(patch->text + last->text, last->bytes, "\r\n");
+    last->bytes = (uint32_t)text.count & 0x3fffffff;
+    last->key = END_NONE;
+}
+
+static void take_body(struct hunk *hunk, struct counts *counts) {
+    for (; !at_end(); advance()) {
+        char kind = patch->text[line_at];
+        if (kind == '\\') {
+            cut_newline(hunk);
+        } else if (!line(0).count) {
+            if (!goes_on(counts))
+                return;
+            add_line(hunk, CONTEXT, 0, counts);
+        } else if ((kind == ' ' || kind == '-' || kind == '+') && !ends_hunk(counts)) {
+            add_line(hunk, kind == ' ' ? CONTEXT : kind == '-' ? REMOVED : ADDED, 1, counts);
+        } else {
+            return;
+        }
+    }
+}
+
+static void count_context(struct hunk *hunk) {
+    const struct line *lines = patch->lines + hunk->first;
+    while (hunk->before < hunk->count && lines[hunk->before].kind == CONTEXT)
+        hunk->before++;
+    if (hunk->before < hunk->count)
+        while (lines[hunk->count - 1 - hunk->after].kind == CONTEXT)
+            hunk->after++;
+}
+
+static void take_hunk(void) {
+    struct bytes header = line(0), rest = from(header, 2);
+    int64_t start, new_start;
+    struct counts counts = {0};
+    counts.known = take_range(&rest, " -", &start, &counts.old) && take_range(&rest, " +", &new_start, &counts.new) &&
+                   begins(rest, " @@");
+    header = without_end(header.at, header.count, " \t\v\f");
+    struct hunk hunk = {.at_line = line_number, .header = (uint32_t)line_at, .first = patch->line_count,
+                        .start = counts.known ? start : -1, .header_bytes = (uint32_t)header.count};
+    advance();
+    take_body(&hunk, &counts);
+    if (!hunk.count) {
+        struct text text = {0};
+        addf(&text, "line %u: the hunk ", hunk.at_line);
+        add_shown(&text, header.at, header.count, SHOWN_HEADER);
+        addf(&text, " has no lines");
+        explain(NO_PATCH, &text);
+    }
+    count_context(&hunk);
+    patch->hunks = with_room(patch->hunks, patch->hunk_count, sizeof *patch->hunks);
+    patch->hunks[patch->hunk_count++] = hunk;
+}
+
+static void take_hunks(struct part *part) {
+    part->first_hunk = patch->hunk_count;
+    while (!at_end() && begins(line(0), "@@"))
+        take_hunk();
+    part->hunks = patch->hunk_count - part->first_hunk;
+    if (!part->hunks)
+        wrong(line_number, "no '@@ -1,2 +1,3 @@' hunk follows the file's names");
+}
+
+/* ---- parts ---- */
+
+static struct part take_git_part(void) {
+    struct part part = {.at_line = line_number, .mode = -1};
+    part.old = part.new = same_name(from(line(0), strlen("diff --git ")));
+    for (advance(); !at_end(); advance()) {
+        if (names_follow(0)) {
+            take_names(&part);
+            take_hunks(&part);
+            break;
+        }
+        if (!take_extended(&part))
+            break;
+    }
+    if (part.creates)
+        part.old = NULL;
+    if (part.deletes)
+        part.new = NULL;
+    if (!part.old && !part.new)
+        wrong(part.at_line, "this part names no file");
+    if (!part.hunks && !part.creates && !part.deletes && !part.renames && !part.copies && part.mode < 0)
+        wrong(part.at_line, "this part of the patch changes nothing");
+    return part;
+}
+
+static struct part take_plain_part(void) {
+    struct part part = {.at_line = line_number, .mode = -1};
+    take_names(&part);
+    take_hunks(&part);
+    return part;
+}
+
+void parse_patch(struct patch *into, int strip_parts) {
+    patch = into, strip = strip_parts;
+    for (advance(); !at_end();) {
+        bool git = begins(line(0), "diff --git ");
+        if (!git && !names_follow(0)) {
+            if (begins(line(0), "@@ -"))
+                wrong(line_number, "a hunk comes before any '--- old' and '+++ new' lines that name its file");
+            advance();
+            continue;
+        }
+        patch->parts = with_room(patch->parts, patch->part_count, sizeof *patch->parts);
+        struct part part = git ? take_git_part() : take_plain_part();
+        patch->parts[patch->part_count++] = part;
+        if (patch->part_count > MAX_PARTS)
+            wrong(line_number, "the patch changes more than 500 files");
+    }
+    if (!patch->part_count) {
+        struct text text = {0};
+        addf(&text, "no file is named: a unified diff has '--- old' and '+++ new' lines, then '@@' hunks");
+        explain(NO_PATCH, &text);
+    }
+}
