@@ -17,6 +17,10 @@ def session_ending(content: Mapping[str, Any], exit_code: int | None, duration_s
         return f"exit code: {exit_code}"
     if tmux:
         return "the session goes on" if tmux.get("state") == "running" else "the session has ended"
+    if content.get("waiting_for_input"):
+        return f"waiting for input (after {duration_s:.1f} s): {content.get('command')}"
+    if content.get("state") == "none" and not _of(content, "process"):
+        return "reset done"
     command = content.get("command") or _of(content, "process").get("command")
     if content.get("state") == "running" or _of(content, "process").get("state") == "running":
         return f"still running (waited {duration_s:.1f} s, it goes on): {command}"
@@ -30,8 +34,9 @@ def session_standing(content: Mapping[str, Any]) -> str:
         found = content.get(name)
         if isinstance(found, Mapping):
             lines.append(f"[{name} {found.get('session') or found.get('process')}: {_facts(found)}]")
-    if isinstance(content.get("session"), str):
-        lines.append(f"[session {content['session']}: {content.get('state')}, in {content.get('cwd')}]")
+    if isinstance(content.get("session"), str) and content.get("state") != "none":
+        pty = "with pty" if content.get("pty") else "without pty"
+        lines.append(f"[session {content['session']}: {content.get('state')}, {pty}, in {content.get('cwd')}]")
     for name in ("processes", "sessions"):
         listed = content.get(name) or ()
         lines += [f"{one.get('process') or one.get('session')}: {_facts(one)}" for one in listed]

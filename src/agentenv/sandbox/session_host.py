@@ -43,6 +43,9 @@ class SlotHost:
             flags |= _SCRIPT_FD
             script = memory_file("script", program.script)
             fds.append(script)
+        elif program.answers is not None:
+            flags |= _SCRIPT_FD
+            fds.append(program.answers)
         try:
             started.run = self._io.link.spawn(payload, flags, fds, started)
         finally:
@@ -72,32 +75,42 @@ class SlotProgram:
     def __init__(self, link: AgentLink, program: Program, events: ProgramEvents) -> None:
         self._link = link
         self._size = program.terminal
-        self._events = events
+        self._events: ProgramEvents | None = events
         self.run = 0
+        """Its number while it runs. Numbers come round: whoever has ended must not use one any more."""
 
     def kill(self) -> None:
         """Started."""
-        self._link.kill(self.run)
+        if self.run:
+            self._link.kill(self.run)
 
     def signal(self, number: int) -> None:
         """Started."""
-        self._link.signal(self.run, number)
+        if self.run:
+            self._link.signal(self.run, number)
 
     def on_spawned(self, fds: tuple[int, ...]) -> None:
         """RunEvents."""
+        assert self._events is not None
         if self._size is not None:
             set_size(fds[0], *self._size)
         self._events.on_started(fds)
 
     def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
         """RunEvents."""
-        self._events.on_failed(error, cwd=step is SpawnStep.CWD)
+        self._over().on_failed(error, cwd=step is SpawnStep.CWD)
 
     def on_exit(self, status: int, usage: Usage) -> None:  # noqa: ARG002 (RunEvents)
         """RunEvents."""
         code = os.waitstatus_to_exitcode(status)
-        self._events.on_ended(code if code >= 0 else 128 - code)
+        self._over().on_ended(code if code >= 0 else 128 - code)
 
     def on_lost(self) -> None:
         """RunEvents."""
-        self._events.on_lost()
+        self._over().on_lost()
+
+    def _over(self) -> ProgramEvents:
+        """Nothing more will happen: forget the run, and who was to hear of it."""
+        events, self._events, self.run = self._events, None, 0
+        assert events is not None
+        return events

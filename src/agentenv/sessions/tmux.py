@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -199,17 +198,16 @@ class Tmux:
     # -- inside ------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._typist = Typist(self._host, ours, lambda _: None)
+        self._typist = Typist(self._host)
         try:
             self._client = self._host.start(
-                Program(self._argv(), self._host.env, self._host.workspace, stdin=theirs.fileno()), self
+                Program(self._argv(), self._host.env, self._host.workspace, stdin=self._typist.questions), self
             )
         except ValueError as error:
             self._typist.close()
             raise InvalidArgumentsError(f"tmux: command and env are too large: {error}") from error
         finally:
-            theirs.close()
+            self._typist.started()
 
     def _argv(self) -> list[str]:
         setup = self.setup

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
 from agentenv.sandbox.slotagent.build import ensure_built
+from agentenv.sandbox.tools.bash import PAGERS
 from agentenv.sandbox.tools.files import run_file_tool as run_slot_tool
 from agentenv.sandbox.tools.runner import Finished
 from agentenv.slots.backends.fake_sessions import hear_signals
@@ -114,6 +115,7 @@ class FakeShell:
             "LC_CTYPE": "C.UTF-8",
             "TMPDIR": "/tmp",  # noqa: S108 - the same path slots of the real sandbox have
             "TERM": "dumb",
+            **PAGERS,
             **env,
         }
         self._output_bytes = output_bytes

@@ -1,0 +1,63 @@
+"""Whether what runs on a terminal waits for somebody to type, as the kernel of the slot tells it.
+
+A small program in the slot looks, because the kernel shows what a process sleeps in to its own user alone,
+and because asking a terminal of the slot's from outside may have to wait for what runs in the slot.
+"""
+
+from __future__ import annotations
+
+from agentenv.sessions.brief import output_of
+from agentenv.sessions.port import Host
+
+_PTS_MAJOR = 136
+_LOOK_S = 2.0
+_YES = b"reads\n"
+_PROBE = r"""
+number=$1 tty=/dev/pts/$2
+exec 2>/dev/null
+set -f
+
+is_terminal() { [[ $1 -ef $tty || $1 -ef /dev/tty ]]; }
+
+# Asleep in a read, which for a terminal ends in wait_woken: of this terminal, when the kernel says which
+# descriptor; where it keeps that to itself (yama), of nothing else that sleeps there.
+in_read() {
+  local call fd
+  if read -r call fd _ <"$2/syscall" && [[ $fd == 0x* ]]; then is_terminal "$1/fd/$((fd))"; return; fi
+  local info
+  set +f; local all=("$1"/fdinfo/*); set -f
+  for info in "${all[@]}"; do
+    [[ -S $1/fd/${info##*/} ]] && return 1
+    read -r -d '' text <"$info"; [[ $text == *notify* ]] && return 1
+  done
+  is_terminal "$1/fd/0"
+}
+
+# Asleep until one of several things happens, one of which is a key: it has switched line mode off.
+in_poll() { is_terminal "$1/fd/0" && [[ $(stty -a <"$tty") == *" -icanon"* ]]; }
+
+set +f; stats=(/proc/[0-9]*/stat); set -f
+for stat in "${stats[@]}"; do
+  read -r -d '' text <"$stat"
+  fields=(${text##*)})
+  [[ ${fields[4]} == "$number" && ${fields[2]} == "${fields[5]}" ]] || continue
+  process=${stat%/stat}
+  set +f; tasks=("$process"/task/*); set -f
+  for task in "${tasks[@]:0:64}"; do
+    read -r wchan <"$task/wchan"
+    case $wchan in
+      wait_woken|n_tty_read|tty_read) in_read "$process" "$task" ;;
+      poll_schedule_timeout*|do_select*|do_sys_poll*|do_epoll_wait*|ep_poll*) in_poll "$process" ;;
+      *) false ;;
+    esac && { echo reads; exit; }
+  done
+done
+"""
+
+
+async def waits_for_input(host: Host, number: int) -> bool:
+    """Whether a process in the foreground of ``/dev/pts/<number>`` of the slot sleeps until something is
+    typed there. False when it cannot be known, and after 2 s."""
+    tty = (_PTS_MAJOR << 8) | (number & 0xFF) | ((number & ~0xFF) << 12)
+    probe = ("bash", "-c", _PROBE, "bash", str(tty), str(number))
+    return await output_of(host, *probe, longest_s=_LOOK_S) == _YES
