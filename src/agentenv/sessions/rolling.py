@@ -12,7 +12,7 @@ class Rolling:
     """The last ``cap_bytes`` of a stream; what came before is counted. A byte keeps its offset for ever."""
 
     def __init__(self, cap_bytes: int = ROLLING_BYTES, *, terminal: bool = False, unread: Unread | None = None) -> None:
-        self._unread = unread or Unread()
+        self._unread = Unread() if unread is None else unread
         self._shed_bytes = 0
         self._cap_bytes = cap_bytes
         self._terminal = terminal

@@ -22,7 +22,7 @@ class SlotSessions:
         unread = Unread()
         self._processes = ProcessCalls(host, unread)
         self._terminals = TerminalCalls(host, cap_bytes, self._processes, unread)
-        self._tmux = TmuxCalls(host)
+        self._tmux = TmuxCalls(host, unread)
 
     async def call(self, arguments: SessionArguments, deadline_s: float) -> SessionAnswer:
         """One call, answered by ``deadline_s`` (the loop's clock). Raises ToolCallError, LeaseLostError."""

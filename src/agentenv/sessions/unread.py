@@ -24,7 +24,9 @@ class Unread:
         self._most_bytes = most_bytes
         self._held: dict[Holder, int] = {}
 
-    def __len__(self) -> int:
+    @property
+    def holders(self) -> int:
+        """How many keep something."""
         return len(self._held)
 
     def holds(self, holder: Holder, held_bytes: int) -> None:
