@@ -185,6 +185,7 @@ MODELS: tuple[WireModel, ...] = (
         command="make",
         running_s=2.5,
         started=True,
+        waiting_for_input=True,
         process=_PROCESS,
         note="n",
         notices=("p1 ended",),

@@ -106,7 +106,7 @@ def test_wrong_and_refused_calls_show_their_message() -> None:
 def test_a_sessions_output_is_shown_with_how_it_stands() -> None:
     content: dict[str, JsonValue] = {"session": "default", "state": "idle", "cwd": "/workspace"}
     text = shown("terminal", CallResult(id="c", exit_code=0, stdout="42\n", content=content), 1000)
-    assert text == "exit code: 0\nstdout:\n42\n[session default: idle, in /workspace]"
+    assert text == "exit code: 0\nstdout:\n42\n[session default: idle, without pty, in /workspace]"
     failed = shown("terminal", CallResult(id="c", exit_code=3, content=content), 1000)
     assert failed.startswith("exit code: 3\n(no output)\n[session")
     running = {**content, "state": "running", "command": "make", "note": "an empty command gets more"}
@@ -114,6 +114,19 @@ def test_a_sessions_output_is_shown_with_how_it_stands() -> None:
     assert text.startswith("still running (waited 3.0 s): make\nstdout:\nx\n")
     assert "stopped" not in text
     assert text.endswith("[an empty command gets more]")
+    asking = {**running, "pty": True, "waiting_for_input": True}
+    text = shown("terminal", CallResult(id="c", timed_out=True, duration_s=0.4, content=asking), 1000)
+    assert text.startswith("waiting for input (after 0.4 s): make\n")
+    assert "[session default: running, with pty, in /workspace]" in text
+
+
+def test_where_there_is_no_session_none_is_said_to_stand() -> None:
+    reset: dict[str, JsonValue] = {"session": "default", "state": "none", "cwd": "/workspace", "note": "it was ended"}
+    assert shown("terminal", CallResult(id="c", content=reset), 1000) == "reset done\n(no output)\n[it was ended]"
+    process: JsonValue = {"process": "p1", "command": "make", "state": "running", "runs_s": 0.0}
+    text = shown("terminal", CallResult(id="c", content={**reset, "process": process, "note": "p1 began"}), 1000)
+    assert text.startswith("still running")
+    assert "session default" not in text
 
 
 def test_a_background_process_is_shown_with_how_it_stands() -> None:

@@ -14,6 +14,7 @@ from agentenv.sessions.head_tail import HeadTail
 from agentenv.sessions.lines import marker_line
 from agentenv.sessions.rolling import Rolling
 from agentenv.sessions.tap import Tap
+from agentenv.sessions.unread import Unread
 from agentenv.slots.backends.fake_sessions import FakeHost
 
 NONCE = "0123456789abcdef"
@@ -27,7 +28,7 @@ class Wired:
         self.host = FakeHost(Path("/"), {})
         read, self.write_fd = os.pipe()
         self.marked = 0
-        self.tap = Tap(self.host, read, cap_bytes, lambda: None, terminal=terminal)
+        self.tap = Tap(self.host, read, cap_bytes, lambda: None, terminal=terminal, unread=Unread())
 
     def expect(self) -> None:
         self.tap.expect(NONCE, marker_line(NONCE), self._mark)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sessions.asciicast import MAX_UNTAKEN_BYTES, Recorder, recordings
 from agentenv.sessions.keys import key_bytes
-from agentenv.sessions.tmux_control import Answer, ControlParser, Noticed, Printed, unescaped
+from agentenv.sessions.tmux_control import MAX_BLOCK_BYTES, Answer, ControlParser, Noticed, Printed, unescaped
 from agentenv.sessions.tmux_text import CHUNK_CHARS, difference, pressing, quoted, trimmed, typing
 
 SAID = (
@@ -182,3 +182,37 @@ def test_what_nobody_takes_is_bounded_and_said() -> None:
     assert json.loads(cast.splitlines()[-1])[1:] == ["m", "3900000 bytes of output are not recorded"]
     recorder.output(b"on", 3.0)
     assert json.loads(recorder.take(3.0)) == [3.0, "o", "on"]
+
+
+def test_of_an_answer_that_is_too_long_the_end_is_kept_and_the_rest_counted() -> None:
+    parser = ControlParser()
+    parser.feed(b"%begin 1 2 1\n")
+    lines = [b"%07d" % number + b"x" * 993 for number in range(20_000)]
+    for line in lines:
+        assert parser.feed(line + b"\n") == []
+        assert parser.held_bytes <= MAX_BLOCK_BYTES
+    (answer,) = parser.feed(b"%end 1 2 1\n")
+    assert isinstance(answer, Answer)
+    assert answer.lines == tuple(line.decode() for line in lines[-len(answer.lines) :])
+    assert 1_000 < len(answer.lines) < 20_000
+    assert answer.dropped_bytes == (20_000 - len(answer.lines)) * 1_001
+    assert parser.held_bytes == 0
+
+
+def test_empty_lines_take_memory_too() -> None:
+    parser = ControlParser()
+    parser.feed(b"%begin 1 2 1\n")
+    for _ in range(40):
+        parser.feed(b"\n" * 10_000)
+        assert parser.held_bytes <= MAX_BLOCK_BYTES
+    (answer,) = parser.feed(b"%end 1 2 1\n")
+    assert isinstance(answer, Answer)
+    assert len(answer.lines) + answer.dropped_bytes == 400_000
+    assert answer.dropped_bytes > 0
+
+
+def test_an_answer_whose_lines_were_shed_still_ends() -> None:
+    parser = ControlParser()
+    parser.feed(b"%begin 1 2 1\nshed\n%end 1 2")
+    parser.shed()
+    assert parser.feed(b" 1\n") == [Answer(ok=True, ours=True, lines=(), dropped_bytes=5)]

@@ -21,6 +21,10 @@ def session_ending(content: Mapping[str, Any], exit_code: int | None, duration_s
         return "the session is running" if tmux.get("state") == "running" else "the session has ended"
     if process.get("state") == "running":
         return f"still running (waited {duration_s:.1f} s)"
+    if content.get("waiting_for_input"):
+        return f"waiting for input (after {duration_s:.1f} s): {_brief(content.get('command'))}"
+    if content.get("state") == "none" and not process:
+        return "reset done"
     if content.get("state") == "running":
         return f"still running (waited {duration_s:.1f} s): {_brief(content.get('command'))}"
     return "no command ended"
@@ -33,8 +37,9 @@ def session_standing(content: Mapping[str, Any]) -> str:
         found = content.get(name)
         if isinstance(found, Mapping):
             lines.append(f"[{name} {found.get('session') or found.get('process')}: {_facts(found)}]")
-    if isinstance(content.get("session"), str):
-        lines.append(f"[session {content['session']}: {content.get('state')}, in {content.get('cwd')}]")
+    if isinstance(content.get("session"), str) and content.get("state") != "none":
+        pty = "with pty" if content.get("pty") else "without pty"
+        lines.append(f"[session {content['session']}: {content.get('state')}, {pty}, in {content.get('cwd')}]")
     for name in ("processes", "sessions"):
         listed = content.get(name) or ()
         lines += [f"{one.get('process') or one.get('session')}: {_facts(one)}" for one in listed]

@@ -136,8 +136,10 @@ class Process:
         self._script = b""
 
     def kill(self) -> None:
-        """Kill the run's whole tree; ``on_end`` follows."""
-        self._io.link.kill(self._run)
+        """Kill the run's whole tree; ``on_end`` follows. Nothing happens when it has ended: by then its number
+        may be another run's."""
+        if self.outcome is Outcome.running:
+            self._io.link.kill(self._run)
 
     def on_spawned(self, fds: tuple[int, ...]) -> None:
         """RunEvents: the pipes are here."""

@@ -44,6 +44,9 @@ class SlotHost:
             flags |= _SCRIPT_FD
             script = memory_file("script", program.script)
             fds.append(script)
+        elif program.answers is not None:
+            flags |= _SCRIPT_FD
+            fds.append(program.answers)
         try:
             started.run = self._io.link.spawn(payload, flags, fds, started, keep_free=KEPT_FOR_CALLS)
         finally:
@@ -74,15 +77,19 @@ class SlotProgram:
         self._link = io.link
         self._limits = io.limits
         self._size = program.terminal
-        self._events = events
+        self._events: ProgramEvents | None = events
         self.run = 0
+        """Its number while it runs. Numbers come round: whoever has ended must not use one any more."""
 
     def kill(self) -> None:
         """Started."""
-        self._link.kill(self.run)
+        if self.run:
+            self._link.kill(self.run)
 
     def signal(self, number: int, began_s: float | None = None) -> None:
         """Started."""
+        if not self.run:
+            return
         if began_s is not None:
             # Processes tell when they began by another clock than the loop's; asked first, it errs to the early side.
             began_s += time.clock_gettime(time.CLOCK_BOOTTIME) - asyncio.get_running_loop().time()
@@ -90,6 +97,7 @@ class SlotProgram:
 
     def on_spawned(self, fds: tuple[int, ...]) -> None:
         """RunEvents."""
+        assert self._events is not None
         if self._size is not None:
             set_size(fds[0], *self._size)
         self._events.on_started(fds)
@@ -98,13 +106,19 @@ class SlotProgram:
         """RunEvents."""
         if step is SpawnStep.RESOURCES:
             self._limits.above = self._limits.refused(error) or self._limits.above
-        self._events.on_failed(error, cwd=step is SpawnStep.CWD)
+        self._over().on_failed(error, cwd=step is SpawnStep.CWD)
 
     def on_exit(self, status: int, usage: Usage) -> None:  # noqa: ARG002 (RunEvents)
         """RunEvents."""
         code = os.waitstatus_to_exitcode(status)
-        self._events.on_ended(code if code >= 0 else 128 - code)
+        self._over().on_ended(code if code >= 0 else 128 - code)
 
     def on_lost(self) -> None:
         """RunEvents."""
-        self._events.on_lost()
+        self._over().on_lost()
+
+    def _over(self) -> ProgramEvents:
+        """Nothing more will happen: forget the run, and who was to hear of it."""
+        events, self._events, self.run = self._events, None, 0
+        assert events is not None
+        return events

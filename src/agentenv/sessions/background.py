@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sessions.port import Host, Program
+from agentenv.sessions.ptys import terminal_env
 from agentenv.sessions.reader import Reader
 from agentenv.sessions.rolling import Rolling
+from agentenv.sessions.unread import Unread
 from agentenv.sessions.waiting import Changes
 from agentenv.wire.sessions import ProcessState
 
@@ -33,10 +35,10 @@ class Order:
 class Background:
     """From its start to :meth:`close`. Nothing here waits."""
 
-    def __init__(self, host: Host, name: str, order: Order) -> None:
+    def __init__(self, host: Host, name: str, order: Order, unread: Unread) -> None:
         self.name = name
         self.order = order
-        self.output = Rolling(terminal=order.pty)
+        self.output = Rolling(terminal=order.pty, unread=unread)
         self.changes = Changes(host.loop)
         self.exit_code: int | None = None
         self.failed = False
@@ -53,6 +55,9 @@ class Background:
         self._readers: list[Reader] = []
         self._input = -1
         self._start()
+        # What is shown of the command is enough from here on: it may have been 8 MiB.
+        if len(order.command) > _SHOWN_CHARS:
+            self.order = replace(order, command=order.command[:_SHOWN_CHARS] + "…")
 
     @property
     def running(self) -> bool:
@@ -66,11 +71,10 @@ class Background:
 
     def state(self) -> ProcessState:
         """How it stands."""
-        command = self.order.command
         ended_s = self._host.loop.time() if self._ended_s is None else self._ended_s
         return ProcessState(
             process=self.name,
-            command=command if len(command) <= _SHOWN_CHARS else command[:_SHOWN_CHARS] + "…",
+            command=self.order.command,
             state="running" if self.running else "exited",
             exit_code=self.exit_code,
             pty=self.order.pty,
@@ -112,14 +116,16 @@ class Background:
         self._started.signal(number)
 
     def close(self) -> None:
-        """Let go of it, whether it has ended or its slot ends it. Repeatable."""
+        """Let go of it, and of its output, whether it has ended or its slot ends it. Repeatable."""
         self._release()
+        self.output.shed()
         self.changes.tell()
 
     def _start(self) -> None:
         script = self.order.command.encode("utf-8", "surrogateescape")
         literal = len(script) <= _MAX_ARGV_BYTES
         theirs = -1
+        env = terminal_env(self._host.env) if self.order.pty else self._host.env
         if not self.order.pty:
             theirs, self._input = os.pipe()
             os.set_blocking(self._input, False)
@@ -127,7 +133,7 @@ class Background:
             self._started = self._host.start(
                 Program(
                     argv=("bash", "-c", self.order.command) if literal else ("bash", "/dev/fd/9"),
-                    env={**self._host.env, **self.order.env},
+                    env={**env, **self.order.env},
                     cwd=self.order.cwd,
                     stdin=None if theirs < 0 else theirs,
                     script=None if literal else script + b"\n",
@@ -145,6 +151,7 @@ class Background:
     def _release(self) -> None:
         for reader in self._readers:
             reader.close()
+        self._readers = []
         if self._input >= 0:
             os.close(self._input)
             self._input = -1

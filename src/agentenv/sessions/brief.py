@@ -38,12 +38,17 @@ class _Brief:
     def _end(self, exit_code: int | None) -> None:
         for reader in self._readers:
             reader.close()
+        self._readers = []
         if not self.ended.done():
             self.ended.set_result(exit_code)
 
 
-async def output_of(host: Host, *argv: str) -> bytes:
-    """What it prints; nothing when it fails."""
+async def output_of(host: Host, *argv: str, longest_s: float | None = None) -> bytes:
+    """What it prints; nothing when it fails, or (killed then) takes longer than ``longest_s``."""
     brief = _Brief(host)
-    host.start(Program(argv=argv, env=host.env, cwd=host.workspace), brief)
-    return brief.output if await asyncio.shield(brief.ended) == 0 else b""
+    started = host.start(Program(argv=argv, env=host.env, cwd=host.workspace), brief)
+    done, _ = await asyncio.wait([brief.ended], timeout=longest_s)
+    if not done:
+        started.kill()
+        return b""
+    return brief.output if brief.ended.result() == 0 else b""

@@ -25,6 +25,11 @@ class HeadTail:
         self._at = 0
         self.total_bytes = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """The memory it takes."""
+        return self.total_bytes if self._tail is None else self._cap
+
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the stream."""
         self.total_bytes += len(chunk)

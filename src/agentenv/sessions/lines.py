@@ -1,18 +1,22 @@
 """What is typed to a session's shell, and how it answers. Pure.
 
-The shell is an interactive ``bash`` whose standard input is one end of a socket nobody else has: bash
-reads its commands there, a line at a time, and answers there. Around each command we type two things::
+The shell is an interactive ``bash`` whose standard input is a pipe: bash reads its commands there, a line
+at a time, and answers through a second one, descriptor 252. (Two pipes and no socket: over a socket anybody
+in the slot could hand us descriptors, which the kernel may take its time to close.) Around each command we
+type two things::
 
     { <command>
-    } <&253 253<&- 2>&254 254>&-
-    for _ in; do :; done 2>&0 <"/NONCE/$?/…/NONCE/" || …
+    } <&253 2>&254
+    for _ in; do :; done 2>&252 <"/NONCE/$?/…/NONCE/" || …
 
-- The group gives the command its own standard input and errors, and takes ours away: bash keeps ours
-  meanwhile in descriptors that are closed by every exec. So the command cannot read what we type, and
-  nothing it starts has a descriptor of ours. Prompts, ``set -v`` and job notices go where nobody looks.
+- The group gives the command its own standard input and errors; bash keeps ours meanwhile. All it keeps
+  for us is closed by every exec (:func:`first_lines`): the command cannot read what we type, and nothing
+  it starts has a descriptor of ours. None of ours is ever closed and opened again either, so a limit of
+  open files (``ulimit -n``) below their numbers does no harm. Prompts, ``set -v`` and job notices go
+  where nobody looks.
 - A group is no level of evaluation: ``set -x`` shows ``+ cmd``, traps and ``$_`` see the command alone.
 - The last line runs no command at all, so ``set -x`` and the DEBUG, ERR and RETURN traps have nothing to
-  show: its loop has no turns, and its redirection fails on purpose, after ``2>&0`` has sent bash's
+  show: its loop has no turns, and its redirection fails on purpose, after ``2>&252`` has sent bash's
   complaint, which holds ``$?`` and more, to us. The ``||`` keeps ``set -e`` and ERR out of it. The nonce
   is new for each command and typed only behind it: nothing a command prints can pass for an answer.
 - It stands on a line of its own because an interrupt (C-c) makes bash drop the line it is in.
@@ -29,14 +33,16 @@ from dataclasses import dataclass
 
 from agentenv.sessions.reserved import RESERVED_WORDS
 
-STDIN_FD, STDERR_FD = 253, 254
+GIVEN_ANSWERS_FD = 9
+"""Where a new shell has the pipe for its answers."""
+ANSWERS_FD, STDIN_FD, STDERR_FD = 252, 253, 254
 MAX_NATIVE_BYTES = 32 * 1024
 """A longer command goes through eval: bash runs the commands of one group by recursion."""
 MAX_PLAIN_BYTES = 4 * 1024
 
 SHELL_ARGV = ("bash", "--norc", "--noprofile", "--noediting", "+H", "-i")
 NOTHING = "for _ in; do :; done"
-_REDIRECTS = f"<&{STDIN_FD} {STDIN_FD}<&- 2>&{STDERR_FD} {STDERR_FD}>&-"
+_REDIRECTS = f"<&{STDIN_FD} 2>&{STDERR_FD}"
 _QUIET = "</dev/null >/dev/null 2>&1"
 
 _VALUE = r"\$(?:[A-Za-z_?]|\{[A-Za-z_]\w*+\}|\(\([\w \t+*/%<>=-]++\)\))"
@@ -62,9 +68,25 @@ class Report:
 
 
 def first_lines(*, terminal: bool) -> str:
-    """What a new shell is told before anything else."""
-    user_stdin = "<&1" if terminal else "</dev/null"
-    return f"set +o history; history -c; unset HISTFILE; exec {STDIN_FD}{user_stdin} {STDERR_FD}>&2 2>/dev/null\n"
+    """What a new shell is told before anything else: to forget its history, and to put the command's errors,
+    its own answers and the command's input where they stay, closed by every exec. For that last property
+    each goes by way of 10: that is where bash keeps what a group has redirected, closed by every exec, and
+    a copy made of such a descriptor is such a descriptor."""
+
+    def kept(number: int, redirected: str) -> str:
+        return f"{{ exec {number}>&10; }} {redirected}"
+
+    user_stdin = f"{kept(STDIN_FD, '>/dev/null')}; exec 2>/dev/null"
+    if not terminal:
+        user_stdin = f"exec 2<>/dev/null; {kept(STDIN_FD, '2>&-')}"
+    steps = (
+        "set +o history; history -c; unset HISTFILE",
+        kept(STDERR_FD, "2>/dev/null"),
+        f"exec 2>&{GIVEN_ANSWERS_FD} {GIVEN_ANSWERS_FD}>&-",
+        kept(ANSWERS_FD, "2>/dev/null"),
+        user_stdin,
+    )
+    return "; ".join(steps) + "\n"
 
 
 def question(nonce: str, *, marker: bool) -> str:
@@ -72,7 +94,21 @@ def question(nonce: str, *, marker: bool) -> str:
     its last output: what a terminal has taken arrives later than what a pipe has."""
     asked = f'"/{nonce}/$?/${{PIPESTATUS[*]/#/,}}/$-/${{PWD-}}/{nonce}/"'
     marked = f"{NOTHING} 2>&{STDERR_FD} </{nonce} || " if marker else ""
-    return f"{NOTHING} 2>&0 <{asked} || {marked}{NOTHING}\n"
+    return f"{NOTHING} 2>&{ANSWERS_FD} <{asked} || {marked}{NOTHING}\n"
+
+
+def without_editor() -> str:
+    """Undoes ``set -o vi`` and ``set -o emacs``: there is nobody whose line could be edited."""
+    return "set +o vi; set +o emacs\n"
+
+
+def typed_ahead_dropped() -> str:
+    """Reads away what was typed at the terminal and read by nobody, so that it answers no other program. In a
+    subshell, which leaves no variable behind; without line mode, so that a part of a line goes too; until
+    nothing has come for a moment."""
+    more = "\\builtin read -r -s -n 4096 -t 0.1; [[ $? -le 128 ]] || \\builtin read -t 0 || break"
+    drop = f"for _ in {{1..64}}; do {more}; done"
+    return f"( trap - DEBUG ERR; {drop} ) <&{STDIN_FD} >/dev/null 2>&1 || {NOTHING}\n"
 
 
 def report(nonce: str, said: bytes) -> Report | None:
@@ -86,8 +122,9 @@ def report(nonce: str, said: bytes) -> Report | None:
 
 
 def marker_line(nonce: str) -> re.Pattern[bytes]:
-    """The line that ends a command's output on a terminal."""
-    return re.compile(rb"(?:bash: )?/%b: [^\r\n]*\r?\n" % nonce.encode())
+    """The line that ends a command's output on a terminal. Short: what pretends to begin one is not searched
+    for its end without end."""
+    return re.compile(rb"(?:bash: )?/%b: [^\r\n]{0,200}\r?\n" % nonce.encode())
 
 
 def restored(last: Report) -> str:

@@ -11,7 +11,8 @@ from typing import Protocol
 @dataclass(frozen=True)
 class Program:
     """What to start. ``stdin`` is a descriptor that stays the caller's (None: nothing to read, or the
-    terminal when it has one). ``script`` is what the program can read from descriptor 9. With
+    terminal when it has one). ``script`` is what the program can read from descriptor 9; or it has ``answers``
+    there, a descriptor that stays the caller's, too. With
     ``terminal`` (rows, columns) it leads a session on a PTY of its own."""
 
     argv: Sequence[str]
@@ -19,6 +20,7 @@ class Program:
     cwd: str
     stdin: int | None = None
     script: bytes | None = None
+    answers: int | None = None
     terminal: tuple[int, int] | None = None
 
 

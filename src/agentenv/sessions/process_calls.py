@@ -11,6 +11,7 @@ from agentenv.errors import InvalidArgumentsError, LeaseLostError, UnknownSessio
 from agentenv.sessions.answers import SessionAnswer
 from agentenv.sessions.background import Background, Order
 from agentenv.sessions.port import Host
+from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import ProcessArguments, ProcessReply, ProcessState
 
 MAX_RUNNING = 100
@@ -28,8 +29,9 @@ _START_WAIT_S = 5.0
 class ProcessCalls:
     """All background processes of one slot, until :meth:`close`."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, unread: Unread) -> None:
         self._host = host
+        self._unread = unread
         self._processes: dict[str, Background] = {}
         self._started = 0
 
@@ -53,7 +55,7 @@ class ProcessCalls:
                 f"{MAX_RUNNING} background processes run in this slot", next_step="kill one that is not needed"
             )
         self._started += 1
-        process = Background(self._host, f"p{self._started}", order)
+        process = Background(self._host, f"p{self._started}", order, self._unread)
         self._processes[process.name] = process
         self._forget_ended()
         deadline_s = self._host.loop.time() + _START_WAIT_S

@@ -33,7 +33,7 @@ class Reader:
         os.set_blocking(fd, False)
         self._host = host
         self._fd = fd
-        self._on_bytes = on_bytes
+        self._on_bytes: Callable[[bytes], None] | None = on_bytes
         self._terminal = terminal
         self._most_bytes_per_s = most_bytes_per_s
         self._allowed_bytes = float(_FLOOD_BURST_BYTES)
@@ -60,7 +60,8 @@ class Reader:
             budget -= count
 
     def close(self) -> None:
-        """Let go of it; whoever still writes to a pipe goes on undisturbed. Repeatable."""
+        """Let go of it, and of whom it told; whoever still writes to a pipe goes on undisturbed. Repeatable."""
+        self._on_bytes = None
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             self._host.unwatch(fd)
@@ -86,7 +87,8 @@ class Reader:
             self._host.unwatch(self._fd)
             os.close(self._fd)
             self._fd = -1
-        self._on_bytes(chunk)
+        if self._on_bytes is not None:
+            self._on_bytes(chunk)
         return len(chunk)
 
     def _throttle(self, count: int) -> None:

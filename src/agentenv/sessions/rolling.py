@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentenv.sessions.head_tail import whole_end, whole_start
+from agentenv.sessions.unread import Unread
 
 ROLLING_BYTES = 200_000
 
@@ -10,7 +11,9 @@ ROLLING_BYTES = 200_000
 class Rolling:
     """The last ``cap_bytes`` of a stream; what came before is counted. A byte keeps its offset for ever."""
 
-    def __init__(self, cap_bytes: int = ROLLING_BYTES, *, terminal: bool = False) -> None:
+    def __init__(self, cap_bytes: int = ROLLING_BYTES, *, terminal: bool = False, unread: Unread | None = None) -> None:
+        self._unread = Unread() if unread is None else unread
+        self._shed_bytes = 0
         self._cap_bytes = cap_bytes
         self._terminal = terminal
         self._kept = bytearray()
@@ -20,7 +23,7 @@ class Rolling:
     @property
     def dropped_bytes(self) -> int:
         """How many bytes at the beginning are gone."""
-        return max(0, self.total_bytes - self._cap_bytes)
+        return max(self._shed_bytes, self.total_bytes - self._cap_bytes)
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes; of a terminal, with its line ends made plain again."""
@@ -32,11 +35,19 @@ class Rolling:
         self._kept += chunk
         if len(self._kept) > 2 * self._cap_bytes:
             del self._kept[: len(self._kept) - self._cap_bytes]
+        self._unread.holds(self, len(self._kept))
+
+    def shed(self) -> None:
+        """Holder: the slot has more unread output than it may."""
+        self._shed_bytes = self.total_bytes
+        self._kept = bytearray()
+        self._unread.holds(self, 0)
 
     def read(self, offset: int, limit: int) -> tuple[str, int, int]:
         """Text from byte ``offset`` on, at most ``limit`` bytes: the text, where it really begins (later
         when those bytes are gone), and where the next read should begin. No character is split."""
         del self._kept[: max(0, len(self._kept) - self._cap_bytes)]
+        self._unread.holds(self, len(self._kept))
         begin = min(max(offset, self.dropped_bytes), self.total_bytes)
         at = begin - self.dropped_bytes
         data = bytes(self._kept[at : at + limit])

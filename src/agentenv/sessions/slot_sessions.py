@@ -9,6 +9,7 @@ from agentenv.sessions.port import Host
 from agentenv.sessions.process_calls import ProcessCalls
 from agentenv.sessions.terminal_calls import TerminalCalls
 from agentenv.sessions.tmux_calls import TmuxCalls
+from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArguments
 
 SessionArguments = TerminalArguments | ProcessArguments | TmuxArguments
@@ -18,9 +19,10 @@ class SlotSessions:
     """From a slot's hand-over to :meth:`close`. Calls run side by side, whatever others wait for."""
 
     def __init__(self, host: Host, cap_bytes: int) -> None:
-        self._processes = ProcessCalls(host)
-        self._terminals = TerminalCalls(host, cap_bytes, self._processes)
-        self._tmux = TmuxCalls(host)
+        unread = Unread()
+        self._processes = ProcessCalls(host, unread)
+        self._terminals = TerminalCalls(host, cap_bytes, self._processes, unread)
+        self._tmux = TmuxCalls(host, unread)
 
     async def call(self, arguments: SessionArguments, deadline_s: float) -> SessionAnswer:
         """One call, answered by ``deadline_s`` (the loop's clock). Raises ToolCallError, LeaseLostError."""

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from agentenv.sessions.head_tail import HeadTail, whole_end
 from agentenv.sessions.port import Host
 from agentenv.sessions.reader import Reader
+from agentenv.sessions.unread import Unread
 
 _PREFIX = b"bash: "
+MAX_MARKER_BYTES = 256
+"""No marker's line is longer."""
 _TTY_NOISE = re.compile(rb"bash: \[\d+: \d+ \(\d+\)\] tcsetattr: Inappropriate ioctl for device\n")
 """What an interactive bash without a terminal says when a signal ended a command."""
 
@@ -21,20 +24,24 @@ class Tap(Reader):
     that is expected is cut out of its stream (``marked`` is then called).
     """
 
-    def __init__(self, host: Host, fd: int, cap_bytes: int, on_bytes: Callable[[], None], *, terminal: bool) -> None:
+    def __init__(
+        self, host: Host, fd: int, cap_bytes: int, on_bytes: Callable[[], None], *, terminal: bool, unread: Unread
+    ) -> None:
         self._cap_bytes = cap_bytes
+        self._unread = unread
+        self._shed_bytes = 0
         self._window = HeadTail(cap_bytes)
         self._held = b""
         self._marker: re.Pattern[bytes] | None = None
         self._mark = b""
         self._marked: Callable[[], None] | None = None
-        self._arrived = on_bytes
+        self._arrived: Callable[[], None] | None = on_bytes
         super().__init__(host, fd, self._feed, terminal=terminal)
 
     @property
     def waiting_bytes(self) -> int:
-        """How much has come that was not taken."""
-        return self._window.total_bytes + len(self._held)
+        """How much has come that was not taken, kept or not."""
+        return self._shed_bytes + self._window.total_bytes + len(self._held)
 
     def expect(self, nonce: str, marker: re.Pattern[bytes], marked: Callable[[], None]) -> None:
         """Cut ``marker`` (a line that holds ``nonce``) out of the stream when it comes, then call back."""
@@ -64,12 +71,33 @@ class Tap(Reader):
         if rest := end[cut:]:
             self._window.feed(rest)
             head, tail = (head, tail[:cut]) if tail else (head[:cut], b"")
-        return self._decoded(head, tail, window.total_bytes - len(rest))
+        shed_bytes, self._shed_bytes = self._shed_bytes, 0
+        self._tell_held()
+        text, dropped = self._decoded(head, tail, window.total_bytes - len(rest))
+        return text, dropped + shed_bytes
 
     def forget(self) -> None:
         """Drop what has come so far."""
         self._window = HeadTail(self._cap_bytes)
         self._held = b""
+        self._shed_bytes = 0
+        self._tell_held()
+
+    def shed(self) -> None:
+        """Holder: the slot has more unread output than it may."""
+        self._shed_bytes += self._window.total_bytes
+        self._window = HeadTail(self._cap_bytes)
+        self._tell_held()
+
+    def close(self) -> None:
+        """Reader; what was not taken is dropped, and nobody is called back any more."""
+        super().close()
+        self.forget()
+        self.expect_nothing()
+        self._arrived = None
+
+    def _tell_held(self) -> None:
+        self._unread.holds(self, self._window.held_bytes)
 
     def _decoded(self, head: bytes, tail: bytes, came_bytes: int) -> tuple[str, int]:
         if tail:
@@ -85,30 +113,32 @@ class Tap(Reader):
         if self._marker is None:
             self._window.feed(chunk)
         else:
-            self._feed_marked(self._held + chunk)
-        self._arrived()
+            self._feed_marked(self._marker, self._held + chunk)
+        self._tell_held()
+        if self._arrived is not None:
+            self._arrived()
 
-    def _feed_marked(self, stream: bytes) -> None:
-        assert self._marker is not None
-        found = self._marker.search(stream) if self._mark in stream else None
-        if found is None and self._fd >= 0:
-            # Held back only while it may be the beginning of the marker.
-            keep = stream.find(b"/" + self._mark)
-            if keep < 0:
-                keep = len(stream) - _overlap(stream, _PREFIX + b"/" + self._mark)
-            elif stream.endswith(_PREFIX, 0, keep):
-                keep -= len(_PREFIX)
+    def _feed_marked(self, marker: re.Pattern[bytes], stream: bytes) -> None:
+        found = marker.search(stream) if self._mark in stream else None
+        if found is None:
+            keep = _beginning(stream, self._mark) if self._fd >= 0 else len(stream)
             self._window.feed(stream[:keep])
             self._held = stream[keep:]
             return
         self._held = b""
-        if found is None:
-            self._window.feed(stream)
-            return
         self._window.feed(stream[: found.start()] + stream[found.end() :])
         marked, self._marker, self._marked = self._marked, None, None
         if marked is not None:
             marked()
+
+
+def _beginning(stream: bytes, mark: bytes) -> int:
+    """Where a marker may have begun of which the end is yet to come: in the last bytes, so that what prints
+    the beginning of one and never its end is held back no longer than a line."""
+    begin = stream.find(b"/" + mark, max(0, len(stream) - MAX_MARKER_BYTES))
+    if begin < 0:
+        return len(stream) - _overlap(stream, _PREFIX + b"/" + mark)
+    return begin - len(_PREFIX) if stream.endswith(_PREFIX, 0, begin) else begin
 
 
 def _overlap(stream: bytes, marker: bytes) -> int:

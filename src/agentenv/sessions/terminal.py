@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, SessionBusyError
-from agentenv.sessions import lines
+from agentenv.sessions import foreground, lines
 from agentenv.sessions.keys import SIGNAL_KEYS
 from agentenv.sessions.port import Host, Program, Started
+from agentenv.sessions.ptys import number_of, terminal_env
 from agentenv.sessions.tap import Tap
 from agentenv.sessions.typist import Typist
+from agentenv.sessions.unread import Unread
 from agentenv.sessions.waiting import Changes
 
 CANNOT_START = 126
@@ -23,6 +24,8 @@ _MARKER_WAIT_S = 1.0
 _MAX_UNREAD_BYTES = 256 * 1024
 """More than this in the shell's answers is no answer of the shell's."""
 _SHOWN_CHARS = 200
+_ASK_AGAIN_LOOKS, _MUTE_LOOKS = 2, 4
+"""After so many looks in a row at a shell that has read our question and given no answer."""
 _ALIASING = ("alias", "source", ". ", "BASH_ALIASES", "eval")
 
 
@@ -59,9 +62,10 @@ class Taken:
 
 
 class Terminal:
-    """From its start to :meth:`close`. Its calls decide how long they wait: nothing here waits."""
+    """From its start to :meth:`close`. Its calls decide how long they wait: nothing here does, but
+    :meth:`look`."""
 
-    def __init__(self, host: Host, setup: Setup) -> None:
+    def __init__(self, host: Host, setup: Setup, unread: Unread) -> None:
         self.setup = setup
         self.changes = Changes(host.loop)
         self.phase = Phase.starting
@@ -74,7 +78,14 @@ class Terminal:
         self.lost = False
         self.detached = False
         """Whether something else has taken the shell's place (``exec``), and cannot be asked."""
+        self.mute = False
+        """Whether the shell reads what is typed and gives no answer, whatever the command has done to it."""
+        self.asks_input = False
+        """Whether the program that runs was seen to wait for something typed at its terminal."""
         self.start_error = ""
+        self._unread = unread
+        self._looks = 0
+        self._typed_at = False
         self._host = host
         self._nonce = ""
         self._said = b""
@@ -99,11 +110,27 @@ class Terminal:
         shown = self.command
         return shown if shown is None or len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "…"
 
+    @property
+    def answering(self) -> bool:
+        """Whether it can still be heard how the command ends."""
+        return not self.detached and not self.mute
+
+    @property
+    def number(self) -> int | None:
+        """N, when its terminal is ``/dev/pts/N`` in the slot."""
+        return number_of(self._out.fd) if self.setup.pty and self._out is not None and self._out.open else None
+
+    @property
+    def typed_bytes(self) -> int:
+        """The memory taken by what it was told to run and has not read."""
+        return self._typist.unsent_bytes + len(self.command or "")
+
     def run(self, command: str) -> None:
         """Begin a command. Raises SessionBusyError when one runs."""
         if self.command is not None:
             raise self.busy_error()
         self.command = command
+        self.asks_input = False
         self.command_began_s = self._host.loop.time()
         self.result = None
         if self.phase is Phase.idle:
@@ -117,18 +144,50 @@ class Terminal:
             next_step="get its output with an empty command, send keys such as C-c, use another session, or reset it",
         )
 
-    def send(self, data: bytes) -> None:
-        """Type into the running program. Raises InvalidArgumentsError when that needs a terminal, or the
-        program does not read."""
-        if self.setup.pty:
-            self._type(data)
-        elif (number := SIGNAL_KEYS.get(data)) is None:
+    def signal(self, data: bytes) -> None:
+        """A key without a terminal, as the signal it stands for. Raises InvalidArgumentsError when it is none."""
+        if (number := SIGNAL_KEYS.get(data)) is None:
             raise InvalidArgumentsError(
                 "without a PTY only C-c and C-\\ can be sent: commands have no input to type into",
                 next_step="reset the session with pty=true, or give the input in the command (a pipe, a here-document)",
             )
-        elif self.command is not None:
+        if self.command is not None:
             self._started.signal(number, self.command_began_s)
+
+    def type(self, data: bytes | memoryview) -> int:
+        """Type into the terminal; how many bytes it took at once. Raises InvalidArgumentsError when it takes
+        none any more."""
+        if self._out is None or not self._out.open:
+            raise InvalidArgumentsError("the session's terminal is closed", next_step="reset the session")
+        self.asks_input = False
+        self._typed_at = True
+        try:
+            return os.write(self._out.fd, data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise InvalidArgumentsError(f"the session's terminal does not take keys: {error.strerror}") from error
+
+    async def look(self) -> None:
+        """To be called now and then while somebody waits for the command's end: sees whether the program
+        waits for input; and what the shell was asked, and lost because the command changed how it reads, is
+        asked again. Waits for 2 s at most."""
+        asked = self.phase in (Phase.starting, Phase.checking, Phase.running) and self._answer is None
+        all_read, number = asked and self._typist.all_read(), self.number
+        if not all_read and number is None:
+            return
+        nonce = self._nonce
+        waits = await foreground.seen(self._host, self._typist.inode, number)
+        if not self.busy or self._nonce != nonce:
+            return
+        self.asks_input = waits.input
+        self._looks = self._looks + 1 if all_read and waits.commands and self._answer is None else 0
+        if self._looks == _ASK_AGAIN_LOOKS:
+            marker = self.setup.pty and self.phase is not Phase.checking
+            self._typist.type(lines.question(self._nonce, marker=marker) + lines.without_editor())
+        elif self._looks == _MUTE_LOOKS:
+            self.mute = True
+            self.changes.tell()
 
     def take(self) -> Taken:
         """What was printed since the last time."""
@@ -152,28 +211,31 @@ class Terminal:
         self._started.kill()
 
     def close(self) -> None:
-        """Let go of it, whether it has ended or its slot ends it. Repeatable."""
+        """Let go of it, and of its output, whether it has ended or its slot ends it. Repeatable."""
         if self._marker_timer is not None:
             self._marker_timer.cancel()
+            self._marker_timer = None
         self._typist.close()
         for tap in (self._out, self._err):
             if tap is not None:
                 tap.close()
+        self._out = self._err = None
         self.phase = Phase.exited
         self.changes.tell()
 
     # -- starting ----------------------------------------------------------------------------------
 
     def _start(self) -> Started:
-        ours, theirs = socket.socketpair()
-        self._typist = Typist(self._host, ours, self._heard)
+        self._typist = Typist(self._host, self._heard)
+        env = terminal_env(self._host.env) if self.setup.pty else self._host.env
         try:
             started = self._host.start(
                 Program(
                     argv=lines.SHELL_ARGV,
-                    env={**self._host.env, **self.setup.env},
+                    env={**env, **self.setup.env},
                     cwd=self.setup.cwd,
-                    stdin=theirs.fileno(),
+                    stdin=self._typist.questions,
+                    answers=self._typist.answers,
                     terminal=self.setup.size if self.setup.pty else None,
                 ),
                 self,
@@ -182,13 +244,14 @@ class Terminal:
             self._typist.close()
             raise InvalidArgumentsError(f"terminal: env is too large: {error}") from error
         finally:
-            theirs.close()
+            self._typist.started()
         self._ask(lines.first_lines(terminal=self.setup.pty))
         return started
 
     def on_started(self, fds: tuple[int, ...]) -> None:
         """ProgramEvents."""
-        taps = [Tap(self._host, fd, self.setup.cap_bytes, self.changes.tell, terminal=self.setup.pty) for fd in fds]
+        cap_bytes, pty, unread = self.setup.cap_bytes, self.setup.pty, self._unread
+        taps = [Tap(self._host, fd, cap_bytes, self.changes.tell, terminal=pty, unread=unread) for fd in fds]
         self._out, self._err = taps[0], taps[1] if len(taps) > 1 else None
         if self.setup.pty:
             self._out.expect(self._nonce, lines.marker_line(self._nonce), self._settle)
@@ -239,7 +302,9 @@ class Terminal:
         assert self.command is not None
         self._aliases = self._aliases or any(word in self.command for word in _ALIASING)
         self.phase = Phase.running
-        self._ask(lines.restored(self._last) + text)
+        before = lines.typed_ahead_dropped() if self._typed_at else ""
+        self._typed_at = False
+        self._ask(before + lines.restored(self._last) + text)
 
     def _ask(self, text: str, *, marker: bool = True) -> None:
         """Type this, and have the shell say how it stands once it has done it. In one piece: each piece
@@ -247,6 +312,7 @@ class Terminal:
         self._nonce = secrets.token_hex(16)
         self._said = b""
         self._answer = None
+        self._looks = 0
         marker = marker and self.setup.pty
         self._typist.type(text + lines.question(self._nonce, marker=marker))
         if marker and self._out is not None:
@@ -301,6 +367,7 @@ class Terminal:
             self._ready(answer)
             return
         self._last = answer
+        self.mute = False
         self.cwd = answer.cwd
         self.phase = Phase.idle
         self.command = None
@@ -317,21 +384,6 @@ class Terminal:
         if self.command is not None:
             self._begin()
         self.changes.tell()
-
-    def _type(self, data: bytes) -> None:
-        if self._out is None or not self._out.open:
-            raise InvalidArgumentsError("the session's terminal is closed", next_step="reset the session")
-        try:
-            written = os.write(self._out.fd, data)
-        except BlockingIOError:
-            written = 0
-        except OSError as error:
-            raise InvalidArgumentsError(f"the session's terminal does not take keys: {error.strerror}") from error
-        if written < len(data):
-            raise InvalidArgumentsError(
-                f"the program took {written} of {len(data)} bytes: it does not read its input",
-                next_step="send the rest later, or interrupt it with C-c",
-            )
 
     def check_lost(self) -> None:
         """Raises LeaseLostError once the slot is gone."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
+from dataclasses import replace
 
 from agentenv.errors import InvalidArgumentsError, UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer, output_fields
@@ -10,6 +12,7 @@ from agentenv.sessions.keys import key_bytes
 from agentenv.sessions.port import Host
 from agentenv.sessions.process_calls import ProcessCalls
 from agentenv.sessions.terminal import Phase, Setup, Terminal
+from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import TerminalArguments, TerminalReply
 
 MAX_SESSIONS = 128
@@ -20,6 +23,14 @@ _KEYS_SILENT_S = 1.0
 """Keys that lead to no output at all are answered after this."""
 _QUIET_S = 0.25
 """Output is taken to be complete for now when nothing more came for so long."""
+_LOOK_S, _LONGEST_LOOK_S = 0.3, 5.0
+"""After a silence so long it is asked whether the program waits for input; then after longer and longer ones."""
+_TAKE_S, _RETRY_S = 5.0, 0.005
+"""A program that reads none of its input for so long does not read it."""
+_MOST_TYPED_BYTES = 32 * 1024 * 1024
+_SMALL_COMMAND_CHARS = 64 * 1024
+_HARMLESS_KEYS = (b"\x03", b"\x1c", b"\x1a")
+"""C-c, C-\\ and C-z do nothing at a terminal where nothing runs. Anything else would stay in it."""
 _KILL_WAIT_S = 15.0
 _REPLACED_S = 0.5
 
@@ -27,11 +38,14 @@ _REPLACED_S = 0.5
 class TerminalCalls:
     """All terminal sessions of one slot, until :meth:`close`. Calls never wait for other calls."""
 
-    def __init__(self, host: Host, cap_bytes: int, processes: ProcessCalls) -> None:
+    def __init__(self, host: Host, cap_bytes: int, processes: ProcessCalls, unread: Unread) -> None:
         self._host = host
         self._cap_bytes = cap_bytes
         self._processes = processes
+        self._unread = unread
         self._terminals: dict[str, Terminal] = {}
+        self._setups: dict[str, Setup] = {}
+        """How each session was started: a shell that ended is followed by one like it."""
 
     async def call(self, arguments: TerminalArguments, deadline_s: float) -> SessionAnswer:
         """One call, answered by ``deadline_s`` (the loop's clock) whatever runs. Raises ToolCallError,
@@ -39,9 +53,10 @@ class TerminalCalls:
         if arguments.background:
             return await self._background(arguments)
         if arguments.reset:
-            await self._end(arguments.session)
+            ended = await self._end(arguments.session)
             if not arguments.command:
-                return self._answer(arguments.session, None)
+                note = "the session and all it ran were ended" if ended else "there was no such session to end"
+                return self._answer(arguments.session, None, note=f"{note}; a command starts a new shell")
         if arguments.command:
             return await self._run(arguments, deadline_s)
         terminal = self._known(arguments.session)
@@ -49,6 +64,7 @@ class TerminalCalls:
             await self._send(terminal, arguments, deadline_s)
         elif terminal.busy and (arguments.timeout_s is not None or not terminal.waiting_bytes):
             await self._more(terminal, arguments.timeout_s, deadline_s)
+        await self._last_look(terminal, arguments, deadline_s)
         return self._answer(arguments.session, terminal)
 
     def close(self) -> None:
@@ -60,35 +76,45 @@ class TerminalCalls:
     # -- what calls do -----------------------------------------------------------------------------
 
     async def _run(self, arguments: TerminalArguments, deadline_s: float) -> SessionAnswer:
-        name = arguments.session
+        name, command = arguments.session, arguments.command or ""
+        self._check_room(command)
         terminal = self._terminals.get(name)
         started = terminal is None or terminal.phase is Phase.exited
+        note = ""
         if terminal is None or started:
+            note = "a new shell: what the former one had set is gone" if name in self._setups else ""
             terminal = self._start(arguments)
         else:
             _check_same(terminal, arguments)
-        terminal.run(arguments.command or "")
+        terminal.run(command)
         wait_s = deadline_s if arguments.timeout_s is None else self._host.loop.time() + arguments.timeout_s
         await self._until_done(terminal, min(wait_s, deadline_s))
-        return self._answer(name, terminal, started=started)
+        if terminal.start_error:
+            self._setups.pop(name, None)  # or every later command would meet the same error
+        await self._last_look(terminal, arguments, deadline_s)
+        return self._answer(name, terminal, started=started, note=note)
 
     async def _background(self, arguments: TerminalArguments) -> SessionAnswer:
+        name = arguments.session
+        terminal, setup = self._terminals.get(name), self._setups.get(name)
+        cwd = terminal.cwd if terminal is not None and terminal.phase is not Phase.exited else None
         process = await self._processes.start(
             self._processes.order(
                 arguments.command or "",
-                arguments.workdir,
-                arguments.env,
+                cwd if arguments.workdir is None else arguments.workdir,
+                {**(setup.env if setup is not None else {}), **(arguments.env or {})},
                 pty=bool(arguments.pty),
                 check_interval_s=arguments.check_interval,
             )
         )
         reply = TerminalReply(
-            session=arguments.session,
+            session=name,
             state="none",
             cwd=posixpath.normpath(process.order.cwd),
             pty=process.order.pty,
             process=process.state(),
-            note=f"started as background process {process.name}: see the process tool",
+            note=f"started as background process {process.name} in {posixpath.normpath(process.order.cwd)}: "
+            "see the process tool",
             notices=self._processes.notices(),
         )
         fields = {} if process.exit_code is None else {"exit_code": process.exit_code}
@@ -96,26 +122,41 @@ class TerminalCalls:
 
     async def _send(self, terminal: Terminal, arguments: TerminalArguments, deadline_s: float) -> None:
         keys = [key_bytes(name) for name in arguments.keys]
-        if terminal.phase is Phase.exited:
-            raise UnknownSessionError(
-                f"the session {arguments.session!r} has ended", next_step="a command starts it afresh"
-            )
-        if not terminal.busy and not terminal.setup.pty:
-            raise InvalidArgumentsError(
-                f"nothing runs in session {arguments.session!r} that keys could reach", next_step="run a command first"
-            )
-        before = terminal.waiting_bytes
         typed = (arguments.input or "").encode("utf-8", "surrogatepass")
+        idle = not terminal.busy
+        _check_reachable(terminal, arguments.session, harmless=not typed and all(key in _HARMLESS_KEYS for key in keys))
+        before = terminal.waiting_bytes
+        until_s = deadline_s
+        if arguments.timeout_s is not None:
+            until_s = min(self._host.loop.time() + arguments.timeout_s, deadline_s)
         if terminal.setup.pty:
-            terminal.send(typed + b"".join(keys))
+            await self._typed(terminal, typed + b"".join(keys), deadline_s)
         else:
             for data in [typed] * bool(typed) + keys:
-                terminal.send(data)
-        if arguments.timeout_s is not None:
-            until_s = self._host.loop.time() + arguments.timeout_s
-            await self._until_done(terminal, min(until_s, deadline_s))
+                terminal.signal(data)
+        if arguments.timeout_s is not None and not idle:
+            await self._until_done(terminal, until_s)
         else:
-            await self._until_quiet(terminal, before, deadline_s)
+            await self._until_quiet(terminal, before, until_s)
+
+    async def _typed(self, terminal: Terminal, data: bytes, deadline_s: float) -> None:
+        """Type it as fast as it is read. Raises InvalidArgumentsError, with what was taken, when it is not."""
+        rest = memoryview(data)
+        idle = not terminal.busy
+        until_s = min(deadline_s, self._host.loop.time() + _TAKE_S)
+        while rest:
+            if not idle and not terminal.busy:
+                return  # the program has ended, which says it all; the rest must not answer the next one
+            if taken := terminal.type(rest):
+                rest = rest[taken:]
+                until_s = min(deadline_s, self._host.loop.time() + _TAKE_S)
+            elif self._host.loop.time() < until_s:
+                await asyncio.sleep(_RETRY_S)
+            else:
+                raise InvalidArgumentsError(
+                    f"the program took {len(data) - len(rest)} of {len(data)} bytes and then stopped reading its input",
+                    next_step="send the rest later, or interrupt it with C-c",
+                )
 
     async def _more(self, terminal: Terminal, timeout_s: float | None, deadline_s: float) -> None:
         now = self._host.loop.time()
@@ -123,19 +164,41 @@ class TerminalCalls:
             await self._until_done(terminal, min(now + timeout_s, deadline_s))
             return
         until_s = min(now + _PEEK_S, deadline_s)
-        while terminal.busy and not terminal.waiting_bytes and await terminal.changes.until(until_s):
-            pass
-        await self._until_quiet(terminal, 0, until_s)
+        await self._until_done(terminal, until_s, or_output=True)
+        if terminal.waiting_bytes:
+            await self._until_quiet(terminal, 0, until_s)
 
-    async def _until_done(self, terminal: Terminal, until_s: float) -> None:
-        while terminal.busy and not terminal.detached and await terminal.changes.until(until_s):
-            pass
+    async def _until_done(self, terminal: Terminal, until_s: float, *, or_output: bool = False) -> None:
+        """Until the command ends, waits for input, or cannot be heard to end any more; or the time is over."""
+        silent_s, seen = _LOOK_S, -1
+        while terminal.busy and terminal.answering and not (or_output and terminal.waiting_bytes):
+            now = self._host.loop.time()
+            if now >= until_s:
+                break
+            changed = await terminal.changes.until(min(until_s, now + silent_s))
+            if changed or terminal.waiting_bytes != seen:
+                silent_s, seen = _LOOK_S, terminal.waiting_bytes
+            elif self._host.loop.time() < until_s:
+                await self._look(terminal, until_s)
+                if terminal.asks_input and terminal.waiting_bytes == seen:
+                    break
+                silent_s = min(2 * silent_s, _LONGEST_LOOK_S)
         if terminal.busy and terminal.detached:
             # The shell is gone: it has ended, as is heard in a moment, or something else is in its place.
             until_s = min(until_s, self._host.loop.time() + _REPLACED_S)
             while terminal.busy and await terminal.changes.until(until_s):
                 pass
         terminal.check_lost()
+
+    async def _last_look(self, terminal: Terminal, arguments: TerminalArguments, deadline_s: float) -> None:
+        """An answer says whether the program waits for input even when its own wait was too short to see it."""
+        if terminal.busy and not terminal.asks_input and arguments.timeout_s != 0:
+            await self._look(terminal, deadline_s)
+
+    async def _look(self, terminal: Terminal, until_s: float) -> None:
+        """See what the command and its shell are at: whether it waits for input, whether the shell answers."""
+        if terminal.busy and terminal.answering and self._host.loop.time() < until_s:
+            await terminal.look()
 
     async def _until_quiet(self, terminal: Terminal, before: int, deadline_s: float) -> None:
         """Until the command ends, or what came of the keys seems complete."""
@@ -163,37 +226,53 @@ class TerminalCalls:
         return terminal
 
     def _start(self, arguments: TerminalArguments) -> Terminal:
-        former = self._terminals.pop(arguments.session, None)
-        if former is not None:
-            former.close()
+        name = arguments.session
+        if (ended := self._terminals.pop(name, None)) is not None:
+            ended.close()
         if len(self._terminals) >= MAX_SESSIONS:
             raise InvalidArgumentsError(
                 f"this slot has {MAX_SESSIONS} sessions already", next_step="use one of them, or reset one to end it"
             )
-        setup = Setup(
-            cwd=posixpath.join(self._host.workspace, arguments.workdir or "."),
-            env=dict(arguments.env or {}),
-            cap_bytes=self._cap_bytes,
-            pty=bool(arguments.pty),
+        former = self._setups.pop(name, None) or Setup(self._host.workspace, {}, self._cap_bytes)
+        workdir, env, pty = arguments.workdir, arguments.env, arguments.pty
+        setup = replace(
+            former,
+            cwd=former.cwd if workdir is None else posixpath.join(self._host.workspace, workdir),
+            env=former.env if env is None else dict(env),
+            pty=former.pty if pty is None else pty,
         )
-        terminal = self._terminals[arguments.session] = Terminal(self._host, setup)
+        terminal = self._terminals[name] = Terminal(self._host, setup, self._unread)
+        self._setups[name] = setup
+        if len(self._setups) > MAX_SESSIONS:
+            del self._setups[next(iter(self._setups))]
         return terminal
 
-    async def _end(self, name: str) -> None:
-        """Kill it and all it runs. No error when there is none."""
+    async def _end(self, name: str) -> bool:
+        """Kill it and all it runs; whether there was one."""
         terminal = self._terminals.pop(name, None)
         if terminal is None:
-            return
+            return False
         terminal.kill()
         until_s = self._host.loop.time() + _KILL_WAIT_S
         while terminal.phase is not Phase.exited and await terminal.changes.until(until_s):
             pass
         terminal.close()
+        return True
 
-    def _answer(self, name: str, terminal: Terminal | None, *, started: bool = False) -> SessionAnswer:
+    def _check_room(self, command: str) -> None:
+        """A large command waits here until its shell has read it. Raises InvalidArgumentsError."""
+        if len(command) > _SMALL_COMMAND_CHARS:
+            typed_bytes = sum(terminal.typed_bytes for terminal in self._terminals.values())
+            if typed_bytes + len(command) > _MOST_TYPED_BYTES:
+                raise InvalidArgumentsError(
+                    "the sessions of this slot run too many large commands at once",
+                    next_step="put the text in a file, or wait for one of them",
+                )
+
+    def _answer(self, name: str, terminal: Terminal | None, *, started: bool = False, note: str = "") -> SessionAnswer:
         notices = self._processes.notices()
         if terminal is None:
-            reply = TerminalReply(session=name, state="none", cwd=self._host.workspace, notices=notices)
+            reply = TerminalReply(session=name, state="none", cwd=self._host.workspace, note=note, notices=notices)
             return SessionAnswer(reply)
         terminal.check_lost()
         exited = terminal.phase is Phase.exited
@@ -212,7 +291,8 @@ class TerminalCalls:
             command=terminal.shown_command,
             running_s=self._host.loop.time() - terminal.command_began_s if terminal.busy else None,
             started=started,
-            note=_note(terminal),
+            waiting_for_input=terminal.busy and terminal.asks_input,
+            note="; ".join(said for said in (note, _note(terminal)) if said),
             notices=notices,
         )
         return SessionAnswer(reply, fields)
@@ -225,9 +305,29 @@ def _note(terminal: Terminal) -> str:
         return "the shell has ended; the next command starts a new one"
     if terminal.busy and terminal.detached:
         return "another program has taken the shell's place (exec); reset starts a new shell"
+    if terminal.busy and terminal.mute:
+        return "the shell does not answer any more, for what the command did to it; reset starts a new shell"
+    if terminal.busy and terminal.asks_input:
+        return "the program waits for input: answer it with input and keys, or end it with C-c or C-d"
     if terminal.busy:
-        return "still running: an empty command gets more output, keys such as C-c can be sent"
+        return "still running: an empty command gets more output, C-c interrupts it; if that does not help, reset"
     return ""
+
+
+def _check_reachable(terminal: Terminal, name: str, *, harmless: bool) -> None:
+    """Whether there is something that reads what is typed. Raises UnknownSessionError, InvalidArgumentsError."""
+    if terminal.phase is Phase.exited:
+        raise UnknownSessionError(f"the session {name!r} has ended", next_step="a command starts it afresh")
+    if terminal.busy or (terminal.setup.pty and harmless):
+        return
+    if not terminal.setup.pty:
+        raise InvalidArgumentsError(
+            f"nothing runs in session {name!r} that keys could reach", next_step="run a command first"
+        )
+    raise InvalidArgumentsError(
+        f"nothing runs in session {name!r}: what is typed now would be read by the next program",
+        next_step="run a command first; what the shell should do is a command, not input",
+    )
 
 
 def _check_same(terminal: Terminal, arguments: TerminalArguments) -> None:

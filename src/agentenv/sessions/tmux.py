@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from agentenv.sessions.port import Host, Program
 from agentenv.sessions.reader import Reader
 from agentenv.sessions.tmux_control import Answer, ControlParser, Event, Noticed, Printed
 from agentenv.sessions.typist import Typist
+from agentenv.sessions.unread import Unread
 from agentenv.sessions.waiting import Changes
 from agentenv.wire.sessions import TmuxState
 
@@ -61,17 +61,18 @@ class TmuxSetup:
 class Tmux:
     """From its start to :meth:`close`. Its methods wait for tmux's answers, and for nothing else."""
 
-    def __init__(self, host: Host, setup: TmuxSetup) -> None:
+    def __init__(self, host: Host, setup: TmuxSetup, unread: Unread) -> None:
         self.setup = setup
         self.changes = Changes(host.loop)
         self.lost = False
         self.start_error = ""
-        self.seen: list[str] = []
-        """The lines of the last capture."""
         self.recorder = Recorder(
             columns=setup.columns, rows=setup.rows, began_unix_s=time.time(), now_s=host.loop.time(), title=setup.name
         )
         self._host = host
+        self._unread = unread
+        self._seen: list[str] = []
+        self._seen_chars = 0
         self._parser = ControlParser()
         self._asked: deque[asyncio.Future[Answer | None]] = deque()
         self._readers: list[Reader] = []
@@ -86,6 +87,24 @@ class Tmux:
     def pane(self) -> str:
         """What commands are about."""
         return self._pane
+
+    @property
+    def seen(self) -> list[str]:
+        """The lines of the last capture; none when the slot had too much unread output meanwhile."""
+        return self._seen
+
+    @seen.setter
+    def seen(self, lines: list[str]) -> None:
+        self._seen, self._seen_chars = lines, sum(map(len, lines))
+        self._tell_held()
+
+    def shed(self) -> None:
+        """Holder: the slot has more unread output than it may."""
+        self._parser.shed()
+        self.seen = []
+
+    def _tell_held(self) -> None:
+        self._unread.holds(self, self._parser.held_bytes + self._seen_chars)
 
     @property
     def alive(self) -> bool:
@@ -125,7 +144,8 @@ class Tmux:
             raise UnknownSessionError(f"the tmux session {self.setup.name!r} {how}", next_step="start it again")
         if not answer.ok:
             raise InvalidArgumentsError(f"tmux refused: {' '.join(answer.lines)[:500]}")
-        return list(answer.lines)
+        left_out = [f"[{answer.dropped_bytes} bytes before this are left out]"] if answer.dropped_bytes else []
+        return [*left_out, *answer.lines]
 
     async def state(self, *, idle: bool | None = None) -> TmuxState:
         """How it stands."""
@@ -197,6 +217,8 @@ class Tmux:
         self._typist.close()
         for reader in self._readers:
             reader.close()
+        self._readers = []
+        self._unread.holds(self, 0)
         self._fail_asked()
 
     def take_recording(self) -> str:
@@ -206,19 +228,18 @@ class Tmux:
     # -- inside ------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._typist = Typist(self._host, ours, lambda _: None)
+        self._typist = Typist(self._host)
         try:
             # In the session's directory, so that one that cannot be entered is refused as by the other tools:
             # tmux itself would start the program somewhere else, and not say so.
             self._client = self._host.start(
-                Program(self._argv(), self._host.env, self.setup.cwd, stdin=theirs.fileno()), self
+                Program(self._argv(), self._host.env, self.setup.cwd, stdin=self._typist.questions), self
             )
         except ValueError as error:
             self._typist.close()
             raise InvalidArgumentsError(f"tmux: command and env are too large: {error}") from error
         finally:
-            theirs.close()
+            self._typist.started()
 
     def _argv(self) -> list[str]:
         setup = self.setup
@@ -264,6 +285,7 @@ class Tmux:
     def _came(self, chunk: bytes) -> None:
         for event in self._parser.feed(chunk):
             self._take(event)
+        self._tell_held()
         self.changes.tell()
 
     def _take(self, event: Event) -> None:

@@ -13,6 +13,7 @@ from agentenv.sessions.brief import output_of
 from agentenv.sessions.port import Host
 from agentenv.sessions.tmux import Tmux, TmuxSetup
 from agentenv.sessions.tmux_text import difference, pressing, trimmed, typing
+from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import TmuxArguments, TmuxReply, TmuxState
 
 MAX_SESSIONS = 16
@@ -29,8 +30,9 @@ _GOING_S, _GOING_TIMES = 0.05, 20
 class TmuxCalls:
     """All tmux sessions of one slot, until :meth:`close`."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, unread: Unread) -> None:
         self._host = host
+        self._unread = unread
         self._sessions: dict[str, Tmux] = {}
 
     async def call(self, arguments: TmuxArguments, deadline_s: float) -> SessionAnswer:
@@ -108,7 +110,7 @@ class TmuxCalls:
         return await self._shown(tmux)
 
     async def _opened(self, setup: TmuxSetup) -> Tmux:
-        tmux = self._sessions[setup.name] = Tmux(self._host, setup)
+        tmux = self._sessions[setup.name] = Tmux(self._host, setup, self._unread)
         await tmux.open()
         return tmux
 

@@ -8,10 +8,16 @@ it prints can pass for either.
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
-MAX_BLOCK_BYTES = 64 * 1024 * 1024
+MAX_BLOCK_BYTES = 8 * 1024 * 1024
+"""Of a longer answer (a long scrollback of wide lines) the last lines are kept, and the rest is counted."""
+
+_LINE_OVERHEAD_BYTES = 48
+"""What keeping a line takes beside its bytes."""
+_LONG_LINE_BYTES = 64 * 1024
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
@@ -23,6 +29,8 @@ class Answer:
     ok: bool
     ours: bool
     lines: tuple[str, ...]
+    dropped_bytes: int = 0
+    """How much stood before these lines."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +63,21 @@ class ControlParser:
     def __init__(self) -> None:
         self._part = b""
         self._skipping = False
-        self._block: list[str] | None = None
+        self._block: deque[bytes] | None = None
         self._block_bytes = 0
+        self._dropped_bytes = 0
         self._number = b""
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory taken by what is not complete yet."""
+        return len(self._part) + (self._block_bytes if self._block is not None else 0)
+
+    def shed(self) -> None:
+        """Drop the lines of the answer that is coming, and a long line of which the end is yet to come."""
+        if len(self._part) > _LONG_LINE_BYTES:
+            self._part, self._skipping = b"", True
+        self._keep(0)
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that are complete now."""
@@ -77,7 +97,7 @@ class ControlParser:
             return self._in_block(line)
         name, _, rest = line.partition(b" ")
         if name == b"%begin":
-            self._block, self._block_bytes, self._number = [], 0, rest
+            self._block, self._block_bytes, self._dropped_bytes, self._number = deque(), 0, 0, rest
             return None
         if name == b"%output":
             pane, _, data = rest.partition(b" ")
@@ -93,12 +113,18 @@ class ControlParser:
         assert self._block is not None
         for word in (b"%end ", b"%error "):
             if line == word + self._number:
-                lines, self._block = tuple(self._block), None
-                return Answer(word == b"%end ", self._number.endswith(b" 1"), lines)
-        self._block_bytes += len(line)
-        if self._block_bytes <= MAX_BLOCK_BYTES:
-            self._block.append(line.decode("utf-8", "replace"))
+                lines, self._block = tuple(kept.decode("utf-8", "replace") for kept in self._block), None
+                return Answer(word == b"%end ", self._number.endswith(b" 1"), lines, self._dropped_bytes)
+        self._block_bytes += len(line) + _LINE_OVERHEAD_BYTES
+        self._block.append(line)
+        self._keep(MAX_BLOCK_BYTES)
         return None
+
+    def _keep(self, most_bytes: int) -> None:
+        while self._block and self._block_bytes > most_bytes:
+            dropped = self._block.popleft()
+            self._block_bytes -= len(dropped) + _LINE_OVERHEAD_BYTES
+            self._dropped_bytes += len(dropped) + 1
 
 
 def unescaped(data: bytes) -> bytes:

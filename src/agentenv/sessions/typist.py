@@ -1,8 +1,11 @@
-"""Our end of the socket a shell reads its commands from."""
+"""Our ends of the pipes over which a program is told what to do, and answers."""
 
 from __future__ import annotations
 
-import socket
+import fcntl
+import os
+import struct
+import termios
 from collections.abc import Callable
 
 from agentenv.sessions.port import Host
@@ -11,20 +14,42 @@ _READ_BYTES = 16 * 1024
 
 
 class Typist:
-    """Types as fast as the shell reads, and hears what it answers. Owns the socket."""
+    """Types as fast as the program reads, and with ``heard`` hears what it answers. Pipes, made here: the
+    program's ends are :attr:`questions` and :attr:`answers`, open until :meth:`started`. Never a socket: a
+    program could send descriptors over it, and closing those may take as long as the program likes."""
 
-    def __init__(self, host: Host, sock: socket.socket, heard: Callable[[bytes], None]) -> None:
-        sock.setblocking(False)
+    def __init__(self, host: Host, heard: Callable[[bytes], None] | None = None) -> None:
         self._host = host
-        self._sock = sock
         self._heard = heard
         self._unsent = bytearray()
-        self._closed = False
-        host.watch(sock.fileno(), self._readable)
+        self._from = self.answers = -1
+        self.questions, self._to = os.pipe()
+        os.set_blocking(self._to, False)
+        if heard is None:
+            return
+        try:
+            self._from, self.answers = os.pipe()
+        except OSError:
+            self.close()
+            raise
+        os.set_blocking(self._from, False)
+        host.watch(self._from, self._readable)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits for the program to read."""
+        return len(self._unsent)
+
+    def started(self) -> None:
+        """The program has its ends, or never will. Repeatable."""
+        theirs, self.questions, self.answers = (self.questions, self.answers), -1, -1
+        for fd in theirs:
+            if fd >= 0:
+                os.close(fd)
 
     def type(self, text: str) -> None:
-        """Send it, now or as soon as there is room. What a dead shell is told is nobody's loss."""
-        if self._closed or not text:
+        """Send it, now or as soon as there is room. What a dead program is told is nobody's loss."""
+        if self._to < 0 or not text:
             return
         data = text.encode("utf-8", "surrogateescape")
         if self._unsent:
@@ -33,23 +58,40 @@ class Typist:
         sent = self._send(data)
         if sent < len(data):
             self._unsent += memoryview(data)[sent:]
-            self._host.loop.add_writer(self._sock.fileno(), self._writable)
+            self._host.loop.add_writer(self._to, self._writable)
+
+    @property
+    def inode(self) -> int:
+        """Which pipe the program reads."""
+        return os.fstat(self._to).st_ino if self._to >= 0 else 0
+
+    def all_read(self) -> bool:
+        """Whether the program has read all that was typed."""
+        if self._to < 0 or self._unsent:
+            return False
+        waiting_bytes: int = struct.unpack("i", fcntl.ioctl(self._to, termios.FIONREAD, bytes(4)))[0]
+        return waiting_bytes == 0
 
     def close(self) -> None:
         """Repeatable."""
-        if not self._closed:
-            self._closed = True
+        self.started()
+        self._heard = None
+        if self._to >= 0:
             self._stop_writing()
-            self._host.unwatch(self._sock.fileno())
-            self._sock.close()
+            os.close(self._to)
+            self._to = -1
+        if self._from >= 0:
+            self._host.unwatch(self._from)
+            os.close(self._from)
+            self._from = -1
 
     def _send(self, data: bytes | bytearray) -> int:
         try:
-            return self._sock.send(data)
+            return os.write(self._to, data)
         except BlockingIOError:
             return 0
         except OSError:
-            return len(data)  # it has hung up, which is heard of by reading
+            return len(data)  # it reads no more, and its end is heard of in other ways
 
     def _writable(self) -> None:
         del self._unsent[: self._send(self._unsent)]
@@ -58,15 +100,17 @@ class Typist:
 
     def _stop_writing(self) -> None:
         self._unsent.clear()
-        self._host.loop.remove_writer(self._sock.fileno())
+        self._host.loop.remove_writer(self._to)
 
     def _readable(self) -> None:
         try:
-            said = self._sock.recv(_READ_BYTES)
+            said = os.read(self._from, _READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
             said = b""
+        heard = self._heard
         if not said:
             self.close()
-        self._heard(said)
+        if heard is not None:
+            heard(said)

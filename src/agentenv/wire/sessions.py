@@ -67,7 +67,8 @@ class TerminalArguments(WireModel):
     session: SessionName = Field(default="default", description="Which session; a new name starts a new one.")
     timeout_s: WaitS | None = Field(
         default=None,
-        description="How long to wait for the command to end. It goes on after that; an empty command asks again.",
+        description="How long to wait for the command to end. It goes on after that; an empty command asks again. "
+        "With pty the answer comes earlier when the program waits for input.",
     )
     keys: Keys = Field(
         default=(),
@@ -75,16 +76,24 @@ class TerminalArguments(WireModel):
         "typed as text. Without pty only C-c and C-\\ work.",
     )
     input: InputText | None = Field(
-        default=None, description="Text to type into the running program, before `keys`. Needs pty."
+        default=None, description="Text to type into the running program, before `keys`. Needs pty; not for commands."
     )
     pty: bool | None = Field(
-        default=None, description="Give the session a terminal (a PTY). Decided when it starts; false by default."
+        default=None,
+        description="Give the session a terminal (a PTY). Decided when it starts, false by default; kept when its "
+        "shell ends and a new one starts.",
     )
     reset: bool = Field(default=False, description="Kill the session and all it runs; a command then starts afresh.")
     workdir: PathText | None = Field(
-        default=None, description="Directory to start in: of a new session, or of a background process."
+        default=None,
+        description="Directory to start in: of a new session, or of a background process (by default the session's "
+        "current one).",
     )
-    env: Environment | None = Field(default=None, description="Extra environment variables, as for workdir.")
+    env: Environment | None = Field(
+        default=None,
+        description="Extra environment variables, as for workdir. A background process also has the session's own "
+        "`env`, but nothing exported since.",
+    )
     background: bool = Field(
         default=False, description="Start the command as a background process instead (see the `process` tool)."
     )
@@ -124,7 +133,8 @@ class ProcessState(WireModel):
 
 
 class TerminalReply(WireModel):
-    """How the session stands. ``command`` is what runs; ``started``: this call started its shell."""
+    """How the session stands. ``command`` is what runs; ``started``: this call started its shell;
+    ``waiting_for_input``: what runs sleeps until something is typed at its terminal."""
 
     session: str
     state: Literal["idle", "running", "exited", "none"]
@@ -133,6 +143,7 @@ class TerminalReply(WireModel):
     command: str | None = None
     running_s: float | None = None
     started: bool = False
+    waiting_for_input: bool = False
     process: ProcessState | None = None
     note: str = ""
     notices: tuple[str, ...] = ()

@@ -31,16 +31,18 @@ CANNOT_START = 126
 """Exit code of a call whose shell could not be started (as shells say of a command they cannot run)."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PAGERS = {"PAGER": "cat", "MANPAGER": "cat", "GIT_PAGER": "cat", "LESS": "-FRX"}
 
 
 def command_env(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment every command starts with; ``extra`` wins.
 
     LC_CTYPE alone makes text UTF-8. LANG would say the same, but have every program open and map a
-    dozen locale files that are as in C: 0.1 core-ms of each of the thousands a second.
+    dozen locale files that are as in C: 0.1 core-ms of each of the thousands a second. Pagers print and
+    end: nobody is there to turn a page.
     """
     fixed = {"PATH": _PATH, "HOME": WORKSPACE, "USER": "agent", "LOGNAME": "agent", "SHELL": "/bin/bash"}
-    return {**fixed, "LC_CTYPE": "C.UTF-8", "TMPDIR": "/tmp", "TERM": "dumb", **extra}  # noqa: S108
+    return {**fixed, **PAGERS, "LC_CTYPE": "C.UTF-8", "TMPDIR": "/tmp", "TERM": "dumb", **extra}  # noqa: S108
 
 
 @dataclass

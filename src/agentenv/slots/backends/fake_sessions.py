@@ -22,6 +22,7 @@ _REAP_S = 10.0
 _SCRIPT = "/dev/fd/9"
 _FORKED_NO_EXEC = 0x40
 """PF_FORKNOEXEC, of the flags in /proc/PID/stat."""
+_ANSWERS_FD = 9
 
 
 class FakeHost:
@@ -94,7 +95,7 @@ class FakeProgram:
 
     def __init__(self, host: FakeHost, program: Program, events: ProgramEvents) -> None:
         self._host = host
-        self._events = events
+        self._events: ProgramEvents | None = events
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
         ours, theirs = _terminal(program.terminal) if program.terminal else _pipes()
@@ -103,8 +104,7 @@ class FakeProgram:
         except OSError as error:
             for fd in ours:
                 os.close(fd)
-            number, in_cwd = error.errno or 1, error.filename == program.cwd
-            host.loop.call_soon(lambda: events.on_failed(number, cwd=in_cwd))
+            host.loop.call_soon(self._failed, error.errno or 1, error.filename == program.cwd)
             return
         finally:
             for fd in theirs:
@@ -139,10 +139,16 @@ class FakeProgram:
         if self._process is not None:
             self._process.wait(_REAP_S)
         self._finish()
-        self._events.on_lost()
+        if (events := self._over()) is not None:
+            events.on_lost()
+
+    def _failed(self, error: int, in_cwd: bool) -> None:
+        self._host.ended(self)
+        if (events := self._over()) is not None:
+            events.on_failed(error, cwd=in_cwd)
 
     def _begin(self, ours: tuple[int, ...]) -> None:
-        if self._pidfd < 0:  # lost meanwhile
+        if self._pidfd < 0 or self._events is None:  # lost meanwhile
             for fd in ours:
                 os.close(fd)
             return
@@ -153,7 +159,13 @@ class FakeProgram:
         assert self._process is not None
         code = self._process.wait(_REAP_S)
         self._finish()
-        self._events.on_ended(code if code >= 0 else 128 - code)
+        if (events := self._over()) is not None:
+            events.on_ended(code if code >= 0 else 128 - code)
+
+    def _over(self) -> ProgramEvents | None:
+        """Nothing more will happen: forget who was to hear of it."""
+        events, self._events = self._events, None
+        return events
 
     def _finish(self) -> None:
         self._host.ended(self)
@@ -182,6 +194,9 @@ def _spawned(program: Program, theirs: tuple[int, ...]) -> subprocess.Popen[byte
         os.write(passed[0], program.script)
         os.lseek(passed[0], 0, os.SEEK_SET)
         argv = [f"/dev/fd/{passed[0]}" if word == _SCRIPT else word for word in argv]
+    elif program.answers is not None:
+        passed.append(fcntl.fcntl(program.answers, fcntl.F_DUPFD, _ANSWERS_FD + 1))
+        argv = ["bash", "-c", f'exec "$@" {_ANSWERS_FD}>&{passed[0]} {passed[0]}>&-', "bash", *argv]
     stdin = program.stdin
     if stdin is None:
         stdin = theirs[0] if program.terminal else subprocess.DEVNULL

@@ -19,6 +19,7 @@ from typing import Any
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
 from agentenv.sandbox.inbox import Attached
 from agentenv.sandbox.slotagent.build import ensure_built
+from agentenv.sandbox.tools.bash import PAGERS
 from agentenv.sandbox.tools.files import run_file_tool as run_slot_tool
 from agentenv.sandbox.tools.runner import Finished
 from agentenv.sessions.head_tail import whole_end
@@ -118,6 +119,7 @@ class FakeShell:
             "LC_CTYPE": "C.UTF-8",
             "TMPDIR": "/tmp",  # noqa: S108 - the same path slots of the real sandbox have
             "TERM": "dumb",
+            **PAGERS,
             **env,
         }
         self._output_bytes = output_bytes

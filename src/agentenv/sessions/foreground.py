@@ -1,0 +1,80 @@
+"""What a session's shell and the program it runs wait for, as the kernel of the slot tells it.
+
+A small program in the slot looks, because the kernel shows what a process sleeps in to its own user alone,
+and because asking a terminal of the slot's from outside may have to wait for what runs in the slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentenv.sessions.brief import output_of
+from agentenv.sessions.port import Host
+
+_PTS_MAJOR = 136
+_LOOK_S = 2.0
+_PROBE = r"""
+pipe=$1 number=$2 tty=/dev/pts/$3
+exec 2>/dev/null
+[[ $(readlink /proc/[0-9]*/fd/0) == *"pipe:[$pipe]"* ]] && echo idle
+[[ $number ]] || exit
+set -f
+
+is_terminal() { [[ $1 -ef $tty || $1 -ef /dev/tty ]]; }
+
+# Asleep in a read, which for a terminal ends in wait_woken: of this terminal, when the kernel says which
+# descriptor; where it keeps that to itself (yama), of nothing else that sleeps there.
+in_read() {
+  local call fd
+  if read -r call fd _ <"$2/syscall" && [[ $fd == 0x* ]]; then is_terminal "$1/fd/$((fd))"; return; fi
+  local info
+  set +f; local all=("$1"/fdinfo/*); set -f
+  for info in "${all[@]}"; do
+    [[ -S $1/fd/${info##*/} ]] && return 1
+    read -r -d '' text <"$info"; [[ $text == *notify* ]] && return 1
+  done
+  is_terminal "$1/fd/0"
+}
+
+# Asleep until one of several things happens, one of which is a key: it has switched line mode off.
+in_poll() { is_terminal "$1/fd/0" && [[ $(stty -a <"$tty") == *" -icanon"* ]]; }
+
+set +f; stats=(/proc/[0-9]*/stat); set -f
+for stat in "${stats[@]}"; do
+  read -r -d '' text <"$stat"
+  fields=(${text##*)})
+  [[ ${fields[4]} == "$number" && ${fields[2]} == "${fields[5]}" ]] || continue
+  process=${stat%/stat}
+  set +f; tasks=("$process"/task/*); set -f
+  for task in "${tasks[@]:0:64}"; do
+    read -r wchan <"$task/wchan"
+    case $wchan in
+      wait_woken|n_tty_read|tty_read) in_read "$process" "$task" ;;
+      poll_schedule_timeout*|do_select*|do_sys_poll*|do_epoll_wait*|ep_poll*) in_poll "$process" ;;
+      *) false ;;
+    esac && { echo reads; exit; }
+  done
+done
+"""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What was seen. Both False when it cannot be known."""
+
+    input: bool = False
+    """A process in the foreground of the terminal sleeps until something is typed."""
+    commands: bool = False
+    """The shell reads commands, and runs none."""
+
+
+async def seen(host: Host, commands: int, terminal: int | None) -> Waits:
+    """Look at the shell that reads its commands from the pipe with inode ``commands``, and at ``/dev/pts/N``
+    of the slot for ``terminal`` N. Takes some milliseconds of the slot's time, and 2 s at most."""
+    number, name = "", ""
+    if terminal is not None:
+        number = str((_PTS_MAJOR << 8) | (terminal & 0xFF) | ((terminal & ~0xFF) << 12))
+        name = str(terminal)
+    said = await output_of(host, "bash", "-c", _PROBE, "bash", str(commands), number, name, longest_s=_LOOK_S)
+    words = said.split()
+    return Waits(input=b"reads" in words, commands=b"idle" in words)
