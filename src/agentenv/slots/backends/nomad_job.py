@@ -110,7 +110,7 @@ def check_shape(shape: JobShape, containers: ContainerSettings, settings: NomadS
         f"{shape.slot_memory_bytes // MIB} MiB each and its server ({enough} MiB): a slot could then be killed for "
         "what its neighbours use",
         next_step=f"leave memory_mib out ({enough} MiB are then reserved), have fewer slots or slots of less memory, "
-        "or say memory_oversubscription=true",
+        "or say memory_oversubscription=true (up --oversubscribe-memory)",
     )
 
 
