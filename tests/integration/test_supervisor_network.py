@@ -72,6 +72,44 @@ def test_the_outside_is_reached_and_this_machine_is_not(tmp_path: Path, outside:
             here.accept()
 
 
+PAST_THE_LOCAL_ROUTES = """
+import socket, sys
+device = next(line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line and " lo:" not in line)
+index = socket.htonl(socket.if_nametoindex(device)).to_bytes(4, sys.byteorder)
+bound = (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode() + bytes(1))
+routed = (socket.IPPROTO_IP, 50, index)  # IP_UNICAST_IF
+for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+    for address in ("127.0.0.1", "127.0.0.2", "0.0.0.0", "0.0.0.1"):
+        for option in (bound, routed):
+            with socket.socket(socket.AF_INET, kind) as sender:
+                sender.settimeout(0.3)
+                sender.setsockopt(*option)
+                try:
+                    sender.connect((address, int(sys.argv[1])))
+                    sender.send(b"x")
+                except OSError as error:
+                    pass
+print("tried", device)
+"""
+
+
+def test_this_machines_loopback_hears_nothing(tmp_path: Path) -> None:
+    """A socket bound to the slot's device passes by the routes that keep loopback addresses its own."""
+    with socket.create_server(("127.0.0.1", 0)) as here, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+        port = here.getsockname()[1]
+        datagrams.bind(("127.0.0.1", port))
+        with Container(tmp_path, allow_network=True) as container:
+            container.ready()
+            script = f"cat > try.py <<'END'\n{PAST_THE_LOCAL_ROUTES}\nEND\npython3 try.py {port}"
+            assert container.bash(0, script).startswith("tried tap")
+            for heard in (here, datagrams):
+                heard.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                here.accept()
+            with pytest.raises(BlockingIOError):
+                datagrams.recv(10)
+
+
 def test_slots_do_not_reach_each_other(tmp_path: Path) -> None:
     with Container(tmp_path, allow_network=True) as container:
         container.ready()

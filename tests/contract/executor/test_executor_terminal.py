@@ -180,6 +180,32 @@ async def test_an_interrupt_ends_the_command_and_not_the_shell(session: ToolSess
     assert (await terminal(session, "echo $? $kept")).stdout == "130 yes\n"
 
 
+BACKGROUND = {
+    "list": "mkdir -p app && cd app && sleep 1000 &",
+    "subshell": "(sleep 1000) &",
+    "group": "{ sleep 1000; :; } &",
+    "function": "serve() { sleep 1000; :; }; serve &",
+    "program": "python3 -c 'import time; time.sleep(1000)' >log 2>&1 & true",
+}
+
+
+@pytest.mark.parametrize("form", BACKGROUND)
+async def test_an_interrupt_spares_the_background(session: ToolSession, form: str) -> None:
+    await terminal(session, f"{BACKGROUND[form]}\nprintf %s $! > pid")
+    alive = "ps -o pid=,args= --ppid $(cat pid) -p $(cat pid) | grep 1000"
+    async with asyncio.timeout(20):
+        while "1000" not in (before := (await terminal(session, alive)).stdout):
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # start times are in ticks of 10 ms
+    for command in ("sleep 30", "while :; do sleep 0.1; done", "sleep 30 | cat"):
+        await terminal(session, f"{command}; echo not reached", timeout_s=0.2)
+        await terminal(session, keys=["C-c"])
+        ended = await finished(session) if state(await terminal(session, ""))["state"] == "running" else None
+        assert ended is None or "not reached" not in ended.stdout
+    assert (await terminal(session, alive)).stdout == before
+    assert "T" not in (await terminal(session, "ps -o stat= --ppid $(cat pid) -p $(cat pid)")).stdout, "all go on"
+
+
 async def test_keys_need_something_that_reads_them(session: ToolSession) -> None:
     await terminal(session, "true")
     idle = await terminal(session, keys=["C-c"])

@@ -38,6 +38,8 @@ MALFORMED: dict[str, tuple[bytes, int]] = {
     "too many descriptors": (_spawn(1, 1), 5),
     "descriptor with PING": (encode(Kind.PING), 1),
     "payload with KILL": (encode(Kind.KILL, 1, 0, b"x"), 0),
+    "signal with half a tick": (encode(Kind.SIGNAL, 1, 2, b"1234"), 0),
+    "signal with two ticks": (encode(Kind.SIGNAL, 1, 2, bytes(16)), 0),
     "signal 0": (encode(Kind.SIGNAL, 1, 0), 0),
     "signal 65": (encode(Kind.SIGNAL, 1, 65), 0),
     "signal -9": (encode(Kind.SIGNAL, 1, -9), 0),

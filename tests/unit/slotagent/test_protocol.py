@@ -23,6 +23,7 @@ from agentenv.sandbox.slotagent.protocol import (
     Usage,
     decode,
     encode,
+    exit_status,
     exit_usage,
     failed_step,
     receive,
@@ -119,6 +120,14 @@ def test_usage_and_step_are_read_exactly() -> None:
     for payload in (b"", b"\0\0\0\0", b"\1\0\0\0\0"):
         with pytest.raises(ProtocolError):
             failed_step(payload)
+
+
+def test_only_an_end_is_an_exit_status() -> None:
+    for status in (0, 9, 0x8B, 0x0300, 0xFF00, 64):
+        assert exit_status(status) == status
+    for stopped in (0x137F, 0x057F, 0xFFFF, 0x3057F, -1, 1 << 20):
+        with pytest.raises(ProtocolError):
+            exit_status(stopped)
 
 
 # ---- over a socket ----

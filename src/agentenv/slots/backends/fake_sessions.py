@@ -124,14 +124,16 @@ class FakeProgram:
         if self._process is None or self._process.returncode is not None:
             return
         leader = self._process.pid
-        if began_s is None:
-            targets = [-leader]
-        else:
+        with contextlib.suppress(ProcessLookupError):
+            if began_s is None:
+                os.killpg(leader, number)
+                return
             began_s += time.clock_gettime(time.CLOCK_BOOTTIME) - self._host.loop.time()
-            targets = list(_foreground(leader, began_s))
-        for target in targets:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(target, number)
+            os.killpg(leader, signal.SIGSTOP)  # a shell whose command came or went meanwhile would go on
+            for pid in _foreground(leader, began_s):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            os.killpg(leader, signal.SIGCONT)
 
     def lose(self) -> None:
         """The slot ends: kill it now, and tell nobody how it ended."""
