@@ -1,4 +1,4 @@
-"""A TCP proxy that can cut, stall and delay what passes through it."""
+"""A TCP proxy that can cut, stall, delay and slow down what passes through it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ class Proxy:
         self.upstream_port = upstream_port
         self.port = 0
         self.delay_s = 0.0
+        self.bytes_per_s: dict[Direction, float] = {}
+        """How fast each connection is in that direction; as fast as it can be unless said."""
         self.refusing = False
         """Accept connections and cut them at once."""
         self.connections = 0
@@ -102,6 +104,8 @@ class Proxy:
                     return
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
+                if direction in self.bytes_per_s:
+                    await asyncio.sleep(len(chunk) / self.bytes_per_s[direction])
                 await self._forward(direction, chunk, writer)
         except OSError:
             return

@@ -47,6 +47,12 @@ class WireServer:
         self.known: dict[str, asyncio.Task[CallResult]] = {}
         self.attached: dict[tuple[str, str], bytes] = {}
         """Large arguments, by call and field, that arrived whole."""
+        self.arriving = 0
+        """Large arguments that are on their way."""
+        self.cut_uploads = False
+        """Every large argument's connection is cut."""
+        self.lose_answers = 0
+        """So many of the next answers are not sent."""
         self.left: dict[tuple[str, str], bytes] = {}
         """What results left to be fetched."""
         self._slots: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -109,10 +115,18 @@ class WireServer:
         return self._refused(request) or web.json_response(text=info.model_dump_json())
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
+        if self.cut_uploads:
+            assert request.transport is not None
+            request.transport.abort()
         call_id, field = request.match_info["call"], request.match_info["field"]
-        content = b"".join([piece async for piece in request.content.iter_any()])
-        self.attached[call_id, field] = content
-        reply = Attachment(field=field, size_bytes=len(content))
+        self.arriving += 1
+        try:
+            content = b"".join([piece async for piece in request.content.iter_any()])
+        finally:
+            self.arriving -= 1
+        at = int(request.query.get("from", "0"))
+        self.attached[call_id, field] = self.attached.get((call_id, field), b"")[:at] + content
+        reply = Attachment(field=field, size_bytes=len(self.attached[call_id, field]))
         return self._refused(request) or web.json_response(text=reply.model_dump_json())
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
@@ -171,6 +185,9 @@ class WireServer:
 
     async def _send(self, socket: web.WebSocketResponse, call: Call, task: asyncio.Task[CallResult]) -> None:
         await asyncio.wait({task})
+        if self.lose_answers:
+            self.lose_answers -= 1
+            return
         result = CallResult(id=call.id, cancelled=True) if task.cancelled() else task.result()
         try:
             await socket.send_str(Result(result=result).model_dump_json())

@@ -129,9 +129,9 @@ class Client:
         """A message about calls: cancel or forget."""
         return {"type": kind, "calls": [{"id": call["id"], "lease": call["lease"]} for call in calls]}
 
-    async def put(self, call: dict[str, Any], field: str, content: bytes) -> tuple[int, Any]:
+    async def put(self, call: dict[str, Any], field: str, content: bytes, at: int = 0) -> tuple[int, Any]:
         """Send an argument as an attachment, and name it in the call when it was taken."""
-        url = f"/v1/attachments/{call['id']}/{field}"
+        url = f"/v1/attachments/{call['id']}/{field}?from={at}"
         async with self.http.put(url, data=io.BytesIO(content), headers=_lease_header(call)) as reply:
             told = await reply.json()
         if reply.status == 200:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import JsonValue
 
+from agentenv.agent.loop import MODEL_READ_BYTES, bounded
 from agentenv.agent.shown import cut_middle, shown
 from agentenv.sessions.head_tail import seam
 from agentenv.wire.calls import CallResult
@@ -180,3 +183,27 @@ def test_matches_are_shown_as_grep_prints_them() -> None:
     text = shown("search", CallResult(id="c", content=content), 1000)
     assert text == "a.py:3:x = 1\n[there are more matches; narrow the search]\n[2 binary files were skipped]"
     assert shown("search", CallResult(id="c", content={"matches": []}), 1000) == "(no match)"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "limit"),
+    [
+        ("read_file", {"path": "f"}, MODEL_READ_BYTES),
+        ("read_file", {"path": "f", "limit": None}, MODEL_READ_BYTES),
+        ("read_file", {"path": "f", "limit": 2**30}, MODEL_READ_BYTES),
+        ("read_file", {"path": "f", "limit": 10}, 10),
+        ("read_file", {"path": "f", "limit": "many"}, "many"),
+        ("write_file", {"path": "f"}, None),
+    ],
+)
+def test_a_model_reads_a_part_of_a_large_file_at_a_time(tool: str, arguments: dict[str, Any], limit: object) -> None:
+    bounded_arguments = bounded(tool, arguments)
+    assert isinstance(bounded_arguments, dict)
+    assert bounded_arguments.get("limit") == limit
+    assert bounded("read_file", "no json") == "no json"
+
+
+def test_a_model_is_told_where_a_file_goes_on() -> None:
+    content: JsonValue = {"text": "abc", "size_bytes": 9, "mode": 420, "truncated": True, "next_offset": 3}
+    told = shown("read_file", CallResult(id="c", exit_code=0, content=content), 100)
+    assert told == "abc\n[the file goes on; it has 9 bytes; read on with offset=3]"

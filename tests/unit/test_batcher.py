@@ -220,3 +220,14 @@ def test_bytes_are_forgotten_with_dropped_calls(count: int) -> None:
         assert batcher.drop(name)
     batcher.add("small", 2, now=0.0)
     assert batcher.due(0.0).batches == (), "nothing is full, and a batch is unacknowledged"
+
+
+def test_an_acknowledgement_is_expected_from_when_a_batch_was_written() -> None:
+    batcher: Batcher[str] = Batcher(window_s=1, max_calls=10, max_bytes=1000)
+    batcher.add("a", 1, 0.0)
+    (batch,) = batcher.due(0.0).batches
+    batcher.written(batch.number, 30.0)
+    assert batcher.oldest_unacknowledged_at == 30.0
+    assert batcher.accepted(batch.number)
+    batcher.written(batch.number, 40.0)
+    assert batcher.oldest_unacknowledged_at is None

@@ -72,7 +72,7 @@ class Histories(RuleBasedStateMachine):
     def sent_answers_are_bounded(self) -> None:
         sent = [r for r in self.began if r.delivered and r.call_id in self.index]
         assert len(sent) <= MAX_COUNT
-        assert sum(len(r.message or b"") for r in sent) <= MAX_SENT_BYTES
+        assert len(sent) <= 1 or sum(r.size_bytes for r in sent) <= MAX_SENT_BYTES
 
     @invariant()
     def full_is_told_from_what_was_not_sent(self) -> None:
@@ -120,3 +120,29 @@ def test_a_running_call_is_not_forgotten() -> None:
     memory.forget(reply)
     assert memory.running == (reply,)
     assert repr(reply) == "Reply('a', running)"
+
+
+def test_the_newest_answer_is_remembered_whatever_its_size() -> None:
+    index: dict[str, Reply] = {}
+    memory = ReplyMemory(index, max_count=MAX_COUNT, max_unsent_bytes=MAX_BYTES, max_sent_bytes=MAX_SENT_BYTES)
+    for call_id in ("old", "new"):
+        reply = Reply(call_id, memory)
+        memory.begin(reply)
+        memory.finish(reply, b"x" * 10 * MAX_SENT_BYTES)
+        memory.sent(reply)
+        assert list(index) == [call_id]
+
+
+def test_what_is_still_to_be_fetched_stays_until_it_is_forgotten() -> None:
+    index: dict[str, Reply] = {}
+    memory = ReplyMemory(index, max_count=MAX_COUNT, max_unsent_bytes=MAX_BYTES, max_sent_bytes=MAX_SENT_BYTES)
+    large, small = Reply("large", memory), Reply("small", memory)
+    for reply, attachments in ((large, {"stdout": (b"x" * 10 * MAX_SENT_BYTES,)}), (small, {})):
+        memory.begin(reply)
+        memory.finish(reply, b"message", attachments)
+        memory.sent(reply)
+    assert memory.full
+    assert set(index) == {"large", "small"}
+    memory.forget(large)
+    assert not memory.full
+    assert large.attachments == {}

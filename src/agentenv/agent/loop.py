@@ -32,6 +32,9 @@ UNSENDABLE = re.compile(r"[^A-Za-z0-9_.-]")
 UNREADABLE_BYTES = 4096
 """How much of an unreadable call its record shows; ``Step.raw`` has all."""
 
+MODEL_READ_BYTES = 1024 * 1024
+"""Of a file, in one call of a model's."""
+
 
 @dataclass
 class AgentResult:
@@ -313,9 +316,21 @@ class AgentLoop:
             return _refused(call, "invalid_arguments", call.problem)
         if call.tool not in self._names:
             return _refused(call, "unknown_tool", explain_unknown(call.tool, self._names))
-        result = await self._session.call(call.tool, call.arguments, timeout_s=self._settings.tool_timeout_s)
+        arguments = bounded(call.tool, call.arguments)
+        result = await self._session.call(call.tool, arguments, timeout_s=self._settings.tool_timeout_s)
         record.batch_wait_s = self._session.last_batch_wait_s
         return checked(result)
+
+
+def bounded(tool: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
+    """The arguments as they are called with: a model is given a part of a large file at a time, and told how to read
+    on. Whoever calls the session without a model gets files whole."""
+    if tool != "read_file" or not isinstance(arguments, dict):
+        return arguments
+    limit = arguments.get("limit")
+    if limit is not None and not (isinstance(limit, int) and limit > MODEL_READ_BYTES):
+        return arguments  # small enough, or not a number: then the model is told so
+    return {**arguments, "limit": MODEL_READ_BYTES}
 
 
 def _refused(call: RequestedCall, error: str, message: str) -> CallResult:

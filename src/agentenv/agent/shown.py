@@ -150,12 +150,17 @@ def _file_text(content: dict[str, Any], limit_bytes: int) -> str:
     notes = [
         note
         for flag, note in (
-            (content.get("truncated"), f"the file goes on; it has {content.get('size_bytes')} bytes"),
+            (content.get("truncated"), _goes_on(content)),
             (content.get("lossy"), "not valid UTF-8; replaced bytes are shown as \ufffd"),
         )
         if flag
     ]
     return text + "".join(f"\n[{note}]" for note in notes)
+
+
+def _goes_on(content: dict[str, Any]) -> str:
+    known = f"the file goes on; it has {content.get('size_bytes')} bytes"
+    return f"{known}; read on with offset={content['next_offset']}" if content.get("next_offset") else known
 
 
 def _listing(content: dict[str, Any], limit_bytes: int) -> str:

@@ -1,8 +1,8 @@
 """Large arguments and large results, as raw bytes over HTTP requests of their own (:mod:`agentenv.wire.calls`).
 
 No message waits behind them, and nothing here works on more than a piece at a time: the event loop is shared by
-every trajectory of the trainer. A request that was cut is made again (a fetch goes on where it was); one of
-which nothing moves for ``silence_s`` is given up, and with it its own call only.
+every trajectory of the trainer. A request that was cut is made again, and goes on where it was. When nothing moves
+for too long it is given up, and with it its own call only.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import codecs
-import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Final, Self
@@ -28,12 +27,10 @@ from agentenv.wire.calls import MAX_ATTACHMENTS, Attachment, CallResult
 from agentenv.wire.server import ErrorReply
 from agentenv.wire.transfers import LEASE_HEADER
 
-_PIECE_BYTES: Final = 256 * 1024
-_BASE64_BYTES: Final = 3 * 256 * 1024
-"""A multiple of three: its base64 can be joined."""
+_PIECE_BYTES: Final = 1024 * 1024
+"""Of one PUT: 64 of them are 64 round trips, and each may take as long as nothing may move."""
+_MOST_BEGINNINGS: Final = 5
 _TEXT_PIECE_CHARS: Final = 1024 * 1024
-_ATTEMPTS: Final = 5
-"""Of an upload that is cut on its way: each begins anew."""
 _PAUSE_S: Final = 0.2
 
 Part = str | bytes
@@ -82,12 +79,12 @@ class Attachments:
             await self._fetch(lease, result.id, part, sink)
             name, _, inner = part.field.partition(".")
             if inner:
-                content[inner] = await sink.value()
+                content[inner] = sink.value()
                 if inner == "text" and isinstance(sink, _Text) and sink.lossy:
                     content["lossy"] = True
                 fields["content"] = content
             else:
-                fields[name] = await sink.value()
+                fields[name] = sink.value()
         return result.model_copy(update=fields)
 
     async def aclose(self) -> None:
@@ -98,19 +95,38 @@ class Attachments:
     # -- one of them ---------------------------------------------------------------------------------
 
     async def _put(self, lease: bytes, call_id: str, field: str, part: Part) -> Attachment:
-        trouble = _Trouble(self._silence_s, most_cuts=_ATTEMPTS)
-        while True:
-            silence = _Silence(self._silence_s)
+        """Piece by piece: what was taken is told after each, however much is held on the way."""
+        trouble = _Trouble(self._silence_s)
+        step = _PIECE_BYTES if isinstance(part, bytes) or part.isascii() else _PIECE_BYTES // 4
+        start, sent_bytes, anew = 0, 0, 0
+        while start < len(part):
+            piece = part[start : start + step]
+            body = piece.encode() if isinstance(piece, str) else piece
             try:
-                async with silence, self._request("PUT", lease, call_id, field, _pieces(part, silence)) as response:
-                    await _check(response)
-                    return Attachment.model_validate_json(await response.read())
-            except ValidationError as error:
-                raise ProtocolError("the answer to an attachment is none") from error
+                told = await self._put_piece(lease, call_id, field, body, sent_bytes)
             except TRANSIENT as error:
-                if trouble.is_final(moved=silence.broken):
+                if trouble.is_final(moved=False):
                     raise self._lost(call_id, error) from error
-            await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            trouble.over()
+            if told.size_bytes == sent_bytes + len(body):
+                start, sent_bytes = start + step, told.size_bytes
+            elif told.size_bytes == 0 and anew < _MOST_BEGINNINGS:  # the server was started anew
+                start, sent_bytes, anew = 0, 0, anew + 1
+            else:
+                raise ProtocolError(f"{sent_bytes + len(body)} bytes of {field} were sent, {told.size_bytes} arrived")
+        return Attachment(field=field, size_bytes=sent_bytes)
+
+    async def _put_piece(self, lease: bytes, call_id: str, field: str, body: bytes, at: int) -> Attachment:
+        request = self._request("PUT", lease, call_id, field, body, at)
+        async with asyncio.timeout(self._silence_s), request as response:
+            await _check(response)
+            told = await response.read()
+        try:
+            return Attachment.model_validate_json(told)
+        except ValidationError as error:
+            raise ProtocolError("the answer to an attachment is none") from error
 
     async def _fetch(self, lease: bytes, call_id: str, part: Attachment, sink: _Sink) -> None:
         trouble = _Trouble(self._silence_s)
@@ -132,7 +148,7 @@ class Attachments:
             raise ProtocolError(f"more than {part.size_bytes} bytes of {part.field} came")
 
     def _request(
-        self, method: str, lease: bytes, call_id: str, field: str, body: AsyncIterator[bytes] | None = None, at: int = 0
+        self, method: str, lease: bytes, call_id: str, field: str, body: bytes | None = None, at: int = 0
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._http is None:
             self._http = aiohttp.ClientSession(
@@ -164,30 +180,23 @@ async def _check(response: aiohttp.ClientResponse) -> None:
     raise infra_error(refused.error, refused.message, refused.next_step)
 
 
-async def _pieces(part: Part, silence: _Silence) -> AsyncIterator[bytes]:
-    for start in range(0, len(part), _PIECE_BYTES):
-        piece = part[start : start + _PIECE_BYTES]
-        yield piece.encode() if isinstance(piece, str) else piece
-        silence.heard()
-        await asyncio.sleep(0)  # a fast connection takes many pieces before it has us wait
-
-
 class _Trouble:
-    """When requests that fail one after the other are given up: when for ``longest_s`` none got anywhere, or when
-    ``most_cuts`` of them did and were cut."""
+    """When requests that fail one after the other are given up: when for ``longest_s`` none got anywhere."""
 
-    def __init__(self, longest_s: float, *, most_cuts: float = math.inf) -> None:
+    def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
-        self._cuts_left = most_cuts
         self._since_s: float | None = None
+
+    def over(self) -> None:
+        """One of them got somewhere."""
+        self._since_s = None
 
     def is_final(self, *, moved: bool) -> bool:
         """Whether this failure is the last one; ``moved``: it came after some bytes."""
         now = asyncio.get_running_loop().time()
-        self._cuts_left -= moved
         if moved or self._since_s is None:
             self._since_s = now
-        return self._cuts_left <= 0 or now - self._since_s >= self._longest_s
+        return now - self._since_s >= self._longest_s
 
 
 class _Silence:
@@ -227,7 +236,7 @@ class _Sink:
         self.size_bytes += len(piece)
         self._pieces.append(piece)
 
-    async def value(self) -> Any:
+    def value(self) -> Any:
         """What they are, when all are here."""
         return from_json(b"".join(self._pieces))
 
@@ -244,7 +253,7 @@ class _Text(_Sink):
         self.size_bytes += len(piece)
         self._pieces.append(self._decoded(piece, final=False))
 
-    async def value(self) -> str:
+    def value(self) -> str:
         return "".join([*self._pieces, self._decoded(b"", final=True)])
 
     def _decoded(self, piece: bytes, *, final: bool) -> str:
@@ -261,13 +270,19 @@ class _Text(_Sink):
 class _Base64(_Sink):
     """Bytes as JSON has them."""
 
-    async def value(self) -> str:
-        data = memoryview(b"".join(self._pieces))
-        encoded = []
-        for start in range(0, len(data), _BASE64_BYTES):
-            encoded.append(base64.b64encode(data[start : start + _BASE64_BYTES]).decode("ascii"))
-            await asyncio.sleep(0)
-        return "".join(encoded)
+    def __init__(self) -> None:
+        super().__init__()
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> None:
+        self.size_bytes += len(piece)
+        data = self._rest + piece
+        whole = len(data) - len(data) % 3
+        self._rest = data[whole:]
+        self._pieces.append(base64.b64encode(data[:whole]).decode("ascii"))
+
+    def value(self) -> str:
+        return "".join([*self._pieces, base64.b64encode(self._rest).decode("ascii")])
 
 
 async def decoded_base64(text: str) -> bytes:

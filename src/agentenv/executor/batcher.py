@@ -57,8 +57,13 @@ class Batcher(Generic[T]):
 
     @property
     def oldest_unacknowledged_at(self) -> float | None:
-        """When the oldest unacknowledged batch left; None when there is none."""
+        """When the oldest unacknowledged batch was written; None when there is none."""
         return next((sent_at for sent_at, _ in self._sent.values()), None)
+
+    def written(self, number: int, now: float) -> None:
+        """The connection took this batch: only from here on may its acknowledgement be expected."""
+        if number in self._sent:
+            self._sent[number] = (now, self._sent[number][1])
 
     def add(self, call: T, size_bytes: int, now: float) -> None:
         """One more call. It leaves with the first batch that :meth:`due` says may go."""

@@ -451,6 +451,7 @@ class SandboxClient:
             if due.batches:
                 for batch in due.batches:
                     await stream.send(self._encoded(batch, stream.boot))
+                    self._batcher.written(batch.number, self._loop.time())
             elif self._to_cancel:
                 keys, self._to_cancel = self._to_cancel[:MAX_BATCH_CALLS], self._to_cancel[MAX_BATCH_CALLS:]
                 await stream.send(encode_keys("cancel", keys))

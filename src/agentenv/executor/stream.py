@@ -19,6 +19,9 @@ from agentenv.wire.base import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
 from agentenv.wire.server import ErrorReply, ServerInfo
 
 _POLITE_CLOSE_S: Final = 1.0
+_SEND_BUFFER_BYTES: Final = 256 * 1024
+"""What the kernel takes of us before it has us wait: cancellations and pings wait behind no more than that, and what
+was written is nearly there."""
 _CONTRACT_CLOSE_CODES: Final = frozenset({1002, 1003, 1007, 1008, 1009})
 """WebSocket close codes that say "what you sent is wrong": sending it again cannot help."""
 _LOST: Final = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
@@ -110,6 +113,8 @@ async def open_stream(http: aiohttp.ClientSession, handle: ContainerHandle, *, s
         )
     except aiohttp.WSServerHandshakeError as error:
         raise _refusal(error.status, b"") from error
+    if isinstance(raw := socket_.get_extra_info("socket"), asyncio.trsock.TransportSocket):
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     return Stream(socket_, boot)
 
 

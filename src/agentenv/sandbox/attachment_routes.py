@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from aiohttp import web
 from pydantic import ValidationError
 
-from agentenv.errors import AgentEnvError, ProtocolError
+from agentenv.errors import AgentEnvError, ProtocolError, StaleLeaseError
 from agentenv.sandbox.container import Container
 from agentenv.sandbox.replies import Raw, size_of
 from agentenv.sandbox.tools.transfer_routes import body_piece, in_time, lease_key
@@ -36,27 +36,27 @@ class AttachmentRoutes:
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
         call_id, field = _named(request)
-        attached, inbox = self._container.receive(lease_key(request), call_id, field)
+        inbox = self._container.inbox(lease_key(request), call_id)
+        at = _skipped(request, MAX_FILE_BYTES)
+        attached = inbox.receive(call_id, field, at)
+        turn = 0 if attached is None else attached.begin(at)
         refused: AgentEnvError | None = None
         seen_bytes = 0
-        try:
-            while piece := await body_piece(request):
-                seen_bytes += len(piece)
-                if seen_bytes > 2 * MAX_FILE_BYTES:
-                    raise web.HTTPRequestEntityTooLarge(MAX_FILE_BYTES, seen_bytes)
-                if refused is None:
-                    try:
-                        attached.feed(piece)
-                    except AgentEnvError as error:  # read to its end: the client hears of it when it has sent all
-                        refused = error
-                        attached.close()
-            if refused is not None:
-                raise refused
-            attached.finish()
-        except BaseException:
-            inbox.discard(attached)
-            raise
-        reply = Attachment(field=field, size_bytes=attached.size_bytes)
+        while piece := await _piece_of(request):
+            seen_bytes += len(piece)
+            if seen_bytes > 2 * MAX_FILE_BYTES:
+                raise web.HTTPRequestEntityTooLarge(MAX_FILE_BYTES, seen_bytes)
+            if attached is None or refused is not None:
+                continue  # read to its end: the client hears of it when it has sent all
+            try:
+                attached.feed(piece, turn)
+            except AgentEnvError as error:
+                refused = error
+        if refused is not None:
+            if not isinstance(refused, StaleLeaseError):
+                inbox.drop(call_id)
+            raise refused
+        reply = Attachment(field=field, size_bytes=inbox.size_of(call_id, field))
         return web.json_response(text=reply.model_dump_json())
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
@@ -78,6 +78,13 @@ class AttachmentRoutes:
                 return response
         await response.write_eof()
         return response
+
+
+async def _piece_of(request: web.Request) -> bytes:
+    try:
+        return await body_piece(request)
+    except ConnectionResetError as error:
+        raise ProtocolError("the connection was cut") from error
 
 
 def _named(request: web.Request) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from agentenv.errors import (
     StaleLeaseError,
 )
 from agentenv.sandbox.calls import Asked, Outlet, encode_result, refusal
-from agentenv.sandbox.inbox import Attached, Inbox, close_all
+from agentenv.sandbox.inbox import Inbox, close_all
 from agentenv.sandbox.process import SlotIo
 from agentenv.sandbox.replies import Raw
 from agentenv.sandbox.shared import Shared
@@ -131,13 +131,13 @@ class Container:
                 with contextlib.suppress(StaleLeaseError):
                     self._slots[call.lease.slot].admit(call.lease).inbox.drop(call.id)
 
-    def receive(self, key: LeaseKey, call_id: str, field: str) -> tuple[Attached, Inbox]:
-        """An attachment to fill, of a call that will be asked, and where it waits for it. Raises StaleLeaseError,
-        ProtocolError when the call was asked already, SandboxUnavailableError when too many wait."""
+    def inbox(self, key: LeaseKey, call_id: str) -> Inbox:
+        """Where the attachments of a call wait that will be asked. Raises StaleLeaseError, ProtocolError when the
+        call was asked already."""
         memory = self._slot(key.slot).admit(key)
         if call_id in self._shared.index or memory.has_ended(call_id):
             raise ProtocolError(f"call {call_id!r} was asked already")
-        return memory.inbox.receive(call_id, field), memory.inbox
+        return memory.inbox
 
     def fetched(self, key: LeaseKey, call_id: str, field: str) -> Raw:
         """What a finished call left to be fetched; empty once it is forgotten. Raises StaleLeaseError,

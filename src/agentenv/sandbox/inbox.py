@@ -24,43 +24,52 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 class Attached:
-    """One attachment: written by :meth:`feed`, then sealed by :meth:`finish` and read by whoever needs it.
-    Owns its descriptor until :meth:`close`."""
+    """One attachment: written piece by piece, then sealed and read by whoever needs it. Owns its descriptor until
+    :meth:`close`."""
 
-    __slots__ = ("_give", "_take", "closed", "fd", "sealed", "size_bytes")
+    __slots__ = ("_give", "_on_close", "_take", "_turn", "closed", "fd", "size_bytes")
 
-    def __init__(self, take: Callable[[int], None], give: Callable[[int], None]) -> None:
+    def __init__(self, take: Callable[[int], None], give: Callable[[int], None], on_close: Callable[[], None]) -> None:
         self._take = take
         self._give = give
+        self._on_close = on_close
         self.fd = os.memfd_create("attachment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.size_bytes = 0
         self.closed = False
-        self.sealed = False
+        self._turn = 0
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "whole" if self.sealed else "arriving"
-        return f"Attached({self.size_bytes} bytes, {state})"
+        return f"Attached({self.size_bytes} bytes{', closed' if self.closed else ''})"
 
-    def feed(self, piece: bytes) -> None:
+    def begin(self, at: int) -> int:
+        """What comes next is what belongs behind the first ``at`` bytes, which are here. Returns what :meth:`feed`
+        wants to be told: whoever began before may not go on."""
+        self._turn += 1
+        if at < self.size_bytes:
+            os.ftruncate(self.fd, at)
+            self._give(self.size_bytes - at)
+            self.size_bytes = at
+        return self._turn
+
+    def feed(self, piece: bytes, turn: int) -> None:
         """Take the next bytes. Raises InvalidArgumentsError, SandboxUnavailableError when there are too many,
-        StaleLeaseError when the lease has ended meanwhile; then nothing of it is kept."""
-        if self.closed:
+        StaleLeaseError when the lease has ended meanwhile, or somebody else began."""
+        if self.closed or turn != self._turn:
             raise _gone()
         if self.size_bytes + len(piece) > MAX_FILE_BYTES:
             raise InvalidArgumentsError(f"at most {MAX_FILE_BYTES} bytes fit in one argument")
         self._take(len(piece))
+        at = self.size_bytes
         self.size_bytes += len(piece)
         rest = memoryview(piece)
         while rest:
-            rest = rest[os.write(self.fd, rest) :]
+            written = os.pwrite(self.fd, rest, at)
+            at, rest = at + written, rest[written:]
 
-    def finish(self) -> None:
+    def seal(self) -> None:
         """It is whole: nobody can change it from here on, whoever else is given its descriptor."""
-        if self.closed:
-            raise _gone()
-        os.lseek(self.fd, 0, os.SEEK_SET)
+        self._turn += 1
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-        self.sealed = True
 
     def reader(self) -> BinaryIO:
         """A file of its own to read it from, from the start. The caller closes it."""
@@ -81,6 +90,7 @@ class Attached:
             self.closed = True
             os.close(self.fd)
             self._give(self.size_bytes)
+            self._on_close()
 
 
 class _Reader(io.RawIOBase):
@@ -140,16 +150,21 @@ class Inbox:
         self.held_bytes -= size_bytes
         self._counted(-size_bytes)
 
-    def receive(self, call_id: str, field: str) -> Attached:
-        """A new attachment, in place of one that arrived before. Raises SandboxUnavailableError when there are
-        too many."""
-        self.drop(call_id, field)
-        if self._open >= MAX_ATTACHED:
-            raise SandboxUnavailableError(f"{MAX_ATTACHED} attachments wait in this slot already")
-        attached = Attached(self.hold, self._closed)
-        self._open += 1
-        self._waiting[call_id, field] = attached
-        return attached
+    def receive(self, call_id: str, field: str, at: int) -> Attached | None:
+        """The attachment whose first ``at`` bytes are here, or a new one when ``at`` is 0; None when it has fewer.
+        Raises SandboxUnavailableError when there are too many."""
+        attached = self._waiting.get((call_id, field))
+        if attached is None and at == 0:
+            if self._open >= MAX_ATTACHED:
+                raise SandboxUnavailableError(f"{MAX_ATTACHED} attachments wait in this slot already")
+            attached = self._waiting[call_id, field] = Attached(self.hold, self.let_go, self._closed)
+            self._open += 1
+        return attached if attached is not None and at <= attached.size_bytes else None
+
+    def size_of(self, call_id: str, field: str) -> int:
+        """How much of it is here."""
+        attached = self._waiting.get((call_id, field))
+        return 0 if attached is None else attached.size_bytes
 
     def take(self, call_id: str, wanted: tuple[Attachment, ...]) -> dict[str, Attached]:
         """The attachments of a call that begins; the caller closes them. Raises SandboxUnavailableError when one is
@@ -157,31 +172,24 @@ class Inbox:
         found = {part.field: self._waiting.get((call_id, part.field)) for part in wanted}
         for part in wanted:
             attached = found[part.field]
-            if attached is None or not attached.sealed or attached.size_bytes != part.size_bytes:
+            if attached is None or attached.size_bytes != part.size_bytes:
                 raise SandboxUnavailableError(f"the attachment {part.field!r} of the call did not arrive")
         for part in wanted:
-            del self._waiting[call_id, part.field]
+            self._waiting.pop((call_id, part.field)).seal()
         return {field: attached for field, attached in found.items() if attached is not None}
 
-    def drop(self, call_id: str, field: str | None = None) -> None:
+    def drop(self, call_id: str) -> None:
         """Let go of what waits for this call. Nothing happens when nothing does."""
-        for key in [key for key in self._waiting if key[0] == call_id and field in (None, key[1])]:
+        for key in [key for key in self._waiting if key[0] == call_id]:
             self._waiting.pop(key).close()
-
-    def discard(self, attached: Attached) -> None:
-        """Let go of one that did not arrive whole. Repeatable."""
-        for key in [key for key, waiting in self._waiting.items() if waiting is attached]:
-            del self._waiting[key]
-        attached.close()
 
     def close(self) -> None:
         """The lease has ended. Repeatable."""
         while self._waiting:
             self._waiting.popitem()[1].close()
 
-    def _closed(self, size_bytes: int) -> None:
+    def _closed(self) -> None:
         self._open -= 1
-        self.let_go(size_bytes)
 
 
 def _gone() -> StaleLeaseError:

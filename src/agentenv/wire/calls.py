@@ -6,8 +6,9 @@ the stream (``GET /v1/stream``, WebSocket) takes :data:`ClientMessage` texts and
 
 A message stays small. Content above :data:`agentenv.wire.base.LARGE_BYTES` travels as an *attachment*: raw bytes in
 the body of a request of its own, ``/v1/attachments/{call id}/{field}``, with the lease's key in the header
-:data:`agentenv.wire.transfers.LEASE_HEADER`. An argument is PUT before its call is sent; what a result left out is
-fetched by GET (``?from=N`` skips N bytes) until the call is forgotten.
+:data:`agentenv.wire.transfers.LEASE_HEADER`. An argument is PUT before its call is sent, a piece after the other
+(``?from=N``: behind the first N bytes); each is answered by an :class:`Attachment` that says how much is there. What a
+result left out is fetched by GET (``?from=N`` skips N bytes) until the call is forgotten.
 """
 
 from __future__ import annotations

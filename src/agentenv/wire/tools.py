@@ -56,7 +56,9 @@ class ReadFileArguments(WireModel):
     path: PathArgument = Field(description="File to read, relative to the workspace.")
     offset: Annotated[int, Field(ge=0)] = Field(default=0, description="First byte to read.")
     limit: Annotated[int, Field(ge=1, le=MAX_FILE_BYTES)] | None = Field(
-        default=None, description="At most this many bytes; the whole file by default."
+        default=None,
+        description="At most this many bytes. By default the whole file, or its first MiB: the answer says where to "
+        "read on.",
     )
     binary: bool = Field(default=False, description="Return the bytes as base64 instead of text.")
 
@@ -70,10 +72,10 @@ class ReadFileReply(WireModel):
     mode: int
     truncated: bool = False
     """True when the file goes on after the bytes returned."""
-    next_offset: int | None = None
-    """Where it goes on, when it does."""
     lossy: bool = False
     """True when the text is not the file's exact content (it was not UTF-8)."""
+    next_offset: int | None = None
+    """Where to read on, when the file goes on."""
 
 
 class WriteFileArguments(WireModel):

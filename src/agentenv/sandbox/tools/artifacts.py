@@ -51,7 +51,7 @@ def pack(records: Iterable[Record]) -> ArtifactsReply:
         for record in records:
             if record.kind not in "fdl":
                 continue
-            tar.addfile(_member(record), io.BytesIO(record.content))
+            tar.addfile(_member(record), io.BufferedReader(_Content(record.pieces)))
             if output.tell() > MAX_FILE_BYTES:
                 raise TooLargeError
             if record.kind == "f":
@@ -71,7 +71,7 @@ def listed(records: Iterable[Record]) -> ArtifactsReply:
     files: list[ArtifactFile] = []
     total_bytes = 0
     for entries, record in enumerate(records, 1):
-        total_bytes += len(record.content)
+        total_bytes += record.content_bytes
         if entries > MAX_ENTRIES or total_bytes > MAX_FILE_BYTES:
             raise TooLargeError
         if record.kind == "f":
@@ -93,13 +93,33 @@ def _member(record: Record) -> tarfile.TarInfo:
     member.mtime = min(max(record.modified_ns // 10**9, 0), _MAX_MTIME_S)
     member.type = {"f": tarfile.REGTYPE, "d": tarfile.DIRTYPE, "l": tarfile.SYMTYPE}[record.kind]
     member.linkname = os.fsdecode(record.link)
-    member.size = len(record.content)
+    member.size = record.content_bytes
     return member
 
 
 def _described(record: Record) -> ArtifactFile:
-    digest = hashlib.sha256(record.content).hexdigest()
-    return ArtifactFile(path=readable_name(record.path), size_bytes=len(record.content), sha256=digest)
+    digest = hashlib.sha256(record.content)
+    for piece in record.pieces:
+        digest.update(piece)
+    return ArtifactFile(path=readable_name(record.path), size_bytes=record.content_bytes, sha256=digest.hexdigest())
+
+
+class _Content(io.RawIOBase):
+    """Pieces, read one after the other."""
+
+    def __init__(self, pieces: tuple[memoryview, ...]) -> None:
+        self._pieces = iter(pieces)
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        self._rest = self._rest or next(self._pieces, self._rest)
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
 
 
 def unpack(archive: BinaryIO) -> tuple[bytes, ArtifactsReply]:

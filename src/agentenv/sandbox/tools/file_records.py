@@ -28,6 +28,13 @@ class Record:
     modified_ns: int = 0
     truncated: bool = False
     content: bytes = b""
+    pieces: tuple[memoryview, ...] = ()
+    """The content of a record that was read: not joined, because it may be large."""
+
+    @property
+    def content_bytes(self) -> int:
+        """How much content it has."""
+        return len(self.content) + sum(len(piece) for piece in self.pieces)
 
 
 class Reader:
@@ -66,19 +73,17 @@ class Reader:
             if not _is_plain_name(record.path):
                 raise ProtocolError("slotfiles printed a path that is none")
             yield (
-                Record(**{**vars(record), "content": self._content()})
-                if with_content and record.kind == "f"
-                else record
+                Record(**{**vars(record), "pieces": self._content()}) if with_content and record.kind == "f" else record
             )
 
-    def _content(self) -> bytes:
+    def _content(self) -> tuple[memoryview, ...]:
         parts: list[memoryview] = []
         while True:
             (count,) = _CHUNK.unpack(self._take(_CHUNK.size))
             if count > _MAX_CHUNK_BYTES:
                 raise ProtocolError("slotfiles printed a malformed chunk")
             if not count:
-                return b"".join(parts)
+                return tuple(parts)
             parts.append(self._taken(count))
 
     def _take(self, count: int) -> bytes:

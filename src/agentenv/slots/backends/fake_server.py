@@ -278,8 +278,9 @@ class FakeServer:
         key, name = fake_transfer.lease_key(request), request.match_info
         with self._at(request).cuttable(request):
             content = b"".join([piece async for piece in request.content.iter_any()])
-        self._at(request).slot(key.slot).receive(key, name["call"], name["field"], content)
-        return _reply(Attachment(field=name["field"], size_bytes=len(content)))
+        at = int(request.query.get("from", "0"))
+        size_bytes = self._at(request).slot(key.slot).receive(key, name["call"], name["field"], content, at)
+        return _reply(Attachment(field=name["field"], size_bytes=size_bytes))
 
     async def _get_attachment(self, request: web.Request) -> web.StreamResponse:
         key, name = fake_transfer.lease_key(request), request.match_info

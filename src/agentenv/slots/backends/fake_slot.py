@@ -65,7 +65,7 @@ class FakeLease:
     expires_at: float
     sealed_by: str = ""
     calls: dict[str, FakeCall] = field(default_factory=dict)
-    attached: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    attached: dict[tuple[str, str], bytearray] = field(default_factory=dict)
     """Large arguments of calls that are still to come."""
 
 
@@ -274,13 +274,17 @@ class FakeSlot:
         for one in [one for one in lease.attached if one[0] == key.id]:
             del lease.attached[one]
 
-    def receive(self, key: LeaseKey, call_id: str, field: str, content: bytes) -> None:
-        """Keep a large argument until its call comes. Raises StaleLeaseError, InvalidArgumentsError."""
+    def receive(self, key: LeaseKey, call_id: str, field: str, content: bytes, at: int) -> int:
+        """Keep a piece of a large argument until its call comes; how much of it is here. Raises StaleLeaseError,
+        InvalidArgumentsError."""
         if (lease := self.held_by(key)) is None:
             raise StaleLeaseError(f"slot {self.index} is not under this lease any more")
-        if len(content) > MAX_FILE_BYTES:
+        if at + len(content) > MAX_FILE_BYTES:
             raise InvalidArgumentsError(f"at most {MAX_FILE_BYTES} bytes fit in one argument")
-        lease.attached[call_id, field] = content
+        kept = lease.attached.setdefault((call_id, field), bytearray())
+        if at <= len(kept):
+            kept[at:] = content
+        return len(kept)
 
     def fetched(self, key: LeaseKey, call_id: str, field: str) -> bytes:
         """What a result left to be fetched. Raises StaleLeaseError, CallLostError."""
@@ -363,7 +367,7 @@ def with_attached(call: Call, lease: FakeLease) -> Call:
         content = lease.attached.pop((call.id, part.field), None)
         if content is None or len(content) != part.size_bytes:
             raise SandboxUnavailableError(f"the attachment {part.field!r} of the call did not arrive")
-        arguments[part.field] = content if part.field == "data" else content.decode("utf-8", "replace")
+        arguments[part.field] = bytes(content) if part.field == "data" else content.decode("utf-8", "replace")
     return call.model_copy(update={"arguments": arguments})
 
 
