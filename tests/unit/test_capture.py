@@ -255,13 +255,19 @@ async def test_orphans_are_drained_when_no_descriptor_is_left() -> None:
     os.set_blocking(read_end, False)
     orphans.add(read_end)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (write_end + 1, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (write_end + 20, hard))
+    taken: list[int] = []
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.dup(write_end))
     try:
         for _ in range(3):
             os.write(write_end, b"x" * 4096)
             await until(lambda: _waiting(read_end) == 0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
     assert len(orphans) == 1
     orphans.close()
     os.close(write_end)
