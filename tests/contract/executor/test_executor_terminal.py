@@ -198,10 +198,10 @@ async def test_an_interrupt_spares_the_background(session: ToolSession, form: st
             await asyncio.sleep(0.05)
     await asyncio.sleep(0.05)  # start times are in ticks of 10 ms
     for command in ("sleep 30", "while :; do sleep 0.1; done", "sleep 30 | cat"):
-        await terminal(session, f"{command}; echo not reached", timeout_s=0.2)
-        await terminal(session, keys=["C-c"])
-        ended = await finished(session) if state(await terminal(session, ""))["state"] == "running" else None
-        assert ended is None or "not reached" not in ended.stdout
+        await terminal(session, command, timeout_s=0.2)
+        # Again where it came between a fork and its exec: no shell takes note of that one.
+        while state(await terminal(session, "", timeout_s=0.2))["state"] == "running":
+            await terminal(session, keys=["C-c"])
     assert (await terminal(session, alive)).stdout == before
     assert "T" not in (await terminal(session, "ps -o stat= --ppid $(cat pid) -p $(cat pid)")).stdout, "all go on"
 

@@ -73,9 +73,9 @@ static bool read_process(const char *name, struct process *into) {
     /* A leader that called pthread_exit looks like a zombie while its threads live on. */
     into->dead = (state == 'Z' || state == 'X') && field[20] <= 1;
     into->stopped = state == 'T';
-    /* How a shell without job control marks what it runs in the background: its copy, which executed nothing
-     * since, ignores SIGQUIT (it would SIGINT too, but a function's copy does not). */
-    into->async = field[9] & FORKED_NO_EXEC && field[33] & 1ULL << (SIGQUIT - 1);
+    /* How a shell without job control runs a list in the background: in a copy of itself that ignores SIGINT.
+     * (SIGQUIT says nothing: the copy that is about to execute a command ignores that for a moment.) */
+    into->async = field[9] & FORKED_NO_EXEC && field[33] & 1ULL << (SIGINT - 1);
     into->killed = false;
     into->member = -1;
     return true;

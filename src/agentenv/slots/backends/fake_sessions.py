@@ -242,14 +242,14 @@ def _session(leader: int) -> Iterator[int]:
 
 def _foreground(leader: int, began_s: float) -> Iterator[int]:
     """The processes of the shell ``leader``'s group but those it has in the background: they were there before
-    ``began_s`` (of CLOCK_BOOTTIME), or come from a copy of the shell that ignores SIGQUIT."""
+    ``began_s`` (of CLOCK_BOOTTIME), or come from a copy of the shell that ignores SIGINT."""
     known = {pid: fields for pid in _session(leader) if (fields := _stat(pid))}
 
     def shown(pid: int) -> bool:
         if pid == leader or pid not in known:
             return True
         parent, flags, started, ignored = (int(known[pid][number - 3]) for number in (4, 9, 22, 33))
-        in_background = parent == leader and flags & _FORKED_NO_EXEC and ignored & 1 << (signal.SIGQUIT - 1)
+        in_background = parent == leader and flags & _FORKED_NO_EXEC and ignored & 1 << (signal.SIGINT - 1)
         return started >= int(began_s * 100) and not in_background and shown(parent)
 
     return (pid for pid, fields in known.items() if int(fields[5 - 3]) == leader and shown(pid))
