@@ -74,11 +74,13 @@ class Attachments:
         """The result with everything in it. Raises InfraError: CallLostError when it is not remembered."""
         fields: dict[str, Any] = {"attachments": ()}
         content = dict(result.content) if isinstance(result.content, dict) else {}
-        for part in result.attachments:
+        for part in sorted(result.attachments, key=lambda part: part.field):  # content before what belongs into it
             sink = _sink(part)
             await self._fetch(lease, result.id, part, sink)
             name, _, inner = part.field.partition(".")
-            if inner:
+            if part.field == "content" and isinstance(whole := sink.value(), dict):
+                fields["content"] = content = whole
+            elif inner:
                 content[inner] = sink.value()
                 if inner == "text" and isinstance(sink, _Text) and sink.lossy:
                     content["lossy"] = True

@@ -69,6 +69,17 @@ async def test_large_output_and_input(session: ToolSession) -> None:
     assert (len(cut.stdout), cut.stdout_dropped_bytes, cut.truncated) == (2**20, 3_000_000 - 2**20, True)
 
 
+async def test_a_long_list_and_large_bytes_in_one_result(session: ToolSession) -> None:
+    """The JSON of the list is an attachment then, and the bytes are one beside it."""
+    await session.call("bash", {"command": f"mkdir many; cd many; for n in $(seq 2000); do : > {'n' * 100}$n; done"})
+    archive = await ToolContext(session).archive("many")
+    assert len(archive.files) == 2000
+    assert archive.data is not None
+    assert len(archive.data) > LARGE_BYTES
+    listed = await ToolContext(session).list_files("many")
+    assert len(listed.entries) == 2000
+
+
 async def test_calls_stay_in_the_order_they_were_made(session: ToolSession) -> None:
     written, counted, removed = await asyncio.gather(
         session.call("write_file", {"path": "ordered", "text": TEXT}),

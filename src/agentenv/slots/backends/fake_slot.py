@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from agentenv.errors import (
     AgentEnvError,
@@ -380,6 +381,8 @@ def without_large(result: CallResult) -> tuple[CallResult, dict[str, bytes]]:
             if isinstance(value := content.get(name), str) and len(value) > LARGE_BYTES:
                 left[f"content.{name}"] = value.encode() if name == "text" else base64.b64decode(value)
                 content = {**content, name: None}
+    if len(encoded := to_json(content)) > LARGE_BYTES:
+        left["content"], content = encoded, None
     parts = tuple(Attachment(field=name, size_bytes=len(value)) for name, value in left.items())
     empty = {name: "" for name in left if "." not in name}
     return result.model_copy(update={**empty, "content": content, "attachments": parts}), left
