@@ -76,7 +76,7 @@ def no_collector() -> Iterator[None]:
 
 
 def _reachable_budget(sessions: SlotSessions) -> Unread:
-    found = sessions._terminals._unread  # noqa: SLF001 (how much it holds is nobody else's business)
+    found = sessions._terminals._unread
     assert isinstance(found, Unread)
     return found
 
@@ -99,7 +99,7 @@ async def _with_unread_output(workspace: Path, count: int) -> tuple[FakeSessions
     return sessions, unread
 
 
-async def test_what_is_closed_leaves_nothing(tmp_path: Path, no_collector: None) -> None:  # noqa: ARG001
+async def test_what_is_closed_leaves_nothing(tmp_path: Path, no_collector: None) -> None:
     """Round after round, as trajectories come and go: each freed with its slot, without a collector's help."""
     for turn in range(3):
         workspace = tmp_path / str(turn)
@@ -109,7 +109,7 @@ async def test_what_is_closed_leaves_nothing(tmp_path: Path, no_collector: None)
         kept = [
             weakref.ref(found)
             for found in gc.get_objects()
-            if isinstance(found, (Terminal, Tap, Rolling)) and found._unread is unread  # noqa: SLF001
+            if isinstance(found, (Terminal, Tap, Rolling)) and found._unread is unread
         ]
         assert len(kept) >= 4 + 6 + 4
         sessions.close()
@@ -129,7 +129,7 @@ async def test_a_slot_that_reads_nothing_keeps_to_its_budget(tmp_path: Path, mon
         named = {"session": f"s{number}", "command": command}
         await sessions.call(TerminalArguments(**{**named, "timeout_s": 0}), loop.time() + 60)
         until_s = loop.time() + 30
-        terminal = sessions._terminals._terminals[f"s{number}"]  # noqa: SLF001
+        terminal = sessions._terminals._terminals[f"s{number}"]
         while terminal.busy and await terminal.changes.until(until_s):
             assert unread.total_bytes <= MIB
     answers = []

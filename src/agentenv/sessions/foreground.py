@@ -1,4 +1,4 @@
-"""Whether what runs on a terminal waits for somebody to type, as the kernel of the slot tells it.
+"""What a session's shell and the program it runs wait for, as the kernel of the slot tells it.
 
 A small program in the slot looks, because the kernel shows what a process sleeps in to its own user alone,
 and because asking a terminal of the slot's from outside may have to wait for what runs in the slot.
@@ -6,15 +6,18 @@ and because asking a terminal of the slot's from outside may have to wait for wh
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from agentenv.sessions.brief import output_of
 from agentenv.sessions.port import Host
 
 _PTS_MAJOR = 136
 _LOOK_S = 2.0
-_YES = b"reads\n"
 _PROBE = r"""
-number=$1 tty=/dev/pts/$2
+pipe=$1 number=$2 tty=/dev/pts/$3
 exec 2>/dev/null
+[[ $(readlink /proc/[0-9]*/fd/0) == *"pipe:[$pipe]"* ]] && echo idle
+[[ $number ]] || exit 0
 set -f
 
 is_terminal() { [[ $1 -ef $tty || $1 -ef /dev/tty ]]; }
@@ -49,15 +52,30 @@ for stat in "${stats[@]}"; do
       wait_woken|n_tty_read|tty_read) in_read "$process" "$task" ;;
       poll_schedule_timeout*|do_select*|do_sys_poll*|do_epoll_wait*|ep_poll*) in_poll "$process" ;;
       *) false ;;
-    esac && { echo reads; exit; }
+    esac && { echo reads; exit 0; }
   done
 done
+exit 0
 """
 
 
-async def waits_for_input(host: Host, number: int) -> bool:
-    """Whether a process in the foreground of ``/dev/pts/<number>`` of the slot sleeps until something is
-    typed there. False when it cannot be known, and after 2 s."""
-    tty = (_PTS_MAJOR << 8) | (number & 0xFF) | ((number & ~0xFF) << 12)
-    probe = ("bash", "-c", _PROBE, "bash", str(tty), str(number))
-    return await output_of(host, *probe, longest_s=_LOOK_S) == _YES
+@dataclass(frozen=True)
+class Waits:
+    """What was seen. Both False when it cannot be known."""
+
+    input: bool = False
+    """A process in the foreground of the terminal sleeps until something is typed."""
+    commands: bool = False
+    """The shell reads commands, and runs none."""
+
+
+async def seen(host: Host, commands: int, terminal: int | None) -> Waits:
+    """Look at the shell that reads its commands from the pipe with inode ``commands``, and at ``/dev/pts/N``
+    of the slot for ``terminal`` N. Takes some milliseconds of the slot's time, and 2 s at most."""
+    number, name = "", ""
+    if terminal is not None:
+        number = str((_PTS_MAJOR << 8) | (terminal & 0xFF) | ((terminal & ~0xFF) << 12))
+        name = str(terminal)
+    said = await output_of(host, "bash", "-c", _PROBE, "bash", str(commands), number, name, longest_s=_LOOK_S)
+    words = said.split()
+    return Waits(input=b"reads" in words, commands=b"idle" in words)

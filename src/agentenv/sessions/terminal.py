@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, SessionBusyError
-from agentenv.sessions import lines
+from agentenv.sessions import foreground, lines
 from agentenv.sessions.keys import SIGNAL_KEYS
 from agentenv.sessions.port import Host, Program, Started
 from agentenv.sessions.ptys import number_of, terminal_env
@@ -62,7 +62,8 @@ class Taken:
 
 
 class Terminal:
-    """From its start to :meth:`close`. Its calls decide how long they wait: nothing here waits."""
+    """From its start to :meth:`close`. Its calls decide how long they wait: nothing here does, but
+    :meth:`look`."""
 
     def __init__(self, host: Host, setup: Setup, unread: Unread) -> None:
         self.setup = setup
@@ -167,14 +168,23 @@ class Terminal:
         except OSError as error:
             raise InvalidArgumentsError(f"the session's terminal does not take keys: {error.strerror}") from error
 
-    def look(self) -> None:
-        """To be called now and then while somebody waits for the command's end: what the shell was asked, and
-        lost because the command changed how it reads, is asked again."""
+    async def look(self) -> None:
+        """To be called now and then while somebody waits for the command's end: sees whether the program
+        waits for input; and what the shell was asked, and lost because the command changed how it reads, is
+        asked again. Waits for 2 s at most."""
         asked = self.phase in (Phase.starting, Phase.checking, Phase.running) and self._answer is None
-        self._looks = self._looks + 1 if asked and self._typist.all_read() else 0
+        all_read, number = asked and self._typist.all_read(), self.number
+        if not all_read and number is None:
+            return
+        nonce = self._nonce
+        waits = await foreground.seen(self._host, self._typist.inode, number)
+        if not self.busy or self._nonce != nonce:
+            return
+        self.asks_input = waits.input
+        self._looks = self._looks + 1 if all_read and waits.commands and self._answer is None else 0
         if self._looks == _ASK_AGAIN_LOOKS:
-            marker = self.setup.pty and self.phase is not Phase.checking
-            self._typist.type(lines.question(self._nonce, marker=marker) + lines.without_editor())
+            # bash has the first question still, and comes back to it (and to its marker) without the editor.
+            self._typist.type(lines.question(self._nonce, marker=False) + lines.without_editor())
         elif self._looks == _MUTE_LOOKS:
             self.mute = True
             self.changes.tell()

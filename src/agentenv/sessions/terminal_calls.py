@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from agentenv.errors import InvalidArgumentsError, UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer, output_fields
-from agentenv.sessions.foreground import waits_for_input
 from agentenv.sessions.keys import key_bytes
 from agentenv.sessions.port import Host
 from agentenv.sessions.process_calls import ProcessCalls
@@ -198,14 +197,8 @@ class TerminalCalls:
 
     async def _look(self, terminal: Terminal, until_s: float) -> None:
         """See what the command and its shell are at: whether it waits for input, whether the shell answers."""
-        if not terminal.busy:
-            return
-        terminal.look()
-        number = terminal.number
-        if number is None or not terminal.answering or self._host.loop.time() >= until_s:
-            return
-        waits = await waits_for_input(self._host, number)
-        terminal.asks_input = waits and terminal.busy
+        if terminal.busy and terminal.answering and self._host.loop.time() < until_s:
+            await terminal.look()
 
     async def _until_quiet(self, terminal: Terminal, before: int, deadline_s: float) -> None:
         """Until the command ends, or what came of the keys seems complete."""

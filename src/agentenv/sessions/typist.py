@@ -60,6 +60,11 @@ class Typist:
             self._unsent += memoryview(data)[sent:]
             self._host.loop.add_writer(self._to, self._writable)
 
+    @property
+    def inode(self) -> int:
+        """Which pipe the program reads."""
+        return os.fstat(self._to).st_ino if self._to >= 0 else 0
+
     def all_read(self) -> bool:
         """Whether the program has read all that was typed."""
         if self._to < 0 or self._unsent:
