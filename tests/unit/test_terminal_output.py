@@ -13,7 +13,7 @@ import pytest
 from agentenv.sessions.head_tail import HeadTail
 from agentenv.sessions.lines import marker_line
 from agentenv.sessions.rolling import Rolling
-from agentenv.sessions.tap import Tap
+from agentenv.sessions.tap import MAX_MARKER_BYTES, Tap
 from agentenv.sessions.unread import Unread
 from agentenv.slots.backends.fake_sessions import FakeHost
 
@@ -158,3 +158,31 @@ def test_a_rolling_buffer_splits_no_character() -> None:
 def test_a_window_has_room_for_something(cap: int) -> None:
     with pytest.raises(ValueError, match="at least 2"):
         HeadTail(cap)
+
+
+async def test_the_beginning_of_a_marker_holds_back_no_more_than_a_line(wired: Callable[..., Wired]) -> None:
+    """Whatever prints one and never its end: neither memory nor work grow with what follows."""
+    tapped = wired(terminal=True, cap_bytes=100_000)
+    tapped.expect()
+    tapped.say(b"\r\n/" + NONCE.encode())
+    searched = 0
+    for _ in range(300):
+        tapped.say(b"x" * 4096)
+        assert len(tapped.tap._held) <= MAX_MARKER_BYTES
+        searched += len(tapped.tap._held)
+    assert searched <= 300 * MAX_MARKER_BYTES
+    tapped.say(b"\r\n" + MARKER)
+    assert tapped.marked == 1
+    text, dropped = tapped.tap.take()
+    assert len(text) + dropped == len(f"\n/{NONCE}\n") + 300 * 4096
+
+
+async def test_many_beginnings_of_markers_are_output(wired: Callable[..., Wired]) -> None:
+    tapped = wired(terminal=True, cap_bytes=1_000_000)
+    tapped.expect()
+    forged = f"/{NONCE}: ".encode() * 200
+    for _ in range(20):
+        tapped.say(forged)
+    tapped.say(b"z" * MAX_MARKER_BYTES + b"\n" + MARKER)
+    assert tapped.marked == 1
+    assert tapped.tap.take()[0].count(NONCE) == 20 * 200

@@ -17,7 +17,7 @@ _PROBE = r"""
 pipe=$1 number=$2 tty=/dev/pts/$3
 exec 2>/dev/null
 [[ $(readlink /proc/[0-9]*/fd/0) == *"pipe:[$pipe]"* ]] && echo idle
-[[ $number ]] || exit
+[[ $number ]] || exit 0
 set -f
 
 is_terminal() { [[ $1 -ef $tty || $1 -ef /dev/tty ]]; }
@@ -52,9 +52,10 @@ for stat in "${stats[@]}"; do
       wait_woken|n_tty_read|tty_read) in_read "$process" "$task" ;;
       poll_schedule_timeout*|do_select*|do_sys_poll*|do_epoll_wait*|ep_poll*) in_poll "$process" ;;
       *) false ;;
-    esac && { echo reads; exit; }
+    esac && { echo reads; exit 0; }
   done
 done
+exit 0
 """
 
 

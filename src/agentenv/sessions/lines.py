@@ -106,7 +106,7 @@ def typed_ahead_dropped() -> str:
     """Reads away what was typed at the terminal and read by nobody, so that it answers no other program. In a
     subshell, which leaves no variable behind; without line mode, so that a part of a line goes too; until
     nothing has come for a moment."""
-    more = "\\builtin read -r -s -n 4096 -t 0.1; [[ $? -le 128 ]] || \\builtin read -t 0 || break"
+    more = "\\builtin read -r -s -N 4096 -t 0.1; [[ $? -le 128 ]] || \\builtin read -t 0 || break"
     drop = f"for _ in {{1..64}}; do {more}; done"
     return f"( trap - DEBUG ERR; {drop} ) <&{STDIN_FD} >/dev/null 2>&1 || {NOTHING}\n"
 

@@ -183,8 +183,8 @@ class Terminal:
         self.asks_input = waits.input
         self._looks = self._looks + 1 if all_read and waits.commands and self._answer is None else 0
         if self._looks == _ASK_AGAIN_LOOKS:
-            marker = self.setup.pty and self.phase is not Phase.checking
-            self._typist.type(lines.question(self._nonce, marker=marker) + lines.without_editor())
+            # bash has the first question still, and comes back to it (and to its marker) without the editor.
+            self._typist.type(lines.question(self._nonce, marker=False) + lines.without_editor())
         elif self._looks == _MUTE_LOOKS:
             self.mute = True
             self.changes.tell()

@@ -1,0 +1,71 @@
+"""Programs of sessions as runs of an agent: a run's number is used only while it is the program's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from agentenv.sandbox.agent_link import AgentLink
+from agentenv.sandbox.process import Outcome, Process, SlotIo
+from agentenv.sandbox.session_host import SlotProgram
+from agentenv.sandbox.slotagent.protocol import SpawnStep, Usage
+from agentenv.sessions.port import Program
+
+USAGE = Usage(0.0, 0.0, 0)
+
+
+class _Link:
+    """Notes what an agent would be told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def kill(self, run: int) -> None:
+        self.told.append(("kill", run))
+
+    def signal(self, run: int, number: int) -> None:
+        self.told.append((f"signal {number}", run))
+
+
+class _Events:
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        lambda program: program.on_exit(0, USAGE),
+        lambda program: program.on_spawn_failed(2, SpawnStep.EXEC),
+        lambda program: program.on_lost(),
+    ],
+)
+def test_a_program_that_is_over_uses_its_number_no_more(over: Callable[[SlotProgram], None]) -> None:
+    link = _Link()
+    program = SlotProgram(cast("AgentLink", link), Program(("true",), {}, "/"), cast("Any", _Events()))
+    program.run = 7
+    program.signal(2)
+    program.kill()
+    assert link.told == [("signal 2", 7), ("kill", 7)]
+    over(program)
+    program.kill()
+    program.signal(2)
+    assert len(link.told) == 2
+
+
+def test_a_process_that_is_over_uses_its_number_no_more() -> None:
+    link = _Link()
+
+    class _Poller:
+        def not_later(self, _: object) -> None:
+            """Nothing was to come later."""
+
+    process = Process(SlotIo(cast("AgentLink", link), cast("Any", _Poller()), cast("Any", None)), 1_000)
+    process._run = 7
+    process.kill()
+    process.on_exit(0, USAGE)
+    assert process.outcome is Outcome.exited
+    process.kill()
+    assert link.told == [("kill", 7)]
