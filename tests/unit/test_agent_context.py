@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import pytest
@@ -76,7 +75,7 @@ async def test_the_first_infra_fault_is_remembered() -> None:
 async def test_file_methods() -> None:
     exec_tool, session = context(CallResult(id="c", content={"size_bytes": 2, "created": True}))
     assert await exec_tool.write_file("a", b"\x00\xff", mode=0o755) == 2
-    assert session.calls[0][1] == {"path": "a", "mode": 0o755, "data": base64.b64encode(b"\x00\xff").decode()}
+    assert session.calls[0][1] == {"path": "a", "mode": 0o755, "data": b"\x00\xff"}
     exec_tool, _ = context(CallResult(id="c", content={"data": "AP8=", "size_bytes": 2, "mode": 420}))
     assert await exec_tool.read_file("a", binary=True) == b"\x00\xff"
     exec_tool, _ = context(CallResult(id="c", content={"text": "x", "size_bytes": 9, "mode": 420, "truncated": True}))
