@@ -25,8 +25,12 @@ class _Link:
     def kill(self, run: int) -> None:
         self.told.append(("kill", run))
 
-    def signal(self, run: int, number: int) -> None:
+    def signal(self, run: int, number: int, began_s: float | None = None) -> None:
         self.told.append((f"signal {number}", run))
+
+
+def _io(link: _Link, poller: object = None) -> SlotIo:
+    return SlotIo(cast("AgentLink", link), cast("Any", poller), cast("Any", None))
 
 
 class _Events:
@@ -44,7 +48,7 @@ class _Events:
 )
 def test_a_program_that_is_over_uses_its_number_no_more(over: Callable[[SlotProgram], None]) -> None:
     link = _Link()
-    program = SlotProgram(cast("AgentLink", link), Program(("true",), {}, "/"), cast("Any", _Events()))
+    program = SlotProgram(_io(link), Program(("true",), {}, "/"), cast("Any", _Events()))
     program.run = 7
     program.signal(2)
     program.kill()
@@ -62,7 +66,7 @@ def test_a_process_that_is_over_uses_its_number_no_more() -> None:
         def not_later(self, _: object) -> None:
             """Nothing was to come later."""
 
-    process = Process(SlotIo(cast("AgentLink", link), cast("Any", _Poller()), cast("Any", None)), 1_000)
+    process = Process(_io(link, _Poller()), 1_000)
     process._run = 7
     process.kill()
     process.on_exit(0, USAGE)
