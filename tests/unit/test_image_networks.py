@@ -28,12 +28,12 @@ def test_attached_networks_are_those_without_a_gateway() -> None:
     assert attached_networks(ROUTES) == [IPv4Network("172.17.0.0/16")]
 
 
-def test_named_networks_are_closed_once_and_loopback_is_not_ours_to_close() -> None:
+def test_named_networks_are_closed_once_and_loopback_always_as_a_whole() -> None:
     found = closed_networks(spec("10.0.0.0/8", "127.0.0.1/32", "169.254.0.0/16"))
 
     assert IPv4Network("10.0.0.0/8") in found
     assert len(found) == len(set(found))
-    assert not any(network.is_loopback for network in found)
+    assert [network for network in found if network.is_loopback] == [IPv4Network("127.0.0.0/8")]
 
 
 def test_attached_closes_what_this_machine_is_on() -> None:
