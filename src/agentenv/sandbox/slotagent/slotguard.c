@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -24,8 +25,8 @@ enum { NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442, NR_OPEN_TREE_ATTR = 467 };
 enum { SOCKETCALL_SOCKET = 1, VSOCK = 40, IOPRIO_USER = 3, NO_I386 = -1, X32_BIT = 0x40000000, MAX_CODE = 1024 };
 
 /* When a call is refused: always; when an argument (its low word) is `value`, or has a bit of it; when it
- * sets a limit of another process. AGENT stands for the agent's pid. */
-enum when { ALWAYS, EQUALS, HAS, SETS_OTHERS_LIMIT };
+ * sets a limit of another process; when it asks to hold a process at its exit. AGENT stands for the agent's pid. */
+enum when { ALWAYS, EQUALS, HAS, SETS_OTHERS_LIMIT, HOLDS_AT_EXIT };
 #define AGENT UINT32_MAX
 
 struct rule {
@@ -83,6 +84,8 @@ static const struct rule RULES[] = {
     {"setpriority", SYS_setpriority, 97, EPERM, EQUALS, 0, PRIO_USER},
     {"ioprio_set", SYS_ioprio_set, 289, EPERM, EQUALS, 1, AGENT},
     {"ioprio_set", SYS_ioprio_set, 289, EPERM, EQUALS, 0, IOPRIO_USER},
+    /* Two that hold each other at their exit could be killed by nobody: SIGKILL does not end that stop any more */
+    {"ptrace", SYS_ptrace, 26, EPERM, HOLDS_AT_EXIT, 3, PTRACE_O_TRACEEXIT},
 };
 enum { RULE_COUNT = sizeof RULES / sizeof *RULES };
 
@@ -130,6 +133,15 @@ static void emit_rule(const struct rule *rule, uint32_t number) {
         emit(BPF_JMP | BPF_JEQ | BPF_K, 0, 0, 2);
         load(offsetof(struct seccomp_data, args) + 2 * sizeof(uint64_t) + sizeof(uint32_t));
         if_not_equal(0, 1);
+        refuse(rule->error);
+        break;
+    case HOLDS_AT_EXIT:
+        if_equal(number, 7);
+        load_argument(rule->argument);
+        if_has(value, 4);
+        load_argument(0);
+        emit(BPF_JMP | BPF_JEQ | BPF_K, PTRACE_SETOPTIONS, 1, 0);
+        if_equal(PTRACE_SEIZE, 1);
         refuse(rule->error);
         break;
     }
@@ -204,6 +216,10 @@ static bool is_refused(const struct rule *rule) {
         arguments[0] = 1;
         arguments[1] = RLIMIT_CORE + 1000; /* there is none */
         arguments[2] = (unsigned long)(uintptr_t)no_limit;
+    } else if (rule->when == HOLDS_AT_EXIT) {
+        arguments[0] = PTRACE_SETOPTIONS;
+        arguments[1] = INT32_MAX; /* no process */
+        arguments[3] = value;
     } else
         arguments[rule->argument] = value;
     long result = syscall(rule->number, arguments[0], arguments[1], arguments[2], arguments[3]);
