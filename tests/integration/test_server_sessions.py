@@ -77,7 +77,7 @@ async def test_the_end_of_a_lease_answers_every_call_that_waits() -> None:
         assert await client.release(key) == "free"
         for call in waiting:
             result = await client.result(call)
-            assert (result.fault, result.error) == ("infra", "lease_lost")
+            assert (result.fault, result.error) == ("policy", "slot_destroyed")
         key = await client.lease()
         assert (await client.run(key, "", tool="terminal")).error == "unknown_session"
         assert (await client.run(key, "pgrep -f '^sleep 1000'")).exit_code == 1
@@ -110,7 +110,7 @@ async def test_a_call_asked_again_is_not_typed_again() -> None:
         assert (await client.result(call)).stdout == "1\n"
 
 
-async def test_a_lost_agent_ends_sessions_with_a_typed_fault() -> None:
+async def test_a_lost_agent_ends_sessions_as_the_policys_doing() -> None:
     async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
         key: LeaseKey = await client.lease()
         call = client.call(key, "terminal", command="sleep 1000", timeout_s=60)
