@@ -467,7 +467,8 @@ def test_every_fault_of_ours_has_been_thought_of() -> None:
     again = {kind.__name__ for kind in ours if worth_another(kind("x"), acted=True)}
     assert again == {
         "SandboxUnavailableError", "SelfTestError", "StartTimeoutError", "MachineFullError", "JobOwnedError",
-        "AcquireTimeoutError", "ContainerLostError", "ConnectionLostError", "CallLostError", "ModelServerError", "PoolClosedError",
+        "AcquireTimeoutError", "ContainerLostError", "ConnectionLostError", "CallLostError",
+        "ModelServerError", "PoolClosedError",
     }  # fmt: skip
     assert ours - DOUBTFUL == {kind for kind in ours if kind.__name__ in again}
     assert all(worth_another(kind("x"), acted=False) for kind in ours)
