@@ -24,6 +24,7 @@ from agentenv.slots.control import ContainerControl
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Result, server_message
 from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, SlotState
+from agentenv.wire.transfers import LEASE_HEADER
 from tests.nomad.farm import nomad_farm
 
 KNOWN_FAILURES: dict[str, dict[str, str]] = {"fake": {}, "local": {}, "nomad": {}}
@@ -156,10 +157,20 @@ class Client:
                 else:
                     assert isinstance(message, Accepted)
 
+    async def attached(self, call: Call, field: str) -> str:
+        """A text that a result left out."""
+        url = f"{self.handle.base_url}/v1/attachments/{call.id}/{field}"
+        async with self.session.get(url, headers={LEASE_HEADER: call.lease.model_dump_json()}) as response:
+            assert response.status == 200, await response.text()
+            return await response.text()
+
     async def run(self, key: LeaseKey, command: str, timeout_s: float = 20.0, **changes: str) -> CallResult:
-        """One call; its result."""
-        async for result in self.results(self.call(key, command, timeout_s, **changes)):
-            return result
+        """One call; its result, with what was too large for the message."""
+        call = self.call(key, command, timeout_s, **changes)
+        async for result in self.results(call):
+            return result.model_copy(
+                update={part.field: await self.attached(call, part.field) for part in result.attachments}
+            )
         raise AssertionError("the batch ended without a result")
 
 

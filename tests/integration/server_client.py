@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from agentenv.wire.base import LARGE_BYTES
 from agentenv.wire.calls import Accepted, CallResult, Failure, Result, server_message
 from agentenv.wire.leases import LeaseGrant, LeaseKey, SlotReport
 from agentenv.wire.server import ErrorReply, ServerInfo, SlotsReply
@@ -186,6 +187,10 @@ class Client:
     ) -> CallResult:
         """One call, there and back."""
         call = self.call(key, tool, timeout_s=timeout_s, command=command, **arguments)
+        for name, value in (*call["arguments"].items(),):
+            if isinstance(value, str) and len(content := value.encode()) > LARGE_BYTES:
+                del call["arguments"][name]
+                assert (await self.put(call, name, content))[0] == 200
         await self.ask(call)
         return await self.result(call, timeout_s + DEADLINE_S)
 

@@ -294,7 +294,7 @@ async def test_an_agent_that_dies_ends_its_lease_only(container: Container, clie
     await client.ask(lost)
     await client.running(0, 1)
     os.kill(agent[0], signal.SIGKILL)
-    assert (await client.result(lost)).error == "lease_lost"
+    assert (await client.result(lost)).error == "slot_destroyed"
     assert (await client.run(other, "echo safe")).stdout == "safe\n"
     async with asyncio.timeout(20):
         while (await client.slot(0)).state != "free":

@@ -77,7 +77,7 @@ async def test_the_end_of_a_lease_answers_every_call_that_waits() -> None:
         assert await client.release(key) == "free"
         for call in waiting:
             result = await client.result(call)
-            assert (result.fault, result.error) == ("policy", "slot_destroyed")
+            assert (result.fault, result.error) == ("infra", "lease_lost")
         key = await client.lease()
         assert (await client.run(key, "", tool="terminal")).error == "unknown_session"
         assert (await client.run(key, "pgrep -f '^sleep 1000'")).exit_code == 1
@@ -118,4 +118,4 @@ async def test_a_lost_agent_ends_sessions_as_the_policys_doing() -> None:
         await client.running(0, 1)
         stub.kill_agent(0)
         result = await client.result(call)
-        assert (result.fault, result.error) == ("infra", "lease_lost")
+        assert (result.fault, result.error) == ("policy", "slot_destroyed")

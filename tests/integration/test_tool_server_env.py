@@ -104,23 +104,18 @@ async def test_by_url_it_is_the_same(tmp_path: Path) -> None:
     assert TOKEN not in (tmp_path / "rollouts.jsonl").read_text()
 
 
-async def test_our_failure_is_tried_again_and_never_shown_or_scored(tmp_path: Path) -> None:
-    failures = iter([True, True, False])
-
+async def test_a_tool_that_breaks_is_never_shown_or_scored_nor_a_free_retry(tmp_path: Path) -> None:
     def act(word: str) -> str:
-        if next(failures):
-            raise RuntimeError("the provider is down")
-        return word
+        raise RuntimeError("the provider is down")
 
     kind = env_with(Counted(act).tool())
     script = {"*": [asking("w")]}
     async with environment(kind, tmp_path, script, group_size=1, tool_server_url="inprocess") as env:
         group, _ = await env.collect_trajectories({"id": "x"})
-    assert group is not None
-    assert group["scores"] == [1.0]
+    assert group is None
     (transcript,) = records(tmp_path)[0].trajectories
-    assert transcript.attempt == 3
-    assert "the tool ask broke" in transcript.earlier_attempts[0]
+    assert (transcript.attempt, transcript.fault, transcript.score) == (1, "infra", None)
+    assert "the tool ask broke" in transcript.error
     assert "provider is down" not in json.dumps(transcript.messages)
 
 

@@ -4,6 +4,7 @@ back to the model's server in a form for which servers refuse the whole conversa
 from __future__ import annotations
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,9 @@ async def test_what_a_model_writes_is_data(name: str, tmp_path: Path) -> None:
     assert GroupRecord.model_validate_json(line).trajectories[0].score == 1.0
 
 
-async def test_an_error_that_quotes_half_a_pair_loses_no_group() -> None:
+async def test_an_error_that_quotes_half_a_pair_loses_no_group(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="agentenv")  # no report of a test can hold what is logged here
+
     class Quoting(StubModel):
         async def complete(self, *_: Any, **__: Any) -> Completion:
             raise ModelServerError(f"cannot encode {HALF}")

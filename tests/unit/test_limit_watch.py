@@ -36,7 +36,6 @@ class Slot:
             del files["memory.events"]
             files["memory.oom_control"] = f"oom_kill_disable 0\nunder_oom 0\noom_kill {self.kills}\n"
             files["memory.failcnt"] = f"{self.hits}\n"
-            files["memory.memsw.failcnt"] = "0\n"
         files["memory.max_usage_in_bytes" if one else "memory.peak"] = f"{GIB}\n"
         for name, text in files.items():
             (self.directory / name).write_text(text)

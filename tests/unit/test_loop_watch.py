@@ -14,6 +14,8 @@ import pytest
 
 from agentenv.sandbox.loop_watch import STALL_S, LoopWatch
 
+pytestmark = pytest.mark.timeout(0)  # it would set the signal that the watch uses
+
 
 @pytest.fixture
 def watch() -> Iterator[LoopWatch]:

@@ -144,7 +144,7 @@ def test_a_session_that_goes_on_has_not_timed_out() -> None:
     on = waited.model_copy(update={"tool": "terminal", "result": result.model_copy(update={"content": content})})
     shown = shown_calls(with_calls(waited, on))[:2]
     assert [(call["flags"], call["goesOn"]) for call in shown] == [(["timed_out"], False), ([], True)]
-    assert shown[1]["content"] == "[session default: running, in /workspace]"
+    assert shown[1]["content"] == "[session default: running, without pty, in /workspace]"
 
 
 def test_a_recording_is_offered_once_and_whole() -> None:

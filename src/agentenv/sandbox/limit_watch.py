@@ -103,7 +103,7 @@ class LimitWatch:
             return 0
         if self._files.version == 2:
             return _field(_read(self._files.memory, "memory.events"), b"oom ")
-        return sum(_number(_read(self._files.memory, name)) or 0 for name in ("memory.failcnt", "memory.memsw.failcnt"))
+        return _number(_read(self._files.memory, "memory.failcnt")) or 0
 
     def _memory_used_up(self) -> bool:
         return self._files.memory is None or self._read_hits() > self._hits_before

@@ -16,6 +16,8 @@ OWN_PROCESSES = 2
 """The slot's bwrap and its agent sit in the slot's cgroup too and do not count against the limit."""
 SERVER_CPU_WEIGHT = 1_000
 """Ten slots' worth: a server starved by its slots would make every slot look slow."""
+_SWAP_BYTES = 1024 * 1024
+"""How much more memory and swap together may be than memory, with cgroup v1: above what the kernel charges at once."""
 _ROOT_NAME = "agentenv"
 _V1_CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -156,10 +158,11 @@ def _memory_settings(version: int, directory: Path, memory_bytes: int) -> list[S
     limit = str(memory_bytes)
     if version == 1:
         # Memory plus swap must not be below memory, so it is written second; kernels without swap
-        # accounting do not have the file.
+        # accounting do not have the file. It is a little above: the kernel looks at it first, and does not
+        # always count how often it was met, which is how a slot's own limit is told from one above it.
         return [
             Setting(directory / "memory.limit_in_bytes", limit),
-            Setting(directory / "memory.memsw.limit_in_bytes", limit, required=False),
+            Setting(directory / "memory.memsw.limit_in_bytes", str(memory_bytes + _SWAP_BYTES), required=False),
         ]
     return [
         Setting(directory / "memory.max", limit),

@@ -20,6 +20,7 @@ from agentenv.sandbox.inbox import Attached
 from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
 from agentenv.sandbox.slotagent.protocol import SpawnStep
+from agentenv.sessions.head_tail import seam
 from agentenv.wire.base import LARGE_BYTES
 from agentenv.wire.tools import BashArguments
 
@@ -140,8 +141,11 @@ def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
     fields: dict[str, Any] = {"exit_code": code if code >= 0 else 128 - code}
     for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
         if pipe is not None and pipe.kept.total_bytes:
-            large = pipe.kept.kept_bytes > LARGE_BYTES
-            fields[name], dropped = pipe.kept.pieces() if large else pipe.kept.text()
+            if pipe.kept.kept_bytes > LARGE_BYTES:
+                pieces, dropped = pipe.kept.pieces()
+                fields[name] = (pieces[0], memoryview(seam(dropped).encode()), *pieces[1:]) if dropped else pieces
+            else:
+                fields[name], dropped = pipe.kept.text()
             if dropped:
                 fields[f"{name}_dropped_bytes"] = dropped
                 fields["truncated"] = True

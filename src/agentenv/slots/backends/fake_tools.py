@@ -22,7 +22,7 @@ from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.tools.bash import PAGERS
 from agentenv.sandbox.tools.files import run_file_tool as run_slot_tool
 from agentenv.sandbox.tools.runner import Finished
-from agentenv.sessions.head_tail import whole_end
+from agentenv.sessions.head_tail import HeadTail, whole_end
 from agentenv.slots.backends.fake_sessions import hear_signals
 from agentenv.wire.base import MAX_FILE_BYTES, WireModel
 from agentenv.wire.spec import SEALED_ENV
@@ -49,11 +49,9 @@ class Capture:
     """Reads a pipe as it fills; keeps the head and the tail of what came, counts the rest."""
 
     def __init__(self, keep_bytes: int) -> None:
-        self._head_bytes = keep_bytes - keep_bytes // 2
-        self._tail_bytes = keep_bytes // 2
-        self._head = bytearray()
-        self._tail = bytearray()
+        self._kept = HeadTail(keep_bytes)
         self.dropped_bytes = 0
+        """What is missing of the text; known once it was taken."""
         self._keeping = True
         self._fd, self.writer = os.pipe()
         os.set_blocking(self._fd, False)
@@ -69,17 +67,8 @@ class Capture:
             asyncio.get_running_loop().remove_reader(self._fd)
             return False
         if self._keeping:
-            self._keep(chunk)
+            self._kept.feed(chunk)
         return True
-
-    def _keep(self, chunk: bytes) -> None:
-        room = self._head_bytes - len(self._head)
-        self._head += chunk[:room]
-        self._tail += chunk[room:]
-        excess = len(self._tail) - self._tail_bytes
-        if excess > 0:
-            del self._tail[:excess]
-            self.dropped_bytes += excess
 
     def take(self) -> str:
         """What came so far. What comes later (from background processes) is read and dropped."""
@@ -87,7 +76,8 @@ class Capture:
             if not self._read():
                 break
         self._keeping = False
-        return (bytes(self._head) + bytes(self._tail)).decode("utf-8", "replace")
+        text, self.dropped_bytes = self._kept.text()
+        return text
 
     def close(self) -> None:
         """Stop reading."""
