@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from agentenv.sessions.head_tail import HeadTail, whole_end
+from agentenv.sessions.head_tail import HeadTail, seam, whole_end
 from agentenv.sessions.port import Host
 from agentenv.sessions.reader import Reader
 from agentenv.sessions.unread import Unread
@@ -57,7 +57,8 @@ class Tap(Reader):
         self._marker = self._marked = None
 
     def take(self, *, last: bool = False) -> tuple[str, int]:
-        """What has come since, decoded, and how many bytes were dropped from its middle. A character of
+        """What has come since, decoded, and how many bytes were dropped from it (where they are missing, the
+        text says so). A character of
         which only a part has come is left for the next time, unless this is the ``last``."""
         if self._held:
             self._window.feed(self._held)
@@ -73,8 +74,7 @@ class Tap(Reader):
             head, tail = (head, tail[:cut]) if tail else (head[:cut], b"")
         shed_bytes, self._shed_bytes = self._shed_bytes, 0
         self._tell_held()
-        text, dropped = self._decoded(head, tail, window.total_bytes - len(rest))
-        return text, dropped + shed_bytes
+        return self._decoded(head, tail, window.total_bytes - len(rest) + shed_bytes)
 
     def forget(self) -> None:
         """Drop what has come so far."""
@@ -105,9 +105,15 @@ class Tap(Reader):
             while tail and tail[0] & 0xC0 == 0x80:
                 tail = tail[1:]
         dropped = came_bytes - len(head) - len(tail)
-        kept = head + tail
+        if not dropped:
+            return self._plain(head), 0
+        # What the slot's budget took was older than all of it.
+        first, last = (head, tail) if tail else (b"", head)
+        return self._plain(first) + seam(dropped) + self._plain(last), dropped
+
+    def _plain(self, kept: bytes) -> str:
         kept = kept.replace(b"\r\n", b"\n") if self._terminal else _TTY_NOISE.sub(b"", kept)
-        return kept.decode("utf-8", "replace"), dropped
+        return kept.decode("utf-8", "replace")
 
     def _feed(self, chunk: bytes) -> None:
         if self._marker is None:

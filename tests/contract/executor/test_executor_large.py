@@ -10,6 +10,7 @@ import pytest
 
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.sessions.head_tail import seam
 from agentenv.tool_context import ToolContext
 from agentenv.wire.base import LARGE_BYTES
 
@@ -66,7 +67,9 @@ async def test_large_output_and_input(session: ToolSession) -> None:
     result = await session.call("bash", {"command": "tee copy; cat copy >&2", "stdin": TEXT[:300_000]})
     assert (result.stdout, result.stderr) == (TEXT[:300_000], TEXT[:300_000])
     cut = await session.call("bash", {"command": "head -c 3000000 /dev/zero | tr '\\0' x"})
-    assert (len(cut.stdout), cut.stdout_dropped_bytes, cut.truncated) == (2**20, 3_000_000 - 2**20, True)
+    missing = seam(3_000_000 - 2**20)
+    assert cut.stdout == "x" * 2**19 + missing + "x" * 2**19
+    assert (cut.stdout_dropped_bytes, cut.truncated) == (3_000_000 - 2**20, True)
 
 
 async def test_a_long_list_and_large_bytes_in_one_result(session: ToolSession) -> None:
