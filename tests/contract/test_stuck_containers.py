@@ -11,9 +11,11 @@ import aiohttp
 import pytest
 
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.slots.slot import ContainerState
+from agentenv.wire.leases import SlotState
 from tests.contract.conftest import Client, until
 
 
@@ -60,3 +62,16 @@ async def test_a_supervisor_that_hangs_is_told_before_anything_is_reset(backend:
         await asyncio.wait_for(lease.release(), 30)
         async with await pool.lease("next", timeout_s=60) as after:
             assert after.container.id != lease.container.id
+
+
+async def test_a_slot_that_somebody_else_leases_is_not_one_that_resets_too_slowly(backend: LocalBackend) -> None:
+    async with SlotPool(backend, PoolSettings(max_containers=1)) as owner:
+        held = await owner.lease("held", timeout_s=60)
+        settings = PoolSettings(max_containers=1, reset_timeout_s=0.2)
+        async with SlotPool(AttachedBackend([held.container]), settings) as guest:
+            async with await guest.lease("guest", timeout_s=60):
+                await asyncio.sleep(5 * settings.reset_timeout_s)
+                assert ContainerState.draining not in guest.statistics().containers
+            assert held.lost is None
+            await held.release()
+            await until(lambda: guest.statistics().slots.get(SlotState.free, 0) == 2)

@@ -96,33 +96,38 @@ class Carrier:
     async def reclaim(self, slot: int, lease_id: int | None, late: Callable[[], None]) -> SlotState:
         """Have the slot reset; ``free`` or ``quarantined``. Does not give up: its container's end cancels it.
 
-        ``late`` is called once when the container has taken longer than ``reset_timeout_s``.
+        ``late`` is called once when the reset has taken longer than ``reset_timeout_s``. While somebody else leases
+        the slot no reset is under way: that may take as long as it likes.
         """
         alarm: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
 
-        def begun() -> None:  # only now: waiting for the door is not the container's doing
+        def resetting(under_way: bool) -> None:
             nonlocal alarm
-            alarm = alarm or loop.call_later(self._settings.reset_timeout_s, late)
+            if alarm is not None and not under_way:
+                alarm.cancel()
+                alarm = None
+            elif alarm is None and under_way:
+                alarm = loop.call_later(self._settings.reset_timeout_s, late)
 
         try:
-            return await self._reclaim(slot, lease_id, begun)
+            return await self._reclaim(slot, lease_id, resetting)
         finally:
-            if alarm is not None:
-                alarm.cancel()
+            resetting(False)
 
-    async def _reclaim(self, slot: int, lease_id: int | None, begun: Callable[[], None]) -> SlotState:
+    async def _reclaim(self, slot: int, lease_id: int | None, resetting: Callable[[bool], None]) -> SlotState:
         key = self._keys.pop(lease_id, None) if lease_id is not None else None
         request = self._requests.pop(lease_id, None) if lease_id is not None else None
         pause_s = _POLL_MIN_S
         while True:
             try:
                 async with self._doors.resets:
-                    begun()
+                    resetting(True)  # only now: waiting for the door is not the container's doing
                     if key is None and request is not None:
                         # Whether it was granted is not known: the same request again finds the lease, or makes it.
                         key = (await self.control.lease(request)).key
                     state = await self._release(slot, key)
+                resetting(state is not SlotState.leased)
                 key = request = None
             except ConnectionLostError:
                 state = SlotState.resetting
