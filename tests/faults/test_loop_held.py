@@ -31,7 +31,7 @@ from agentenv.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 
 MIB = 1024 * 1024
-ATTEMPTS = 3
+ATTEMPTS = 6
 LATER_THAN_BARE = 4
 NEIGHBOUR = 3
 LEAST_P99_S = 0.5
