@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from agentenv.sandbox import fast_shell
 from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.wire.spec import SandboxSpec
@@ -227,7 +228,7 @@ class StubSupervisor:
             self.serving.set()
             return
         if request["op"] == "ping":
-            self._send({"op": "pong"})
+            self._send({"op": "pong", "stalls": dataclasses.asdict(Stalls())})
             return
         slot = request["slot"]
         if request["epoch"] != self.epochs[slot]:

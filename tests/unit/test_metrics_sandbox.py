@@ -8,12 +8,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agentenv.metrics.scrape import parse
 from agentenv.sandbox.loop_watch import Stalls
-from agentenv.sandbox.metrics import COUNTED, METRICS, Statistics, exposition
+from agentenv.sandbox.metrics import COUNTED, LOOP, METRICS, Statistics, exposition
 
 
 def text(statistics: Statistics, isolation: str = "full") -> str:
     states = {"free": 2, "leased": 1}
-    stalls = Stalls(3, 0.25, 0.125)
+    stalls = {"server": Stalls(3, 0.25, 0.125), "supervisor": Stalls(4, 0.5, 0.0)}
     lines = exposition(statistics.as_dict(), states, version="1.2.3", isolation=isolation, stalls=stalls)
     return "".join(lines)
 
@@ -46,9 +46,12 @@ def test_every_field_is_exposed() -> None:
 
 def test_the_loops_stalls_are_told() -> None:
     samples = parse(text(Statistics()))
-    assert samples.one("agentenv_sandbox_loop_stalls_total") == 3
-    assert samples.one("agentenv_sandbox_loop_longest_stall_seconds") == 0.25
-    assert samples.one("agentenv_sandbox_loop_recent_stall_seconds") == 0.125
+    told = [samples.by(metric.name, "process") for metric in LOOP]
+    assert told == [
+        {"server": 3, "supervisor": 4},
+        {"server": 0.25, "supervisor": 0.5},
+        {"server": 0.125, "supervisor": 0.0},
+    ]
 
 
 def test_the_process_is_measured() -> None:

@@ -17,7 +17,7 @@ from agentenv.errors import AgentEnvError, ProtocolError, SandboxUnavailableErro
 from agentenv.sandbox import metrics
 from agentenv.sandbox.attachment_routes import AttachmentRoutes
 from agentenv.sandbox.container import Container
-from agentenv.sandbox.loop_watch import LoopWatch
+from agentenv.sandbox.loop_watch import LoopWatch, Stalls
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.stream import BatchOutlet, StreamOutlet
 from agentenv.sandbox.tools.transfer_routes import TransferRoutes
@@ -92,7 +92,10 @@ class Face:
         return web.json_response(self.container.statistics())
 
     async def _stalls(self, _: web.Request) -> web.Response:
-        return web.json_response(asdict(self.watch.stalls()))
+        return web.json_response({process: asdict(stalls) for process, stalls in self._stalls_of_both().items()})
+
+    def _stalls_of_both(self) -> dict[str, Stalls]:
+        return {"server": self.watch.stalls(), "supervisor": self.container.supervisor_stalls}
 
     async def _metrics(self, _: web.Request) -> web.Response:
         lines = metrics.exposition(
@@ -100,7 +103,7 @@ class Face:
             self.container.states(),
             version=self.info.version,
             isolation=self.info.isolation,
-            stalls=self.watch.stalls(),
+            stalls=self._stalls_of_both(),
         )
         return web.Response(body="".join(lines).encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
 

@@ -17,6 +17,7 @@ from agentenv.errors import (
 )
 from agentenv.sandbox.calls import Asked, Outlet, encode_result, refusal
 from agentenv.sandbox.inbox import Inbox, close_all
+from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.process import SlotIo
 from agentenv.sandbox.replies import Raw
 from agentenv.sandbox.shared import Shared
@@ -48,6 +49,8 @@ class Container:
         self.boot = secrets.token_hex(8)
         self.draining = False
         self.counted = shared.statistics
+        self.supervisor_stalls = Stalls()
+        """Of the supervisor's event loop, as it last told them."""
         self._shared = shared
         self._heard_at_s = shared.poller.loop.time()
         self._slots = [Slot(index, shared) for index in range(slots)]
@@ -77,6 +80,7 @@ class Container:
         """What the supervisor says of a slot. Raises ProtocolError when it cannot be (nothing leaks)."""
         if isinstance(packet, Pong):
             self._shared.supervisor.answered()
+            self.supervisor_stalls = packet.stalls
             return
         if isinstance(packet, Hello) or not 0 <= packet.slot < len(self._slots):
             if isinstance(packet, SlotReady):

@@ -15,10 +15,12 @@ from agentenv.errors import ConfigError, ProtocolError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.limits import CgroupPlan
+from agentenv.sandbox.loop_watch import Stalls
 from agentenv.wire.spec import SandboxSpec
 
 MAX_PACKET_BYTES = 64 * 1024
 MAX_LEASE_BYTES = 16 * 1024
+_MAX_STACK = 8 * 1024
 Op = Literal["serving", "ping", "reset", "seal", "remember"]
 _FIELDS: dict[Op, frozenset[str]] = {
     "serving": frozenset({"op"}),
@@ -93,9 +95,10 @@ def hello(
     return made
 
 
-def pong() -> bytes:
-    """The answer to ``ping``."""
-    return _packet("pong")
+def pong(stalls: Stalls) -> bytes:
+    """The answer to ``ping``: how the supervisor's own loop did."""
+    told = dataclasses.replace(stalls, stack=stalls.stack[-_MAX_STACK:])  # the end is where it stood
+    return _packet("pong", stalls=dataclasses.asdict(told))
 
 
 def slot_ready(slot: int, epoch: int, lease: dict[str, Any] | None, *, kept: bool, plan: CgroupPlan | None) -> bytes:

@@ -28,7 +28,7 @@ _MAX_FRAMES: Final = 20
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Stalls:
     """What was measured. ``recent_s`` is the longest turn of the last one to two minutes; ``stack`` is where the
     process was in the longest stall of all (empty when that was over before it could be seen)."""
@@ -47,7 +47,9 @@ class LoopWatch:
         """Infinite while the loop waits."""
         self.armed = True
         self._name = name
-        self._stalls = Stalls()
+        self._count = 0
+        self._longest_s = 0.0
+        self._longest_stack = ""
         self._minute = 0.0
         self._before = 0.0
         self._minute_ends_s = 0.0
@@ -71,15 +73,14 @@ class LoopWatch:
 
     def begin(self) -> None:
         """Forget what was measured so far: starting up is no stall. The turn at hand does not count either."""
-        self._stalls = Stalls()
+        self._count, self._longest_s, self._longest_stack = 0, 0.0, ""
         self._minute = self._before = self._logged_s = 0.0
         self.turn_began_s = time.monotonic()
 
     def stalls(self) -> Stalls:
         """What was measured up to now."""
         self._turn_minute(time.monotonic())
-        self._stalls.recent_s = max(self._minute, self._before)
-        return self._stalls
+        return Stalls(self._count, self._longest_s, max(self._minute, self._before), self._longest_stack)
 
     def arm(self, after_s: float) -> None:
         """Have a look in so many seconds."""
@@ -91,11 +92,11 @@ class LoopWatch:
         self._turn_minute(now_s)
         self._minute = max(self._minute, took_s)
         stack, self._stack = self._stack, ""
-        if took_s > self._stalls.longest_s:
-            self._stalls.longest_s, self._stalls.stack = took_s, stack
+        if took_s > self._longest_s:
+            self._longest_s, self._longest_stack = took_s, stack
         if took_s <= STALL_S:
             return
-        self._stalls.count += 1
+        self._count += 1
         if took_s > _LOGGED_AGAIN * self._logged_s:
             self._logged_s = took_s
             log.warning("the %s's event loop was held for %.3f s\n%s", self._name, took_s, stack or "(not seen where)")

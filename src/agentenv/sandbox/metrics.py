@@ -98,25 +98,38 @@ PROCESS = (
     Metric("agentenv_sandbox_server_open_files", "gauge", "Open file descriptors of the server process."),
 )
 LOOP = (
-    Metric("agentenv_sandbox_loop_stalls_total", "counter", "Turns of the event loop that took over 50 ms."),
-    Metric("agentenv_sandbox_loop_longest_stall_seconds", "gauge", "Longest turn of the event loop since its start."),
-    Metric("agentenv_sandbox_loop_recent_stall_seconds", "gauge", "Longest turn of the last one to two minutes."),
+    Metric("agentenv_sandbox_loop_stalls_total", "counter", "Turns of an event loop over 50 ms.", labels=("process",)),
+    Metric(
+        "agentenv_sandbox_loop_longest_stall_seconds", "gauge", "Longest turn of an event loop.", labels=("process",)
+    ),
+    Metric(
+        "agentenv_sandbox_loop_recent_stall_seconds",
+        "gauge",
+        "Longest turn of the last one to two minutes.",
+        labels=("process",),
+    ),
 )
 METRICS = (INFO, SLOTS, *COUNTED, *PROCESS, *LOOP)
 
 
 def exposition(
-    statistics: Mapping[str, int], states: Mapping[str, int], *, version: str, isolation: str, stalls: Stalls
+    statistics: Mapping[str, int],
+    states: Mapping[str, int],
+    *,
+    version: str,
+    isolation: str,
+    stalls: Mapping[str, Stalls],
 ) -> Iterator[str]:
-    """The lines of Prometheus' text format, version 0.0.4. ``states``: how many slots are in each state."""
+    """The lines of Prometheus' text format, version 0.0.4. ``states``: how many slots are in each state;
+    ``stalls``: by process."""
     yield from _lines(INFO, {f'version="{_escaped(version)}",isolation="{_escaped(isolation)}"': 1})
     yield from _lines(SLOTS, {f'state="{_escaped(state)}"': count for state, count in states.items()})
     for metric in COUNTED:
         yield from _lines(metric, {"": statistics[metric.field]})
     for metric, value in zip(PROCESS, own_process(), strict=True):
         yield from _lines(metric, {"": value})
-    for metric, value in zip(LOOP, (stalls.count, stalls.longest_s, stalls.recent_s), strict=True):
-        yield from _lines(metric, {"": value})
+    for metric, field in zip(LOOP, ("count", "longest_s", "recent_s"), strict=True):
+        yield from _lines(metric, {f'process="{process}"': getattr(told, field) for process, told in stalls.items()})
 
 
 def own_process() -> tuple[float, float, float]:

@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,9 +81,10 @@ class Launch:
 class Supervisor:
     """One container's life. Its ``ready``, ``failed`` and ``lost`` hear from the slots."""
 
-    def __init__(self, launch: Launch, pid: int, reaper: Reaper) -> None:
+    def __init__(self, launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch) -> None:
         self._launch = launch
         self._pid = pid
+        self._watch = watch
         self._reaper = reaper
         self._server: ServerProcess | None = None
         self._greeted = False
@@ -102,6 +103,7 @@ class Supervisor:
         await self._until_settled()
         port = self._launch.listener.getsockname()[1]
         isolation_mode = self._launch.identity.mode
+        self._watch.begin()
         events.emit("ready", port=port, pid=self._pid, isolation=isolation_mode, weaker=list(self._launch.weaker))
         crashes = CrashLoop(_CRASHES, _CRASHES_WITHIN_S)
         while True:
@@ -247,7 +249,7 @@ class Supervisor:
             return
         if request.op == "ping":
             assert self._server is not None
-            self._server.link.send(control_packets.pong())
+            self._server.link.send(control_packets.pong(self._watch.stalls()))
             return
         slot = self._slots[request.slot]
         if request.epoch is not None and request.epoch != slot.epoch:
@@ -314,7 +316,7 @@ def _watch_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Non
     loop.add_reader(0, readable)
 
 
-async def _live(launch: Launch, pid: int) -> int:
+async def _live(launch: Launch, pid: int, watch: LoopWatch) -> int:
     """The container's whole life; its exit code."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -326,16 +328,16 @@ async def _live(launch: Launch, pid: int) -> int:
         _watch_lifeline(loop, stop)
     stopped = asyncio.create_task(stop.wait())
     try:
-        return await _until_stopped(launch, pid, reaper, stopped)
+        return await _until_stopped(lambda: Supervisor(launch, pid, reaper, watch), stopped)
     finally:
         stopped.cancel()
         reaper.close()
         await _end_everything(launch)
 
 
-async def _until_stopped(launch: Launch, pid: int, reaper: Reaper, stopped: asyncio.Task[bool]) -> int:
+async def _until_stopped(make: Callable[[], Supervisor], stopped: asyncio.Task[bool]) -> int:
     try:
-        serving = asyncio.create_task(Supervisor(launch, pid, reaper).run())
+        serving = asyncio.create_task(make().run())
     except OSError as error:
         return events.emit_failure(SandboxUnavailableError(f"the container could not be prepared: {error}"))
     except AgentEnvError as error:
@@ -398,7 +400,7 @@ def run(launch: Launch) -> int:
     except OSError as error:
         return events.emit_failure(isolation.explain_namespaces(error))
     with LoopWatch("supervisor") as watch, asyncio.Runner(loop_factory=watch.new_loop) as runner:
-        code = runner.run(_live(launch, pid))
+        code = runner.run(_live(launch, pid, watch))
     if code == 0:
         events.emit("stopped")
     return code

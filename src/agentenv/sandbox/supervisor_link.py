@@ -13,6 +13,7 @@ from typing import Any
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
+from agentenv.sandbox.loop_watch import Stalls
 
 MAX_PACKET_BYTES = 64 * 1024
 _FD_BYTES = array.array("i").itemsize
@@ -63,7 +64,9 @@ class SlotLost:
 
 @dataclass(frozen=True)
 class Pong:
-    """The supervisor is there."""
+    """The supervisor is there; ``stalls`` are those of its event loop."""
+
+    stalls: Stalls
 
 
 Packet = Pong | Hello | SlotReady | SlotFailed | SlotLost
@@ -131,9 +134,11 @@ def _slot_lost(raw: dict[str, Any], fds: tuple[int, ...]) -> SlotLost:
     return SlotLost(_field(raw, "slot", int), Loss(loss), _field(raw, "reason", str))
 
 
-def _pong(_: dict[str, Any], fds: tuple[int, ...]) -> Pong:
+def _pong(raw: dict[str, Any], fds: tuple[int, ...]) -> Pong:
     _no_fds(fds)
-    return Pong()
+    stalls = _field(raw, "stalls", dict)
+    longest_s, recent_s = (float(_field(stalls, name, (int, float))) for name in ("longest_s", "recent_s"))
+    return Pong(Stalls(_field(stalls, "count", int), longest_s, recent_s, _field(stalls, "stack", str)))
 
 
 _DECODERS: dict[Any, Callable[[dict[str, Any], tuple[int, ...]], Packet]] = {
