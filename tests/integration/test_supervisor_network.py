@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.sandbox.culprits import Loss
 from tests.integration.supervisor_harness import Container, assert_nothing_left, cgroups_of, living, members
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="making an outside to reach takes root")
@@ -126,15 +128,28 @@ def test_nobody_inside_can_reopen_the_way(tmp_path: Path) -> None:
         assert "not permitted" in container.bash(0, "ip route del unreachable 169.254.0.0/16 2>&1")
 
 
+def stacks(supervisor: int) -> list[int]:
+    """The processes behind the slots' networks."""
+    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    return [int(pid) for pid in children if b"slirp4netns" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_a_slot_whose_network_ended_is_lost_and_comes_back_with_one(tmp_path: Path) -> None:
+    with Container(tmp_path, allow_network=True, slots=1) as container:
+        supervisor = container.ready()["pid"]
+        (stack,) = stacks(supervisor)
+        os.kill(stack, signal.SIGKILL)
+        lost = container.packet("slot_lost", slot=0)
+        assert lost["loss"] == Loss.offline
+        assert "killed by SIGKILL" in lost["reason"]
+        container.packet("slot_ready", slot=0, epoch=2)
+        assert len(stacks(supervisor)) == 1
+
+
 def test_the_stack_lives_and_dies_with_its_slot(tmp_path: Path) -> None:
     with Container(tmp_path, allow_network=True, slots=1) as container:
         supervisor = container.ready()["pid"]
-
-        def stacks() -> list[int]:
-            children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-            return [int(pid) for pid in children if b"slirp4netns" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-        (before,) = stacks()
+        (before,) = stacks(supervisor)
         slot = [members(base / "slot-0") for base in cgroups_of(container.spec.container)]
         assert all(slot)
         assert not any(before in pids for pids in slot)  # it counts for the container, not for the slot
@@ -142,7 +157,7 @@ def test_the_stack_lives_and_dies_with_its_slot(tmp_path: Path) -> None:
         assert not (Path(f"/proc/{before}/root") / str(tmp_path).lstrip("/")).exists()
         container.send(op="reset", slot=0)
         container.packet("slot_ready", slot=0, epoch=2)
-        (after,) = stacks()
+        (after,) = stacks(supervisor)
         assert after != before
         assert container.stop() == 0
         assert_nothing_left(container)

@@ -20,6 +20,7 @@ class Loss(StrEnum):
     silent = "a killed call did not end: the slot's agent did not answer"
     deaf = "the slot's agent did not read what it was sent"
     broken = "the slot's agent broke its protocol"
+    offline = "the process behind its network ended, which only the slot's own packets reach"
     filled = "its own memory limit kept it from being sealed"
     unused = "its agent ended before anything had run in it"
     memory_above = "the container or its machine ran out of memory while the slot was below its own limit"
@@ -36,6 +37,7 @@ WAYS: Mapping[Loss, type[AgentEnvError]] = {
     Loss.silent: SlotDestroyedError,
     Loss.deaf: SlotDestroyedError,
     Loss.broken: SlotDestroyedError,
+    Loss.offline: SlotDestroyedError,
     Loss.filled: SlotDestroyedError,
     Loss.unused: LeaseLostError,
     Loss.memory_above: LeaseLostError,

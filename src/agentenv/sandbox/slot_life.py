@@ -243,6 +243,8 @@ class SlotLife:
         self._watch_limits(self.process)
         process = self.process
         process.exited.add_done_callback(lambda ended: self._ended(process, ended))
+        if self._network is not None:
+            self._network.exited.add_done_callback(lambda ended: self._went_offline(process, ended))
         if self._reset_after:
             self._reset_after = False
             self.ask("reset")
@@ -257,10 +259,22 @@ class SlotLife:
     def _ended(self, process: SlotProcess, ended: asyncio.Future[int]) -> None:
         if self.phase is not SlotPhase.ready or process is not self.process or ended.cancelled():
             return
-        above = self._limits is not None and self._limits.take_above() != ""
         status = ended.result()
-        loss = loss_of_end(os.WEXITSTATUS(status) if os.WIFEXITED(status) else None, killed_for_memory_above=above)
-        reason = f"the slot's agent ended by itself: {end_of(status)}"
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        loss = loss_of_end(code, killed_for_memory_above=self._killed_above())
+        self._lose(loss, f"the slot's agent ended by itself: {end_of(status)}")
+
+    def _went_offline(self, process: SlotProcess, ended: asyncio.Future[int]) -> None:
+        """Without its network the slot would go on and fail for a reason that nobody is told."""
+        if self.phase is not SlotPhase.ready or process is not self.process or ended.cancelled():
+            return
+        loss = Loss.memory_above if self._killed_above() else Loss.offline
+        self._lose(loss, f"the slot's network ended by itself: {end_of(ended.result())}")
+
+    def _killed_above(self) -> bool:
+        return self._limits is not None and self._limits.take_above() != ""
+
+    def _lose(self, loss: Loss, reason: str) -> None:
         self._shop.reports.lost(self, loss, reason)
         if self._losses.crashed(time.monotonic()):
             self._quarantine(f"{reason}, {_LOSSES} times within {_LOSSES_WITHIN_S:.0f} s")
