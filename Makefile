@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP_LOG := $(VENV)/pip-install.log
 EXTRAS := sandbox,env,farm,dev
+PIP_ARGS ?=
 PYTEST_ARGS ?=
 TEST_PROCESSES ?= 2
 DEMO_ARGS ?=
@@ -46,7 +47,7 @@ containers:
 
 $(STAMPS)/python: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@echo "installing the Python packages of constraints.txt into $(VENV) (minutes when cold)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' >$(PIP_LOG) 2>&1 \
+	@$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[$(EXTRAS)]' >$(PIP_LOG) 2>&1 \
 	  || { tail -n 40 $(PIP_LOG) >&2; echo "installing failed: all of it is in $(PIP_LOG)" >&2; exit 1; }
 	@touch $@
 
