@@ -34,6 +34,7 @@ class LimitWatch:
     def __init__(self, files: LimitFiles) -> None:
         self._files = files
         self._kills_fd = _open(files.memory, "memory.oom_control" if files.version == 1 else "memory.events")
+        self._hits_fd = _open(files.memory, "memory.failcnt" if files.version == 1 else "memory.events")
         self._forks_fd = _open(files.pids, "pids.events")
         self._kills = _counter(self._kills_fd, b"oom_kill ")
         self._forks = _counter(self._forks_fd, b"max ")
@@ -77,10 +78,10 @@ class LimitWatch:
 
     def close(self) -> None:
         """Repeatable."""
-        for fd in (self._kills_fd, self._forks_fd):
+        for fd in (self._kills_fd, self._hits_fd, self._forks_fd):
             if fd >= 0:
                 os.close(fd)
-        self._kills_fd = self._forks_fd = -1
+        self._kills_fd = self._hits_fd = self._forks_fd = -1
 
     def look(self) -> None:
         """Note what was killed, and which forks were refused, since the last look. The methods above tell."""
@@ -99,11 +100,7 @@ class LimitWatch:
 
     def _read_hits(self) -> int:
         """How often the slot has met its own memory limit."""
-        if self._files.memory is None:
-            return 0
-        if self._files.version == 2:
-            return _field(_read(self._files.memory, "memory.events"), b"oom ")
-        return _number(_read(self._files.memory, "memory.failcnt")) or 0
+        return _counter(self._hits_fd, b"oom " if self._files.version == 2 else b"")
 
     def _memory_used_up(self) -> bool:
         return self._files.memory is None or self._read_hits() > self._hits_before
@@ -133,7 +130,7 @@ def _open(directory: str | None, name: str) -> int:
 
 
 def _counter(fd: int, name: bytes) -> int:
-    """One counter of an open file; 0 where that cannot be known (the cgroup goes with its slot)."""
+    """One counter of an open file, or its only one; 0 where it cannot be known (the cgroup goes with its slot)."""
     if fd < 0:
         return 0
     try:
