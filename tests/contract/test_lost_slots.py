@@ -26,12 +26,22 @@ async def destroy(backend: ContainerBackend, handle: ContainerHandle, slot: int)
         return
     async with ContainerControl(handle) as control:
         name = (await control.info()).container
-    agents = [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and _is_agent(pid, f"/{name}/slot-{slot}\n")]
-    assert len(agents) == 1, f"agents of slot {slot} of {name}: {agents}"
-    os.kill(int(agents[0].name), signal.SIGKILL)
+    found = {int(pid.name): _parent(pid) for pid in Path("/proc").iterdir() if _is_agent(pid, f"/{name}/slot-{slot}\n")}
+    agents = [pid for pid, parent in found.items() if parent not in found]  # its child looks like it until it executes
+    assert len(agents) == 1, f"agents of slot {slot} of {name}: {found}"
+    os.kill(agents[0], signal.SIGKILL)
+
+
+def _parent(process: Path) -> int:
+    try:
+        return int((process / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def _is_agent(process: Path, cgroup: str) -> bool:
+    if not process.name.isdigit():
+        return False
     try:
         command = (process / "cmdline").read_bytes()
         return command.startswith(b"/run/agentenv/slotagent\0") and cgroup in (process / "cgroup").read_text()
