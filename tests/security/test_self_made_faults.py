@@ -35,16 +35,19 @@ while time.monotonic() < ends:
     except OSError: pass
 """
 HOGS = """
-import os
+import os, time
 for path in ("/proc/self/oom_score_adj", "/proc/%d/oom_score_adj" % os.getppid()):
     try: open(path, "w").write("0")
     except OSError: pass
+hogs = []
 for _ in range(4):
-    if os.fork() == 0:
+    if (hog := os.fork()) == 0:
         memory = bytearray(100 << 20)
         for at in range(0, len(memory), 4096): memory[at] = 1
-        os._exit(0)
-print([os.WTERMSIG(os.wait()[1]) for _ in range(4)])
+        time.sleep(50)  # they are not to make way for each other
+    hogs.append(hog)
+print(os.WTERMSIG(os.wait()[1]))
+os.system("kill -9 %s 2>/dev/null" % " ".join(map(str, hogs)))
 """
 
 

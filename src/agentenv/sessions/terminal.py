@@ -72,8 +72,8 @@ class Terminal:
         self.command: str | None = None
         """What runs, or is about to."""
         self.command_began_s = 0.0
-        self.result: int | None = None
-        """The exit code of the last command, until somebody takes it."""
+        self._result: int | None = None
+        self._result_told = False
         self.cwd = setup.cwd
         self.lost = False
         self.detached = False
@@ -132,7 +132,7 @@ class Terminal:
         self.command = command
         self.asks_input = False
         self.command_began_s = self._host.loop.time()
-        self.result = None
+        self._result = None
         if self.phase is Phase.idle:
             self._begin()
 
@@ -196,10 +196,13 @@ class Terminal:
         err, err_dropped = self._err.take(last=last) if self._err else ("", 0)
         return Taken(out, err, out_dropped, err_dropped)
 
-    def take_result(self) -> int | None:
-        """The exit code of the command that ended, once."""
-        result, self.result = self.result, None
-        return result
+    def take_result(self, during_s: float | None) -> int | None:
+        """The exit code of the command that ended: once, and to every call that was made while it ran.
+        ``during_s`` is the ``command_began_s`` that the call found; None when nothing ran."""
+        if self._result_told and during_s != self.command_began_s:
+            return None
+        self._result_told = self._result is not None
+        return self._result
 
     @property
     def waiting_bytes(self) -> int:
@@ -279,7 +282,7 @@ class Terminal:
         self._typist.close()
         self.phase = Phase.exited
         self.command = None
-        self.result = exit_code
+        self._result, self._result_told = exit_code, False
         self.changes.tell()
 
     # -- the dialogue with the shell ---------------------------------------------------------------
@@ -371,7 +374,7 @@ class Terminal:
         self.cwd = answer.cwd
         self.phase = Phase.idle
         self.command = None
-        self.result = answer.exit_code
+        self._result, self._result_told = answer.exit_code, False
         self.changes.tell()
 
     def _ready(self, answer: lines.Report) -> None:

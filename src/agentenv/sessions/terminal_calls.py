@@ -56,16 +56,17 @@ class TerminalCalls:
             ended = await self._end(arguments.session)
             if not arguments.command:
                 note = "the session and all it ran were ended" if ended else "there was no such session to end"
-                return self._answer(arguments.session, None, note=f"{note}; a command starts a new shell")
+                return self._answer(arguments.session, note=f"{note}; a command starts a new shell")
         if arguments.command:
             return await self._run(arguments, deadline_s)
         terminal = self._known(arguments.session)
+        during_s = terminal.command_began_s if terminal.busy else None
         if arguments.keys or arguments.input is not None:
             await self._send(terminal, arguments, deadline_s)
         elif terminal.busy and (arguments.timeout_s is not None or not terminal.waiting_bytes):
             await self._more(terminal, arguments.timeout_s, deadline_s)
         await self._last_look(terminal, arguments, deadline_s)
-        return self._answer(arguments.session, terminal)
+        return self._answer(arguments.session, terminal, during_s)
 
     def close(self) -> None:
         """The slot's processes end otherwise. Repeatable."""
@@ -87,12 +88,13 @@ class TerminalCalls:
         else:
             _check_same(terminal, arguments)
         terminal.run(command)
+        during_s = terminal.command_began_s
         wait_s = deadline_s if arguments.timeout_s is None else self._host.loop.time() + arguments.timeout_s
         await self._until_done(terminal, min(wait_s, deadline_s))
         if terminal.start_error:
             self._setups.pop(name, None)  # or every later command would meet the same error
         await self._last_look(terminal, arguments, deadline_s)
-        return self._answer(name, terminal, started=started, note=note)
+        return self._answer(name, terminal, during_s, started=started, note=note)
 
     async def _background(self, arguments: TerminalArguments) -> SessionAnswer:
         name = arguments.session
@@ -269,7 +271,16 @@ class TerminalCalls:
                     next_step="put the text in a file, or wait for one of them",
                 )
 
-    def _answer(self, name: str, terminal: Terminal | None, *, started: bool = False, note: str = "") -> SessionAnswer:
+    def _answer(
+        self,
+        name: str,
+        terminal: Terminal | None = None,
+        during_s: float | None = None,
+        *,
+        started: bool = False,
+        note: str = "",
+    ) -> SessionAnswer:
+        """``during_s``: when the command that ran when the call was made, or that it began, had begun."""
         notices = self._processes.notices()
         if terminal is None:
             reply = TerminalReply(session=name, state="none", cwd=self._host.workspace, note=note, notices=notices)
@@ -277,7 +288,7 @@ class TerminalCalls:
         terminal.check_lost()
         exited = terminal.phase is Phase.exited
         fields = output_fields(terminal.take())
-        if (code := terminal.take_result()) is not None:
+        if (code := terminal.take_result(during_s)) is not None:
             fields["exit_code"] = code
         if terminal.start_error:
             fields["stderr"] = terminal.start_error
