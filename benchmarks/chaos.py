@@ -331,7 +331,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    tally = asyncio.run(chaos(arguments.seconds, arguments.seed))
+    return show(asyncio.run(chaos(arguments.seconds, arguments.seed)))
+
+
+def show(tally: Tally) -> int:
+    """Print the counts; the exit code, 1 when anything was wrong."""
     for name, count in sorted(tally.counted.items()):
         print(f"{count:7} {name}")
     print(f"{len(tally.wrongs):7} wrong")

@@ -256,6 +256,10 @@ async def test_no_tool_holds_the_loop(container: Container, attack: Attack) -> N
     await lived_through(container, lambda: made(container, attack))
 
 
+def test_every_tool_is_attacked() -> None:
+    assert {tool for attack in TABLE for tool, _ in attack.calls} == set(ToolCatalog.builtin().names)
+
+
 async def test_no_transfer_holds_the_loop(container: Container, tmp_path: Path) -> None:
     for number in range(2000):
         (tmp_path / str(number)).write_text("x")
