@@ -198,7 +198,7 @@ async def test_what_a_killed_container_left_is_gone_with_it(tmp_path: Path) -> N
 
 async def test_a_container_killed_by_a_signal_without_a_name_is_replaced(tmp_path: Path) -> None:
     backend = LocalBackend(SETTINGS, state_dir=tmp_path)
-    async with SlotPool(backend, PoolSettings()) as pool:
+    async with SlotPool(backend, PoolSettings(min_containers=1, max_containers=1)) as pool:
         first = (await pool.lease("t")).container.id
         os.kill(backend.pids[first], 40)
         async with await pool.lease("t2", timeout_s=60) as second:
