@@ -11,30 +11,10 @@ import pytest
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sessions.head_tail import seam
-from agentenv.wire.calls import CallResult
 from tests.contract.executor.farm import OWN
+from tests.contract.executor.terminals import finished, state, terminal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-async def terminal(slot: ToolSession, command: str | None = None, /, **arguments: Any) -> CallResult:
-    given = arguments if command is None else {"command": command, **arguments}
-    return await slot.call("terminal", given, timeout_s=60)
-
-
-def state(result: CallResult) -> dict[str, Any]:
-    assert isinstance(result.content, dict), result
-    return result.content
-
-
-async def finished(session: ToolSession, **arguments: Any) -> CallResult:
-    """Ask for more until the command has ended; all of its output."""
-    out = ""
-    while True:
-        result = await terminal(session, "", timeout_s=30, **arguments)
-        out += result.stdout
-        if state(result)["state"] != "running":
-            return result.model_copy(update={"stdout": out})
 
 
 async def test_the_shell_stays(session: ToolSession) -> None:

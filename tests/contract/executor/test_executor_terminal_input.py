@@ -5,37 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from typing import Any
 
 import pytest
 
 from agentenv.executor.session import ToolSession
-from agentenv.wire.calls import CallResult
+from tests.contract.executor.terminals import LONG_S, finished, state, terminal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-LONG_S = 60
-"""Longer than anything here takes: who waits so long waits in vain."""
-
-
-async def terminal(slot: ToolSession, command: str | None = None, /, **arguments: Any) -> CallResult:
-    given = arguments if command is None else {"command": command, **arguments}
-    return await slot.call("terminal", given, timeout_s=LONG_S)
-
-
-def state(result: CallResult) -> dict[str, Any]:
-    assert isinstance(result.content, dict), result
-    return result.content
-
-
-async def finished(session: ToolSession, **arguments: Any) -> CallResult:
-    """All that comes until the command has ended."""
-    out = ""
-    while True:
-        result = await terminal(session, "", timeout_s=20, **arguments)
-        out += result.stdout
-        if state(result)["state"] != "running":
-            return result.model_copy(update={"stdout": out})
 
 
 async def lines_in(session: ToolSession, path: str, count: int) -> None:
