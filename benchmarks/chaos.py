@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -323,19 +323,13 @@ def _running(pid: int) -> bool:
         return False
 
 
-def main() -> int:
-    """Print the counts; exit with 1 when anything was wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.chaos", description=__doc__.splitlines()[0] if __doc__ else ""
-    )
+def run_and_show(program: str, about: str, run: Callable[[float, int], Coroutine[None, None, Tally]]) -> int:
+    """The command line of ``python -m program``: run, print the counts; the exit code, 1 when anything was wrong."""
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    return show(asyncio.run(chaos(arguments.seconds, arguments.seed)))
-
-
-def show(tally: Tally) -> int:
-    """Print the counts; the exit code, 1 when anything was wrong."""
+    tally = asyncio.run(run(arguments.seconds, arguments.seed))
     for name, count in sorted(tally.counted.items()):
         print(f"{count:7} {name}")
     print(f"{len(tally.wrongs):7} wrong")
@@ -345,4 +339,4 @@ def show(tally: Tally) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_and_show("benchmarks.chaos", __doc__ or "", chaos))

@@ -7,7 +7,6 @@ and a neighbour's calls in the same container must go on.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import sys
@@ -23,7 +22,7 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
-from benchmarks.chaos import HANG_S, Tally, show
+from benchmarks.chaos import HANG_S, Tally, run_and_show
 
 ATTACKERS: Final = 2
 CALLS_PER_SLOT: Final = 60
@@ -169,16 +168,5 @@ async def fuzz(seconds: float, seed: int) -> Tally:
     return tally
 
 
-def main() -> int:
-    """Print the counts; exit with 1 when anything was wrong."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fuzz", description=__doc__.splitlines()[0] if __doc__ else ""
-    )
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    return show(asyncio.run(fuzz(arguments.seconds, arguments.seed)))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_and_show("benchmarks.fuzz", __doc__ or "", fuzz))
