@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from agentenv import shipped
-from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ContainerLostError, LeaseLostError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerHandle, ContainerStarted
 from agentenv.slots.backends.nomad import NomadBackend
@@ -136,10 +136,9 @@ async def test_a_stopped_allocation(cluster: Cluster, job_id: str) -> None:
             assert not farm.traffic.ended_since(0.0), "no lease was lost"
 
 
-async def test_an_environment_killed_in_the_middle_of_a_hundred_calls_and_started_again(
-    cluster: Cluster, job_id: str, tmp_path: Path
-) -> None:
-    nomad = cluster.settings(
+def outliving(cluster: Cluster, job_id: str) -> NomadSettings:
+    """The job stays when whoever submitted it ends."""
+    return cluster.settings(
         job_id=job_id,
         build_image=False,
         cpu_mhz=20,
@@ -147,6 +146,12 @@ async def test_an_environment_killed_in_the_middle_of_a_hundred_calls_and_starte
         memory_oversubscription=True,
         purge_job_on_shutdown=False,
     )
+
+
+async def test_an_environment_killed_in_the_middle_of_a_hundred_calls_and_started_again(
+    cluster: Cluster, job_id: str, tmp_path: Path
+) -> None:
+    nomad = outliving(cluster, job_id)
     given = {"nomad": json.loads(nomad.model_dump_json()), "containers": CONTAINERS, "slots": SLOTS}
     (tmp_path / "settings.json").write_text(json.dumps(given))
     command = [sys.executable, "-m", "tests.nomad.farm_process", str(tmp_path / "settings.json")]
@@ -184,14 +189,7 @@ async def take_until(stream: asyncio.StreamReader, key: str, count: int) -> Asyn
 
 async def test_a_token_that_is_not_the_containers(cluster: Cluster, job_id: str) -> None:
     """Somebody changed the job's token: whoever adopts the job cannot use the containers, and replaces them."""
-    nomad = cluster.settings(
-        job_id=job_id,
-        build_image=False,
-        cpu_mhz=20,
-        memory_mib=1024,
-        memory_oversubscription=True,
-        purge_job_on_shutdown=False,
-    )
+    nomad = outliving(cluster, job_id)
     async with NomadBackend(ContainerSettings(slots_per_container=SLOTS), nomad) as backend:
         await backend.scale(1)
         (old,) = await started(backend, 1)
