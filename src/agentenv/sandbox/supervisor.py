@@ -15,7 +15,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -328,16 +328,18 @@ async def _live(launch: Launch, pid: int, watch: LoopWatch) -> int:
         _watch_lifeline(loop, stop)
     stopped = asyncio.create_task(stop.wait())
     try:
-        return await _until_stopped(lambda: Supervisor(launch, pid, reaper, watch), stopped)
+        return await _until_stopped(launch, pid, reaper, watch, stopped)
     finally:
         stopped.cancel()
         reaper.close()
         await _end_everything(launch)
 
 
-async def _until_stopped(make: Callable[[], Supervisor], stopped: asyncio.Task[bool]) -> int:
+async def _until_stopped(
+    launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch, stopped: asyncio.Task[bool]
+) -> int:
     try:
-        serving = asyncio.create_task(make().run())
+        serving = asyncio.create_task(Supervisor(launch, pid, reaper, watch).run())
     except OSError as error:
         return events.emit_failure(SandboxUnavailableError(f"the container could not be prepared: {error}"))
     except AgentEnvError as error:
