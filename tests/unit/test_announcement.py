@@ -87,12 +87,34 @@ def test_a_directory_swept_while_it_is_taken_is_made_again(tmp_path: Path) -> No
         taking = threading.Thread(target=lambda: opened.append(Announcement.open(tmp_path, "farm", "x")))
         opened: list[Announcement] = []
         taking.start()
-        shutil.rmtree(tmp_path / "farm-x")
+        shutil.rmtree(tmp_path / "farm-x", ignore_errors=True)  # the other may make its lock while this goes on
         taking.join()
     (announcement,) = opened
     announcement.say({"hello": 1})
     assert announced(tmp_path, "farm") == [{"hello": 1, "pid": os.getpid()}]
     announcement.close()
+
+
+def test_a_directory_swept_between_two_looks_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "farm-x"
+    directory.mkdir()
+    looks = iter([lambda: directory.rmdir()])
+
+    def look(path: Path) -> bool:
+        next(looks, lambda: None)()
+        return path.exists()
+
+    monkeypatch.setattr(Path, "is_dir", look)  # mkdir asks it when the name is taken
+    with Announcement.open(tmp_path, "farm", "x") as announcement:
+        announcement.say({"hello": 1})
+        assert not any(looks)
+        assert announced(tmp_path, "farm") == [{"hello": 1, "pid": os.getpid()}]
+
+
+def test_a_file_where_the_directory_should_be_names_the_cure(tmp_path: Path) -> None:
+    (tmp_path / "farm-x").touch()
+    with pytest.raises(SandboxUnavailableError, match="AGENTENV_STATE_DIR"):
+        Announcement.open(tmp_path, "farm", "x")
 
 
 def test_many_readers_do_not_keep_a_process_from_speaking(tmp_path: Path) -> None:
