@@ -191,7 +191,8 @@ async def test_a_file_goes_there_and_back(client: Client, key: LeaseKey) -> None
 
 async def test_nothing_leaks_over_many_calls(stub: StubSupervisor, client: Client, key: LeaseKey) -> None:
     assert stub.server is not None
-    commands = ["true", "sleep 100 &", "exit 3", "kill -9 $$", "echo $BASH_VERSION"]
+    background = "sleep 100 & until read -r name </proc/$!/comm && [ $name = sleep ]; do :; done"  # so pkill finds it
+    commands = ["true", background, "exit 3", "kill -9 $$", "echo $BASH_VERSION"]
     for command in commands * 6:
         await client.run(key, command, timeout_s=5)
     await client.run(key, "pkill sleep; true")
