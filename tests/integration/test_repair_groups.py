@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from agentenv.sessions.asciicast import recordings
 from agentenv.testing import Call, Player, Reply
 from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import ProcessReply
-from examples.repair import moves, policy
+from examples.repair import moves, policy, tasks
+from examples.repair.packages import fetch
 from examples.repair.tracker import Tracker, report
 from tests.integration.repair_tasks import made, one_package, package, recorded, repairing, with_bugs
 from tests.integration.test_env_local import leftovers
@@ -121,10 +123,18 @@ async def test_reports_are_to_be_had_and_the_key_is_not(tmp_path: Path, monkeypa
 
 @pytest.mark.timeout(300)
 async def test_tasks_are_the_same_for_the_same_seed_and_cached(tmp_path: Path) -> None:
-    from examples.repair.tasks import make_tasks
-
     reports: list[int] = []
-    again = make_tasks(one_package(), seed=1, report=lambda progress: reports.append(progress.done))
+    again = tasks.make_tasks(one_package(), seed=1, report=lambda progress: reports.append(progress.done))
     assert tuple(again) == made()
     assert len({task.id for task in again}) == len(again) >= 6
     assert reports == sorted(reports)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["boltons", "parse", "semver", "toolz"])
+def test_each_package_gives_tasks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "CANDIDATES_PER_PACKAGE", 4)  # of 20: running its tests is what takes long
+    found = fetch()
+    assert {"inflection", "boltons", "parse", "semver", "toolz"} == found.by_name.keys()
+    some = tasks.make_tasks(replace(found, packages=(found.by_name[name],)), seed=1)
+    assert {task.package for task in some} == {name}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ import pytest
 
 from agentenv.cli.orphans import UNATTENDED_AFTER_S
 from agentenv.metrics.scrape import parse
+from tests.integration.repair_tasks import PACKAGE, made
 from tests.nomad.cluster import Cluster, wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -222,14 +222,13 @@ def test_a_docker_container_of_an_allocation_nomad_does_not_know_is_removed(clus
             left.remove(force=True)
 
 
-async def test_the_demo_repairs_programs_on_the_cluster(cluster: Cluster, command: Command, tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", "from agentenv.cli import main; main()", "demo", "--job", cluster.job_id("demo"),
-        "--groups", "1", "--group-size", "2", "--slots", "2", "--out", str(tmp_path / "out"),
-        env=command.env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+def test_the_demo_repairs_programs_on_the_cluster(cluster: Cluster, command: Command, tmp_path: Path) -> None:
+    made()  # the tasks, which take longest
+    code, stdout, stderr = command.run(
+        "demo", "--job", cluster.job_id("demo"), "--package", PACKAGE, "--groups", "1", "--group-size", "2",
+        "--slots", "2", "--out", str(tmp_path / "out"),
     )  # fmt: skip
-    output, _ = await asyncio.wait_for(process.communicate(), 280)
-    assert process.returncode == 0, output.decode(errors="replace")
+    assert code == 0, stdout + stderr
     (group,) = [json.loads(line) for line in (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines()]
     assert [member["fault"] for member in group["trajectories"]] == ["none", "none"]
     assert "nomad, 2 slots" in (tmp_path / "out" / "report.html").read_text()
