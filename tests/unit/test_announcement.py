@@ -98,16 +98,20 @@ def test_a_directory_swept_while_it_is_taken_is_made_again(tmp_path: Path) -> No
 def test_a_directory_swept_between_two_looks_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tmp_path / "farm-x"
     directory.mkdir()
-    looks = iter([lambda: directory.rmdir()])
+    make, swept = os.mkdir, []
 
-    def look(path: Path) -> bool:
-        next(looks, lambda: None)()
-        return path.exists()
+    def mkdir(path: Path, mode: int = 0o777) -> None:
+        try:
+            make(path, mode)
+        except FileExistsError:
+            swept.append(path)
+            directory.rmdir()
+            raise
 
-    monkeypatch.setattr(Path, "is_dir", look)  # mkdir asks it when the name is taken
+    monkeypatch.setattr(os, "mkdir", mkdir)
     with Announcement.open(tmp_path, "farm", "x") as announcement:
         announcement.say({"hello": 1})
-        assert not any(looks)
+        assert swept == [directory]
         assert announced(tmp_path, "farm") == [{"hello": 1, "pid": os.getpid()}]
 
 

@@ -103,8 +103,8 @@ def is_locked(path: Path) -> bool:
 def _take(directory: Path) -> int | None:
     """A descriptor that holds the directory's lock; None when somebody lives who does. Raises OSError."""
     for _ in range(_LOCK_TRIES):
-        with contextlib.suppress(FileExistsError):  # it was there, and a sweep has removed it since
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileExistsError):  # not exist_ok, which raises when a sweep removes it meanwhile
+            directory.mkdir(parents=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):  # a sweep has just removed it
             descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with contextlib.suppress(BlockingIOError, FileNotFoundError):
