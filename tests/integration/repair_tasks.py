@@ -22,9 +22,12 @@ PACKAGE = "inflection"
 
 
 @functools.cache
-def one_package() -> Catalogue:
-    found = fetch()
-    return replace(found, packages=(found.by_name[PACKAGE],))
+def fetched() -> Catalogue:
+    return fetch()
+
+
+def one_package(name: str = PACKAGE) -> Catalogue:
+    return replace(fetched(), packages=(fetched().by_name[name],))
 
 
 @functools.cache

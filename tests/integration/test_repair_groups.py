@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,11 @@ from agentenv.testing import Call, Player, Reply
 from agentenv.wire.calls import CallResult
 from agentenv.wire.sessions import ProcessReply
 from examples.repair import moves, policy, tasks
-from examples.repair.packages import fetch
 from examples.repair.tracker import Tracker, report
-from tests.integration.repair_tasks import made, one_package, package, recorded, repairing, with_bugs
+from tests.integration.repair_tasks import PACKAGE, fetched, made, one_package, package, recorded, repairing, with_bugs
 from tests.integration.test_env_local import leftovers
+
+OTHERS = ["boltons", "parse", "semver", "toolz"]
 
 
 @pytest.fixture(autouse=True)
@@ -131,10 +131,9 @@ async def test_tasks_are_the_same_for_the_same_seed_and_cached(tmp_path: Path) -
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["boltons", "parse", "semver", "toolz"])
+@pytest.mark.parametrize("name", OTHERS)
 def test_each_package_gives_tasks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "CANDIDATES_PER_PACKAGE", 4)  # of 20: running its tests is what takes long
-    found = fetch()
-    assert {"inflection", "boltons", "parse", "semver", "toolz"} == found.by_name.keys()
-    some = tasks.make_tasks(replace(found, packages=(found.by_name[name],)), seed=1)
+    assert {PACKAGE, *OTHERS} == fetched().by_name.keys()
+    some = tasks.make_tasks(one_package(name), seed=1)
     assert {task.package for task in some} == {name}

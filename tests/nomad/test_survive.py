@@ -37,14 +37,18 @@ CONTAINERS, SLOTS, TRAJECTORIES = 2, 4, 8
 SEVERAL = PoolSettings(min_containers=CONTAINERS, max_containers=CONTAINERS)
 
 
+def small(cluster: Cluster, job_id: str, **settings: object) -> NomadSettings:
+    """Containers of which several fit on the test's node."""
+    return cluster.settings(
+        job_id=job_id, build_image=False, cpu_mhz=20, memory_mib=1024, memory_oversubscription=True, **settings
+    )
+
+
 @contextmanager
 def backend_on(cluster: Cluster, job_id: str, **settings: object) -> Iterator[NomadBackend]:
     """A backend whose job leaves nothing: checked when the block ends."""
-    wanted = cluster.settings(
-        job_id=job_id, build_image=False, cpu_mhz=20, memory_mib=1024, memory_oversubscription=True, **settings
-    )
     with nothing_left(cluster):
-        yield NomadBackend(ContainerSettings(slots_per_container=SLOTS), wanted)
+        yield NomadBackend(ContainerSettings(slots_per_container=SLOTS), small(cluster, job_id, **settings))
 
 
 @contextmanager
@@ -136,22 +140,10 @@ async def test_a_stopped_allocation(cluster: Cluster, job_id: str) -> None:
             assert not farm.traffic.ended_since(0.0), "no lease was lost"
 
 
-def outliving(cluster: Cluster, job_id: str) -> NomadSettings:
-    """The job stays when whoever submitted it ends."""
-    return cluster.settings(
-        job_id=job_id,
-        build_image=False,
-        cpu_mhz=20,
-        memory_mib=1024,
-        memory_oversubscription=True,
-        purge_job_on_shutdown=False,
-    )
-
-
 async def test_an_environment_killed_in_the_middle_of_a_hundred_calls_and_started_again(
     cluster: Cluster, job_id: str, tmp_path: Path
 ) -> None:
-    nomad = outliving(cluster, job_id)
+    nomad = small(cluster, job_id, purge_job_on_shutdown=False)
     given = {"nomad": json.loads(nomad.model_dump_json()), "containers": CONTAINERS, "slots": SLOTS}
     (tmp_path / "settings.json").write_text(json.dumps(given))
     command = [sys.executable, "-m", "tests.nomad.farm_process", str(tmp_path / "settings.json")]
@@ -189,7 +181,7 @@ async def take_until(stream: asyncio.StreamReader, key: str, count: int) -> Asyn
 
 async def test_a_token_that_is_not_the_containers(cluster: Cluster, job_id: str) -> None:
     """Somebody changed the job's token: whoever adopts the job cannot use the containers, and replaces them."""
-    nomad = outliving(cluster, job_id)
+    nomad = small(cluster, job_id, purge_job_on_shutdown=False)
     async with NomadBackend(ContainerSettings(slots_per_container=SLOTS), nomad) as backend:
         await backend.scale(1)
         (old,) = await started(backend, 1)
