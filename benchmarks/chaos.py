@@ -325,7 +325,7 @@ def _running(pid: int) -> bool:
 
 def run_and_show(program: str, about: str, run: Callable[[float, int], Coroutine[None, None, Tally]]) -> int:
     """The command line of ``python -m program``: run, print the counts; the exit code, 1 when anything was wrong."""
-    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about.splitlines()[0])
+    parser = argparse.ArgumentParser(prog=f"python -m {program}", description=about.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
