@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from xdist.remote import Producer
 
 from agentenv.dev import docker_engine, program
@@ -19,6 +20,9 @@ from tests.by_module import ByModule
 from tests.nomad.cluster import Cluster, running_cluster
 
 pytest_plugins = ["tests.outcomes"]
+
+settings.register_profile("loaded machine", settings(), deadline=None)
+settings.load_profile("loaded machine")
 
 CLUSTERS = "tests/nomad"
 """Its modules come first, because they last longest, and one after the other: they stop engines and fill disks."""

@@ -56,7 +56,7 @@ class Events:
     def answered(self) -> bool:
         return bool(self.heard)
 
-    def on_spawned(self, fds: tuple[int, ...]) -> None:
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:
         for fd in fds:
             os.close(fd)
         self.heard.append(("spawned", len(fds)))
@@ -84,6 +84,12 @@ class Linked:
         send(self.agent, encode(kind, run, arg, payload), fds)
         return 0
 
+    def say_pipe(self, run: int, sock: int) -> None:
+        read, write = os.pipe()
+        self.say(Kind.SPAWNED, run, 1, INODE, fds=[sock, read])
+        os.close(read)
+        os.close(write)
+
     def heard(self) -> tuple[Kind, int]:
         message = receive(self.agent)
         assert message is not None
@@ -101,21 +107,25 @@ async def linked(era: int = 0, **more: int) -> AsyncIterator[Linked]:
         made.poller.close()
 
 
+INODE = struct.pack("<Q", 4711)
+
+
 @pytest.fixture
-def pipes() -> Iterator[list[int]]:
-    """Six pipe ends and a file."""
-    fds = [fd for _ in range(3) for fd in os.pipe()]
-    yield fds
-    for fd in fds:
-        os.close(fd)
+def sockets() -> Iterator[list[int]]:
+    """Six of them."""
+    pairs = [socket.socketpair() for _ in range(3)]
+    yield [end.fileno() for pair in pairs for end in pair]
+    for pair in pairs:
+        for end in pair:
+            end.close()
 
 
-async def test_a_run_from_spawn_to_exit(pipes: list[int]) -> None:
+async def test_a_run_from_spawn_to_exit(sockets: list[int]) -> None:
     async with linked() as it:
         events = Events()
         run = it.link.spawn(PAYLOAD, 0, (), events)
         assert it.heard() == (Kind.SPAWN, run)
-        it.say(Kind.SPAWNED, run, 7, fds=pipes[:2])
+        it.say(Kind.SPAWNED, run, 7, INODE, fds=sockets[:2])
         it.say(Kind.EXIT, run, 256, USAGE)
         it.say(Kind.KILLED, run, 3)
         await until(lambda: len(events.heard) == 2)
@@ -136,12 +146,19 @@ Breach = Callable[[Linked, int, list[int]], object]
 BREACHES: dict[str, Breach] = {
     "exit of a run nobody started": lambda it, run, p: it.say(Kind.EXIT, run + 1, 0, USAGE),
     "exit before spawned": lambda it, run, p: it.say(Kind.EXIT, run, 0, USAGE),
-    "exit without usage": lambda it, run, p: (it.say(Kind.SPAWNED, run, fds=p[:2]), it.say(Kind.EXIT, run, 0, b"x")),
-    "spawned twice": lambda it, run, p: (it.say(Kind.SPAWNED, run, fds=p[:2]), it.say(Kind.SPAWNED, run, fds=p[:2])),
-    "spawned without pipes": lambda it, run, p: it.say(Kind.SPAWNED, run),
-    "spawned with too many": lambda it, run, p: it.say(Kind.SPAWNED, run, fds=p[:4]),
-    "spawned with a socket": lambda it, run, p: it.say(Kind.SPAWNED, run, fds=[p[0], it.agent.fileno()]),
-    "spawned for an unknown run": lambda it, run, p: it.say(Kind.SPAWNED, run + 1, fds=p[:2]),
+    "exit without usage": lambda it, run, p: (
+        it.say(Kind.SPAWNED, run, 1, INODE, fds=p[:2]),
+        it.say(Kind.EXIT, run, 0, b"x"),
+    ),
+    "spawned twice": lambda it, run, p: (
+        it.say(Kind.SPAWNED, run, 1, INODE, fds=p[:2]),
+        it.say(Kind.SPAWNED, run, 1, INODE, fds=p[:2]),
+    ),
+    "spawned without sockets": lambda it, run, p: it.say(Kind.SPAWNED, run, 1, INODE),
+    "spawned without an inode": lambda it, run, p: it.say(Kind.SPAWNED, run, 1, fds=p[:2]),
+    "spawned with too many": lambda it, run, p: it.say(Kind.SPAWNED, run, 1, INODE, fds=p[:4]),
+    "spawned with a pipe": lambda it, run, p: it.say_pipe(run, p[0]),
+    "spawned for an unknown run": lambda it, run, p: it.say(Kind.SPAWNED, run + 1, 1, INODE, fds=p[:2]),
     "descriptors where none belong": lambda it, run, p: it.say(Kind.PONG, fds=p[:1]),
     "a failure without its step": lambda it, run, p: it.say(Kind.SPAWN_FAILED, run, 2),
     "a second hello": lambda it, run, p: it.say(Kind.HELLO, 0, 1),
@@ -152,12 +169,12 @@ BREACHES: dict[str, Breach] = {
 
 
 @pytest.mark.parametrize("breach", BREACHES.values(), ids=BREACHES.keys())
-async def test_a_breach_loses_the_slot_and_leaks_nothing(breach: Breach, pipes: list[int]) -> None:
+async def test_a_breach_loses_the_slot_and_leaks_nothing(breach: Breach, sockets: list[int]) -> None:
     before = open_fds()
     async with linked() as it:
         events = Events()
         run = it.link.spawn(PAYLOAD, 0, (), events)
-        breach(it, run, pipes)
+        breach(it, run, sockets)
         await until(lambda: it.lost)
         assert events.heard[-1] == "lost"
         assert [loss for loss, _ in it.lost] == [Loss.broken]
@@ -232,16 +249,16 @@ async def test_run_ids_are_reused_but_never_while_in_use() -> None:
         assert len(seen) == RUN_IDS - 2
 
 
-async def test_a_server_that_comes_back_kills_and_ignores_what_ran_before(pipes: list[int]) -> None:
+async def test_a_server_that_comes_back_kills_and_ignores_what_ran_before(sockets: list[int]) -> None:
     async with linked(era=1) as it:
         it.link.kill_former_runs()
         assert it.heard() == (Kind.KILL_BEFORE, RUN_IDS)
         events = Events()
         run = it.link.spawn(PAYLOAD, SCRIPT_PIPE, (), events)
         assert run > RUN_IDS
-        it.say(Kind.SPAWNED, 3, 5, fds=pipes[:2])  # the former server's
+        it.say(Kind.SPAWNED, 3, 5, INODE, fds=sockets[:2])  # the former server's
         it.say(Kind.EXIT, 3, 9, USAGE)
-        it.say(Kind.SPAWNED, run, 6, fds=pipes[:3])
+        it.say(Kind.SPAWNED, run, 6, INODE, fds=sockets[:3])
         await until(lambda: events.heard)
         assert events.heard == [("spawned", 3)]
         assert it.lost == []
@@ -347,10 +364,6 @@ async def test_a_slot_holds_no_more_descriptors_than_its_share() -> None:
             it.link.spawn(PAYLOAD, 0, (), Events())
         it.say(Kind.SPAWN_FAILED, last, 11, struct.pack("<I", 1))
         await until(events.answered)
-        it.link.held_besides = lambda: 1  # a pipe that a background process kept
-        with pytest.raises(TooManyRunsError):
-            it.link.spawn(PAYLOAD, 0, (), Events())
-        it.link.held_besides = lambda: 0
         it.link.spawn(PAYLOAD, 0, (), Events())
         assert it.lost == []
 

@@ -13,7 +13,6 @@ import pytest
 from agentenv.sandbox import process
 from agentenv.sandbox.agent_link import AgentLink
 from agentenv.sandbox.calls import Asked
-from agentenv.sandbox.capture import Orphans
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.poller import Poller
 from agentenv.sandbox.process import SlotIo
@@ -60,7 +59,7 @@ async def test_a_call_that_cannot_be_begun_is_answered_and_nobody_else_is(
     shared = Shared(poller, cast("SupervisorLink", None), {}, 4096, 9, spare_shells=False)
     over: list[bool] = []
     lost: list[tuple[Loss, str]] = []
-    io = SlotIo(link, poller, Orphans(poller))
+    io = SlotIo(link, poller)
     bench = Workbench(shared, io, lambda: over.append(True), lambda *said: lost.append(said))
     asked = _asked({"command": "cat", "stdin": "x"})
     bench.begin(asked)

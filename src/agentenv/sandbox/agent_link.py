@@ -1,7 +1,8 @@
 """The server's side of one slot agent: start runs, kill them, hear what became of them.
 
 Whatever the agent says is input from an untrusted place: it is bounded, every descriptor is checked to
-be a pipe, and a run nobody started means that the slot is lost.
+be a socket (or a terminal), and a run nobody started means that the slot is lost. No pipe of a slot's is ever
+here: any process of the slot can hold up for ever whoever touches one (``slotrelay.c``).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from agentenv.sandbox.slotagent.protocol import (
     exit_usage,
     failed_step,
     foreground_payload,
+    input_inode,
     receive,
     send,
 )
@@ -47,15 +49,16 @@ _PTMX = os.makedev(5, 2)
 class RunEvents(Protocol):
     """What happens to one run. After ``on_spawn_failed``, ``on_exit`` or ``on_lost`` nothing more does."""
 
-    def on_spawned(self, fds: tuple[int, ...]) -> None:
-        """The run has begun. ``fds`` (stdout, stderr and, with SCRIPT_PIPE, the script) are pipes, or with
-        TERMINAL our side of its terminal; they are the receiver's to close."""
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:
+        """The run has begun. ``fds`` (stdout, stderr and, with SCRIPT_PIPE, the script) are sockets, or with
+        TERMINAL our side of its terminal; they are the receiver's to close. ``input_inode`` tells which pipe it
+        reads as its standard input (0: none)."""
 
     def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
         """The run could not be started; ``error`` is an errno, ``step`` says what failed."""
 
     def on_exit(self, status: int, usage: Usage) -> None:
-        """The run's first process ended with this wait status."""
+        """The run's first process ended with this wait status. All that was printed by then is in the sockets."""
 
     def on_lost(self) -> None:
         """The agent is gone; nothing will be known of the run."""
@@ -69,11 +72,11 @@ class TooManyRunsError(ValueError):
 
 
 class _Run:
-    __slots__ = ("descriptors", "events", "pipes", "spawned", "terminal")
+    __slots__ = ("descriptors", "events", "sockets", "spawned", "terminal")
 
-    def __init__(self, events: RunEvents, pipes: int, descriptors: int, *, terminal: bool) -> None:
+    def __init__(self, events: RunEvents, sockets: int, descriptors: int, *, terminal: bool) -> None:
         self.events = events
-        self.pipes = pipes
+        self.sockets = sockets
         self.descriptors = descriptors
         self.terminal = terminal
         self.spawned = False
@@ -107,8 +110,6 @@ class AgentLink:
         self._on_lost = on_lost
         self._max_descriptors = max_descriptors
         self._held_by_runs = 0
-        self.held_besides: Callable[[], int] = lambda: 0
-        """How many of the server's descriptors are held for this slot besides those of its runs."""
         self.closed = False
         poller.add(sock.fileno(), self._readable)
 
@@ -120,10 +121,9 @@ class AgentLink:
         """Ask for a run and return its id. ``fds`` stay the caller's. Raises ValueError when the packet
         would be too large, TooManyRunsError when the slot would hold more than its share of descriptors less
         ``keep_free``; a lost agent is reported through ``events.on_lost``."""
-        pipes = 3 if flags & _SCRIPT_PIPE else 2
-        started = _Run(events, pipes, pipes + len(fds), terminal=bool(flags & _TERMINAL))
-        held = self._held_by_runs + self.held_besides()
-        if held + started.descriptors > self._max_descriptors - keep_free:
+        sockets = 3 if flags & _SCRIPT_PIPE else 2
+        started = _Run(events, sockets, sockets + len(fds), terminal=bool(flags & _TERMINAL))
+        if self._held_by_runs + started.descriptors > self._max_descriptors - keep_free:
             raise TooManyRunsError
         run = self._free_run()
         packet = encode(Kind.SPAWN, run, flags, payload)
@@ -269,8 +269,9 @@ class AgentLink:
     def _take_spawned(self, message: Message) -> None:
         try:
             run = self._known(message, spawned=False)
+            inode = input_inode(message.payload)
             if run is not None:
-                _check_terminal(message.fds) if run.terminal else _check_pipes(message.fds, run.pipes)
+                _check_terminal(message.fds) if run.terminal else _check_sockets(message.fds, run.sockets)
         except ProtocolError:
             _close_all(message.fds)
             raise
@@ -278,7 +279,7 @@ class AgentLink:
             _close_all(message.fds)
             return
         run.spawned = True
-        run.events.on_spawned(message.fds)
+        run.events.on_spawned(message.fds, inode)
 
     def _known(self, message: Message, *, spawned: bool) -> _Run | None:
         """The run a message is about; None when it is a former server's (ignored)."""
@@ -290,12 +291,12 @@ class AgentLink:
         raise ProtocolError(f"the slot agent sent {message.kind.name} for run {message.run}, which cannot be")
 
 
-def _check_pipes(fds: tuple[int, ...], expected: int) -> None:
+def _check_sockets(fds: tuple[int, ...], expected: int) -> None:
     if len(fds) != expected:
         raise ProtocolError(f"the slot agent sent {len(fds)} descriptors with SPAWNED, not {expected}")
     for fd in fds:
-        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-            raise ProtocolError("the slot agent sent a descriptor that is no pipe")
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise ProtocolError("the slot agent sent a descriptor that is no socket")
 
 
 def _check_terminal(fds: tuple[int, ...]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import select
 from collections.abc import Callable
 
@@ -27,8 +26,6 @@ class Poller:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._epoll = select.epoll()
-        self.null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        """Where to throw things away. Opened once: when there is no descriptor left, that still can be done."""
         self._callbacks: dict[int, Callable[[], None]] = {}
         self._deferred: list[Callable[[], None]] = []
         self._later: dict[object, Callable[[], None]] = {}
@@ -74,7 +71,6 @@ class Poller:
         if not self._epoll.closed:
             self.loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
-            os.close(self.null)
         self._callbacks.clear()
         self._later.clear()
 

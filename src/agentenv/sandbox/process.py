@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agentenv.sandbox.agent_link import AgentLink
-from agentenv.sandbox.capture import Orphans, PipeReader
+from agentenv.sandbox.capture import OutputReader
 from agentenv.sandbox.inbox import Attached
 from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.sandbox.poller import Poller
@@ -37,7 +37,6 @@ class SlotIo:
 
     link: AgentLink
     poller: Poller
-    orphans: Orphans
     limits: LimitWatch = field(default_factory=lambda: LimitWatch(LimitFiles()))
 
 
@@ -90,8 +89,8 @@ class Process:
         self.step: SpawnStep | None = None
         self.status = 0
         self.usage = Usage(0.0, 0.0, 0)
-        self.stdout: PipeReader | None = None
-        self.stderr: PipeReader | None = None
+        self.stdout: OutputReader | None = None
+        self.stderr: OutputReader | None = None
 
     def start(self, command: Command, *, stdin: bytes | Attached | None = None, script: bytes | None = None) -> None:
         """Run ``command`` with this standard input (an attachment stays the caller's) and script (descriptor 9).
@@ -120,7 +119,7 @@ class Process:
         self._run = self._io.link.spawn(payload, flags | _SCRIPT_PIPE, (), self)
 
     def feed(self, script: bytes) -> bool:
-        """Hand a waiting run its script (small enough for an empty pipe) and watch its output. False
+        """Hand a waiting run its script (small enough for an empty socket) and watch its output. False
         when it is certain that the script did not and will not run."""
         if self.outcome is not Outcome.running:
             return False
@@ -141,10 +140,10 @@ class Process:
         if self.outcome is Outcome.running:
             self._io.link.kill(self._run)
 
-    def on_spawned(self, fds: tuple[int, ...]) -> None:
-        """RunEvents: the pipes are here."""
-        self.stdout = PipeReader(self._io.poller, fds[0], self._cap_bytes)
-        self.stderr = PipeReader(self._io.poller, fds[1], self._cap_bytes)
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:  # noqa: ARG002 (RunEvents)
+        """RunEvents: its output can be read."""
+        self.stdout = OutputReader(self._io.poller, fds[0], self._cap_bytes)
+        self.stderr = OutputReader(self._io.poller, fds[1], self._cap_bytes)
         if len(fds) == 3:
             self._script_fd = fds[2]
             os.set_blocking(self._script_fd, False)
@@ -166,12 +165,12 @@ class Process:
         return self._io.limits.refused(self.error) if self.step is SpawnStep.RESOURCES else ""
 
     def on_exit(self, status: int, usage: Usage) -> None:
-        """RunEvents: what is in the pipes at this moment is the output."""
+        """RunEvents: what is here at this moment is the output."""
         self.status = status
         self.usage = usage
         for pipe in (self.stdout, self.stderr):
             if pipe is not None:
-                pipe.finish(self._io.orphans)
+                pipe.finish()
         self._end(Outcome.exited)
 
     def on_lost(self) -> None:
@@ -193,7 +192,7 @@ class Process:
     def _write_script(self, script: bytes) -> bool:
         self._watch()
         try:
-            # An empty pipe takes all of it or none (the agent made it; PIPE_BUF covers a spare's scripts).
+            # An empty socket takes all of it: a spare's scripts are short.
             written = os.write(self._script_fd, script) if script else 0
         except OSError:
             written = -1
@@ -201,7 +200,7 @@ class Process:
         return written == len(script)
 
     def _watch(self) -> None:
-        # Most runs end before that, having printed less than a pipe holds: the ends of their pipes would
+        # Most runs end before that, having printed less than a socket holds: the ends of their output would
         # wake the server for nothing.
         self._io.poller.later(self, self._watch_pipes)
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import socket
+import struct
+import termios
 import time
 from collections.abc import Callable, Mapping
 
 from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
 from agentenv.sandbox.process import SlotIo, memory_file
-from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage, spawn_payload
+from agentenv.sandbox.slotagent.protocol import ANSWERS, SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage, spawn_payload
 from agentenv.sandbox.tools.bash import WORKSPACE
 from agentenv.sessions.port import Program, ProgramEvents
 from agentenv.sessions.ptys import set_size
 
-_SCRIPT_FD, _STDIN, _TERMINAL = int(SCRIPT_FD), int(STDIN), int(TERMINAL)
+_ANSWERS, _SCRIPT_FD, _STDIN, _TERMINAL = int(ANSWERS), int(SCRIPT_FD), int(STDIN), int(TERMINAL)
 TMUX_SOCKET = "/tmp/tmux.agentenv"  # noqa: S108 (the slot's own /tmp)
 
 
@@ -45,7 +49,7 @@ class SlotHost:
             script = memory_file("script", program.script)
             fds.append(script)
         elif program.answers is not None:
-            flags |= _SCRIPT_FD
+            flags |= _ANSWERS
             fds.append(program.answers)
         try:
             started.run = self._io.link.spawn(payload, flags, fds, started, keep_free=KEPT_FOR_CALLS)
@@ -53,6 +57,19 @@ class SlotHost:
             if script >= 0:
                 os.close(script)
         return started
+
+    def input(self) -> tuple[int, int]:
+        """Host: a socket, which the agent makes a pipe of for the program."""
+        return _socket_pair()
+
+    def answers(self) -> tuple[int, int]:
+        """Host."""
+        return _socket_pair()
+
+    def unread_bytes(self, ours: int) -> int:
+        """Host: a little more than that, until it is none; what the agent has taken is in the program's pipe."""
+        unread: int = struct.unpack("i", fcntl.ioctl(ours, termios.TIOCOUTQ, bytes(4)))[0]
+        return unread
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Host."""
@@ -63,11 +80,13 @@ class SlotHost:
         self._io.poller.remove(fd)
 
     def orphan(self, fd: int) -> None:
-        """Host."""
-        if self._io.link.closed:
-            os.close(fd)  # the slot ends, and all that writes to it
-        else:
-            self._io.orphans.add(fd)
+        """Host: the agent takes what is printed from now on."""
+        os.close(fd)
+
+
+def _socket_pair() -> tuple[int, int]:
+    ours, theirs = socket.socketpair()
+    return ours.detach(), theirs.detach()
 
 
 class SlotProgram:
@@ -78,6 +97,8 @@ class SlotProgram:
         self._limits = io.limits
         self._size = program.terminal
         self._events: ProgramEvents | None = events
+        self.input_inode = 0
+        """Started."""
         self.run = 0
         """Its number while it runs. Numbers come round: whoever has ended must not use one any more."""
 
@@ -95,9 +116,10 @@ class SlotProgram:
             began_s += time.clock_gettime(time.CLOCK_BOOTTIME) - asyncio.get_running_loop().time()
         self._link.signal(self.run, number, began_s)
 
-    def on_spawned(self, fds: tuple[int, ...]) -> None:
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:
         """RunEvents."""
         assert self._events is not None
+        self.input_inode = input_inode
         if self._size is not None:
             set_size(fds[0], *self._size)
         self._events.on_started(fds)

@@ -20,7 +20,6 @@ from agentenv.errors import (
 from agentenv.sandbox.agent_link import AgentLink
 from agentenv.sandbox.beside import Beside
 from agentenv.sandbox.calls import Asked, Outlet, Stop, answer, ended, refusal
-from agentenv.sandbox.capture import Orphans
 from agentenv.sandbox.culprits import WAYS, Loss, error_of
 from agentenv.sandbox.inbox import Attached, Inbox
 from agentenv.sandbox.leases import Lease, move
@@ -377,9 +376,7 @@ class Slot:
         link = AgentLink(packet.agent, shared.poller, era, self._agent_lost, max_descriptors=shared.descriptors)
         if era > 0:
             link.kill_former_runs()
-        orphans = Orphans(shared.poller)
-        link.held_besides = orphans.__len__
-        io = SlotIo(link, shared.poller, orphans, LimitWatch(packet.limits))
+        io = SlotIo(link, shared.poller, LimitWatch(packet.limits))
         self._bench = Workbench(shared, io, self._call_ended, self._agent_lost)
         self._beside.open(io, shared.env)
         if self.lease is not None:

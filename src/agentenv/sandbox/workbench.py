@@ -108,7 +108,6 @@ class Workbench:
         if self._current is not None:
             self.abandon(self._current)
         self._io.link.close()
-        self._io.orphans.close()
         self._io.limits.close()
 
     def _end(self, asked: Asked, result: Fields, content: Content = NO_CONTENT) -> None:

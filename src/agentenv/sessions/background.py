@@ -127,7 +127,7 @@ class Background:
         theirs = -1
         env = terminal_env(self._host.env) if self.order.pty else self._host.env
         if not self.order.pty:
-            theirs, self._input = os.pipe()
+            self._input, theirs = self._host.input()
             os.set_blocking(self._input, False)
         try:
             self._started = self._host.start(

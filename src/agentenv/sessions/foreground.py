@@ -16,7 +16,9 @@ _LOOK_S = 2.0
 _PROBE = r"""
 pipe=$1 number=$2 tty=/dev/pts/$3
 exec 2>/dev/null
-[[ $(readlink /proc/[0-9]*/fd/0) == *"pipe:[$pipe]"* ]] && echo idle
+while read -r inode input; do
+  [[ $inode == "$pipe" && -p $input ]] && { read -t 0 <"$input" || echo idle; break; }
+done < <(stat -L -c "%i %n" /proc/[0-9]*/fd/0)
 [[ $number ]] || exit 0
 set -f
 
@@ -66,7 +68,7 @@ class Waits:
     input: bool = False
     """A process in the foreground of the terminal sleeps until something is typed."""
     commands: bool = False
-    """The shell reads commands, and runs none."""
+    """The shell reads commands, has read all there are, and runs none."""
 
 
 async def seen(host: Host, commands: int, terminal: int | None) -> Waits:

@@ -10,10 +10,10 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Program:
-    """What to start. ``stdin`` is a descriptor that stays the caller's (None: nothing to read, or the
-    terminal when it has one). ``script`` is what the program can read from descriptor 9; or it has ``answers``
-    there, a descriptor that stays the caller's, too. With
-    ``terminal`` (rows, columns) it leads a session on a PTY of its own."""
+    """What to start. ``stdin`` is the program's end of :meth:`Host.input`, which stays the caller's (None: nothing
+    to read, or the terminal when it has one). ``script`` is what the program can read from descriptor 9; or it has
+    ``answers`` there, its end of :meth:`Host.answers`. With ``terminal`` (rows, columns) it leads a session on a PTY
+    of its own."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -44,6 +44,10 @@ class ProgramEvents(Protocol):
 class Started(Protocol):
     """A program that was asked for."""
 
+    @property
+    def input_inode(self) -> int:
+        """Which pipe its standard input is; 0 before it runs, and when it is none."""
+
     def kill(self) -> None:
         """Kill its whole tree; ``on_ended`` follows. Nothing happens when it has ended."""
 
@@ -73,6 +77,17 @@ class Host(Protocol):
 
     def start(self, program: Program, events: ProgramEvents) -> Started:
         """Start it. Raises ValueError when argv and env are too large."""
+
+    def input(self) -> tuple[int, int]:
+        """Where to write what a program is to read, and the program's end. Both are the caller's to close. Raises
+        OSError."""
+
+    def answers(self) -> tuple[int, int]:
+        """Where to read what a program answers, and the program's end. Both are the caller's to close. What it
+        prints before an answer can be read before it. Raises OSError."""
+
+    def unread_bytes(self, ours: int) -> int:
+        """0 when all that was written to an input has reached the program."""
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Call back whenever ``fd`` can be read or has hung up, until :meth:`unwatch`."""

@@ -1,11 +1,8 @@
-"""Our ends of the pipes over which a program is told what to do, and answers."""
+"""Our ends of what a program is told what to do over, and answers over."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
-import termios
 from collections.abc import Callable
 
 from agentenv.sessions.port import Host
@@ -14,21 +11,20 @@ _READ_BYTES = 16 * 1024
 
 
 class Typist:
-    """Types as fast as the program reads, and with ``heard`` hears what it answers. Pipes, made here: the
-    program's ends are :attr:`questions` and :attr:`answers`, open until :meth:`started`. Never a socket: a
-    program could send descriptors over it, and closing those may take as long as the program likes."""
+    """Types as fast as the program reads, and with ``heard`` hears what it answers. The program's ends,
+    made here, are :attr:`questions` and :attr:`answers`, open until :meth:`started`."""
 
     def __init__(self, host: Host, heard: Callable[[bytes], None] | None = None) -> None:
         self._host = host
         self._heard = heard
         self._unsent = bytearray()
         self._from = self.answers = -1
-        self.questions, self._to = os.pipe()
+        self._to, self.questions = host.input()
         os.set_blocking(self._to, False)
         if heard is None:
             return
         try:
-            self._from, self.answers = os.pipe()
+            self._from, self.answers = host.answers()
         except OSError:
             self.close()
             raise
@@ -60,17 +56,11 @@ class Typist:
             self._unsent += memoryview(data)[sent:]
             self._host.loop.add_writer(self._to, self._writable)
 
-    @property
-    def inode(self) -> int:
-        """Which pipe the program reads."""
-        return os.fstat(self._to).st_ino if self._to >= 0 else 0
-
     def all_read(self) -> bool:
-        """Whether the program has read all that was typed."""
+        """Whether all that was typed has reached the program."""
         if self._to < 0 or self._unsent:
             return False
-        waiting_bytes: int = struct.unpack("i", fcntl.ioctl(self._to, termios.FIONREAD, bytes(4)))[0]
-        return waiting_bytes == 0
+        return not self._host.unread_bytes(self._to)
 
     def close(self) -> None:
         """Repeatable."""

@@ -52,12 +52,12 @@ class Limits:
     """Rlimits of the agent and all it starts. Processes are counted per user, so a tester's own count too."""
 
     processes: int = 400 if os.geteuid() == 0 else 8192
-    files: int = 64
+    files: int = 512
 
 
 @dataclass
 class Run:
-    """A spawned run: its pid inside the sandbox, and the ends of its pipes."""
+    """A spawned run: its pid inside the sandbox, and the sockets of its streams."""
 
     id: int
     pid: int

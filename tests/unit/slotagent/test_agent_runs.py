@@ -42,10 +42,10 @@ def test_output_status_and_usage(agent: AgentBox) -> None:
     assert 2**20 < usage.max_rss_bytes < 2**28
 
 
-def test_what_the_agent_hands_over_are_pipes(agent: AgentBox) -> None:
+def test_what_the_agent_hands_over_are_sockets(agent: AgentBox) -> None:
     run = agent.bash("read -u 9", flags=SCRIPT_PIPE)
     assert len(run.fds) == 3
-    assert all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in run.fds)
+    assert all(stat.S_ISSOCK(os.fstat(fd).st_mode) for fd in run.fds)
     os.write(run.fds[2], b"\n")
     assert agent.status(run) == 0
 
@@ -72,7 +72,7 @@ def test_a_script_descriptor_becomes_number_9(agent: AgentBox) -> None:
         assert agent.run("cat <&9; cat", script_fd=script, stdin=source) == f"number {number}stdin"
         os.close(script)
         os.close(source)
-        agent.bash("read -u 9", flags=SCRIPT_PIPE)  # stays, and occupies nothing in the agent
+        agent.bash("read -u 9", flags=SCRIPT_PIPE)  # stays, and with it its streams
     agent.kill_all()
 
 
@@ -226,7 +226,7 @@ def test_more_runs_than_the_table_holds_are_refused() -> None:
 
 def test_a_thousand_rounds_leak_nothing() -> None:
     """The limit on open files is the proof: one descriptor lost per round would meet it at once."""
-    with AgentBox(limits=Limits(files=16)) as agent:
+    with AgentBox(limits=Limits(files=24)) as agent:
         for number in range(1000):
             if number % 10 == 0:
                 assert agent.fail("nosuch", flags=SCRIPT_PIPE)[0] == errno.ENOENT

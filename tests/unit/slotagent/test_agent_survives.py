@@ -242,7 +242,7 @@ def test_an_interrupt_is_for_the_foreground(form: str, foreground: str) -> None:
         time.sleep(0.03)  # start times are in ticks of 10 ms
         began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         os.write(shell.fds[2], b"\n")
-        agent.wait_until(lambda: "sleep 77" in agent.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '"), "begun")
+        agent.wait_until(lambda: agent.run("grep -lzx '7[7]' /proc/[0-9]*/cmdline || :"), "begun")
         agent.send(Kind.SIGNAL, shell.id, SIGINT, foreground_payload(began_s))
         assert shell.line() == "over"
         agent.wait_until(lambda: _sleepers(agent) == before + 1, "the shell went on, and nothing of before is gone")
@@ -257,7 +257,7 @@ def test_what_the_same_line_has_put_into_the_background_is_spared(form: str) -> 
         shell = agent.bash(f"trap : INT; {BACKGROUND[form]} sleep 77; echo over; sleep 1000")
         count = 2 if form == "tree" else 1
         agent.wait_until(lambda: _sleepers(agent) >= count, "the background is up")
-        agent.wait_until(lambda: "sleep 77" in agent.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '"), "begun")
+        agent.wait_until(lambda: agent.run("grep -lzx '7[7]' /proc/[0-9]*/cmdline || :"), "begun")
         before = _sleepers(agent)
         agent.send(Kind.SIGNAL, shell.id, SIGINT, foreground_payload(began_s))
         assert shell.line() == "over"

@@ -20,7 +20,7 @@ from agentenv.errors import SandboxUnavailableError
 
 _HERE = Path(__file__).resolve().parent
 _PROGRAMS = {
-    "slotagent": ("slotagent.c", "slotchild.c", "slotends.c", "slottree.c", "slotguard.c"),
+    "slotagent": ("slotagent.c", "slotchild.c", "slotends.c", "slotrelay.c", "slottree.c", "slotguard.c"),
     "slotfiles": (
         *("slotfiles.c", "slotpaths.c", "slotstream.c", "slotsearch.c", "slotsum.c"),
         *("slotpatch.c", "slothunks.c", "slotdiff.c"),

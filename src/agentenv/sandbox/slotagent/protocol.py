@@ -21,13 +21,14 @@ VERSION = 1
 MAX_PACKET_BYTES = 64 * 1024
 MAX_PACKET_FDS = 4
 SCRIPT_DESCRIPTOR = 9
-"""The child's descriptor that SCRIPT_PIPE and SCRIPT_FD become."""
+"""The child's descriptor that SCRIPT_PIPE, SCRIPT_FD and ANSWERS become."""
 
 _HEADER = struct.Struct("<IIiI")
 _COUNTS = struct.Struct("<HH")
 _USAGE = struct.Struct("<QQQ")
 _STEP = struct.Struct("<I")
 _TICK = struct.Struct("<Q")
+_INODE = struct.Struct("<Q")
 _TICKS_PER_S = 100
 """Of start times in /proc: the same on every machine type."""
 _MAX_STATUS = 0xFFFF
@@ -66,6 +67,7 @@ class SpawnFlag(IntFlag):
     SCRIPT_FD = 4
     PROGRAM = 8
     TERMINAL = 16
+    ANSWERS = 32
 
 
 class SpawnStep(IntEnum):
@@ -82,6 +84,7 @@ SCRIPT_PIPE = SpawnFlag.SCRIPT_PIPE
 SCRIPT_FD = SpawnFlag.SCRIPT_FD
 PROGRAM = SpawnFlag.PROGRAM
 TERMINAL = SpawnFlag.TERMINAL
+ANSWERS = SpawnFlag.ANSWERS
 
 _KINDS = {int(kind): kind for kind in Kind}
 
@@ -160,6 +163,15 @@ def exit_status(arg: int) -> int:
     if not 0 <= arg <= _MAX_STATUS or not (os.WIFEXITED(arg) or os.WIFSIGNALED(arg)):
         raise ProtocolError(f"EXIT with wait status {arg:#x}, which is no end")
     return arg
+
+
+def input_inode(payload: bytes) -> int:
+    """The payload of SPAWNED: the inode of the pipe that is the child's standard input, 0 when that is no pipe.
+    Raises ProtocolError when it is not exactly that."""
+    if len(payload) != _INODE.size:
+        raise ProtocolError(f"SPAWNED payload of {len(payload)} bytes")
+    (inode,) = _INODE.unpack(payload)
+    return int(inode)
 
 
 def foreground_payload(began_s: float) -> bytes:

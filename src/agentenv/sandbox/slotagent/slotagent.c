@@ -36,7 +36,7 @@ enum kind {
     SPAWN = 1, KILL = 2, KILL_ALL = 3, PING = 4, SIGNAL = 5, KILL_BEFORE = 6,
     HELLO = 100, SPAWNED = 101, SPAWN_FAILED = 102, EXITED = 103, KILLED = 104, PONG = 105,
 };
-enum spawn_flag { WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4, PROGRAM = 8, TERMINAL = 16 };
+enum spawn_flag { WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4, PROGRAM = 8, TERMINAL = 16, WITH_ANSWERS = 32 };
 enum exit_code { EXIT_USAGE = 64, EXIT_MALFORMED = 65, EXIT_SYSTEM = 71 };
 enum { MAX_FDS = 4, MAX_STRINGS = MAX_PACKET, REAPS_PER_TURN = 256, TICKS_PER_S = 100, SIGNALS = 64 };
 
@@ -94,6 +94,10 @@ static void say(
     }
 }
 
+void say_exited(uint32_t run, int32_t status, const uint64_t usage[3]) {
+    say(EXITED, run, status, usage, 3 * sizeof usage[0], NULL, 0);
+}
+
 /* ---- runs ---- */
 
 static struct run *find_run(uint32_t id) {
@@ -123,12 +127,12 @@ static void reap_one(pid_t pid, int status, const struct rusage *used) {
         struct run done = runs[i];
         runs[i] = runs[--run_count];
         ended_runs[ended_count++ % MAX_ENDED] = (struct ended){pid, done.started, ticks_now()};
-        uint64_t usage[3] = {
+        const uint64_t usage[3] = {
             (uint64_t)used->ru_utime.tv_sec * 1000000 + (uint64_t)used->ru_utime.tv_usec,
             (uint64_t)used->ru_stime.tv_sec * 1000000 + (uint64_t)used->ru_stime.tv_usec,
             (uint64_t)used->ru_maxrss,
         };
-        say(EXITED, done.id, status, usage, sizeof usage, NULL, 0);
+        end_relay(done.id, status, usage);
         return;
     }
 }
@@ -200,29 +204,54 @@ static void close_all(int *fds, size_t count) {
     }
 }
 
-/* Everything the child is to have: from[0..2] and, with a script, from[3]. Returns an errno or 0. */
-static int make_ends(int flags, uint32_t id, int from[4], int ours[3]) {
-    if (find_run(id))
-        return EEXIST; /* a server that came back after a crash may not know what runs */
-    if (run_count == MAX_RUNS)
-        return EAGAIN;
-    int error = own_file(&from[0]);
+/* Output, errors and, when asked for, the script: a pipe each for the child, a socket each for the server. */
+static int make_streams(bool script, struct relay *relay, int from[4], int ours[3]) {
+    int error = make_stream(relay, OUT, &ours[0], &from[1]);
     if (!error)
-        error = own_file(&from[3]);
+        error = make_stream(relay, ERR, &ours[1], &from[2]);
+    if (!error && script)
+        error = make_stream(relay, SCRIPT, &ours[2], &from[3]);
+    return error;
+}
+
+/* What the child reads or answers over sockets of the server's becomes a pipe, a file of the server's a copy. */
+static int take_ends(int flags, struct relay *relay, int from[4]) {
+    int sock = from[0], error = 0;
+    if (is_socket(sock)) {
+        from[0] = -1;
+        error = join_stream(relay, INPUT, sock, &from[0]);
+    } else {
+        error = own_file(&from[0]);
+    }
+    if (error || !(flags & WITH_ANSWERS))
+        return error ? error : own_file(&from[3]);
+    sock = from[3];
+    from[3] = -1;
+    return join_stream(relay, ANSWERS, sock, &from[3]);
+}
+
+/* Everything the child is to have: from[0..2] and, with a script or answers, from[3]. Returns an errno or 0. */
+static int make_ends(int flags, struct relay *relay, int from[4], int ours[3]) {
+    if (find_run(relay->run) || is_relayed(relay->run))
+        return EEXIST; /* a server that came back after a crash may not know what runs */
+    if (runs_relayed() == MAX_RUNS)
+        return EAGAIN;
+    int error = take_ends(flags, relay, from);
     if (error)
         return error;
     if (flags & TERMINAL)
         return make_terminal(from, ours);
     if (from[0] < 0 && (from[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)
         return errno;
-    return make_pipes(flags & SCRIPT_PIPE, from, ours);
+    return make_streams(flags & SCRIPT_PIPE, relay, from, ours);
 }
 
 static bool flags_fit(int flags, size_t fd_count) {
-    size_t wanted_fds = !!(flags & WITH_STDIN) + (size_t)!!(flags & SCRIPT_FD);
-    if ((flags & ~(WITH_STDIN | SCRIPT_PIPE | SCRIPT_FD | PROGRAM | TERMINAL)) || fd_count != wanted_fds)
+    int of_nine = flags & (SCRIPT_PIPE | SCRIPT_FD | WITH_ANSWERS);
+    size_t wanted_fds = !!(flags & WITH_STDIN) + (size_t)!!(flags & (SCRIPT_FD | WITH_ANSWERS));
+    if ((flags & ~(WITH_STDIN | PROGRAM | TERMINAL)) != of_nine || (of_nine & (of_nine - 1)) || fd_count != wanted_fds)
         return false;
-    return !(flags & SCRIPT_PIPE) || !(flags & (SCRIPT_FD | TERMINAL));
+    return !(flags & SCRIPT_PIPE) || !(flags & TERMINAL);
 }
 
 static void spawn(const struct header *header, char *payload, int *fds, size_t fd_count) {
@@ -237,21 +266,27 @@ static void spawn(const struct header *header, char *payload, int *fds, size_t f
     size_t taken = 0;
     if (flags & WITH_STDIN)
         from[0] = fds[taken++];
-    if (flags & SCRIPT_FD)
+    if (flags & (SCRIPT_FD | WITH_ANSWERS))
         from[3] = fds[taken];
-    int step = STEP_RESOURCES, error = make_ends(flags, header->run, from, ours);
+    struct relay relay;
+    no_streams(&relay);
+    relay.run = header->run;
+    int step = STEP_RESOURCES, error = make_ends(flags, &relay, from, ours);
     uint64_t started = ticks_now();
     pid_t pid = -1;
     if (!error)
         pid = start_child(cwd, program, argv, env, from, flags & TERMINAL, &error, &step);
     close_all(from, 4); /* the child's ends; descriptors of the packet are among them */
     if (error) {
+        drop_streams(&relay);
         close_all(ours, 3);
         spawn_failed(header->run, error, step);
         return;
     }
     remember_run(header->run, pid, started);
-    say(SPAWNED, header->run, pid, NULL, 0, ours, flags & TERMINAL ? 1 : flags & SCRIPT_PIPE ? 3 : 2);
+    begin_relay(&relay);
+    size_t count = flags & TERMINAL ? 1 : flags & SCRIPT_PIPE ? 3 : 2;
+    say(SPAWNED, header->run, pid, &relay.input_inode, sizeof relay.input_inode, ours, count);
     close_all(ours, 3);
 }
 
@@ -399,6 +434,7 @@ static void set_up(const char *descriptor) {
     if (!guard_slot())
         _exit(EXIT_SYSTEM);
     umask(022);
+    set_up_relays();
     proc = open_proc();
 }
 
@@ -412,10 +448,18 @@ int main(int argc, char **argv) {
     if (children < 0)
         _exit(EXIT_SYSTEM);
     say(HELLO, 0, VERSION, NULL, 0, NULL, 0);
+    static struct pollfd waits[2 + MAX_WATCHED];
     for (bool more = false;;) {
-        struct pollfd waits[2] = {{.fd = peer, .events = POLLIN}, {.fd = children, .events = POLLIN}};
-        if (poll(waits, 2, more ? 0 : -1) < 0 && errno != EINTR)
-            leave(EXIT_SYSTEM);
+        int timeout_ms = more ? 0 : -1;
+        waits[0] = (struct pollfd){.fd = peer, .events = POLLIN};
+        waits[1] = (struct pollfd){.fd = children, .events = POLLIN};
+        size_t count = 2 + watch_relays(waits + 2, &timeout_ms);
+        if (poll(waits, count, timeout_ms) < 0) {
+            if (errno != EINTR)
+                leave(EXIT_SYSTEM);
+            continue;
+        }
+        turn_relays(waits + 2, count - 2);
         if (waits[1].revents) {
             struct signalfd_siginfo seen;
             while (read(children, &seen, sizeof seen) > 0) {}

@@ -2,6 +2,7 @@
 #ifndef SLOTAGENT_H
 #define SLOTAGENT_H
 
+#include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -35,12 +36,51 @@ pid_t start_child(const char *cwd, const char *program, char *const *argv, char 
  * has one can hold its locks. Leaves anything else as it is. Returns an errno or 0. */
 int own_file(int *fd);
 
-/* slotends.c: what a child gets as from[0..3], and our sides of it in ours; both return an errno or 0. Pipes
- * for its output and errors (and its script, when asked for), made here so that they count against the slot's
- * own quota and not the server's; or a terminal of the slot's own, our side in ours[0], the child's as
- * whatever from[0..2] does not hold yet. */
-int make_pipes(bool script, int from[4], int ours[3]);
-int make_terminal(int from[4], int ours[3]);
+/* slotends.c: a terminal of the slot's own, our side in *ours, the child's as whatever from[0..2] does not hold yet.
+ * Returns an errno or 0. */
+int make_terminal(int from[4], int *ours);
+
+/* slotrelay.c: what a run reads (INPUT, SCRIPT) and prints passes between its pipes, which are here and in the slot,
+ * and sockets, whose other ends the server has. Pipes are made here, so that they count against the slot's quota. */
+enum stream_name { INPUT, SCRIPT, OUT, ERR, ANSWERS, STREAMS };
+struct stream {
+    int pipe, sock;    /* our ends, or -1 */
+    bool full;         /* what takes has no room: wait for that, and not for more to give */
+    size_t owed_bytes; /* of OUT, ERR, ANSWERS: what must arrive before something else is told */
+};
+struct relay {
+    uint32_t run;
+    bool owes;  /* an answer waits for what was printed before it */
+    bool ended; /* the run's end waits for it; it is told with: */
+    int32_t status;
+    uint64_t usage[3], input_inode; /* which pipe the run reads, 0 when none */
+    struct stream streams[STREAMS];
+};
+enum { MAX_WATCHED = MAX_RUNS * STREAMS * 2 + 16 };
+
+void set_up_relays(void);
+void no_streams(struct relay *of);
+void drop_streams(struct relay *of);
+bool is_socket(int fd);
+
+/* A stream over `sock` (a socket of the server's, ours from now on) or over a new one, whose other end is then in
+ * *ours; *theirs is the child's end. Both return an errno or 0; what was made is in the relay either way. */
+int join_stream(struct relay *of, enum stream_name name, int sock, int *theirs);
+int make_stream(struct relay *of, enum stream_name name, int *ours, int *theirs);
+
+/* From begin_relay to end_relay, which says that the run has ended (say_exited) once all that it had printed by then
+ * is with the server. What its background processes print later goes nowhere. */
+void begin_relay(const struct relay *of);
+void end_relay(uint32_t run, int32_t status, const uint64_t usage[3]);
+size_t runs_relayed(void);
+bool is_relayed(uint32_t run);
+
+/* What to wait for (at most MAX_WATCHED), and how long at most; then what to do about it, before anything else. */
+size_t watch_relays(struct pollfd *waits, int *timeout_ms);
+void turn_relays(const struct pollfd *waits, size_t count);
+
+/* slotagent.c */
+void say_exited(uint32_t run, int32_t status, const uint64_t usage[3]);
 
 /* slottree.c: kills the tree of a run, or everything but us (NULL), and waits (bounded) until it is
  * dead. Returns how many processes were killed. */

@@ -1,4 +1,4 @@
-/* What a run's descriptors 0, 1, 2 (and 9) are made of: files in memory, pipes, or a terminal. See slotagent.h. */
+/* What a run's descriptors 0, 1, 2 (and 9) may be besides pipes: files in memory, or a terminal. See slotagent.h. */
 #define _GNU_SOURCE
 #include "slotagent.h"
 
@@ -27,23 +27,12 @@ int own_file(int *fd) {
     return error;
 }
 
-int make_pipes(bool script, int from[4], int ours[3]) {
-    for (int i = 0; i < (script ? 3 : 2); i++) {
-        int ends[2];
-        if (pipe2(ends, O_CLOEXEC) < 0)
-            return errno;
-        ours[i] = ends[i == 2];
-        from[i + 1] = ends[i != 2];
-    }
-    return 0;
-}
-
-int make_terminal(int from[4], int ours[3]) {
+int make_terminal(int from[4], int *ours) {
     int unlocked = 0;
-    ours[0] = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
-    if (ours[0] < 0 || ioctl(ours[0], TIOCSPTLCK, &unlocked) < 0)
+    *ours = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (*ours < 0 || ioctl(*ours, TIOCSPTLCK, &unlocked) < 0)
         return errno;
-    int theirs = ioctl(ours[0], TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    int theirs = ioctl(*ours, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC);
     if (theirs < 0)
         return errno;
     from[1] = theirs;

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import os
+import socket
 from collections.abc import Mapping, Sequence
 
 from agentenv.errors import LeaseLostError
 from agentenv.sandbox.process import Command, SlotIo
 from agentenv.sandbox.slotagent.protocol import STDIN, SpawnStep, Usage
 
-_PIPE_BYTES = 256 * 1024
+_READ_BYTES = 256 * 1024
 _WORKSPACE = "/workspace"
 
 
@@ -37,17 +36,16 @@ class TransferRun:
         if not feeds:
             self._run = self._io.link.spawn(payload, flags, (), self)
             return
-        reading, self._stdin = os.pipe2(os.O_CLOEXEC)
-        try:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._stdin = ours.detach()
             os.set_blocking(self._stdin, False)
-            _widen(self._stdin)
-            self._run = self._io.link.spawn(payload, flags | int(STDIN), (reading,), self)
-        except BaseException:
-            os.close(self._stdin)
-            self._stdin = -1
-            raise
-        finally:
-            os.close(reading)
+            try:
+                self._run = self._io.link.spawn(payload, flags | int(STDIN), (theirs.fileno(),), self)
+            except BaseException:
+                os.close(self._stdin)
+                self._stdin = -1
+                raise
 
     async def write(self, data: bytes) -> bool:
         """Hand it all of ``data``. False when it does not read any more (it has failed)."""
@@ -57,7 +55,7 @@ class TransferRun:
                 rest = rest[os.write(self._stdin, rest) :]
             except BlockingIOError:
                 await self._writable()
-            except BrokenPipeError:
+            except (BrokenPipeError, ConnectionResetError):
                 return False
         return True
 
@@ -77,7 +75,7 @@ class TransferRun:
             await self._changed.wait()
         while True:
             try:
-                return os.read(self._stdout, _PIPE_BYTES)
+                return os.read(self._stdout, _READ_BYTES)
             except BlockingIOError:
                 await self._readable()
 
@@ -105,17 +103,15 @@ class TransferRun:
 
     # -- RunEvents ---------------------------------------------------------------------------------
 
-    def on_spawned(self, fds: tuple[int, ...]) -> None:
-        """RunEvents: the pipes are here."""
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:  # noqa: ARG002 (RunEvents)
+        """RunEvents: what it prints can be read."""
         stdout, stderr = fds
-        os.set_blocking(stderr, False)
-        self._io.orphans.add(stderr)  # its exit code says all there is to say
+        os.close(stderr)  # its exit code says all there is to say
         if self._over.is_set():  # closed meanwhile
             os.close(stdout)
             self._io.link.kill(self._run)
             return
         os.set_blocking(stdout, False)
-        _widen(stdout)
         self._stdout = stdout
         self._changed.set()
 
@@ -161,8 +157,3 @@ class TransferRun:
         finally:
             if self._stdin >= 0:
                 self._loop.remove_writer(self._stdin)
-
-
-def _widen(pipe: int) -> None:
-    with contextlib.suppress(OSError):  # the owner's quota of pipe pages is used up: as it is, then
-        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

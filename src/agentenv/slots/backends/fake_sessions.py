@@ -8,6 +8,7 @@ import fcntl
 import os
 import pty
 import signal
+import struct
 import subprocess
 import termios
 import time
@@ -41,6 +42,20 @@ class FakeHost:
         started = FakeProgram(self, program, events)
         self._programs.add(started)
         return started
+
+    def input(self) -> tuple[int, int]:
+        """Host: a pipe."""
+        theirs, ours = os.pipe()
+        return ours, theirs
+
+    def answers(self) -> tuple[int, int]:
+        """Host."""
+        return os.pipe()
+
+    def unread_bytes(self, ours: int) -> int:
+        """Host."""
+        unread: int = struct.unpack("i", fcntl.ioctl(ours, termios.FIONREAD, bytes(4)))[0]
+        return unread
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
         """Host."""
@@ -98,6 +113,8 @@ class FakeProgram:
         self._events: ProgramEvents | None = events
         self._process: subprocess.Popen[bytes] | None = None
         self._pidfd = -1
+        self.input_inode = 0 if program.stdin is None else os.fstat(program.stdin).st_ino
+        """Started."""
         ours, theirs = _terminal(program.terminal) if program.terminal else _pipes()
         try:
             self._process = _spawned(program, theirs)
