@@ -19,6 +19,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/resource.h>
@@ -38,6 +39,8 @@ enum kind {
 };
 enum spawn_flag { WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4, PROGRAM = 8, TERMINAL = 16, WITH_ANSWERS = 32 };
 enum exit_code { EXIT_USAGE = 64, EXIT_MALFORMED = 65, EXIT_SYSTEM = 71 };
+enum { PEER, CHILDREN }; /* keys of what the loop waits for; see slotrelay.c for the others */
+enum { MAX_EVENTS = 64 };
 enum { MAX_FDS = 4, MAX_STRINGS = MAX_PACKET, REAPS_PER_TURN = 256, TICKS_PER_S = 100, SIGNALS = 64 };
 
 struct header { uint32_t kind, run; int32_t arg; uint32_t payload_bytes; };
@@ -47,6 +50,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little-en
 pid_t self;
 bool is_init;
 int proc;
+int readiness;
 struct run runs[MAX_RUNS];
 size_t run_count;
 struct ended ended_runs[MAX_ENDED];
@@ -434,8 +438,15 @@ static void set_up(const char *descriptor) {
     if (!guard_slot())
         _exit(EXIT_SYSTEM);
     umask(022);
+    readiness = epoll_create1(EPOLL_CLOEXEC);
     set_up_relays();
     proc = open_proc();
+}
+
+static void watch_own(int fd, uint64_t key) {
+    struct epoll_event wanted = {.events = EPOLLIN, .data.u64 = key};
+    if (epoll_ctl(readiness, EPOLL_CTL_ADD, fd, &wanted) < 0)
+        _exit(EXIT_SYSTEM);
 }
 
 int main(int argc, char **argv) {
@@ -448,25 +459,27 @@ int main(int argc, char **argv) {
     if (children < 0)
         _exit(EXIT_SYSTEM);
     say(HELLO, 0, VERSION, NULL, 0, NULL, 0);
-    static struct pollfd waits[2 + MAX_WATCHED];
+    watch_own(peer, PEER);
+    watch_own(children, CHILDREN);
     for (bool more = false;;) {
-        int timeout_ms = more ? 0 : -1;
-        waits[0] = (struct pollfd){.fd = peer, .events = POLLIN};
-        waits[1] = (struct pollfd){.fd = children, .events = POLLIN};
-        size_t count = 2 + watch_relays(waits + 2, &timeout_ms);
-        if (poll(waits, count, timeout_ms) < 0) {
-            if (errno != EINTR)
-                leave(EXIT_SYSTEM);
-            continue;
-        }
-        turn_relays(waits + 2, count - 2);
-        if (waits[1].revents) {
+        struct epoll_event events[MAX_EVENTS];
+        int timeout_ms = relay_timeout_ms();
+        int count = epoll_wait(readiness, events, MAX_EVENTS, more ? 0 : timeout_ms);
+        if (count < 0 && errno != EINTR)
+            leave(EXIT_SYSTEM);
+        bool ready[2] = {false, false};
+        for (int i = 0; i < count; i++) /* first what was printed, then who ended */
+            if (events[i].data.u64 <= CHILDREN)
+                ready[events[i].data.u64] = true;
+            else
+                turn_relay(events[i].data.u64, events[i].events);
+        if (ready[CHILDREN]) {
             struct signalfd_siginfo seen;
             while (read(children, &seen, sizeof seen) > 0) {}
         }
-        if (waits[1].revents || more)
+        if (ready[CHILDREN] || more)
             more = reap();
-        if (waits[0].revents)
+        if (ready[PEER])
             receive();
     }
 }

@@ -2,7 +2,6 @@
 #ifndef SLOTAGENT_H
 #define SLOTAGENT_H
 
-#include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,6 +17,7 @@ struct ended { pid_t pid; uint64_t started, ended; };
 extern pid_t self;
 extern bool is_init;
 extern int proc; /* our /proc */
+extern int readiness; /* the epoll set that the loop waits for */
 extern struct run runs[MAX_RUNS];
 extern size_t run_count;
 extern struct ended ended_runs[MAX_ENDED]; /* a ring; pid 0 where empty */
@@ -47,6 +47,7 @@ struct stream {
     int pipe, sock;    /* our ends, or -1 */
     bool full;         /* what takes has no room: wait for that, and not for more to give */
     size_t owed_bytes; /* of OUT, ERR, ANSWERS: what must arrive before something else is told */
+    uint32_t source_watched, sink_watched;
 };
 struct relay {
     uint32_t run;
@@ -56,7 +57,6 @@ struct relay {
     uint64_t usage[3], input_inode; /* which pipe the run reads, 0 when none */
     struct stream streams[STREAMS];
 };
-enum { MAX_WATCHED = MAX_RUNS * STREAMS * 2 + 16 };
 
 void set_up_relays(void);
 void no_streams(struct relay *of);
@@ -75,9 +75,11 @@ void end_relay(uint32_t run, int32_t status, const uint64_t usage[3]);
 size_t runs_relayed(void);
 bool is_relayed(uint32_t run);
 
-/* What to wait for (at most MAX_WATCHED), and how long at most; then what to do about it, before anything else. */
-size_t watch_relays(struct pollfd *waits, int *timeout_ms);
-void turn_relays(const struct pollfd *waits, size_t count);
+/* What to do about an event of `readiness` whose key is none of the loop's own (below 16). */
+void turn_relay(uint64_t key, uint32_t events);
+
+/* How long the loop may wait at most; -1: as long as it takes. */
+int relay_timeout_ms(void);
 
 /* slotagent.c */
 void say_exited(uint32_t run, int32_t status, const uint64_t usage[3]);

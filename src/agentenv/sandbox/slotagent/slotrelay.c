@@ -10,15 +10,18 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
     MOST_BYTES = 1024 * 1024,   /* at once: as much as a pipe can hold */
     ORPHAN_BURST_BYTES = 1024 * 1024, ORPHAN_PAUSE_MS = 10,
     MAX_ORPHANS = 16,
+    FIRST_ORPHAN = 16, /* of the keys of what is watched; below are the loop's own, from 256 on streams */
 };
 
 static struct relay relays[MAX_RUNS];
@@ -26,7 +29,17 @@ static size_t relay_count;
 static int orphans[MAX_ORPHANS]; /* pipes nobody is to read any more; -1 where empty */
 static size_t orphan_next;       /* the oldest, which makes room */
 static size_t drained_bytes;     /* of orphans, since the last pause */
+static struct timespec paused_until;
+static bool paused;
 static int nowhere;              /* /dev/null */
+
+void set_up_relays(void) {
+    nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    for (size_t i = 0; i < MAX_ORPHANS; i++)
+        orphans[i] = -1;
+}
+
+/* ---- what is watched ---- */
 
 static void drop(int *fd) {
     if (*fd >= 0)
@@ -34,10 +47,30 @@ static void drop(int *fd) {
     *fd = -1;
 }
 
-void set_up_relays(void) {
-    nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
-    for (size_t i = 0; i < MAX_ORPHANS; i++)
-        orphans[i] = -1;
+/* EPOLLERR, which is always watched for, stands for nothing else; 0 for not at all. */
+static void watch(int fd, uint32_t *watched, uint32_t events, uint64_t key) {
+    if (*watched == events)
+        return;
+    struct epoll_event wanted = {.events = events, .data.u64 = key};
+    epoll_ctl(readiness, !events ? EPOLL_CTL_DEL : *watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, fd, &wanted);
+    *watched = events;
+}
+
+/* An end that is full is waited for; else what there is to carry, and whether the other side is gone. */
+static void watch_stream(struct relay *of, enum stream_name name) {
+    struct stream *the = &of->streams[name];
+    uint64_t key = (uint64_t)of->run << 8 | (uint64_t)name << 1;
+    int source = name < OUT ? the->sock : the->pipe, sink = name < OUT ? the->pipe : the->sock;
+    bool held = the->full || (name == ANSWERS && of->owes);
+    watch(source, &the->source_watched, held ? 0 : EPOLLIN | EPOLLERR, key);
+    watch(sink, &the->sink_watched, the->full ? EPOLLOUT | EPOLLERR : EPOLLERR, key | 1);
+}
+
+/* By name, because a child that has not executed its program yet has a copy, which would be watched on. */
+static void unwatch_stream(struct stream *the, enum stream_name name) {
+    int source = name < OUT ? the->sock : the->pipe, sink = name < OUT ? the->pipe : the->sock;
+    watch(source, &the->source_watched, 0, 0);
+    watch(sink, &the->sink_watched, 0, 0);
 }
 
 /* ---- a run's streams ---- */
@@ -86,38 +119,56 @@ size_t runs_relayed(void) {
     return relay_count;
 }
 
-bool is_relayed(uint32_t run) {
+static struct relay *find_relay(uint32_t run) {
     for (size_t i = 0; i < relay_count; i++)
         if (relays[i].run == run)
-            return true;
-    return false;
+            return &relays[i];
+    return NULL;
+}
+
+bool is_relayed(uint32_t run) {
+    return find_relay(run);
 }
 
 void begin_relay(const struct relay *of) {
-    relays[relay_count++] = *of;
+    struct relay *begun = &relays[relay_count++];
+    *begun = *of;
+    for (enum stream_name name = 0; name < STREAMS; name++)
+        if (begun->streams[name].pipe >= 0)
+            watch_stream(begun, name);
 }
 
 /* ---- what nobody reads any more ---- */
 
-/* What background processes still print goes nowhere, so that they live on undisturbed. */
-static bool drain_orphan(int *pipe) {
-    ssize_t got = splice(*pipe, NULL, nowhere, NULL, MOST_BYTES, SPLICE_F_NONBLOCK);
-    if (got > 0)
-        drained_bytes += (size_t)got;
-    else if (!got || (errno != EAGAIN && errno != EINTR))
-        drop(pipe);
-    return *pipe >= 0;
+static void watch_orphan(size_t at, int operation) {
+    struct epoll_event wanted = {.events = EPOLLIN, .data.u64 = FIRST_ORPHAN + at};
+    if (orphans[at] >= 0)
+        epoll_ctl(readiness, operation, orphans[at], &wanted);
 }
 
+static void drop_orphan(size_t at) {
+    watch_orphan(at, EPOLL_CTL_DEL);
+    drop(&orphans[at]);
+}
+
+/* What background processes still print goes nowhere, so that they live on undisturbed. Whether none is left. */
+static bool drained(int pipe) {
+    ssize_t got = splice(pipe, NULL, nowhere, NULL, MOST_BYTES, SPLICE_F_NONBLOCK);
+    if (got > 0)
+        drained_bytes += (size_t)got;
+    return !got || (got < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+/* Takes over a pipe that is not watched any more. */
 static void orphan(int *pipe) {
-    if (*pipe < 0)
+    if (drained(*pipe))
         return;
-    if (drain_orphan(pipe)) {
-        int *place = &orphans[orphan_next++ % MAX_ORPHANS];
-        drop(place);
-        *place = *pipe;
-    }
+    size_t at = orphan_next++ % MAX_ORPHANS;
+    drop_orphan(at);
+    orphans[at] = *pipe;
     *pipe = -1;
+    if (!paused)
+        watch_orphan(at, EPOLL_CTL_ADD);
 }
 
 /* ---- moving ---- */
@@ -129,6 +180,9 @@ static size_t waiting_bytes(int fd) {
 
 static void end_stream(struct relay *of, enum stream_name name) {
     struct stream *the = &of->streams[name];
+    if (the->pipe < 0)
+        return;
+    unwatch_stream(the, name);
     if (name == OUT || name == ERR)
         orphan(&the->pipe); /* who prints goes on, though nobody listens; at the end of the pipe nothing is kept */
     drop(&the->pipe);
@@ -143,16 +197,15 @@ static bool carry(struct relay *of, enum stream_name name, size_t most_bytes) {
         return false;
     int source = name < OUT ? the->sock : the->pipe, sink = name < OUT ? the->pipe : the->sock;
     ssize_t moved = splice(source, NULL, sink, NULL, most_bytes, SPLICE_F_NONBLOCK);
-    the->full = false;
-    if (moved > 0) {
-        the->owed_bytes -= the->owed_bytes < (size_t)moved ? the->owed_bytes : (size_t)moved;
-        return true;
-    }
-    if (moved < 0 && errno == EAGAIN)
-        the->full = waiting_bytes(source) > 0;
-    else if (!moved || errno != EINTR)
+    if (!moved || (moved < 0 && errno != EAGAIN && errno != EINTR)) {
         end_stream(of, name);
-    return false;
+        return false;
+    }
+    if (moved > 0)
+        the->owed_bytes -= the->owed_bytes < (size_t)moved ? the->owed_bytes : (size_t)moved;
+    the->full = moved < 0 && waiting_bytes(source) > 0;
+    watch_stream(of, name);
+    return moved > 0;
 }
 
 /* What was printed before an answer, or before the end, arrives before it. */
@@ -182,6 +235,8 @@ static void pass_answers(struct relay *of) {
     if (!of->streams[ANSWERS].owed_bytes) /* none: it was hung up */
         carry(of, ANSWERS, MOST_BYTES);
     of->owes = !settle(of, ANSWERS, ANSWERS);
+    if (of->streams[ANSWERS].pipe >= 0)
+        watch_stream(of, ANSWERS);
 }
 
 static bool finished(struct relay *of) {
@@ -192,87 +247,77 @@ static bool finished(struct relay *of) {
     return true;
 }
 
-/* The relay's place is taken by the last one. */
-static void tell_end(size_t at) {
-    struct relay done = relays[at];
-    relays[at] = relays[--relay_count];
+static void tell_end(struct relay *of) {
+    struct relay done = *of;
+    *of = relays[--relay_count];
     say_exited(done.run, done.status, done.usage);
 }
 
 void end_relay(uint32_t run, int32_t status, const uint64_t usage[3]) {
-    for (size_t i = 0; i < relay_count; i++) {
-        struct relay *of = &relays[i];
-        if (of->run != run)
-            continue;
-        of->ended = true;
-        of->status = status;
-        memcpy(of->usage, usage, sizeof of->usage);
-        owe(of);
-        if (finished(of))
-            tell_end(i);
-        return;
-    }
+    struct relay *of = find_relay(run);
+    of->ended = true;
+    of->status = status;
+    memcpy(of->usage, usage, sizeof of->usage);
+    owe(of);
+    if (finished(of))
+        tell_end(of);
 }
 
 /* ---- the loop's part ---- */
 
-/* Two descriptors of each stream, then the orphans: only what is open, because poll takes no more entries than a
- * process may have descriptors. */
-static struct watched { size_t relay; enum stream_name name; } watched[MAX_RUNS * STREAMS];
-static size_t watched_count, orphans_watched_from;
-
-/* An end that is full is waited for; else what there is to carry, and whether the other side is gone. */
-static void watch_stream(struct pollfd *waits, const struct relay *of, enum stream_name name) {
-    const struct stream *the = &of->streams[name];
-    int source = name < OUT ? the->sock : the->pipe, sink = name < OUT ? the->pipe : the->sock;
-    bool held = the->full || (name == ANSWERS && of->owes);
-    waits[0] = (struct pollfd){.fd = held ? -1 : source, .events = POLLIN};
-    waits[1] = (struct pollfd){.fd = sink, .events = the->full ? POLLOUT : 0};
+/* How long from now to the end of the pause, in ms, at least 1; 0 when it is over. */
+static int pause_left_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    int64_t left_ns = (paused_until.tv_sec - now.tv_sec) * 1000000000LL + paused_until.tv_nsec - now.tv_nsec;
+    return left_ns <= 0 ? 0 : (int)(left_ns / 1000000) + 1;
 }
 
-size_t watch_relays(struct pollfd *waits, int *timeout_ms) {
-    watched_count = 0;
-    for (size_t i = 0; i < relay_count; i++)
-        for (enum stream_name name = 0; name < STREAMS; name++)
-            if (relays[i].streams[name].pipe >= 0) {
-                watch_stream(waits + 2 * watched_count, &relays[i], name);
-                watched[watched_count++] = (struct watched){i, name};
-            }
-    size_t count = orphans_watched_from = 2 * watched_count;
-    if (drained_bytes > ORPHAN_BURST_BYTES) { /* a flood is not worth a processor */
-        drained_bytes = 0;
-        if (*timeout_ms < 0)
-            *timeout_ms = ORPHAN_PAUSE_MS;
-        return count;
+/* A flood is not worth a processor: what nobody reads is left alone for a moment after each burst. */
+int relay_timeout_ms(void) {
+    if (!paused && drained_bytes > ORPHAN_BURST_BYTES) {
+        clock_gettime(CLOCK_MONOTONIC, &paused_until);
+        paused_until.tv_nsec += ORPHAN_PAUSE_MS * 1000000;
+        paused = true;
+        for (size_t i = 0; i < MAX_ORPHANS; i++)
+            watch_orphan(i, EPOLL_CTL_DEL);
     }
+    if (!paused)
+        return -1;
+    int left_ms = pause_left_ms();
+    if (left_ms)
+        return left_ms;
+    paused = false;
+    drained_bytes = 0;
     for (size_t i = 0; i < MAX_ORPHANS; i++)
-        if (orphans[i] >= 0)
-            waits[count++] = (struct pollfd){.fd = orphans[i], .events = POLLIN};
-    return count;
+        watch_orphan(i, EPOLL_CTL_ADD);
+    return -1;
 }
 
-static void turn_stream(struct relay *of, enum stream_name name, const struct pollfd *waits) {
-    if (waits[1].revents & (POLLERR | POLLHUP)) /* nobody takes it any more */
+static void turn_orphan(size_t at) {
+    if (!paused && orphans[at] >= 0 && drained(orphans[at]))
+        drop_orphan(at);
+}
+
+/* Streams are turned to in the order in which they became ready, so that what a program says on its output and its
+ * errors arrives in the order in which it was said, or nearly. */
+void turn_relay(uint64_t key, uint32_t events) {
+    if (key < MAX_ORPHANS + FIRST_ORPHAN) {
+        turn_orphan((size_t)key - FIRST_ORPHAN);
+        return;
+    }
+    struct relay *of = find_relay((uint32_t)(key >> 8));
+    enum stream_name name = (key & 0xff) >> 1;
+    if (!of || of->streams[name].pipe < 0)
+        return;
+    if (key & 1 && events & (EPOLLERR | EPOLLHUP)) /* nobody takes it any more */
         end_stream(of, name);
     else if (name == ANSWERS)
         pass_answers(of);
     else
         carry(of, name, MOST_BYTES);
-}
-
-void turn_relays(const struct pollfd *waits, size_t count) {
-    for (size_t i = 0; i < watched_count; i++)
-        if (waits[2 * i].revents || waits[2 * i + 1].revents)
-            turn_stream(&relays[watched[i].relay], watched[i].name, waits + 2 * i);
-    for (size_t at = orphans_watched_from; at < count; at++)
-        for (size_t i = 0; waits[at].revents && i < MAX_ORPHANS; i++)
-            if (orphans[i] == waits[at].fd)
-                drain_orphan(&orphans[i]);
-    for (size_t i = relay_count; i-- > 0;) {
-        struct relay *of = &relays[i];
-        if (of->owes)
-            pass_answers(of);
-        if (of->ended && finished(of))
-            tell_end(i);
-    }
+    if (of->owes)
+        pass_answers(of);
+    if (of->ended && finished(of))
+        tell_end(of);
 }
