@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox.culprits import WAYS, Loss, error_of, loss_of_end
-from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE, LimitFiles, LimitWatch
+from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE, TERMINALS_ABOVE, LimitFiles, LimitWatch
 
 GIB = 2**30
 
@@ -107,6 +107,78 @@ def test_a_process_that_cannot_be_had(slot: Slot, pids: int, peak: int, own: boo
     slot.write()
     assert watch.take_above() == ("" if own else PROCESSES_ABOVE), "a fork of a command's that was refused"
     watch.close()
+
+
+def test_where_no_peak_is_told_a_refused_process_is_the_slot_s_own_doing(slot: Slot) -> None:
+    """Linux before 6.6: it forks to its limit, lets all end, and is seen far below it."""
+    (slot.directory / "pids.peak").unlink()
+    watch = slot.watch()
+    assert watch.refused(errno.EAGAIN) == ""
+    (slot.directory / "pids.events").write_text("max 300\n")
+    assert watch.take_above() == ""
+    watch.close()
+
+
+def test_where_no_peak_is_told_a_full_container_is_seen_all_the_same(tmp_path: Path) -> None:
+    slot = Slot(_below(tmp_path), 2)
+    (slot.directory / "pids.peak").unlink()
+    watch = slot.watch()
+    (tmp_path / "container/pids.current").write_text("1000\n")
+    assert watch.refused(errno.EAGAIN) == PROCESSES_ABOVE
+    slot.pids = 402
+    slot.write()
+    (slot.directory / "pids.peak").unlink()
+    assert watch.refused(errno.EAGAIN) == "", "it is at its own limit too"
+    watch.close()
+
+
+def _below(tmp_path: Path) -> Path:
+    """A slot's cgroup below two others, as a kernel of today shows them."""
+    directory = tmp_path / "container" / "agentenv" / "slot-0"
+    directory.mkdir(parents=True)
+    for above, most in ((directory.parents[0], "max"), (directory.parents[1], "1000")):
+        files = {"pids.max": most, "pids.current": "40", "pids.events": "max 0", "pids.events.local": "max 0"}
+        for name, text in files.items():
+            (above / name).write_text(f"{text}\n")
+    return directory
+
+
+def test_a_fork_that_a_limit_above_refused_is_counted_there(tmp_path: Path) -> None:
+    """Linux 6.11 and later: in the cgroup whose limit was met, and in no slot's."""
+    slot = Slot(_below(tmp_path), 2)
+    watch = slot.watch()
+    assert watch.take_above() == ""
+    (tmp_path / "container/pids.events.local").write_text("max 1\n")
+    assert watch.take_above() == PROCESSES_ABOVE
+    assert watch.take_above() == "", "told once"
+    (tmp_path / "container/pids.events.local").write_text("max 2\n")
+    assert watch.refused(errno.EAGAIN) == PROCESSES_ABOVE
+    assert watch.take_above() == "", "told already"
+    watch.close()
+
+
+def test_what_slots_met_of_their_own_limits_is_nothing_above_them(tmp_path: Path) -> None:
+    """The counter that a cgroup has for all below it says nothing of its own limit."""
+    slot = Slot(_below(tmp_path), 2)
+    watch = slot.watch()
+    slot.peak, slot.forks = 402, 7
+    slot.write()
+    for above in ("container", "container/agentenv"):
+        (tmp_path / above / "pids.events").write_text("max 7\n")
+    assert watch.take_above() == ""
+    watch.close()
+
+
+@pytest.mark.parametrize(("used", "told"), [(3070, ""), (3071, TERMINALS_ABOVE)])
+def test_a_terminal_that_cannot_be_had(tmp_path: Path, used: int, told: str) -> None:
+    for name, number in (("max", 4096), ("reserve", 1024), ("nr", used)):
+        (tmp_path / name).write_text(f"{number}\n")
+    watch = LimitWatch(LimitFiles(), terminals=str(tmp_path))
+    assert watch.refused(errno.ENOSPC) == told
+    watch.close()
+    unknown = LimitWatch(LimitFiles(), terminals=str(tmp_path / "none"))
+    assert unknown.refused(errno.ENOSPC) == ""
+    unknown.close()
 
 
 def test_memory_that_cannot_be_had_for_a_process(slot: Slot) -> None:

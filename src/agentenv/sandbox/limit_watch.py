@@ -1,8 +1,10 @@
 """Which limit a slot met: its own, or one above it (the container's, the machine's).
 
-Told by the counters of the slot's cgroup, never by what was printed. The kernel counts a process killed for
-memory in the cgroup it lived in, whoever's limit was met; only the slot's own failure counter says that it was
-its own. Where there is no such cgroup nothing is known, and nothing is reported.
+Told by the counters of the slot's cgroup and of those above it, never by what was printed. The kernel counts a
+process killed for memory in the cgroup it lived in, whoever's limit was met; only the slot's own failure counter
+says that it was its own. A fork that was refused is counted where the limit is (cgroup v2 since Linux 6.11), or where
+the fork was tried (before that, and v1). What cannot be known counts as the slot's own: a policy must not be able to
+make it look like a failure of ours. Where there is no such cgroup nothing is known, and nothing is reported.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ _NEARLY_ALL = 8
 
 MEMORY_ABOVE = "the container or its machine ran out of memory; this slot was below its own limit"
 PROCESSES_ABOVE = "the container or its machine has no process to spare; this slot was below its own limit"
+TERMINALS_ABOVE = "the machine has no terminal to spare; this slot was below its own limit"
+
+_TERMINALS = "/proc/sys/kernel/pty"
 
 
 @dataclass(frozen=True)
@@ -31,13 +36,19 @@ class LimitFiles:
 class LimitWatch:
     """The counters of one slot, from its hand-over to :meth:`close`."""
 
-    def __init__(self, files: LimitFiles) -> None:
+    def __init__(self, files: LimitFiles, terminals: str = _TERMINALS) -> None:
         self._files = files
+        self._terminals = terminals
+        self._above_slot = _limited_above(files.pids)
         self._kills_fd = _open(files.memory, "memory.oom_control" if files.version == 1 else "memory.events")
         self._hits_fd = _open(files.memory, "memory.failcnt" if files.version == 1 else "memory.events")
         self._forks_fd = _open(files.pids, "pids.events")
+        # Only where it is there does a cgroup count the forks that its own limit refused, whoever tried them.
+        opened = (_open(directory, "pids.events.local") for directory in self._above_slot)
+        self._above_fds = tuple(fd for fd in opened if fd >= 0)
         self._kills = _counter(self._kills_fd, b"oom_kill ")
         self._forks = _counter(self._forks_fd, b"max ")
+        self._forks_above = self._read_forks_above()
         self._hits = self._hits_before = self._read_hits()
         self._own = False
         self.above = ""
@@ -66,10 +77,13 @@ class LimitWatch:
         Noted as :attr:`above` by whoever has a call to tell of it.
         """
         self._forks = _counter(self._forks_fd, b"max ")  # this one is told of here
+        self._forks_above = self._read_forks_above()
         if error == errno.EAGAIN:
             return "" if self._processes_used_up() else PROCESSES_ABOVE
         if error == errno.ENOMEM:
             return "" if self._memory_used_up() else MEMORY_ABOVE
+        if error == errno.ENOSPC:  # of a terminal: the slot's own /dev/pts holds only so many
+            return TERMINALS_ABOVE if _no_terminal_left(self._terminals) else ""
         return f"the slot's agent could not start a process: {os.strerror(error)}"
 
     def peak_bytes(self) -> int | None:
@@ -78,10 +92,11 @@ class LimitWatch:
 
     def close(self) -> None:
         """Repeatable."""
-        for fd in (self._kills_fd, self._hits_fd, self._forks_fd):
+        for fd in (self._kills_fd, self._hits_fd, self._forks_fd, *self._above_fds):
             if fd >= 0:
                 os.close(fd)
         self._kills_fd = self._hits_fd = self._forks_fd = -1
+        self._above_fds = ()
 
     def look(self) -> None:
         """Note what was killed, and which forks were refused, since the last look. The methods above tell."""
@@ -92,11 +107,17 @@ class LimitWatch:
                 self._own = True
             else:
                 self.above = MEMORY_ABOVE
-        # Some kernels count here what a limit above refused, others do not: then it is not known.
-        if (forks := _counter(self._forks_fd, b"max ")) > self._forks:
-            self._forks = forks
+        forks, above = _counter(self._forks_fd, b"max "), self._read_forks_above()
+        if forks > self._forks:
             if not self._processes_used_up():
                 self.above = PROCESSES_ABOVE
+        elif above > self._forks_above:
+            self.above = PROCESSES_ABOVE
+        self._forks, self._forks_above = forks, above
+
+    def _read_forks_above(self) -> int:
+        """How many forks the limits above the slot have refused; 0 where the kernel does not count that."""
+        return sum(_counter(fd, b"max ") for fd in self._above_fds)
 
     def _read_hits(self) -> int:
         """How often the slot has met its own memory limit."""
@@ -106,17 +127,41 @@ class LimitWatch:
         return self._files.memory is None or self._read_hits() > self._hits_before
 
     def _processes_used_up(self) -> bool:
+        """Whether a fork was refused by the slot's own limit, as far as can be known afterwards."""
         directory = self._files.pids
         most = None if directory is None else _number(_read(directory, "pids.max"))
         if directory is None or most is None:
             return True  # RLIMIT_NPROC is the slot's own limit then
-        used = max(_number(_read(directory, name)) or 0 for name in ("pids.current", "pids.peak"))
-        return used >= most - most // _NEARLY_ALL
+        used, peak = (_number(_read(directory, name)) for name in ("pids.current", "pids.peak"))
+        if max(used or 0, peak or 0) >= most - most // _NEARLY_ALL:
+            return True
+        # Before Linux 6.6 no peak is told: whatever forked here may have ended since.
+        return peak is None and not any(_full(above) for above in self._above_slot)
 
     def _number(self, directory: str | None, first: str, second: str) -> int | None:
         if directory is None:
             return None
         return _number(_read(directory, first if self._files.version == 1 else second))
+
+
+def _limited_above(directory: str | None) -> tuple[str, ...]:
+    """The cgroups above this one that may have a limit of processes, up to the topmost there is to see."""
+    found = []
+    while directory is not None and _read(directory := os.path.dirname(directory), "pids.max"):  # noqa: PTH120
+        found.append(directory)
+    return tuple(found)
+
+
+def _full(directory: str) -> bool:
+    most, used = _number(_read(directory, "pids.max")), _number(_read(directory, "pids.current"))
+    return most is not None and used is not None and used >= most
+
+
+def _no_terminal_left(directory: str) -> bool:
+    """Whether the machine's terminals are all taken, which one slot alone cannot bring about."""
+    most, kept, used = (_number(_read(directory, name)) for name in ("max", "reserve", "nr"))
+    # The kernel refuses the one that would make the count as large as the limit.
+    return most is not None and used is not None and used + 1 >= most - (kept or 0)
 
 
 def _open(directory: str | None, name: str) -> int:
