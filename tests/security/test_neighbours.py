@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from agentenv.sandbox.isolation import MAX_TERMINALS
 from tests.security.conftest import Slots, sh
 
 
@@ -38,6 +39,31 @@ async def test_ipc_is_not_shared(slots: Slots) -> None:
     made = await sh(one, "ipcmk -Q && ipcs -q | grep -c 0x")
     assert "1" in made.split()
     assert (await sh(two, "ipcs -q | grep -c 0x")).strip() == "0"
+
+
+OPEN_TERMINALS = """
+import errno, os, time
+held = []
+try:
+    while len(held) < 4096: held.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+except OSError as error: print(len(held), errno.errorcode[error.errno], flush=True)
+time.sleep(1000)
+"""
+
+
+async def test_terminals_are_not_shared(slots: Slots) -> None:
+    """The kernel counts them for the whole machine: one slot that holds all it can leaves its neighbours theirs."""
+    one, two = await slots.open("one"), await slots.open("two")
+    await one.call("write_file", {"path": "hold.py", "text": OPEN_TERMINALS})
+    await sh(one, "setsid python3 hold.py > held 2>&1 & until [ -s held ]; do sleep 0.05; done")
+    assert await sh(one, "cat held") == f"{MAX_TERMINALS} ENOSPC\n"
+    terminal = {"command": "tty", "session": "own", "pty": True}
+    in_one = await one.call("terminal", terminal, timeout_s=20)
+    assert in_one.fault == "none", "its own doing, and data"
+    assert "No space left on device" in in_one.stdout + in_one.stderr, in_one
+    in_two = await two.call("terminal", terminal, timeout_s=20)
+    assert "/dev/pts/0" in in_two.stdout
+    assert "/dev/pts" in await sh(two, "script -qc tty /dev/null")
 
 
 async def test_abstract_unix_sockets_and_loopback_are_not_shared(slots: Slots) -> None:

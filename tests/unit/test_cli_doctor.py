@@ -35,6 +35,7 @@ GOOD = Facts(
     bash_static=True,
     shm_bytes=GIB,
     open_files_hard=65536,
+    terminals=3072,
     state_dir="/run/agentenv",
     state_dir_writable=True,
     state_free_bytes=GIB,
@@ -72,6 +73,7 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"tmux": False}, "tmux", Level.weaker, "not installed"),
         ({"bash_static": False}, "fast shell", Level.weaker, "0.4 core-ms"),
         ({"open_files_hard": 1024}, "ulimits", Level.weaker, "1024"),
+        ({"terminals": 512}, "terminals", Level.weaker, "enough for 8 slots"),
         ({"memory_available_bytes": 1}, "memory", Level.weaker, "available"),
         ({"state_dir_writable": False}, "state directory", Level.broken, "cannot be written"),
         ({"state_free_bytes": 0}, "state directory", Level.broken, "0 MiB free"),
@@ -107,6 +109,7 @@ def test_this_machine_can_be_read() -> None:
     facts = gather()
     assert facts.system == "Linux"
     assert facts.memory_available_bytes
+    assert facts.terminals
     assert judge(facts)
 
 

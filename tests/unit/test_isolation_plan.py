@@ -43,7 +43,9 @@ def test_uids() -> None:
 
 
 def argv() -> list[str]:
-    return isolation.bwrap_argv("/usr/bin/bwrap", Path("/p/root"), Path("/p/ws/0"), SlotLimits(), 4, keys_listed=True)
+    return isolation.bwrap_argv(
+        "bwrap", Path("/p/root"), Path("/p/ws/0"), Path("/p/pts/0"), SlotLimits(), 4, keys_listed=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,9 @@ def test_the_device_directory_is_closed_after_its_sized_parts_are_in_it() -> Non
     assert given.index("--dev") < given.index("/dev/shm") < closed < given.index("/tmp")
     assert given[given.index("/dev/shm") - 4] == str(SlotLimits().shm_bytes)
     assert given[given.index("--cap-drop") + 1] == "ALL"
+    terminals = given.index("/dev/pts")
+    assert given[terminals - 2 : terminals] == ["--dev-bind", "/p/pts/0"]
+    assert given.index("--dev") < terminals < closed, "over the one of bwrap's, which has no limit"
 
 
 def test_nothing_is_written_through_proc_and_no_key_of_the_machine_is_listed() -> None:
@@ -69,7 +74,7 @@ def test_nothing_is_written_through_proc_and_no_key_of_the_machine_is_listed() -
     mounted, closed = given.index("/proc"), given.index("/proc", given.index("/proc") + 1)
     assert given[closed - 1] == "--remount-ro"
     assert mounted < given.index(isolation.KEYS_LIST) < closed
-    without = isolation.bwrap_argv("bwrap", Path("/p"), Path("/w"), SlotLimits(), 4, keys_listed=False)
+    without = isolation.bwrap_argv("bwrap", Path("/p"), Path("/w"), Path("/t"), SlotLimits(), 4, keys_listed=False)
     assert isolation.KEYS_LIST not in without, "a kernel without keys has no such file to cover"
 
 
@@ -200,6 +205,7 @@ GOOD = {
     "status.NoNewPrivs": "1", "mount./": "ro,nosuid", "mount./workspace": "rw", "mount./dev/null": "rw",
     "net.lo": "1", "processes": "2", "init": "slotagent", "workspace": "probe",
     "workspace_bytes": str(1 << 20), "workspace_inodes": "100", "tmp_bytes": str(1 << 20), "unshare": "1",
+    "terminals": str(isolation.MAX_TERMINALS),
     "env.PATH": "1", **{f"ns.{kind}": "[2]" for kind in selftest.NAMESPACES},
 }  # fmt: skip
 
@@ -221,6 +227,7 @@ def test_a_good_report_proves_everything() -> None:
         ({"usr_written": "1"}, "system read-only"),
         ({"workspace": ""}, "workspace writable"),
         ({"workspace_bytes": str(1 << 30)}, "workspace size limit"),
+        ({"terminals": "- devpts devpts rw,mode=620,ptmxmode=666"}, "terminals limit"),
         ({"net.eth0": "1"}, "no network"),
         ({"unshare": "0"}, "no user namespaces"),
         ({"unshare": "127"}, "no user namespaces"),

@@ -55,6 +55,8 @@ class Facts:
     open_files_hard: int | None = None
     """None: unlimited."""
     processes_hard: int | None = None
+    terminals: int | None = None
+    """How many may be open on the machine, beside those kept for its administrators."""
     state_dir: str = ""
     state_dir_writable: bool = False
     state_free_bytes: int | None = None
@@ -90,6 +92,7 @@ def gather() -> Facts:
         shm_bytes=_free_bytes(Path("/dev/shm")),  # noqa: S108 - looked at, not written to
         open_files_hard=_hard_limit(resource.RLIMIT_NOFILE),
         processes_hard=_hard_limit(resource.RLIMIT_NPROC),
+        terminals=_terminals(),
         state_dir=str(state),
         state_dir_writable=os.access(existing, os.W_OK),
         state_free_bytes=_free_bytes(existing),
@@ -193,6 +196,11 @@ def _hard_limit(which: int) -> int | None:
 
 def _nearest_existing(path: Path) -> Path:
     return next(candidate for candidate in (path, *path.parents) if candidate.exists())
+
+
+def _terminals() -> int | None:
+    most, kept = _number("/proc/sys/kernel/pty/max"), _number("/proc/sys/kernel/pty/reserve")
+    return None if most is None else most - (kept or 0)
 
 
 def _free_bytes(path: Path) -> int | None:

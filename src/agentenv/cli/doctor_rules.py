@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from agentenv.cli.doctor_facts import Facts
+from agentenv.config import ContainerSettings
+from agentenv.sandbox.isolation import MAX_TERMINALS
 
 MIB = 1024 * 1024
 _WHERE_LIMITS = "in /etc/security/limits.conf, or LimitNOFILE= / LimitNPROC= of the service"
@@ -207,6 +209,23 @@ def _limits(facts: Facts) -> Finding:
     return Finding("ulimits", Level.ok, f"open files {_count(files)}, processes {_count(processes)}")
 
 
+def _terminals(facts: Facts) -> Finding:
+    most, slots = facts.terminals, ContainerSettings().slots_per_container
+    if most is None:
+        return Finding("terminals", Level.ok, "not counted here")
+    detail = f"{most} on this machine: enough for {most // MAX_TERMINALS} slots that each have {MAX_TERMINALS} open"
+    if most < slots * MAX_TERMINALS:
+        wanted = slots * MAX_TERMINALS + 1024
+        return Finding(
+            "terminals",
+            Level.weaker,
+            f"{detail}, one container has {slots}",
+            "raise kernel.pty.max (it includes kernel.pty.reserve)",
+            (f"sysctl -w kernel.pty.max={wanted} kernel.pty.reserve=1024",),
+        )
+    return Finding("terminals", Level.ok, detail)
+
+
 def _memory(facts: Facts) -> Finding:
     free = facts.memory_available_bytes
     detail = f"{_size(free)} available; workspaces live in memory, each up to its limit"
@@ -264,6 +283,7 @@ RULES: tuple[Callable[[Facts], Finding], ...] = (
     _tmux,
     _fast_shell,
     _limits,
+    _terminals,
     _memory,
     _shm,
     _state,

@@ -23,6 +23,8 @@ FILES_PATH = "/run/agentenv/slotfiles"
 SHELL_PATH = "/run/agentenv/bash"
 WORKSPACE = "/workspace"
 KEYS_LIST = "/proc/keys"
+MAX_TERMINALS = 64
+"""Terminals a slot may have open at once: the kernel's own count of them is one for the whole machine."""
 SLOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 ROOT_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -113,11 +115,12 @@ def _first_uid(block: int) -> int:
 
 
 def bwrap_argv(
-    bwrap: str, root: Path, workspace: Path, limits: SlotLimits, info_fd: int, *, keys_listed: bool
+    bwrap: str, root: Path, workspace: Path, terminals: Path, limits: SlotLimits, info_fd: int, *, keys_listed: bool
 ) -> list[str]:
     """The command that makes one slot and becomes its agent.
 
-    ``root`` is the container's template tree (one bind instead of a dozen); ``info_fd`` takes
+    ``root`` is the container's template tree (one bind instead of a dozen); ``terminals`` a devpts with a limit,
+    which bwrap's own has not; ``info_fd`` takes
     bwrap's report of the agent's pid; ``keys_listed``: this kernel has :data:`KEYS_LIST`, which would show
     a slot keys of the machine's. Order matters: later mounts cover earlier ones.
     """
@@ -134,6 +137,7 @@ def bwrap_argv(
         "--remount-ro", "/proc",
         # bwrap's /dev is a tmpfs of unlimited size: sized parts on it, the rest read-only.
         "--dev", "/dev",
+        "--dev-bind", str(terminals), "/dev/pts",
         "--size", str(limits.shm_bytes), "--perms", "1777", "--tmpfs", "/dev/shm",  # noqa: S108
         "--remount-ro", "/dev",
         "--size", str(limits.tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp",  # noqa: S108

@@ -39,6 +39,12 @@ def mount_tmpfs(target: Path, *, size_bytes: int, mode: int, uid: int, inodes: i
     syscalls.mount("tmpfs", str(target), "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
+def mount_terminals(target: Path, most: int) -> None:
+    """A devpts of its own (``ptmx`` and what it opens) in which at most ``most`` terminals are open at once."""
+    options = f"newinstance,ptmxmode=0666,mode=620,max={most}"
+    syscalls.mount("devpts", str(target), "devpts", MS_NOSUID | MS_NOEXEC, options)
+
+
 def bind_read_only(source: str, target: str) -> None:
     """Show ``source`` (with what is mounted below it) at ``target``, read-only at its top.
 

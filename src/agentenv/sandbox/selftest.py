@@ -19,7 +19,7 @@ from pathlib import Path
 from agentenv.errors import ProtocolError, SelfTestError, StartTimeoutError
 from agentenv.sandbox import cgroups
 from agentenv.sandbox.agent_runner import AgentRunner, Ran
-from agentenv.sandbox.isolation import AGENT_PATH, USER, command_environment
+from agentenv.sandbox.isolation import AGENT_PATH, MAX_TERMINALS, USER, command_environment
 from agentenv.sandbox.limits import OWN_PROCESSES
 from agentenv.sandbox.slot_process import Ground, SlotProcess
 
@@ -38,6 +38,7 @@ while IFS=$'\t ' read -r name value _; do case $name in
   Uid:|CapPrm:|CapEff:|CapBnd:|NoNewPrivs:) echo "status.${name%:}=$value";; esac; done < /proc/self/status
 while read -r id parent dev root point flags rest; do
   echo "mount.$point=$flags"; case $rest in *upperdir=*) echo "layers.$point=1";; esac
+  case $point in /dev/pts) echo "terminals=${rest##*max=}";; esac
 done < /proc/self/mountinfo
 while IFS=': ' read -r name _; do case $name in Inter-\||face) ;; *) echo "net.$name=1";; esac; done < /proc/net/dev
 set -- /proc/[0-9]*; echo "processes=$#"; read -r comm < /proc/1/comm; echo "init=$comm"
@@ -111,6 +112,7 @@ def judge(report: Mapping[str, str], want: Expected) -> list[Proof]:
         _at_most("workspace size limit", report.get("workspace_bytes"), want.workspace_bytes),
         _at_most("workspace file limit", report.get("workspace_inodes"), want.workspace_inodes),
         _at_most("temporary files size limit", report.get("tmp_bytes"), want.tmp_bytes),
+        _terminals(report.get("terminals", "?")),
         _network(report, want),
         _user_namespaces(report.get("unshare", "?")),
         _keys(report),
@@ -146,6 +148,10 @@ def _at_most(name: str, value: str | None, limit: int) -> Proof:
     rounded = -(-limit // resource.getpagesize()) * resource.getpagesize()
     holds = value is not None and value.isdigit() and 0 < int(value) <= rounded
     return Proof(name, holds, detail=f"{value} of at most {limit}")
+
+
+def _terminals(limit: str) -> Proof:
+    return Proof("terminals limit", limit == str(MAX_TERMINALS), detail=f"{limit} of {MAX_TERMINALS}")
 
 
 def _network(report: Mapping[str, str], want: Expected) -> Proof:

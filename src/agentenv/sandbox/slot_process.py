@@ -9,12 +9,13 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.sandbox import cgroups, forked, mounts, syscalls
-from agentenv.sandbox.isolation import AGENT_FD, KEYS_LIST, USER, Identity, bwrap_argv
+from agentenv.sandbox.isolation import AGENT_FD, KEYS_LIST, MAX_TERMINALS, USER, Identity, bwrap_argv
 from agentenv.sandbox.limits import OWN_PROCESSES, CgroupLayout, CgroupPlan, slot_plan
 from agentenv.sandbox.reaper import Reaper, end_of, readable
 from agentenv.sandbox.slotagent import protocol
@@ -136,6 +137,22 @@ async def start(ground: Ground, slot: int, reaper: Reaper) -> SlotProcess:
 
     Raises SlotStartError, with bwrap's own words, after killing what had been started.
     """
+    with _terminals(ground, slot):
+        return await _start(ground, slot, reaper)
+
+
+@contextlib.contextmanager
+def _terminals(ground: Ground, slot: int) -> Iterator[None]:
+    """The slot's ``/dev/pts``, until bwrap has bound it into the slot: there it lives on for as long as the slot."""
+    place = ground.tree.slot_terminals(slot)
+    mounts.mount_terminals(place, MAX_TERMINALS)
+    try:
+        yield
+    finally:
+        syscalls.umount(str(place), syscalls.MNT_DETACH)
+
+
+async def _start(ground: Ground, slot: int, reaper: Reaper) -> SlotProcess:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     info_read, info_write = os.pipe()
     error_read, error_write = os.pipe()
@@ -211,7 +228,13 @@ def _spawn(ground: Ground, slot: int, plan: CgroupPlan | None, agent_fd: int, in
         launch += ["-u", str(identity.slot_uid(slot)), str(identity.slot_gid(slot))]
     keys_listed = Path(KEYS_LIST).exists()
     command = bwrap_argv(
-        ground.bwrap, ground.tree.root, workspace, ground.spec.limits, _INFO_FD, keys_listed=keys_listed
+        ground.bwrap,
+        ground.tree.root,
+        workspace,
+        ground.tree.slot_terminals(slot),
+        ground.spec.limits,
+        _INFO_FD,
+        keys_listed=keys_listed,
     )
     return os.posix_spawn(
         ground.launcher,

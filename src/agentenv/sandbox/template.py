@@ -24,6 +24,8 @@ class Tree:
 
     root: Path
     workspaces: Path
+    terminals: Path
+    """An empty directory for each slot, where its ``/dev/pts`` is mounted while it starts."""
     jail: Path
     """An empty directory: where a slot's network stack builds its own small root."""
     empty: Path
@@ -33,6 +35,10 @@ class Tree:
         """The mount point of one slot's workspace."""
         return self.workspaces / str(slot)
 
+    def slot_terminals(self, slot: int) -> Path:
+        """The mount point of one slot's ``/dev/pts`` while it starts."""
+        return self.terminals / str(slot)
+
 
 def build(
     private: Path, *, etc: dict[str, str], programs: Mapping[str, Path], binds: Sequence[Bind], slots: int
@@ -40,7 +46,7 @@ def build(
     """Fill ``private`` (a tmpfs of ours); ``programs`` by their names in ``/run/agentenv``.
 
     Raises ConfigError for a bind that cannot be made, OSError when the machine has no ``/usr`` or memory for it."""
-    tree = Tree(private / "root", private / "ws", private / "jail", private / "empty")
+    tree = Tree(private / "root", private / "ws", private / "pts", private / "jail", private / "empty")
     for name in ROOT_DIRECTORIES:
         (tree.root / name).mkdir(parents=True, exist_ok=True)
     (tree.root / "var/tmp").symlink_to("/tmp")  # noqa: S108  (one sized place for temporary files)
@@ -57,9 +63,11 @@ def build(
     for index, bind in enumerate(binds):
         _bind(tree, bind, f"binds[{index}]")
     tree.workspaces.mkdir()
+    tree.terminals.mkdir()
     tree.jail.mkdir()
     for slot in range(slots):
         tree.workspace(slot).mkdir()
+        tree.slot_terminals(slot).mkdir()
     return tree
 
 

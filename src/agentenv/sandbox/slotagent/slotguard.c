@@ -52,6 +52,8 @@ static const struct rule RULES[] = {
     REFUSE(kexec_file_load, NO_I386, EPERM),
     REFUSE(quotactl, 131, EPERM),
     {"quotactl_fd", NR_QUOTACTL_FD, NR_QUOTACTL_FD, EPERM, ALWAYS, 0, 0},
+    /* Counted for the whole machine (fs.aio-nr): one slot could leave none to the others */
+    REFUSE(io_setup, 245, ENOSYS),
     {"socket", SYS_socket, 359, EAFNOSUPPORT, EQUALS, 0, VSOCK},
     /* What makes flaws of the kernel easy to use, and what no filter of calls can see through */
     REFUSE(userfaultfd, 374, EPERM),
