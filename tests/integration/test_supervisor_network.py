@@ -134,14 +134,23 @@ def stacks(supervisor: int) -> list[int]:
     return [int(pid) for pid in children if b"slirp4netns" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def test_a_slot_whose_network_ended_is_lost_and_comes_back_with_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "loss"),
+    [
+        (signal.SIGSEGV, Loss.offline),  # as a packet of the slot's own may bring about
+        (signal.SIGKILL, Loss.memory_above),  # as the kernel does; nothing in a slot can
+    ],
+)
+def test_a_slot_whose_network_ended_is_lost_and_comes_back_with_one(
+    tmp_path: Path, number: signal.Signals, loss: Loss
+) -> None:
     with Container(tmp_path, allow_network=True, slots=1) as container:
         supervisor = container.ready()["pid"]
         (stack,) = stacks(supervisor)
-        os.kill(stack, signal.SIGKILL)
+        os.kill(stack, number)
         lost = container.packet("slot_lost", slot=0)
-        assert lost["loss"] == Loss.offline
-        assert "killed by SIGKILL" in lost["reason"]
+        assert lost["loss"] == loss
+        assert f"killed by {number.name}" in lost["reason"]
         container.packet("slot_ready", slot=0, epoch=2)
         assert len(stacks(supervisor)) == 1
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.culprits import WAYS, Loss, error_of, loss_of_end
+from agentenv.sandbox.culprits import WAYS, Loss, error_of, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE, TERMINALS_ABOVE, LimitFiles, LimitWatch
 
 GIB = 2**30
@@ -219,3 +219,9 @@ def test_how_the_first_process_ended() -> None:
     assert loss_of_end(None, killed_for_memory_above=False) is Loss.ended
     assert loss_of_end(137, killed_for_memory_above=True) is Loss.memory_above
     assert loss_of_end(65, killed_for_memory_above=False) is Loss.agent_failed
+
+
+@pytest.mark.parametrize(("status", "loss"), [(9, Loss.memory_above), (11, Loss.offline), (1 << 8, Loss.offline)])
+def test_how_the_process_behind_the_network_ended(status: int, loss: Loss) -> None:
+    assert loss_of_network(status, killed_for_memory_above=False) is loss
+    assert loss_of_network(status, killed_for_memory_above=True) is Loss.memory_above

@@ -7,6 +7,8 @@ that came from above the slot. ``WAYS`` is the table; docs/environments.md shows
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -59,6 +61,13 @@ def loss_of_end(exit_code: int | None, *, killed_for_memory_above: bool) -> Loss
     if killed_for_memory_above:
         return Loss.memory_above
     return Loss.agent_failed if exit_code in _AGENT_GAVE_UP else Loss.ended
+
+
+def loss_of_network(status: int, *, killed_for_memory_above: bool) -> Loss:
+    """Why the process behind a slot's network ended, with this wait status. It lives outside the slot, in whose
+    cgroup nothing is counted of it, and nothing in the slot can kill it: what does is the kernel, short of memory."""
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return Loss.memory_above if killed or killed_for_memory_above else Loss.offline
 
 
 def error_of(loss: Loss, slot: int, reason: str) -> AgentEnvError:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox import cgroups, network, slot_process
 from agentenv.sandbox.control_packets import limit_files
-from agentenv.sandbox.culprits import Loss, loss_of_end
+from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.network import NetworkProcess
 from agentenv.sandbox.reaper import Reaper, end_of
@@ -268,7 +268,7 @@ class SlotLife:
         """Without its network the slot would go on and fail for a reason that nobody is told."""
         if self.phase is not SlotPhase.ready or process is not self.process or ended.cancelled():
             return
-        loss = Loss.memory_above if self._killed_above() else Loss.offline
+        loss = loss_of_network(ended.result(), killed_for_memory_above=self._killed_above())
         self._lose(loss, f"the slot's network ended by itself: {end_of(ended.result())}")
 
     def _killed_above(self) -> bool:
