@@ -42,8 +42,11 @@ MAX_SENT_BYTES = 16 * 1024 * 1024
 """Sent replies kept per lease until they are forgotten: more than the buffers of a connection hold (2 MiB
 here, a few more in each kernel), so that what a cut connection swallowed can be sent again."""
 
-SETTLE_S = 20.0
-"""How long a release or a seal waits for the supervisor before it answers without it."""
+RELEASE_S = 20.0
+"""How long a release waits for the supervisor before it answers without it."""
+SEAL_S = 60.0
+"""How long a seal waits for the supervisor: longer than it may take to kill what does not want to die (10 s), to prove
+that (5 s), to wait until a start is possible (15 s), and to start (10 s, and 10 s more for a network)."""
 _ENDED_REQUESTS = 64
 _UNHEARD_S = 5.0
 """How long the supervisor may take to say why a slot's agent ended."""
@@ -155,14 +158,14 @@ class Slot:
         return True
 
     async def release(self, key: LeaseKey) -> SlotState:
-        """End the lease and return when the slot is proved clean (or not), or after SETTLE_S. An epoch that has
-        ended is no error. Raises StaleLeaseError when the epoch is this one but the key is not its lease's."""
+        """End the lease and return when the slot is proved clean (or not), or after RELEASE_S. An epoch that
+        has ended is no error. Raises StaleLeaseError when the epoch is this one but the key is not its lease's."""
         if self.lease is not None and self.lease.admits(key):
             self._end_lease(LeaseLostError(f"slot {self.index}: the lease was released"))
             self._reset()
         elif key.epoch > self.epoch or (self.lease is not None and key.epoch == self.epoch):
             raise self._stale()
-        if self.state is SlotState.resetting and key.epoch >= self.epoch and not await self._settle():
+        if self.state is SlotState.resetting and key.epoch >= self.epoch and not await self._settle(RELEASE_S):
             return SlotState.resetting
         return SlotState.quarantined if self.state is SlotState.quarantined else SlotState.free
 
@@ -184,8 +187,10 @@ class Slot:
             self._beside.stop()
             self._close_bench()
             self._shared.supervisor.seal(self.index, self.epoch)
-        if not await self._settle():
-            raise SandboxUnavailableError(f"slot {self.index} was not made anew within {SETTLE_S:g} s")
+        if not await self._settle(SEAL_S) and self._sealing and self.lease is not None and self.lease.admits(key):
+            # What runs in a slot can make its end slow: this must not be a failure that is retried freely.
+            self._lose_lease(Loss.not_renewed, f"it was not sealed within {SEAL_S:g} s")
+            self._reset()
         if self.lease is None or not self.lease.admits(key):
             raise self.why_lost(key) or LeaseLostError(
                 f"slot {self.index} was lost while it was sealed: {self.reason or self.state}"
@@ -469,12 +474,12 @@ class Slot:
         self._end_lease(error_of(Loss.expired, self.index, f"the lease had no heartbeat for {lease.ttl_s:g} s"))
         self._reset()
 
-    async def _settle(self) -> bool:
-        """Until the supervisor has answered; False when it has not within SETTLE_S."""
+    async def _settle(self, within_s: float) -> bool:
+        """Until the supervisor has answered; False when it has not within ``within_s``."""
         waiter = self._loop.create_future()
         self._settled.append(waiter)
         try:
-            async with asyncio.timeout(SETTLE_S):
+            async with asyncio.timeout(within_s):
                 await waiter
         except TimeoutError:
             self._settled.remove(waiter)

@@ -47,7 +47,8 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_GRACE_S = 5.0
 """How long closing waits for containers to answer releases; the leases expire there anyhow."""
-_SEAL_TIMEOUT_S = 30.0
+_SEAL_TIMEOUT_S = 75.0
+"""Longer than the sandbox server itself waits (its ``SEAL_S``): who hangs up first calls it a lost connection."""
 _UPKEEP_MIN_S, _UPKEEP_MAX_S = 0.01, 1.0
 """Between two looks at deadlines and scaling: a burst of events is looked at once."""
 _HEARTBEAT = "heartbeat"

@@ -1,0 +1,53 @@
+"""A seal that takes too long: what runs in a slot can bring that about, so it is no free new attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
+
+import pytest
+
+from agentenv.agent.culprit import worth_another
+from agentenv.errors import LeaseLostError
+from agentenv.sandbox import slots
+from agentenv.sandbox.shared import Shared
+from agentenv.sandbox.slot_life import _SEAL_PATIENCE_S
+from agentenv.sandbox.slot_process import HELLO_DEADLINE_S, KILL_DEADLINE_S
+from agentenv.sandbox.slots import Slot
+from agentenv.sandbox.supervisor_link import SlotReady
+from agentenv.slots import pool
+from agentenv.wire.leases import LeaseRequest, SlotState
+
+
+def _leased(supervisor: Any) -> Slot:
+    shared = MagicMock(reply_memory=16, supervisor=supervisor)
+    shared.poller.loop = asyncio.get_running_loop()
+    slot = Slot(0, cast("Shared", shared))
+    slot.state = SlotState.free
+    slot.grant(LeaseRequest(slot=0, trajectory="t", ttl_s=60, request_id="r" * 16))
+    return slot
+
+
+async def test_a_seal_that_takes_too_long_ends_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "SEAL_S", 0.01)
+    supervisor = MagicMock()
+    slot = _leased(supervisor)
+    assert slot.lease is not None
+    key = slot.lease.key
+    with pytest.raises(LeaseLostError, match="not sealed within") as lost:
+        await slot.seal(key)
+    assert not worth_another(lost.value, acted=True)
+    assert repr(slot).startswith("Slot(0, resetting")
+    with pytest.raises(LeaseLostError, match="not sealed within"):
+        slot.admit(key)
+    supervisor.reset.assert_not_called()
+    slot.ready(cast("SlotReady", SimpleNamespace(agent=MagicMock(), kept=True, epoch=0, lease=None)))
+    supervisor.reset.assert_called_once_with(0, 0)  # made anew over the workspace after all: nobody has that now
+    slot.close()
+
+
+def test_a_seal_is_waited_for_longer_than_the_supervisor_takes() -> None:
+    assert slots.SEAL_S > KILL_DEADLINE_S + 5 + _SEAL_PATIENCE_S + 2 * HELLO_DEADLINE_S - 1
+    assert pool._SEAL_TIMEOUT_S > slots.SEAL_S, "else it would be a lost connection, which is tried again"
