@@ -24,6 +24,8 @@ from agentenv.wire.spec import SandboxSpec, SlotLimits
 
 HELLO_DEADLINE_S = 10.0
 KILL_DEADLINE_S = 10.0
+_KILL_AGAIN_S = 0.05
+"""A process that was being made while the others were listed is killed by the next round."""
 _INFO_FD = 4
 _NETWORK_PROCESSES = 8
 _OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ = 500, 1000
@@ -99,21 +101,37 @@ class SlotProcess:
         The agent is PID 1 of the slot's pid namespace: when it is gone, so is everything in it, by
         the kernel's own promise; bwrap ends after it. Raises TimeoutError when that takes too long.
         """
-        self.agent.close()
-        if self.plan is not None and self.plan.kill_file is not None:
+        try:
+            async with asyncio.timeout(KILL_DEADLINE_S):
+                while not await self._killed(_KILL_AGAIN_S):
+                    pass
+        except TimeoutError:
+            self.agent.detach()  # left open: see below
+            raise
+        finally:
+            # Not before all are dead: what was sent and never read may be the last reference to a pipe that a
+            # living process keeps locked, and then it is us who would wait for it.
+            self.close()
+
+    async def _killed(self, within_s: float) -> bool:
+        """Send SIGKILL to all of the slot, and say whether it was gone in time. To each process by itself where the
+        kernel does not do that: the agent cannot die while it waits for a lock that another one holds."""
+        if self.plan is not None:
             cgroups.kill(self.plan)
         if self.agent_pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.agent_pidfd, signal.SIGKILL)
         elif not self.exited.done():
             _kill_family(self.bwrap_pid)
-        try:
-            async with asyncio.timeout(KILL_DEADLINE_S):
-                await asyncio.shield(self.exited)
-                if self.agent_pidfd >= 0:
-                    await readable(self.agent_pidfd, KILL_DEADLINE_S)
-        finally:
-            self.close()
+        await asyncio.wait((self.exited,), timeout=within_s)
+        if not self.exited.done():
+            return False
+        if self.agent_pidfd >= 0:
+            try:
+                await readable(self.agent_pidfd, within_s)
+            except TimeoutError:
+                return False
+        return True
 
     def close(self) -> None:
         """Give up the descriptors; kills nothing."""
