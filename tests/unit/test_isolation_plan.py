@@ -18,6 +18,7 @@ from agentenv.errors import (
     StartTimeoutError,
 )
 from agentenv.sandbox import isolation, mounts, network, selftest
+from agentenv.sandbox.agent_runner import Ran
 from agentenv.sandbox.isolation import FULL, USER, Identity
 from agentenv.slots.backends import local_process, nomad_explain
 from agentenv.wire.spec import Bind, SlotLimits
@@ -290,3 +291,11 @@ def test_a_tun_device_that_a_slot_s_uid_cannot_open_is_a_refusal(
     with pytest.raises(SandboxUnavailableError, match="everybody may open") as refused:
         network.find_tool()
     assert f"chmod 0666 {tun}" in refused.value.next_step
+
+
+@pytest.mark.parametrize(("status", "holds", "says"), [(200, True, ""), (201, False, "openat2"), (0, False, "with 0")])
+def test_a_kernel_without_openat2_is_not_served_on(status: int, holds: bool, says: str) -> None:
+    proof = selftest.files_proof(Ran(status))
+    assert proof.required
+    assert proof.holds is holds
+    assert says in proof.detail

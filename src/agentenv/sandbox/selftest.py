@@ -19,7 +19,7 @@ from pathlib import Path
 from agentenv.errors import ProtocolError, SelfTestError, StartTimeoutError
 from agentenv.sandbox import cgroups
 from agentenv.sandbox.agent_runner import AgentRunner, Ran
-from agentenv.sandbox.isolation import AGENT_PATH, MAX_TERMINALS, USER, command_environment
+from agentenv.sandbox.isolation import AGENT_PATH, FILES_PATH, MAX_TERMINALS, USER, WORKSPACE, command_environment
 from agentenv.sandbox.limits import OWN_PROCESSES
 from agentenv.sandbox.slot_process import Ground, SlotProcess
 
@@ -30,6 +30,8 @@ NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
 _WRITABLE = frozenset({"/workspace", "/tmp", "/dev/shm", "/dev/pts"})  # noqa: S108
 _DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "console"))
 _MAX_PROCESSES_SEEN = 8
+_OUTSIDE, _UNSUPPORTED_KERNEL = 200, 201
+"""What slotfiles ends with (``slotfiles.h``)."""
 
 # Builtins wherever possible: a fork costs more than everything else here. `unshare -U` and the
 # connection are tried for real, because a kernel knob may say one thing and do another.
@@ -200,6 +202,17 @@ def guard_proof(ran: Ran) -> Proof:
     )
 
 
+def files_proof(ran: Ran) -> Proof:
+    """What an attempt of the file tools' own program to leave the workspace came to."""
+    lacking = ran.status == _UNSUPPORTED_KERNEL
+    return Proof(
+        "files beneath the workspace",
+        ran.status == _OUTSIDE,
+        detail="there is no openat2" if lacking else f"reading outside of it ended with {ran.status}",
+        cure="use Linux 5.6 or newer, and a seccomp profile that allows openat2" if lacking else "",
+    )
+
+
 def failure(proofs: list[Proof]) -> SelfTestError | None:
     """The error to refuse with, when a required proof does not hold."""
     broken = [proof for proof in proofs if proof.required and not proof.holds]
@@ -258,6 +271,7 @@ async def _prove(
     return [
         *judge(report, want),
         guard_proof(await runner.run([AGENT_PATH, "prove"], {})),
+        files_proof(await runner.run([FILES_PATH, WORKSPACE, "read", "../etc/passwd", "0", "1"], {})),
         await _process_limit(ground, slot, runner, env, report),
         _memory_limit(ground, slot, report),
         await _kill_all(slot, runner, env),

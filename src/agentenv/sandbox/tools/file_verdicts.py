@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from agentenv.errors import PolicyRefusalError, ProtocolError, SandboxUnavailableError
+from agentenv.errors import PolicyRefusalError, ProtocolError
 from agentenv.sandbox.tools.artifacts import MAX_ENTRIES
 from agentenv.wire.base import MAX_FILE_BYTES
 
@@ -22,16 +22,14 @@ def check_verdict(exit_code: int, path: str) -> None:
 
     Raises:
         PolicyRefusalError: the path leads outside the workspace.
-        SandboxUnavailableError: the kernel lacks openat2.
-        ProtocolError: slotfiles does not end so.
+        ProtocolError: slotfiles does not end so. That the kernel has openat2 is proved before anything is served,
+            so a verdict that says otherwise was made up by somebody in the slot.
     """
     if exit_code == _OUTSIDE:
         raise PolicyRefusalError(
             f"{path!r} is outside the workspace (or behind a link with an absolute target)",
             next_step="use a path inside /workspace",
         )
-    if exit_code == _UNSUPPORTED_KERNEL:
-        raise SandboxUnavailableError("the kernel has no openat2", next_step="use Linux 5.6 or newer")
     if exit_code not in _TEXT_OF and not 0 < exit_code < _OUTSIDE:
         raise ProtocolError(f"slotfiles ended with {exit_code}")
 

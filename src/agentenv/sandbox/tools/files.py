@@ -89,7 +89,6 @@ async def run_file_tool(
         InvalidArgumentsError, UnknownToolError: the call is wrong; nothing ran.
         PolicyRefusalError: a path (or an archive's entry) leads outside the workspace.
         ProtocolError: what came back is not what slotfiles prints.
-        SandboxUnavailableError: the kernel lacks openat2.
     """
     model = arguments if isinstance(arguments, WireModel) else parse_arguments(tool, dict(arguments))
     files = _Files(run, program, attached)

@@ -158,7 +158,7 @@ async def _pass_on(request: web.Request, response: web.StreamResponse, run: Tran
 
 
 def _reply(exit_code: int, printed: bytes) -> TransferReply:
-    """What the end of ``receive`` means. Raises PolicyRefusalError, ProtocolError, SandboxUnavailableError."""
+    """What the end of ``receive`` means. Raises PolicyRefusalError, ProtocolError."""
     if exit_code in (CUT_SHORT, USAGE):
         raise ProtocolError("the transfer ended too early, or is none")
     record = Reader(printed).record() if printed else None
