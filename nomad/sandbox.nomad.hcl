@@ -138,8 +138,8 @@ variable "apparmor" {
 
 variable "pids_limit" {
   type        = number
-  default     = 16384
-  description = "All processes and threads of a container: above slots x limits.processes it is never met."
+  default     = 0
+  description = "All processes and threads of a container. 0: enough for all slots to have limits.processes at once, and at least 16384; with less, a slot can be refused a process for what its neighbours have."
 }
 
 variable "client_data_dir" {
@@ -153,6 +153,8 @@ locals {
   # its slots have met theirs.
   slot_mib   = ceil(lookup(var.limits, "memory_bytes", 2147483648) / 1048576)
   memory_mib = var.memory_mib > 0 ? var.memory_mib : var.slots * local.slot_mib + 512
+  # Likewise (enough_pids); what a slot has beside its own is its agent, its bwrap and its network.
+  pids_limit = var.pids_limit > 0 ? var.pids_limit : max(16384, var.slots * (lookup(var.limits, "processes", 400) + 10) + 512)
   # Interpolated on the client, hence the second dollar.
   data_dir = var.client_data_dir != "" ? var.client_data_dir : "$${meta.agentenv_data_dir}"
 }
@@ -258,7 +260,7 @@ job "sandbox" {
           "seccomp=${local.data_dir}/alloc/${NOMAD_ALLOC_ID}/sandbox/local/seccomp.json",
         ]
         cgroupns   = "private"
-        pids_limit = var.pids_limit
+        pids_limit = local.pids_limit
       }
 
       # What the container is asked to be (src/agentenv/wire/spec.py). The host port is unique on a client, so

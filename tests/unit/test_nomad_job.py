@@ -15,6 +15,8 @@ from agentenv.slots.backends.nomad_api import NomadApi
 from agentenv.slots.backends.nomad_facts import Allocation, Evaluation, Job, Node, TaskEvent, events
 from agentenv.slots.backends.nomad_job import (
     JOB_FILES,
+    SERVER_PROCESSES,
+    SLOT_OWN_PROCESSES,
     JobShape,
     check_shape,
     check_standing,
@@ -173,11 +175,14 @@ def test_an_environments_config_says_where_its_farm_is(monkeypatch: pytest.Monke
         AgentFields(tool_pool_mode="nomad")
 
 
-def _job(*, slots: int = 10, memory_mib: int, memory_max_mib: int = 0, limits: str = "") -> dict[str, Any]:
+def _job(
+    *, slots: int = 10, memory_mib: int, memory_max_mib: int = 0, limits: str = "", pids_limit: int = 16384
+) -> dict[str, Any]:
     """As Nomad parses the shipped file."""
     spec = f'{{"container":"%[[ env `A` ]]%","env":{{"slots":"99"}},{limits}"slots":{slots},"uid_block":%[[ b ]]%}}'
     task = {
         "Templates": [{"EmbeddedTmpl": "{{ with nomadVar }}"}, {"EmbeddedTmpl": spec}],
+        "Config": {"pids_limit": pids_limit},
         "Resources": {"MemoryMB": memory_mib, "MemoryMaxMB": memory_max_mib},
     }
     return {"TaskGroups": [{"Tasks": [task]}]}
@@ -215,6 +220,32 @@ def test_less_memory_than_the_slots_may_use_is_refused_unless_named() -> None:
     own = _shape(memory_mib=2560, slots=2, limits='"limits":{"memory_bytes":1073741824},')
     assert own.slot_memory_bytes == 1024 * MIB
     check_shape(own, ContainerSettings(slots_per_container=2), NomadSettings())
+
+
+def test_a_container_has_processes_enough_for_all_its_slots() -> None:
+    lines = job_variables(job_text(NomadSettings()), ContainerSettings(), NomadSettings()).splitlines()
+    assert "pids_limit = 16384" in lines
+    many = ContainerSettings(slots_per_container=41)
+    enough = 41 * (400 + 10) + 512
+    assert f"pids_limit = {enough}" in job_variables(job_text(NomadSettings()), many, NomadSettings()).splitlines()
+    assert "pids_limit" not in job_variables('variable "slots" {}', many, NomadSettings()), "a file may have its own"
+    check_shape(_shape(slots=41, memory_mib=99999, pids_limit=enough), many, NomadSettings())
+    check_shape(_shape(slots=41, memory_mib=99999, pids_limit=0), many, NomadSettings())
+    with pytest.raises(
+        ConfigError, match="pids_limit: a container of 16384 processes cannot hold 41 slots of 400"
+    ) as no:
+        check_shape(_shape(slots=41, memory_mib=99999, pids_limit=16384), many, NomadSettings())
+    assert str(enough) in no.value.next_step
+    large = _shape(memory_mib=99999, limits='"limits":{"processes":2000},')
+    with pytest.raises(ConfigError, match="10 slots of 2000 each"):
+        check_shape(large, ContainerSettings(), NomadSettings())
+
+
+def test_the_job_file_by_hand_computes_as_the_backend_does() -> None:
+    text = job_text(NomadSettings())
+    formula = f'max(16384, var.slots * (lookup(var.limits, "processes", {SlotLimits().processes}) + '
+    assert f"{formula}{SLOT_OWN_PROCESSES}) + {SERVER_PROCESSES})" in text
+    assert "pids_limit = local.pids_limit" in text
 
 
 def test_an_environments_container_may_be_oversubscribed_by_name() -> None:

@@ -22,8 +22,14 @@ JOB_FILES = {
 }
 SERVER_MIB = 512
 """Of a container beyond its slots: 256 MiB of calls that wait, the template tree (at most 128), server, supervisor."""
+SERVER_PROCESSES = 512
+"""Processes and threads of a container beyond its slots': launcher, supervisor, server, what they start."""
+SLOT_OWN_PROCESSES = 10
+"""What a slot has beside its own: its agent and its bwrap, and up to eight behind its network."""
+_LEAST_PIDS = 16_384
 _SLOTS = re.compile(r'"slots":\s*(\d+)')
 _SLOT_MEMORY = re.compile(r'"memory_bytes":\s*(\d+)')
+_SLOT_PROCESSES = re.compile(r'"processes":\s*(\d+)')
 _DECLARED = re.compile(r'^\s*variable\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -45,7 +51,8 @@ def job_variables(text: str, containers: ContainerSettings, settings: NomadSetti
     declared = set(_DECLARED.findall(text))
     defaults = _values(ContainerSettings(), NomadSettings())
     given = _values(containers, settings)
-    optional = ("job_id", "image", "memory_max_mib", *(("memory_mib",) if settings.memory_mib is None else ()))
+    computed = ("memory_max_mib", "pids_limit", *(("memory_mib",) if settings.memory_mib is None else ()))
+    optional = ("job_id", "image", *computed)
     for name, value in given.items():
         if name not in declared and value != defaults[name] and name not in optional:
             raise ConfigError(name, f"is {value!r}, but the job file has no variable {name!r}", next_step=_cure(name))
@@ -66,14 +73,21 @@ def enough_mib(slots: int, slot_memory_bytes: int) -> int:
     return slots * -(-slot_memory_bytes // MIB) + SERVER_MIB
 
 
+def enough_pids(slots: int, slot_processes: int) -> int:
+    """What a container needs for all its slots to have as many processes as each may have at once."""
+    return max(_LEAST_PIDS, slots * (slot_processes + SLOT_OWN_PROCESSES) + SERVER_PROCESSES)
+
+
 @dataclass(frozen=True)
 class JobShape:
-    """What a job says of the size of its containers. ``memory_max_mib`` 0: none."""
+    """What a job says of the size of its containers. ``memory_max_mib`` and ``pids_limit`` 0: none."""
 
     slots: int
     slot_memory_bytes: int
     memory_mib: int
     memory_max_mib: int
+    slot_processes: int
+    pids_limit: int
 
     @classmethod
     def of(cls, job: Mapping[str, Any]) -> JobShape | None:
@@ -84,11 +98,14 @@ class JobShape:
             spec = next((text for text in texts if _SLOTS.search(text)), None)
             if spec is not None and (slots := _SLOTS.search(spec)) is not None:
                 memory, own = task.get("Resources") or {}, _SLOT_MEMORY.search(spec)
+                processes = _SLOT_PROCESSES.search(spec)
                 return cls(
                     slots=int(slots[1]),
                     slot_memory_bytes=int(own[1]) if own else SlotLimits().memory_bytes,
                     memory_mib=int(memory.get("MemoryMB") or 0),
                     memory_max_mib=int(memory.get("MemoryMaxMB") or 0),
+                    slot_processes=int(processes[1]) if processes else SlotLimits().processes,
+                    pids_limit=int((task.get("Config") or {}).get("pids_limit") or 0),
                 )
         return None
 
@@ -100,6 +117,15 @@ def check_shape(shape: JobShape, containers: ContainerSettings, settings: NomadS
             "slots_per_container",
             f"is {containers.slots_per_container}, but the job asks for {shape.slots} slots in each container",
             next_step="make them one: set slots_per_container, and leave the job variable `slots` alone",
+        )
+    pids = enough_pids(shape.slots, shape.slot_processes)
+    if 0 < shape.pids_limit < pids:
+        raise ConfigError(
+            "pids_limit",
+            f"a container of {shape.pids_limit} processes cannot hold {shape.slots} slots of {shape.slot_processes} "
+            f"each and its server ({pids}): a slot could then be refused a process for what its neighbours have",
+            next_step=f"leave the job variable `pids_limit` out (it is then {pids}), have fewer slots or slots of "
+            "fewer processes",
         )
     enough = enough_mib(shape.slots, shape.slot_memory_bytes)
     if settings.memory_oversubscription or max(shape.memory_mib, shape.memory_max_mib) >= enough:
@@ -140,6 +166,7 @@ def _values(containers: ContainerSettings, settings: NomadSettings) -> dict[str,
         "memory_max_mib": enough
         if settings.memory_oversubscription and enough > (settings.memory_mib or enough)
         else 0,
+        "pids_limit": enough_pids(containers.slots_per_container, containers.limits.processes),
         "slots": containers.slots_per_container,
         "isolation": containers.isolation,
         "allow_network": containers.allow_network,
