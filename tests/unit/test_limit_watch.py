@@ -157,6 +157,21 @@ def test_a_fork_that_a_limit_above_refused_is_counted_there(tmp_path: Path) -> N
     watch.close()
 
 
+def test_a_kill_is_told_before_a_refused_fork(tmp_path: Path) -> None:
+    slot = Slot(_below(tmp_path), 2)
+    watch = slot.watch()
+    slot.kills = 1
+    slot.write()
+    (tmp_path / "container/pids.events.local").write_text("max 1\n")
+    assert watch.take_above() == MEMORY_ABOVE
+    (tmp_path / "container/pids.events.local").write_text("max 2\n")
+    watch.look()
+    slot.kills = 2
+    slot.write()
+    assert watch.take_above() == MEMORY_ABOVE
+    watch.close()
+
+
 def test_what_slots_met_of_their_own_limits_is_nothing_above_them(tmp_path: Path) -> None:
     """The counter that a cgroup has for all below it says nothing of its own limit."""
     slot = Slot(_below(tmp_path), 2)

@@ -108,10 +108,8 @@ class LimitWatch:
             else:
                 self.above = MEMORY_ABOVE
         forks, above = _counter(self._forks_fd, b"max "), self._read_forks_above()
-        if forks > self._forks:
-            if not self._processes_used_up():
-                self.above = PROCESSES_ABOVE
-        elif above > self._forks_above:
+        refused_above = not self._processes_used_up() if forks > self._forks else above > self._forks_above
+        if refused_above and not self.above:  # a kill is the worse of the two
             self.above = PROCESSES_ABOVE
         self._forks, self._forks_above = forks, above
 

@@ -18,7 +18,7 @@ from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox import cgroups, network, slot_process
 from agentenv.sandbox.control_packets import limit_files
 from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
-from agentenv.sandbox.limit_watch import LimitWatch
+from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
 from agentenv.sandbox.network import NetworkProcess
 from agentenv.sandbox.reaper import Reaper, end_of
 from agentenv.sandbox.slot_process import Ground, SlotProcess
@@ -272,7 +272,7 @@ class SlotLife:
         self._lose(loss, f"the slot's network ended by itself: {end_of(ended.result())}")
 
     def _killed_above(self) -> bool:
-        return self._limits is not None and self._limits.take_above() != ""
+        return self._limits is not None and self._limits.take_above() == MEMORY_ABOVE
 
     def _lose(self, loss: Loss, reason: str) -> None:
         self._shop.reports.lost(self, loss, reason)

@@ -23,7 +23,7 @@ from agentenv.sandbox.calls import Asked, Outlet, Stop, answer, ended, refusal
 from agentenv.sandbox.culprits import WAYS, Loss, error_of
 from agentenv.sandbox.inbox import Attached, Inbox
 from agentenv.sandbox.leases import Lease, move
-from agentenv.sandbox.limit_watch import LimitWatch
+from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
 from agentenv.sandbox.process import SlotIo
 from agentenv.sandbox.replies import ReplyMemory
 from agentenv.sandbox.shared import Shared
@@ -236,8 +236,8 @@ class Slot:
         """The slot's agent is of no use any more. Repeatable until the slot is ready again."""
         if self.state not in (SlotState.free, SlotState.leased):
             return
-        if self._bench is not None and (above := self._bench.take_above()):
-            loss, reason = Loss.memory_above, f"{above} ({reason})"
+        if self._bench is not None and self._bench.take_above() == MEMORY_ABOVE:
+            loss, reason = Loss.memory_above, f"{MEMORY_ABOVE} ({reason})"
         log.warning("slot %d lost: %s", self.index, reason)
         self._shared.statistics.slots_lost += 1
         self._lose_lease(loss, reason)

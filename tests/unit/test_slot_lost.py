@@ -1,4 +1,4 @@
-"""A seal that takes too long: what runs in a slot can bring that about, so it is no free new attempt."""
+"""How a lease ends in the sandbox server: what runs in a slot can bring it about, so it is no free new attempt."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from agentenv.agent.culprit import worth_another
-from agentenv.errors import LeaseLostError
+from agentenv.errors import AgentEnvError, LeaseLostError, SlotDestroyedError
 from agentenv.sandbox import slots
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE
 from agentenv.sandbox.shared import Shared
 from agentenv.sandbox.slot_life import _SEAL_PATIENCE_S
 from agentenv.sandbox.slot_process import HELLO_DEADLINE_S, KILL_DEADLINE_S
@@ -51,3 +53,20 @@ async def test_a_seal_that_takes_too_long_ends_the_lease(monkeypatch: pytest.Mon
 def test_a_seal_is_waited_for_longer_than_the_supervisor_takes() -> None:
     assert slots.SEAL_S > KILL_DEADLINE_S + 5 + _SEAL_PATIENCE_S + 2 * HELLO_DEADLINE_S - 1
     assert pool._SEAL_TIMEOUT_S > slots.SEAL_S, "else it would be a lost connection, which is tried again"
+
+
+@pytest.mark.parametrize(
+    ("above", "error"),
+    [(MEMORY_ABOVE, LeaseLostError), (PROCESSES_ABOVE, SlotDestroyedError), ("", SlotDestroyedError)],
+)
+async def test_a_slot_is_not_lost_for_want_of_processes_above_it(above: str, error: type[AgentEnvError]) -> None:
+    """A fork that was refused, perhaps a neighbour's, kills no agent: memory may."""
+    slot = _leased(MagicMock())
+    assert slot.lease is not None
+    key = slot.lease.key
+    bench = MagicMock()
+    bench.take_above.return_value = above
+    slot._bench, slot._called = bench, True
+    slot.lost(Loss.silent, "a killed call did not end")
+    assert type(slot.why_lost(key)) is error
+    slot.close()
