@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.sandbox import sweep
+from agentenv.sandbox.isolation import MAX_TERMINALS
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.wire.spec import SlotLimits
 from tests.integration.supervisor_harness import (
@@ -128,6 +129,21 @@ def test_the_process_limit_is_the_slot_s_own(place: Path) -> None:
         )
         assert 10 <= int(container.bash(0, f"python3 -c '{fill}'")) <= 20
         assert container.bash(1, "for i in 1 2 3 4 5; do /bin/echo $i & wait; done").split() == list("12345")
+
+
+def test_terminals_are_the_slot_s_own(container: Container) -> None:
+    """Also where nobody is privileged: a devpts can be given a limit in a user namespace."""
+    hold = (
+        "import errno, os, time\nheld = []\ntry:\n"
+        ' while len(held) < 4096: held.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))\n'
+        "except OSError as error: print(len(held), errno.errorcode[error.errno], flush=True)\ntime.sleep(1000)"
+    )
+    script = f"setsid python3 -c '{hold}' > held 2>&1 & until [ -s held ]; do sleep 0.05; done; cat held"
+    all_of_them = f"{MAX_TERMINALS} ENOSPC\n"
+    assert [container.bash(slot, script) for slot in (0, 1)] == [all_of_them] * 2
+    container.send(op="reset", slot=1)
+    container.packet("slot_ready", slot=1, kept=False, epoch=1)
+    assert container.bash(1, script) == all_of_them, "nothing of before is counted"
 
 
 def test_the_end_leaves_nothing(place: Path) -> None:
