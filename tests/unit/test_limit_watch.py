@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,17 @@ def test_a_fork_that_a_limit_above_refused_is_counted_there(tmp_path: Path) -> N
     assert watch.refused(errno.EAGAIN) == PROCESSES_ABOVE
     assert watch.take_above() == "", "told already"
     watch.close()
+
+
+def test_what_is_above_all_slots_is_opened_once(tmp_path: Path) -> None:
+    slot = Slot(_below(tmp_path), 2)
+    watches = [slot.watch() for _ in range(3)]
+    opened = {watch._above_slot.forks_fds for watch in watches}
+    assert len(opened) == 1
+    assert all(os.fstat(fd) for fds in opened for fd in fds)
+    for watch in watches:
+        watch.close()
+    assert len([os.fstat(fd) for fds in opened for fd in fds]) == 2, "the container's, not a slot's"
 
 
 def test_a_kill_is_told_before_a_refused_fork(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 from dataclasses import dataclass
+from functools import cache
 
 _READ_BYTES = 4096
 _NEARLY_ALL = 8
@@ -39,13 +40,10 @@ class LimitWatch:
     def __init__(self, files: LimitFiles, terminals: str = _TERMINALS) -> None:
         self._files = files
         self._terminals = terminals
-        self._above_slot = _limited_above(files.pids)
+        self._above_slot = _Above() if files.pids is None else _above(os.path.dirname(files.pids))  # noqa: PTH120
         self._kills_fd = _open(files.memory, "memory.oom_control" if files.version == 1 else "memory.events")
         self._hits_fd = _open(files.memory, "memory.failcnt" if files.version == 1 else "memory.events")
         self._forks_fd = _open(files.pids, "pids.events")
-        # Only where it is there does a cgroup count the forks that its own limit refused, whoever tried them.
-        opened = (_open(directory, "pids.events.local") for directory in self._above_slot)
-        self._above_fds = tuple(fd for fd in opened if fd >= 0)
         self._kills = _counter(self._kills_fd, b"oom_kill ")
         self._forks = _counter(self._forks_fd, b"max ")
         self._forks_above = self._read_forks_above()
@@ -92,11 +90,10 @@ class LimitWatch:
 
     def close(self) -> None:
         """Repeatable."""
-        for fd in (self._kills_fd, self._hits_fd, self._forks_fd, *self._above_fds):
+        for fd in (self._kills_fd, self._hits_fd, self._forks_fd):
             if fd >= 0:
                 os.close(fd)
         self._kills_fd = self._hits_fd = self._forks_fd = -1
-        self._above_fds = ()
 
     def look(self) -> None:
         """Note what was killed, and which forks were refused, since the last look. The methods above tell."""
@@ -115,7 +112,7 @@ class LimitWatch:
 
     def _read_forks_above(self) -> int:
         """How many forks the limits above the slot have refused; 0 where the kernel does not count that."""
-        return sum(_counter(fd, b"max ") for fd in self._above_fds)
+        return sum(_counter(fd, b"max ") for fd in self._above_slot.forks_fds)
 
     def _read_hits(self) -> int:
         """How often the slot has met its own memory limit."""
@@ -134,7 +131,7 @@ class LimitWatch:
         if max(used or 0, peak or 0) >= most - most // _NEARLY_ALL:
             return True
         # Before Linux 6.6 no peak is told: whatever forked here may have ended since.
-        return peak is None and not any(_full(above) for above in self._above_slot)
+        return peak is None and not any(_full(above) for above in self._above_slot.directories)
 
     def _number(self, directory: str | None, first: str, second: str) -> int | None:
         if directory is None:
@@ -142,12 +139,25 @@ class LimitWatch:
         return _number(_read(directory, first if self._files.version == 1 else second))
 
 
-def _limited_above(directory: str | None) -> tuple[str, ...]:
-    """The cgroups above this one that may have a limit of processes, up to the topmost there is to see."""
+@dataclass(frozen=True)
+class _Above:
+    """The cgroups above a slot's that may have a limit of processes, and where each counts the forks it refused."""
+
+    directories: tuple[str, ...] = ()
+    forks_fds: tuple[int, ...] = ()
+
+
+@cache
+def _above(directory: str) -> _Above:
+    """``directory`` and all above it, up to the topmost there is to see. They are the container's, the same for all
+    its slots, so they are opened once and stay open for as long as this process lives."""
     found = []
-    while directory is not None and _read(directory := os.path.dirname(directory), "pids.max"):  # noqa: PTH120
+    while _read(directory, "pids.max"):
         found.append(directory)
-    return tuple(found)
+        directory = os.path.dirname(directory)  # noqa: PTH120
+    # Only where it is there does a cgroup count the forks that its own limit refused, whoever tried them.
+    opened = (_open(above, "pids.events.local") for above in found)
+    return _Above(tuple(found), tuple(fd for fd in opened if fd >= 0))
 
 
 def _full(directory: str) -> bool:
