@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 import pytest
 
 from agentenv.executor.session import ToolSession
@@ -33,6 +36,17 @@ ends = time.monotonic() + 20
 while time.monotonic() < ends:
     try: os.kill(-1, signal.SIGSTOP)
     except OSError: pass
+"""
+STOP_CAT = """
+import os, signal, time
+while True:
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if open("/proc/" + name + "/comm").read() == "cat\\n":
+                os.kill(int(name), signal.SIGSTOP)
+                open("/tmp/stopped", "w").close()
+        except OSError: pass
+    time.sleep(0.0005)
 """
 HOGS = """
 import os, time
@@ -89,6 +103,26 @@ async def test_calls_are_answered_while_everybody_is_being_stopped(slots: Slots)
     for _ in range(8):
         result = await one.call("bash", {"command": "true"}, timeout_s=2)
         assert result.fault == "none", result
+
+
+async def test_a_wait_in_tmux_ends_in_time_although_its_helper_is_stopped(slots: Slots) -> None:
+    one = await slots.open("one")
+    assert (await one.call("tmux", {"action": "start"})).fault == "none"
+    await _write(one, "stop.py", STOP_CAT)
+    await sh(one, "(setsid python3 stop.py >/dev/null 2>&1 &)")
+    blocked = {"action": "send_keys", "text": "sleep 600\n", "block": True, "max_wait_s": 6}
+    for _ in range(5):  # the first may be too quick for whoever stops it
+        began_s = time.monotonic()
+        async with asyncio.timeout(60):
+            result = await one.call("tmux", blocked, timeout_s=10)
+        assert (result.fault, result.timed_out) == ("none", True), result
+        assert time.monotonic() - began_s < 10 + 15
+        if await sh(one, "ls /tmp/stopped 2>/dev/null"):
+            break
+    else:
+        pytest.fail("no helper was stopped")
+    await sh(one, "kill -9 -1")
+    await _works(one)
 
 
 async def test_the_agent_is_no_victim_when_memory_runs_out(slots: Slots) -> None:

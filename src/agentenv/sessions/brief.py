@@ -43,12 +43,16 @@ class _Brief:
             self.ended.set_result(exit_code)
 
 
-async def output_of(host: Host, *argv: str, longest_s: float | None = None) -> bytes:
-    """What it prints; nothing when it fails, or (killed then) takes longer than ``longest_s``."""
+async def output_of(host: Host, *argv: str, longest_s: float) -> bytes | None:
+    """What it prints; nothing when it fails. None when it has not ended after ``longest_s`` and was killed: something
+    in the slot may have stopped it, and what it was to tell is not known."""
     brief = _Brief(host)
     started = host.start(Program(argv=argv, env=host.env, cwd=host.workspace), brief)
-    done, _ = await asyncio.wait([brief.ended], timeout=longest_s)
+    try:
+        done, _ = await asyncio.wait([brief.ended], timeout=longest_s)
+    finally:
+        if not brief.ended.done():
+            started.kill()
     if not done:
-        started.kill()
-        return b""
+        return None
     return brief.output if brief.ended.result() == 0 else b""

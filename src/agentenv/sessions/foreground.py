@@ -79,5 +79,5 @@ async def seen(host: Host, commands: int, terminal: int | None) -> Waits:
         number = str((_PTS_MAJOR << 8) | (terminal & 0xFF) | ((terminal & ~0xFF) << 12))
         name = str(terminal)
     said = await output_of(host, "bash", "-c", _PROBE, "bash", str(commands), number, name, longest_s=_LOOK_S)
-    words = said.split()
+    words = (said or b"").split()
     return Waits(input=b"reads" in words, commands=b"idle" in words)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import assert_never
 
+from agentenv.errors import UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer
 from agentenv.sessions.port import Host
 from agentenv.sessions.process_calls import ProcessCalls
@@ -13,6 +16,12 @@ from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArguments
 
 SessionArguments = TerminalArguments | ProcessArguments | TmuxArguments
+
+LATE_S = 30.0
+"""A call that has no answer so long after its deadline is ended: more than the longest waits for what a slot's
+programs, slow or stopped, may still say."""
+
+log = logging.getLogger(__name__)
 
 
 class SlotSessions:
@@ -25,7 +34,19 @@ class SlotSessions:
         self._tmux = TmuxCalls(host, unread)
 
     async def call(self, arguments: SessionArguments, deadline_s: float) -> SessionAnswer:
-        """One call, answered by ``deadline_s`` (the loop's clock). Raises ToolCallError, LeaseLostError."""
+        """One call, answered by ``deadline_s`` (the loop's clock), or soon after when what it asks in the slot is
+        slow. Raises ToolCallError (also when nothing answers it until :data:`LATE_S` later), LeaseLostError."""
+        try:
+            async with asyncio.timeout_at(deadline_s + LATE_S):
+                return await self._answer(arguments, deadline_s)
+        except TimeoutError as error:
+            log.warning("a call had no answer %g s after its deadline: %s", LATE_S, type(arguments).__name__)
+            raise UnknownSessionError(
+                "the session does not answer",
+                next_step="end what stops or slows the other processes of the slot, then start the session again",
+            ) from error
+
+    async def _answer(self, arguments: SessionArguments, deadline_s: float) -> SessionAnswer:
         match arguments:
             case TerminalArguments():
                 return await self._terminals.call(arguments, deadline_s)

@@ -25,6 +25,7 @@ _ANSWER_S = 15.0
 _ATTACH_S = 3.0
 _PAUSED_S = 0.2
 _REAPED_S = 2.0
+_STAT_S = 2.0
 _PAUSE_AFTER_S = 3
 """A session that prints more than is read is paused by tmux, which leaves out what lies between."""
 _MOST_BYTES_PER_S = 1024 * 1024
@@ -156,7 +157,8 @@ class Tmux:
         until_s = self._host.loop.time() + _REAPED_S
         while dead and _exit_code(found) is None and self._host.loop.time() < until_s:
             # Its terminal is closed and its process about to be reaped; tmux 3.3 misses some of these signals.
-            await output_of(self._host, "bash", "-c", f"kill -CHLD {_number(found, 'pid') or '$$'}; sleep 0.02")
+            reap = f"kill -CHLD {_number(found, 'pid') or '$$'}; sleep 0.02"
+            await output_of(self._host, "bash", "-c", reap, longest_s=_REAPED_S)
             found = await self._fields()
         if dead and not self._shown_dead:
             await self._record_end()
@@ -188,12 +190,15 @@ class Tmux:
 
     async def idle(self) -> bool:
         """Whether the program that was started (a shell, mostly) waits for input itself: nothing it has
-        started is in the foreground."""
+        started is in the foreground. False when that cannot be known."""
         found = (await self.ask(f"display-message -p -t {self._pane} '#{{pane_pid}} #{{pane_dead}}'"))[0]
         pid, _, dead = found.partition(" ")
         if not pid.isdigit() or dead == "1":
             return True
-        fields = (await output_of(self._host, "cat", f"/proc/{pid}/stat")).rpartition(b")")[2].split()
+        stat = await output_of(self._host, "cat", f"/proc/{pid}/stat", longest_s=_STAT_S)
+        if stat is None:
+            return False
+        fields = stat.rpartition(b")")[2].split()
         if len(fields) < 6 or fields[0] in (b"Z", b"X"):  # it has ended, which tmux 3.3 does not always notice
             return True
         return fields[2] == fields[5]

@@ -97,7 +97,8 @@ class TmuxCalls:
             tmux = await self._opened(setup)
         if tmux.start_error.startswith(_DUPLICATE):
             # Left by a sandbox server that died, or made by somebody in the slot: it is nobody's.
-            await output_of(self._host, "tmux", "-S", self._host.tmux_socket, "kill-session", "-t", f"={name}")
+            argv = ("tmux", "-S", self._host.tmux_socket, "kill-session", "-t", f"={name}")
+            await output_of(self._host, *argv, longest_s=_STOP_S)
             tmux.close()
             tmux = await self._opened(setup)
         if tmux.start_error:

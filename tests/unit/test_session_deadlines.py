@@ -1,0 +1,83 @@
+"""No session call waits for ever, whatever becomes of the programs in the slot that it asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.errors import UnknownSessionError
+from agentenv.sessions import slot_sessions, tmux
+from agentenv.sessions.brief import output_of
+from agentenv.slots.backends.fake_sessions import FakeHost, FakeSessions
+from agentenv.wire.sessions import ProcessArguments, TmuxArguments, TmuxReply
+
+MIB = 1024 * 1024
+ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncIterator[FakeHost]:
+    opened = FakeHost(tmp_path, ENV)
+    yield opened
+    opened.close()
+
+
+async def all_ended(host: FakeHost) -> None:
+    async with asyncio.timeout(20):
+        while host._programs:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_helper_that_fails_says_nothing_and_one_that_is_stopped_is_not_known(host: FakeHost) -> None:
+    assert await output_of(host, "echo", "said", longest_s=20) == b"said\n"
+    assert await output_of(host, "false", longest_s=20) == b""
+    assert await output_of(host, "bash", "-c", "kill -STOP $$", longest_s=0.2) is None
+    await all_ended(host)
+
+
+async def test_a_helper_nobody_waits_for_any_more_is_killed(host: FakeHost) -> None:
+    asking = asyncio.ensure_future(output_of(host, "sleep", "600", longest_s=600))
+    async with asyncio.timeout(20):
+        while not host._programs:
+            await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    await all_ended(host)
+
+
+async def test_a_shell_that_cannot_be_looked_at_is_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tmux, "_STAT_S", 0.2)
+    programs, workspace = tmp_path / "bin", tmp_path / "workspace"
+    programs.mkdir()
+    workspace.mkdir()
+    (programs / "cat").write_text("#!/bin/sh\nkill -STOP $$\n")
+    (programs / "cat").chmod(0o755)
+    sessions = FakeSessions(workspace, {"PATH": f"{programs}:{ENV['PATH']}"}, MIB)
+    try:
+        for more in ({"action": "start"}, {"action": "send_keys", "text": "true\n", "block": True, "max_wait_s": 1}):
+            arguments = TmuxArguments.model_validate(more)
+            answer = await asyncio.wait_for(sessions.call(arguments, asyncio.get_running_loop().time() + 30), 40)
+    finally:
+        sessions.close()
+    assert isinstance(answer.content, TmuxReply)
+    assert answer.content.session is not None
+    assert (answer.content.session.idle, answer.fields.get("timed_out")) == (False, True)
+
+
+async def test_a_call_that_nothing_answers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_sessions, "LATE_S", 0.2)
+    sessions = FakeSessions(tmp_path, ENV, MIB)
+
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(sessions._processes, "call", never)
+    listing = sessions.call(ProcessArguments(action="list"), asyncio.get_running_loop().time() + 0.1)
+    with pytest.raises(UnknownSessionError, match="does not answer"):
+        await asyncio.wait_for(listing, 20)
+    sessions.close()
