@@ -389,6 +389,9 @@ CASES = {
     ),
     "a verifier raises, because of what was left in the files": Case(TaskError, NO_SCORE, hooks=Reading),
     "a verifier's download is cut": Case(ConnectionLostError, AGAIN, hooks=downloading(ConnectionLostError("cut"))),
+    "a verifier's download is stopped or killed by what was left running: OSError": Case(
+        None, "the verifier's to judge", hooks=downloading(OSError(errno.EIO, "was stopped"))
+    ),
     "a verifier's download fills the disk of the trainer": Case(
         InfraError, NO_SCORE, hooks=downloading(OSError(errno.ENOSPC, "No space left on device"))
     ),

@@ -110,7 +110,7 @@ async def download(
 
     Raises:
         OSError: ``remote`` is missing or cannot be read, ``local`` cannot be written, there is more than
-            ``max_bytes``, a link leads out of ``local``, or something in the slot killed the transfer.
+            ``max_bytes``, a link leads out of ``local``, or something in the slot stopped or killed the transfer.
         PolicyRefusalError: ``remote`` leads outside the workspace.
         InfraError: the slot or the connection failed.
     """
@@ -120,7 +120,7 @@ async def download(
             async with _request(lease, "GET", remote) as response:
                 await _receive(response, writer, remote, progress)
             if not await asyncio.to_thread(writer.finish):
-                raise OSError(errno.EIO, "the transfer was killed by something in the slot", remote)
+                raise OSError(errno.EIO, "the transfer was stopped by something in the slot", remote)
         return Transferred(writer.tally.files, writer.tally.total_bytes, writer.tally.sha256)
 
     return await _insisting(lease, once)

@@ -7,6 +7,7 @@ looks at one piece per turn of its loop, and knows nothing of what is in them (:
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Awaitable
 from contextlib import closing
 from typing import TypeVar
@@ -53,7 +54,7 @@ class TransferRoutes:
             with closing(run):
                 await _feed(request, run)
                 printed = await _collect(run)
-                reply = _reply(await run.ended(), printed)
+                reply = _reply(await _ended(run), printed)
         return web.json_response(text=reply.model_dump_json())
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
@@ -61,8 +62,8 @@ class TransferRoutes:
         async with self._turn(key):
             run = self._started(key, "send", path)
             with closing(run):
-                first = await in_time(run.read())
-                if not first and 0 < (code := await run.ended()) <= 128:
+                first = await _printed(run)
+                if not first and 0 < (code := await _ended(run)) <= 128:
                     first = Entry("x", size=code).encode()  # it could not be started
                 response = web.StreamResponse(headers={"Content-Type": "application/x-agentenv-transfer"})
                 await response.prepare(request)
@@ -132,24 +133,41 @@ async def body_piece(request: web.Request) -> bytes:
 async def _collect(run: TransferRun) -> bytes:
     """What a run that was fed says at its end."""
     printed = bytearray()
-    try:
-        while piece := await in_time(run.read()):
-            printed += piece
-            if len(printed) > _MAX_REPLY_BYTES:
-                raise ProtocolError("slotfiles said more than it was asked")
-    except TimeoutError:
-        run.kill()
+    while piece := await _printed(run):
+        printed += piece
+        if len(printed) > _MAX_REPLY_BYTES:
+            raise ProtocolError("slotfiles said more than it was asked")
     return bytes(printed)
 
 
+async def _printed(run: TransferRun) -> bytes:
+    """What the run printed next; empty at its end. One that is stopped by something in its slot is killed: its output
+    ends there. Raises LeaseLostError."""
+    try:
+        return await in_time(run.read())
+    except TimeoutError:
+        run.kill()
+        return b""
+
+
+async def _ended(run: TransferRun) -> int:
+    """The exit code of a run that prints no more, and is killed unless it ends. Raises LeaseLostError."""
+    try:
+        return await in_time(run.ended())
+    except TimeoutError:
+        run.kill()
+        return 128 + signal.SIGKILL
+
+
 async def _pass_on(request: web.Request, response: web.StreamResponse, run: TransferRun, piece: bytes) -> None:
-    """The run's output as the response's body. A slot that is lost cuts the connection: a body that ends in
-    good order, but without its end record, means that something in the slot ended the run."""
+    """The run's output as the response's body. Only a slot that is lost, or a client that takes nothing, cuts the
+    connection: a body that ends in good order, but without its end record, means that something in the slot ended the
+    run, or stopped it."""
     try:
         while piece:
             await in_time(response.write(piece))
-            piece = await in_time(run.read())
-        await run.ended()
+            piece = await _printed(run)
+        await _ended(run)
     except (TimeoutError, LeaseLostError):
         if request.transport is not None:
             request.transport.abort()
