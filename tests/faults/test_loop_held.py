@@ -105,6 +105,15 @@ HALF_MARKERS = "yes $'\\x1e/0123456789abcdef' | tr -d '\\n' | head -c 32M"
 ARCHIVED = tuple(("artifacts", {"action": action, "path": "d"}) for action in ("list", "archive"))
 FILES_20K = "mkdir d && cd d && seq 20000 | xargs touch"
 HISTORY = "seq 40000 | sed 's/.*/same/'; sleep 1; seq 40000 | sed 's/.*/same/'; sleep 60"
+ZEROS = "head -c 3M /dev/zero | tr '\\0' 0"
+CLIENT = "/proc/$(pgrep -f 'tmux.*-C start-server' | head -n 1)/fd/1"
+
+
+def forged(script: str) -> tuple[Call, ...]:
+    """What ``script`` prints, in place of tmux."""
+    return (tmux("start"), bash(f"({script}) > {CLIENT}"), tmux("stop"))
+
+
 TABLE = [
     # patch
     Attack("patch: equal lines", (patch(" a\n" * 2000 + "-b\n+y\n"),), "yes a | head -c 1M > f"),
@@ -160,6 +169,10 @@ TABLE = [
             *(tmux("capture", what=what) for what in ("difference", "scrollback", "difference")),
         ),
     ),
+    Attack("tmux: forged notices", forged("timeout 4 yes %")),
+    Attack("tmux: a forged answer of empty lines", forged("echo %begin 1 1 1; timeout 4 yes ''")),
+    Attack("tmux: a forged number", forged(f"printf '%%begin '; {ZEROS}; echo; timeout 4 yes ''")),
+    Attack("tmux: forged escapes", forged("printf '%%output %%0 '; yes '\\000' | head -c 4M | tr -d '\\n'; echo")),
     Attack("tmux: a flood", (tmux("start", command="timeout 3 yes"), tmux("wait", until="exit", max_wait_s=6))),
 ]  # fmt: skip
 

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sessions.asciicast import MAX_UNTAKEN_BYTES, Recorder, recordings
 from agentenv.sessions.keys import key_bytes
-from agentenv.sessions.tmux_control import MAX_BLOCK_BYTES, Answer, ControlParser, Noticed, Printed, unescaped
+from agentenv.sessions.tmux_control import (
+    MAX_BLOCK_BYTES,
+    MAX_BLOCK_LINES,
+    Answer,
+    ControlParser,
+    Noticed,
+    Printed,
+    unescaped,
+)
 from agentenv.sessions.tmux_text import CHUNK_CHARS, difference, pressing, quoted, trimmed, typing
 
 SAID = (
@@ -59,6 +67,24 @@ def test_a_line_without_end_is_dropped_and_the_next_is_not() -> None:
     for _ in range(80):
         assert parser.feed(b"%output %0 " + b"x" * 100_000) == []
     assert parser.feed(b"\n%exit\n") == [Noticed("exit", "")]
+
+
+def test_a_long_line_that_comes_byte_by_byte_is_not_copied_each_time() -> None:
+    parser = ControlParser()
+    parser.feed(b"%exit " + b"x" * 3_000_000)
+    began_s = time.process_time()
+    for _ in range(20_000):
+        assert parser.feed(b"y") == []
+    assert time.process_time() - began_s < 2
+    (event,) = parser.feed(b"\n")
+    assert isinstance(event, Noticed)
+    assert len(event.rest) == 3_020_000
+
+
+def test_what_a_slot_forges_makes_nothing() -> None:
+    parser = ControlParser()
+    assert parser.feed(b"%\n%unknown x\n%pauses %0\nno\n%begin " + b"1" * 200 + b"\n%exit\n") == [Noticed("exit", "")]
+    assert parser.held_bytes == 0
 
 
 def test_escapes() -> None:
@@ -208,6 +234,7 @@ def test_empty_lines_take_memory_too() -> None:
     (answer,) = parser.feed(b"%end 1 2 1\n")
     assert isinstance(answer, Answer)
     assert len(answer.lines) + answer.dropped_bytes == 400_000
+    assert len(answer.lines) == MAX_BLOCK_LINES
     assert answer.dropped_bytes > 0
 
 

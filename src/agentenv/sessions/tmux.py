@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, UnknownSessionError
 from agentenv.sessions.asciicast import Recorder
 from agentenv.sessions.brief import output_of
+from agentenv.sessions.line_reader import LineReader
 from agentenv.sessions.port import Host, Program
 from agentenv.sessions.reader import Reader
 from agentenv.sessions.tmux_control import Answer, ControlParser, Event, Noticed, Printed
@@ -30,6 +32,12 @@ _PAUSE_AFTER_S = 3
 """A session that prints more than is read is paused by tmux, which leaves out what lies between."""
 _MOST_BYTES_PER_S = 1024 * 1024
 """Enough for any screen; more of it would be too much work for a recording nobody can watch."""
+_MOST_PRINTED_BYTES = 64 * 1024
+"""Of one line that tells what a program printed; tmux's have 11 KB."""
+_LINES_PER_EVENT = 16
+"""A line of an answer is so much less work than an event."""
+_MOST_ASKED = 512
+"""Questions without an answer: of a tmux that has so many, no more is asked."""
 _FIELDS = (
     *("pane_dead", "pane_dead_status", "pane_dead_signal", "pane_pid", "history_size", "pane_width", "pane_height"),
     *("cursor_x", "cursor_y", "pid", "pane_current_command"),
@@ -42,6 +50,8 @@ _OPTIONS = (
     ("history-limit", str(HISTORY_LINES)),
     ("default-terminal", "screen-256color"),
 )
+_PANE = re.compile(r"%[0-9]{1,9}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _OTHER_COMMANDS = 2
 """``start-server`` and ``new-session``."""
 
@@ -76,7 +86,8 @@ class Tmux:
         self._seen_chars = 0
         self._parser = ControlParser()
         self._asked: deque[asyncio.Future[Answer | None]] = deque()
-        self._readers: list[Reader] = []
+        self._going_on: asyncio.Future[Answer | None] | None = None
+        self._readers: list[Reader | LineReader] = []
         self._pane = ""
         self._attached = False
         self._begun = 0
@@ -123,7 +134,7 @@ class Tmux:
         try:
             await self.ask(f"refresh-client -C {setup.columns}x{setup.rows}")
             await self.ask(f"refresh-client -f {output}")
-            self._pane = (await self.ask("display-message -p '#{pane_id}'"))[0]
+            self._pane = await self._line("display-message -p '#{pane_id}'")
         except (InvalidArgumentsError, UnknownSessionError) as error:
             self.start_error = self.start_error or error.message
 
@@ -131,6 +142,8 @@ class Tmux:
         """tmux's answer to a command. Raises InvalidArgumentsError when tmux refuses it, UnknownSessionError
         when it has ended or does not answer, LeaseLostError."""
         answered: asyncio.Future[Answer | None] = self._host.loop.create_future()
+        if len(self._asked) >= _MOST_ASKED:
+            self.close()
         if self.alive:
             self._asked.append(answered)
             self._typist.type(command + "\n")
@@ -184,16 +197,21 @@ class Tmux:
             lines.pop()
         self.recorder.output(("\x1b[H\x1b[2J" + "\r\n".join(lines) + "\r\n").encode(), self._host.loop.time())
 
+    async def _line(self, command: str) -> str:
+        """An answer of one line; of none when somebody in the slot answers for tmux."""
+        lines = await self.ask(command)
+        return lines[0] if lines else ""
+
     async def _fields(self) -> dict[str, str]:
-        said = (await self.ask(f"display-message -p -t {self._pane} '{_FORMAT}'"))[0]
+        said = await self._line(f"display-message -p -t {self._pane} '{_FORMAT}'")
         return dict(zip(_FIELDS, said.split("\t"), strict=False))
 
     async def idle(self) -> bool:
         """Whether the program that was started (a shell, mostly) waits for input itself: nothing it has
         started is in the foreground. False when that cannot be known."""
-        found = (await self.ask(f"display-message -p -t {self._pane} '#{{pane_pid}} #{{pane_dead}}'"))[0]
+        found = await self._line(f"display-message -p -t {self._pane} '#{{pane_pid}} #{{pane_dead}}'")
         pid, _, dead = found.partition(" ")
-        if not pid.isdigit() or dead == "1":
+        if not _NUMBER.fullmatch(pid) or dead == "1":
             return True
         stat = await output_of(self._host, "cat", f"/proc/{pid}/stat", longest_s=_STAT_S)
         if stat is None:
@@ -261,7 +279,7 @@ class Tmux:
         """ProgramEvents."""
         out, err = fds
         self._readers = [
-            Reader(self._host, out, self._came, terminal=False, most_bytes_per_s=_MOST_BYTES_PER_S),
+            LineReader(self._host, out, self._came, most_bytes_per_s=_MOST_BYTES_PER_S),
             Reader(self._host, err, self._complained, terminal=False),
         ]
 
@@ -287,11 +305,13 @@ class Tmux:
     def _complained(self, chunk: bytes) -> None:
         self.start_error = (self.start_error + chunk.decode("utf-8", "replace"))[:1_000]
 
-    def _came(self, chunk: bytes) -> None:
-        for event in self._parser.feed(chunk):
+    def _came(self, chunk: bytes) -> float:
+        events = self._parser.feed(chunk)
+        for event in events:
             self._take(event)
         self._tell_held()
         self.changes.tell()
+        return 1 + len(events) + chunk.count(b"\n") / _LINES_PER_EVENT
 
     def _take(self, event: Event) -> None:
         match event:
@@ -306,25 +326,33 @@ class Tmux:
                 if self._pane in ("", event.pane):
                     self._record(event)
             case Noticed(name="pause"):
-                self.recorder.left_out(self._host.loop.time())
-                self._host.loop.call_later(_PAUSED_S, self._go_on, event.rest)
+                self._pause(event.rest)
             case Noticed(name="session-changed"):
                 self._attached = True
             case Noticed(name="exit"):
                 self._ended = True
                 if not self._pane:
-                    self.start_error = self.start_error or event.rest
+                    self.start_error = self.start_error or event.rest[:1_000]
                 self._fail_asked()
 
     def _record(self, printed: Printed) -> None:
-        if self.recorder.full:
+        if self.recorder.full or len(printed.escaped) > _MOST_PRINTED_BYTES:
             self.recorder.skip(len(printed.escaped))
         else:
             self.recorder.output(printed.data, self._host.loop.time())
 
-    def _go_on(self, pane: str) -> None:
-        if self.alive and pane[:1] == "%" and pane[1:].isdigit():
-            self._asked.append(self._host.loop.create_future())
+    def _pause(self, pane: str) -> None:
+        """The one pane that is recorded goes on, once for each time that tmux has answered."""
+        waits = self._going_on is not None and not self._going_on.done()
+        if waits or self._pane not in ("", pane) or not _PANE.fullmatch(pane):
+            return
+        self._going_on = self._host.loop.create_future()
+        self.recorder.left_out(self._host.loop.time())
+        self._host.loop.call_later(_PAUSED_S, self._go_on, pane, self._going_on)
+
+    def _go_on(self, pane: str, answered: asyncio.Future[Answer | None]) -> None:
+        if self.alive:
+            self._asked.append(answered)
             self._typist.type(f"refresh-client -A '{pane}:continue'\n")
 
     def _fail_asked(self) -> None:
@@ -340,7 +368,7 @@ def _exit_code(found: Mapping[str, str]) -> int | None:
 
 def _number(found: Mapping[str, str], name: str) -> int | None:
     text = found.get(name, "")
-    return int(text) if text.isdigit() else None
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def _word(text: str) -> str:

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_BLOCK_BYTES = 8 * 1024 * 1024
-"""Of a longer answer (a long scrollback of wide lines) the last lines are kept, and the rest is counted."""
+MAX_BLOCK_LINES = 51_000
+"""Of a longer answer (a long scrollback of wide lines) the last lines are kept, and the rest is counted. A whole
+history and a screen have no more lines."""
 
 _LINE_OVERHEAD_BYTES = 48
 """What keeping a line takes beside its bytes."""
 _LONG_LINE_BYTES = 64 * 1024
+_MAX_NUMBER_BYTES = 100
+"""Of what follows ``%begin``: a time, a number and flags."""
+_NOTICES = (b"%pause", b"%session-changed", b"%exit")
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
@@ -48,7 +53,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Noticed:
-    """Any other notification, such as ``exit`` or ``pause``, with the rest of its line."""
+    """``exit``, ``pause`` or ``session-changed``, with the rest of its line. Other notifications are none of ours."""
 
     name: str
     rest: str
@@ -58,15 +63,16 @@ Event = Answer | Printed | Noticed
 
 
 class ControlParser:
-    """Feed it bytes; it gives events. What is longer than it may be is dropped, not kept."""
+    """Feed it bytes; it gives events. What is longer than it may be is dropped, not kept. Any program of the slot may
+    have written them: no byte costs more than a byte of tmux's own, and no line more than a line."""
 
     def __init__(self) -> None:
-        self._part = b""
+        self._part = bytearray()
         self._skipping = False
         self._block: deque[bytes] | None = None
         self._block_bytes = 0
         self._dropped_bytes = 0
-        self._number = b""
+        self._ends = (b"", b"")
 
     @property
     def held_bytes(self) -> int:
@@ -76,28 +82,34 @@ class ControlParser:
     def shed(self) -> None:
         """Drop the lines of the answer that is coming, and a long line of which the end is yet to come."""
         if len(self._part) > _LONG_LINE_BYTES:
-            self._part, self._skipping = b"", True
+            self._part, self._skipping = bytearray(), True
         self._keep(0)
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that are complete now."""
         events: list[Event] = []
-        *whole, self._part = (self._part + data).split(b"\n")
+        head, ended, rest = data.partition(b"\n")
+        self._part += head  # in place: a long line may come byte by byte
+        if ended:
+            *more, part = rest.split(b"\n")
+            whole = (bytes(self._part), *more)
+            self._part = bytearray(part)
+            for line in whole:
+                if self._skipping:
+                    self._skipping = False
+                elif (event := self._line(line.removesuffix(b"\r"))) is not None:
+                    events.append(event)
         if len(self._part) > MAX_LINE_BYTES:
-            self._part, self._skipping = b"", True
-        for line in whole:
-            if self._skipping:
-                self._skipping = False
-            elif (event := self._line(line.removesuffix(b"\r"))) is not None:
-                events.append(event)
+            self._part, self._skipping = bytearray(), True
         return events
 
     def _line(self, line: bytes) -> Event | None:
         if self._block is not None:
             return self._in_block(line)
         name, _, rest = line.partition(b" ")
-        if name == b"%begin":
-            self._block, self._block_bytes, self._dropped_bytes, self._number = deque(), 0, 0, rest
+        if name == b"%begin" and len(rest) <= _MAX_NUMBER_BYTES:
+            self._block, self._block_bytes, self._dropped_bytes = deque(), 0, 0
+            self._ends = (b"%end " + rest, b"%error " + rest)
             return None
         if name == b"%output":
             pane, _, data = rest.partition(b" ")
@@ -105,23 +117,23 @@ class ControlParser:
         if name == b"%extended-output":
             head, _, data = rest.partition(b" : ")
             return Printed(head.split(b" ")[0].decode("ascii", "replace"), data)
-        if name.startswith(b"%"):
+        if name in _NOTICES:
             return Noticed(name[1:].decode("ascii", "replace"), rest.decode("utf-8", "replace"))
         return None
 
     def _in_block(self, line: bytes) -> Answer | None:
         assert self._block is not None
-        for word in (b"%end ", b"%error "):
-            if line == word + self._number:
-                lines, self._block = tuple(kept.decode("utf-8", "replace") for kept in self._block), None
-                return Answer(word == b"%end ", self._number.endswith(b" 1"), lines, self._dropped_bytes)
+        if line in self._ends:
+            text, self._block = b"\n".join(self._block).decode("utf-8", "replace"), None
+            lines = tuple(text.split("\n")) if self._block_bytes else ()
+            return Answer(line == self._ends[0], line.endswith(b" 1"), lines, self._dropped_bytes)
         self._block_bytes += len(line) + _LINE_OVERHEAD_BYTES
         self._block.append(line)
         self._keep(MAX_BLOCK_BYTES)
         return None
 
     def _keep(self, most_bytes: int) -> None:
-        while self._block and self._block_bytes > most_bytes:
+        while self._block and (self._block_bytes > most_bytes or len(self._block) > MAX_BLOCK_LINES):
             dropped = self._block.popleft()
             self._block_bytes -= len(dropped) + _LINE_OVERHEAD_BYTES
             self._dropped_bytes += len(dropped) + 1
