@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -114,6 +115,42 @@ async def test_an_upload_that_its_slot_stops_is_told_once(monkeypatch: pytest.Mo
         with pytest.raises(OSError, match="killed by signal 9"):
             await asyncio.wait_for(upload(lease, tmp_path / "f", "f"), 30)
     assert [run.killed.is_set() for run in runs] == [True]
+
+
+class Trickling(Run):
+    """Goes on just before anybody loses patience, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    async def _step(self) -> None:
+        self.steps += 1
+        async with asyncio.timeout(0.1):
+            await self.killed.wait()
+
+    async def write(self, data: bytes) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await self._step()
+        return not self.killed.is_set()
+
+    async def read(self) -> bytes:
+        with contextlib.suppress(TimeoutError):
+            await self._step()
+        return b"" if self.killed.is_set() else BEGUN[: self.steps][-1:]
+
+
+async def test_a_slot_that_lets_a_transfer_trickle_holds_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "up").write_bytes(b"x" * 1_000_000)
+    monkeypatch.setattr(transfer_routes, "_LEAST_BYTES_PER_S", 10_000_000)
+    async with served(monkeypatch, Trickling) as (lease, runs):
+        with pytest.raises(OSError, match="stopped by something in the slot"):
+            await asyncio.wait_for(download(lease, "f", tmp_path / "f"), 30)
+        with pytest.raises(OSError, match="killed by signal 9"):
+            await asyncio.wait_for(upload(lease, tmp_path / "up", "f"), 30)
+    assert [isinstance(run, Trickling) and run.steps < 10 for run in runs] == [True, True]
 
 
 async def test_a_slot_that_is_lost_meanwhile_cuts_the_connection(

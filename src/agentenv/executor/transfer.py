@@ -35,7 +35,8 @@ DEFAULT_MAX_BYTES = 8 * 1024**3
 _PIECE_BYTES = 1024 * 1024
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=15.0, sock_read=150.0)
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=15.0, sock_read=300.0)
+"""A container says sooner that its slot is too slow, also for what is on its way in the buffers of an upload."""
 _BY_CODE = errors.by_code()
 
 T = TypeVar("T")

@@ -27,6 +27,8 @@ from agentenv.wire.transfers import LEASE_HEADER, MAX_ENTRIES, Entry, TransferRe
 
 _IDLE_S = 60.0
 """A transfer of which nothing moved for so long is ended."""
+_LEAST_BYTES_PER_S = 64 * 1024
+"""A run that moves less than this, and more than :data:`_IDLE_S` behind it, counts as stopped."""
 _AT_ONCE = 2
 """Transfers of one slot at once; more wait."""
 _MAX_PATH = 4096
@@ -52,9 +54,10 @@ class TransferRoutes:
         async with self._turn(key):
             run = self._started(key, "receive", path)
             with closing(run):
-                await _feed(request, run)
-                printed = await _collect(run)
-                reply = _reply(await _ended(run), printed)
+                waited = _Waited(run)
+                await _feed(request, waited)
+                printed = await _collect(waited)
+                reply = _reply(await waited.ended(), printed)
         return web.json_response(text=reply.model_dump_json())
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
@@ -62,12 +65,13 @@ class TransferRoutes:
         async with self._turn(key):
             run = self._started(key, "send", path)
             with closing(run):
-                first = await _printed(run)
-                if not first and 0 < (code := await _ended(run)) <= 128:
+                waited = _Waited(run)
+                first = await waited.read()
+                if not first and 0 < (code := await waited.ended()) <= 128:
                     first = Entry("x", size=code).encode()  # it could not be started
                 response = web.StreamResponse(headers={"Content-Type": "application/x-agentenv-transfer"})
                 await response.prepare(request)
-                await _pass_on(request, response, run, first)
+                await _pass_on(request, response, waited, first)
         return response
 
     def _turn(self, key: LeaseKey) -> asyncio.Semaphore:
@@ -107,18 +111,57 @@ async def in_time(step: Awaitable[T]) -> T:
         return await step
 
 
-async def _feed(request: web.Request, run: TransferRun) -> None:
+class _Waited:
+    """A run, which may keep its transfer waiting for 60 s; what it moves earns that back. Later it is killed: something
+    in its slot stops it, now and then perhaps, and its client is neither to wait for ever nor to take the connection
+    for lost. All methods raise LeaseLostError."""
+
+    def __init__(self, run: TransferRun) -> None:
+        self._run = run
+        self._loop = asyncio.get_running_loop()
+        self._left_s = _IDLE_S
+
+    async def read(self) -> bytes:
+        """What it printed next; empty at its end."""
+        printed = await self._within(self._run.read(), b"")
+        self._earn(len(printed))
+        return printed
+
+    async def write(self, data: bytes) -> bool:
+        """Hand it all of ``data``. False when it takes no more."""
+        takes = await self._within(self._run.write(data), False)
+        self._earn(len(data))
+        return takes
+
+    def end_input(self) -> None:
+        """That was all."""
+        self._run.end_input()
+
+    async def ended(self) -> int:
+        """Its exit code."""
+        return await self._within(self._run.ended(), 128 + signal.SIGKILL)
+
+    async def _within(self, step: Awaitable[T], killed: T) -> T:
+        began_s = self._loop.time()
+        try:
+            async with asyncio.timeout(self._left_s):
+                return await step
+        except TimeoutError:
+            self._run.kill()
+            return killed
+        finally:
+            self._left_s -= self._loop.time() - began_s
+
+    def _earn(self, moved_bytes: int) -> None:
+        self._left_s = min(_IDLE_S, self._left_s + moved_bytes / _LEAST_BYTES_PER_S)
+
+
+async def _feed(request: web.Request, run: _Waited) -> None:
     """The request's body as the run's input. What a run that has failed does not take is read and dropped:
     the client hears of it when it has sent all."""
     takes = True
     while data := await body_piece(request):
-        if not takes:
-            continue
-        try:
-            takes = await in_time(run.write(data))
-        except TimeoutError:  # stopped by something in its slot
-            run.kill()
-            takes = False
+        takes = takes and await run.write(data)
     run.end_input()
 
 
@@ -130,44 +173,25 @@ async def body_piece(request: web.Request) -> bytes:
         raise ProtocolError(f"nothing of the transfer arrived for {_IDLE_S:g} s") from error
 
 
-async def _collect(run: TransferRun) -> bytes:
+async def _collect(run: _Waited) -> bytes:
     """What a run that was fed says at its end."""
     printed = bytearray()
-    while piece := await _printed(run):
+    while piece := await run.read():
         printed += piece
         if len(printed) > _MAX_REPLY_BYTES:
             raise ProtocolError("slotfiles said more than it was asked")
     return bytes(printed)
 
 
-async def _printed(run: TransferRun) -> bytes:
-    """What the run printed next; empty at its end. One that is stopped by something in its slot is killed: its output
-    ends there. Raises LeaseLostError."""
-    try:
-        return await in_time(run.read())
-    except TimeoutError:
-        run.kill()
-        return b""
-
-
-async def _ended(run: TransferRun) -> int:
-    """The exit code of a run that prints no more, and is killed unless it ends. Raises LeaseLostError."""
-    try:
-        return await in_time(run.ended())
-    except TimeoutError:
-        run.kill()
-        return 128 + signal.SIGKILL
-
-
-async def _pass_on(request: web.Request, response: web.StreamResponse, run: TransferRun, piece: bytes) -> None:
+async def _pass_on(request: web.Request, response: web.StreamResponse, run: _Waited, piece: bytes) -> None:
     """The run's output as the response's body. Only a slot that is lost, or a client that takes nothing, cuts the
     connection: a body that ends in good order, but without its end record, means that something in the slot ended the
     run, or stopped it."""
     try:
         while piece:
             await in_time(response.write(piece))
-            piece = await _printed(run)
-        await _ended(run)
+            piece = await run.read()
+        await run.ended()
     except (TimeoutError, LeaseLostError):
         if request.transport is not None:
             request.transport.abort()
