@@ -58,12 +58,13 @@ async def test_a_shell_that_cannot_be_looked_at_is_not_idle(tmp_path: Path, monk
     (programs / "cat").write_text("#!/bin/sh\nkill -STOP $$\n")
     (programs / "cat").chmod(0o755)
     sessions = FakeSessions(workspace, {"PATH": f"{programs}:{ENV['PATH']}"}, MIB)
-    try:
-        for more in ({"action": "start"}, {"action": "send_keys", "text": "true\n", "block": True, "max_wait_s": 1}):
-            arguments = TmuxArguments.model_validate(more)
-            answer = await asyncio.wait_for(sessions.call(arguments, asyncio.get_running_loop().time() + 30), 40)
-    finally:
-        sessions.close()
+    blocked = {"action": "send_keys", "text": "true\n", "block": True, "max_wait_s": 1}
+    answers = []
+    for more in ({"action": "start"}, blocked, {"action": "stop"}):
+        call = sessions.call(TmuxArguments.model_validate(more), asyncio.get_running_loop().time() + 30)
+        answers.append(await asyncio.wait_for(call, 40))
+    sessions.close()
+    answer = answers[1]
     assert isinstance(answer.content, TmuxReply)
     assert answer.content.session is not None
     assert (answer.content.session.idle, answer.fields.get("timed_out")) == (False, True)
