@@ -10,10 +10,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentenv.config import ContainerSettings, NomadSettings
-from agentenv.slots.backends import nomad_count, nomad_errands, nomad_follow, nomad_stream
+from agentenv.config import NomadSettings
+from agentenv.slots.backends import nomad_count, nomad_follow, nomad_stream
 from agentenv.slots.backends.nomad_count import CountKeeper
-from agentenv.slots.backends.nomad_errands import Errands
 from agentenv.slots.backends.nomad_explain import NomadError
 from agentenv.slots.backends.nomad_facts import Fact, Job, Snapshot
 from agentenv.slots.backends.nomad_follow import Follower
@@ -75,7 +74,6 @@ async def _until(condition: Any) -> None:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (nomad_count, nomad_follow):
         monkeypatch.setattr(module, "RETRY_MIN_S", 0.01)
-    monkeypatch.setattr(nomad_errands, "_RETRY_MAX_S", 0.05)
     monkeypatch.setattr(nomad_follow, "TICK_S", 0.01)
     monkeypatch.setattr(nomad_follow, "POLL_S", 0.02)
     monkeypatch.setattr(nomad_count, "RESCHEDULE_GAP_S", 0.01)
@@ -141,22 +139,6 @@ async def test_while_the_job_is_anothers_nothing_is_asked_and_then_everything() 
     await _until(lambda: api.rescheduled)
     for task in tasks:
         task.cancel()
-
-
-async def test_a_broken_container_is_stopped_only_while_the_job_is_ours() -> None:
-    ours, stopped = asyncio.Event(), list[str]()
-
-    class Api:
-        async def stop(self, allocation: str) -> None:
-            stopped.append(allocation)
-
-    errands = Errands(Api(), None, ContainerSettings(), ours.is_set)  # type: ignore[arg-type]
-    errands.stop("a1", "it is broken", 0.0, lambda: True)
-    await asyncio.sleep(0.2)
-    assert stopped == []
-    ours.set()
-    await _until(lambda: stopped == ["a1"])
-    await errands.aclose()
 
 
 async def test_somebody_elses_count_is_put_right(caplog: pytest.LogCaptureFixture) -> None:

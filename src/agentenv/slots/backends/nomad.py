@@ -121,6 +121,8 @@ class NomadBackend:
             opened.start()
         except NomadError as error:
             await self._abandon()
+            if self._open is not None and self._open.owner.lost is not None:
+                raise self._open.owner.lost from error
             raise opening_error(error, self._address, self._nomad.namespace, self._nomad.token is not None) from error
         except BaseException:
             await self._abandon()
@@ -144,7 +146,7 @@ class NomadBackend:
         opened = _Open(
             api,
             owner,
-            Errands(api, session, self._containers, lambda: owner.holds),
+            Errands(api, session, self._containers),
             Follower(api, stream, self._hear, self._tick),
             CountKeeper(api, self._view, self._submit, lambda: owner.holds),
         )
@@ -190,10 +192,6 @@ class NomadBackend:
             opened = self._open
             if opened is not None and self._nomad.purge_job_on_shutdown and not await opened.api.is_kept():
                 await opened.stop()
-                if not opened.owner.holds:
-                    raise NomadError(
-                        409, str(opened.owner.lost or "Nomad has not confirmed for a while that it is ours")
-                    )
                 await self._purge(opened.api)
                 await opened.api.forget_token()
         except NomadError as error:

@@ -59,6 +59,8 @@ class NomadApi:
     def __init__(self, settings: NomadSettings, address: str) -> None:
         self.settings = settings
         self.address = address
+        self.not_ours: Callable[[], str] = str
+        """Why the job may not be changed at this moment; empty when it may. The job's owner says so, if it has one."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="nomad-api")
         self._session = requests.Session()
         # Proxies and netrc are for the internet; and a token must go nowhere by a redirect.
@@ -103,7 +105,7 @@ class NomadApi:
     async def register(self, job: Mapping[str, Any]) -> None:
         """Register the job; the count of one that exists is kept."""
         body = {"Job": job, "PreserveCounts": True}
-        await self._run(lambda c: c.jobs.request(json=body, method="post", timeout=_SLOW_S))
+        await self._change(lambda c: c.jobs.request(json=body, method="post", timeout=_SLOW_S))
 
     async def job(self) -> facts.Job | None:
         """The job as registered, or None."""
@@ -122,7 +124,8 @@ class NomadApi:
     async def scale(self, count: int, why: str) -> int:
         """Change the count; the job's index then."""
         body = {"Count": count, "Target": {"Group": facts.GROUP}, "Message": why}
-        reply = await self._run(lambda c: c.job.request(self.settings.job_id, "scale", json=body, method="post").json())
+        job_id = self.settings.job_id
+        reply = await self._change(lambda c: c.job.request(job_id, "scale", json=body, method="post").json())
         return int(reply.get("JobModifyIndex") or 0)
 
     async def end_job(self, *, purge: bool) -> None:
@@ -131,14 +134,14 @@ class NomadApi:
         A purged job's allocations are forgotten at once, before their containers have ended: stop it first.
         """
         params = {"purge": str(purge).lower(), "no_shutdown_delay": "true"}
-        await self._run(
+        await self._change(
             lambda c: c.job.request(self.settings.job_id, params=dict(params), method="delete"), missing=True
         )
 
     async def reschedule(self) -> None:
         """Replace failed allocations now."""
         body = {"JobID": self.settings.job_id, "EvalOptions": {"ForceReschedule": True}}
-        await self._run(lambda c: c.job.request(self.settings.job_id, "evaluate", json=body, method="post"))
+        await self._change(lambda c: c.job.request(self.settings.job_id, "evaluate", json=body, method="post"))
 
     async def snapshot(self) -> facts.Snapshot:
         """Everything known of the job. What is asked for first gives the index: later answers are no older."""
@@ -179,7 +182,7 @@ class NomadApi:
     async def stop(self, allocation_id: str) -> None:
         """Stop an allocation without its shutdown delay. One that does not exist is no error."""
         params = {"no_shutdown_delay": "true"}
-        await self._run(
+        await self._change(
             lambda c: c.allocation.request(allocation_id, "stop", params=dict(params), method="post"), missing=True
         )
 
@@ -229,7 +232,7 @@ class NomadApi:
     async def forget_token(self) -> None:
         """Remove the job's variable."""
         path, space = VARIABLES + self.settings.job_id, self.settings.namespace
-        await self._run(lambda c: c.variable.delete_variable(path, namespace=space), missing=True)
+        await self._change(lambda c: c.variable.delete_variable(path, namespace=space), missing=True)
 
     # -- the owner's lock -----------------------------------------------------------------------
 
@@ -285,6 +288,17 @@ class NomadApi:
         return reply
 
     # -- underneath -----------------------------------------------------------------------------
+
+    async def _change(self, ask: Callable[[nomad.Nomad], Reply], *, missing: bool = False) -> Any:
+        """As :meth:`_run`, for what another owner of the job would feel. Raises NomadError 409, and sends nothing, when
+        the job is not ours: asked in the thread, because between any two of our steps the process may be frozen."""
+
+        def checked(client: nomad.Nomad) -> Reply:
+            if why := self.not_ours():
+                raise NomadError(409, why, next_step="try again")
+            return ask(client)
+
+        return await self._run(checked, missing=missing)
 
     async def _run(self, ask: Callable[[nomad.Nomad], Reply], *, missing: bool = False) -> Any:
         """Ask in a thread. With ``missing``, 404 is answered by None."""

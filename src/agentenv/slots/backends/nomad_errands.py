@@ -42,11 +42,7 @@ _API_RETRY_MAX_S = 10.0
 class Errands:
     """Runs errands as tasks, by the container or allocation they are for."""
 
-    def __init__(
-        self, api: NomadApi, session: aiohttp.ClientSession, settings: ContainerSettings, may: Callable[[], bool]
-    ) -> None:
-        """``may``: whether the job is ours to change at this moment; while it is not, no allocation is stopped."""
-        self._may = may
+    def __init__(self, api: NomadApi, session: aiohttp.ClientSession, settings: ContainerSettings) -> None:
         self._api = api
         self._session = session
         self._settings = settings
@@ -150,7 +146,8 @@ class Errands:
     # -- allocations ----------------------------------------------------------------------------
 
     def stop(self, allocation: str, reason: str, after_s: float, wanted: Callable[[], bool]) -> None:
-        """Stop an allocation after a pause, however long it takes Nomad to hear of it, while ``wanted``."""
+        """Stop an allocation after a pause, while ``wanted``, however long it takes until Nomad has heard of it or the
+        job is ours to change."""
         self._start(f"stop {allocation}", self._stop(allocation, reason, after_s, wanted), "errand")
 
     async def _stop(self, allocation: str, reason: str, after_s: float, wanted: Callable[[], bool]) -> None:
@@ -160,8 +157,6 @@ class Errands:
             async with self._stops:
                 await asyncio.sleep(1 / _STOPS_PER_S)
                 try:
-                    if not self._may():
-                        raise NomadError(409, "the job is not ours at this moment")
                     logger.debug("stopping allocation %s: %s", allocation, reason)
                     return await self._api.stop(allocation)
                 except NomadError as error:

@@ -37,7 +37,8 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class JobOwner:
-    """The right to change one job. ``acquire``, then it is kept until ``release``."""
+    """The right to change one job. ``acquire``, then it is kept until ``release``. From its making on, ``api`` sends
+    nothing that changes the job unless this holds it."""
 
     def __init__(
         self,
@@ -61,11 +62,16 @@ class JobOwner:
         self._ending = asyncio.Event()
         self.lost: JobOwnedError | None = None
         """Who has it instead of us, since it was ours."""
+        api.not_ours = self._why_not
 
     @property
     def holds(self) -> bool:
         """Whether nobody else can own the job at this moment."""
         return self._id is not None and self._clock() < self._sure_until
+
+    def _why_not(self) -> str:
+        """Why nothing of the job may be changed at this moment; empty when it may. Any thread may ask."""
+        return "" if self.holds else str(self.lost or "Nomad has not confirmed for a while that the job is ours")
 
     async def acquire(self, *, wait: bool = True) -> None:
         """Own the job. A holder that lives is refused for; one that is dead is succeeded, at once when it was a
