@@ -179,10 +179,11 @@ class Refused(Exception):
         self.status_code = status_code
 
 
-def message(content: str = "", finish_reason: str = "stop", calls: Any = None) -> Any:
+def message(content: str = "", finish_reason: str = "stop", calls: Any = None, tokens: int | None = None) -> Any:
     told = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
     choice = SimpleNamespace(message=SimpleNamespace(model_dump=lambda **_: told), finish_reason=finish_reason)
-    return SimpleNamespace(choices=[choice], usage=None)
+    usage = None if tokens is None else SimpleNamespace(model_dump=lambda **_: {"completion_tokens": tokens})
+    return SimpleNamespace(choices=[choice], usage=usage)
 
 
 CALLED = message("", "tool_calls", CALL.message["tool_calls"])
@@ -300,6 +301,9 @@ CASES = {
     ),
     "the first prompt does not fit the model": Case(
         ConfigError, NO_SCORE, model=saying_first(ContextOverflow("4097 tokens, the limit is 4096"))
+    ),
+    "the first prompt leaves no room for an answer": Case(
+        ConfigError, NO_SCORE, model=served(message("42", "length", tokens=1))
     ),
     "the container is lost while the model works": Case(ContainerLostError, AGAIN, failing(LOST)),
     "the container cannot be reached": Case(ConnectionLostError, AGAIN, failing(ConnectionLostError("silent"))),

@@ -85,9 +85,38 @@ async def test_the_served_model_counts_its_turns() -> None:
         await model.complete(ASK, [])
 
 
-def answered(finish_reason: Any) -> Any:
+@pytest.mark.parametrize(
+    ("tokens", "asked", "overflow"),
+    [
+        (1, {}, True),
+        (255, {}, True),
+        (256, {}, False),
+        (None, {}, False),
+        (1, {"max_tokens": 1}, False),
+        (1, {"max_tokens": 2}, True),
+        (99, {"extra_body": {"max_completion_tokens": 100}}, True),
+        (100, {"extra_body": {"max_completion_tokens": 100}}, False),
+    ],
+)
+async def test_a_first_answer_cut_where_it_began_is_a_prompt_that_does_not_fit(
+    tokens: int | None, asked: dict[str, Any], overflow: bool
+) -> None:
+    async def chat(**_: Any) -> Any:
+        return answered("length", tokens)
+
+    model = ServedModel(chat, timeout_s=5)
+    if overflow:
+        with pytest.raises(ContextOverflow, match=f"cut after {tokens} tokens"):
+            await model.complete(ASK, [], **asked)
+    else:
+        assert (await model.complete(ASK, [], **asked)).finish_reason == "length"
+        assert (await model.complete(ASK, [], **asked)).finish_reason == "length", "a later one is the conversation's"
+
+
+def answered(finish_reason: Any, tokens: int | None = None) -> Any:
     message = SimpleNamespace(model_dump=lambda **_: {"role": "assistant", "content": "half an ans"})
-    return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason=finish_reason)], usage=None)
+    usage = None if tokens is None else SimpleNamespace(model_dump=lambda **_: {"completion_tokens": tokens})
+    return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason=finish_reason)], usage=usage)
 
 
 @pytest.mark.parametrize("finish_reason", ["abort", "error", "load", "", None])

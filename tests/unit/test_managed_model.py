@@ -150,7 +150,7 @@ async def test_a_changed_history_begins_a_new_sequence_with_the_model_s_own_word
     ],
 )
 async def test_what_cannot_be_believed_is_a_problem_and_no_call(tmp_path: Path, said: Any, outcome: str) -> None:
-    async with model(tmp_path, StubServer(said)) as talker:
+    async with model(tmp_path, StubServer(said), max_tokens=10) as talker:
         completion = await talker.complete(START, TOOLS)
     assert outcome in completion.problem
     assert "<tool_call>" in completion.problem, "an example of a right one"
@@ -165,7 +165,7 @@ async def test_the_budget_is_exact(tmp_path: Path) -> None:
     prompt = length - 6
     server = StubServer("x" * 5 + "<|end|>", "never")
     async with model(tmp_path, server, context_tokens=length) as talker:
-        said = await talker.complete(START, TOOLS, max_tokens=1000)
+        said = await talker.complete(START, TOOLS, max_tokens=6)
         assert server.asked[0]["max_tokens"] == 6
         with pytest.raises(ContextOverflow, match=f"the limit is {length}"):
             await talker.complete([*START, said.message, {"role": "user", "content": "more"}], TOOLS)
@@ -173,6 +173,37 @@ async def test_the_budget_is_exact(tmp_path: Path) -> None:
     async with model(tmp_path, server, context_tokens=prompt) as talker:
         with pytest.raises(ContextOverflow):
             await talker.complete(START, TOOLS)
+
+
+async def test_a_first_prompt_leaves_room_for_an_answer(tmp_path: Path) -> None:
+    """One that leaves a token's room would be answered by one, and that be scored."""
+    async with model(tmp_path, StubServer("x<|end|>")) as talker:
+        await talker.complete(START, TOOLS)
+        prompt = len(talker.sequences()[0].tokens) - 2
+    for room, most, needed in ((1, 1000, 256), (255, 1000, 256), (9, 10, 10)):
+        async with model(tmp_path, StubServer(), context_tokens=prompt + room) as talker:
+            with pytest.raises(ContextOverflow, match=f"{prompt} tokens.*needs room for {needed}"):
+                await talker.complete(START, TOOLS, max_tokens=most)
+    for room, most in ((256, 1000), (10, 10)):
+        server = StubServer("x<|end|>")
+        async with model(tmp_path, server, context_tokens=prompt + room) as talker:
+            await talker.complete(START, TOOLS, max_tokens=most)
+            assert server.asked[-1]["max_tokens"] == room
+
+
+async def test_a_first_answer_that_the_server_s_context_cuts_is_none(tmp_path: Path) -> None:
+    """Its own limit is not ours to know; that an answer ended sooner than it had to tells."""
+    for text, most in (("x" * 49, 50), ("x", 1000), ("x" * 255, 1000)):
+        async with model(tmp_path, StubServer((text, "length")), max_tokens=most) as talker:
+            with pytest.raises(ContextOverflow, match=f"cut after {len(text)} tokens"):
+                await talker.complete(START, TOOLS)
+    for text, most in (("x" * 50, 50), ("x", 1), ("x" * 256, 1000)):
+        async with model(tmp_path, StubServer((text, "length")), max_tokens=most) as talker:
+            assert (await talker.complete(START, TOOLS)).finish_reason == "length"
+    async with model(tmp_path, StubServer(CALL, ("x", "length")), max_tokens=1000) as talker:
+        said = await talker.complete(START, TOOLS)
+        later = [*START, said.message, {"role": "tool", "tool_call_id": "call_0_0", "content": "out"}]
+        assert (await talker.complete(later, TOOLS)).finish_reason == "length"
 
 
 def node(**changed: Any) -> Any:

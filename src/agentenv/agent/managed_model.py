@@ -15,7 +15,7 @@ from agentenv.agent.chat_rendering import ChatRenderer, ChatTokenizer
 from agentenv.agent.jsonable import DEEPEST_ARGUMENTS, clean_text, deeper_than
 from agentenv.agent.parsers.base import Parsed, as_json, without_end
 from agentenv.agent.ports import Completion, ContextOverflow, Message, ToolDefinition
-from agentenv.agent.served_model import ask, ended_by
+from agentenv.agent.served_model import ask, check_first, ended_by, least_room
 from agentenv.agent.token_sequences import TokenSequence, sequence_of
 from agentenv.errors import DoubtfulTurnError, ModelServerError
 
@@ -116,7 +116,10 @@ class ManagedModel:
         reply = await ask(self._server.chat_completion, self._timeout_s, asked, turns=self._turns)
         raw, finish_reason = _answer_of(reply)
         self._keep(messages, prompt + raw, raw)
-        return self._completion(raw, finish_reason, tools)
+        completion = self._completion(raw, finish_reason, tools)
+        if self._turns == 1:
+            check_first(completion, room)
+        return completion
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> tuple[str, str | None]:
         """The prompt, and what it adds to the sequence before it (None: it begins a new one)."""
@@ -145,8 +148,9 @@ class ManagedModel:
             return most
         before = len(self._sequences[-1].tokens) if added is not None else 0
         used = before + len(self._tokenizer.encode(prompt if added is None else added))
-        if used >= limit:
-            raise ContextOverflow(f"the conversation has {used} tokens, the limit is {limit}")
+        if limit - used < (least := 1 if self._turns else least_room(most)):
+            needed = f", and an answer needs room for {least}" if least > 1 else ""
+            raise ContextOverflow(f"the conversation has {used} tokens, the limit is {limit}{needed}")
         return min(most, limit - used)
 
     def _keep(self, messages: Sequence[Message], text: str, raw: str) -> None:

@@ -40,7 +40,7 @@ class Completion:
 
 class ContextOverflow(Exception):
     """The conversation does not fit the model (any more). After a turn the rollout ends, and is verified as it is;
-    at the first one the settings are wrong."""
+    at the first one, which must have room for an answer too, the settings are wrong."""
 
 
 class Model(Protocol):

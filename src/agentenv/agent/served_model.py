@@ -32,6 +32,10 @@ ENDS = frozenset({"stop", "length", "tool_calls", "function_call", "content_filt
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 SET_A_LIMIT = "set agent_max_tokens"
 
+FIRST_ANSWER_TOKENS = 256
+"""Room the first turn must have, or for as much as it may have if that is less. A prompt that leaves less fills the
+context: the model could not have solved the task, so that is a setting and no attempt."""
+
 MESSAGE_FIELDS = ("role", "content", "tool_calls", "reasoning_content", "reasoning", "refusal")
 
 
@@ -57,8 +61,29 @@ class ServedModel:
             asked["tools"] = list(tools)
         reply = await ask(self._chat_completion, self._timeout_s, asked, turns=self._turns)
         completion = completion_of(reply, self._turns)
+        if not self._turns:
+            check_first(completion, limit_of(asked))
         self._turns += 1
         return completion
+
+
+def limit_of(asked: dict[str, Any]) -> int | None:
+    """How many tokens the answer to this request may have; None: nothing in it says."""
+    said = [given[name] for given in _said(asked) for name in LIMITS if isinstance(given.get(name), int)]
+    return min(said, default=None)
+
+
+def check_first(first: Completion, most: int | None) -> None:
+    """Raises ContextOverflow when the first answer was cut by the end of the context, right where it began: after fewer
+    tokens than FIRST_ANSWER_TOKENS and than it may have (``most``). Servers that count no tokens are believed."""
+    written = (first.usage or {}).get("completion_tokens")
+    if first.finish_reason == "length" and isinstance(written, int) and written < least_room(most):
+        raise ContextOverflow(f"it leaves no room for an answer, which was cut after {written} tokens")
+
+
+def least_room(most: int | None) -> int:
+    """How many tokens the first answer must have room for when it may have ``most``."""
+    return min(most or FIRST_ANSWER_TOKENS, FIRST_ANSWER_TOKENS)
 
 
 async def ask(
