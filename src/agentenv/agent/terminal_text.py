@@ -13,18 +13,26 @@ _ESCAPES: Final = re.compile(
     r"|\x1b[0-OQ-WYZ\\`-~]"  # the other two-character sequences
     r"|[\x00\x05\x07\x0e\x0f]"  # bells and fillers
 )
-_ERASE_LINE: Final = re.compile(r"\x1b\[[02]?K")
+_CONTROLS: Final = re.compile(rf"[\r\b]|{_ESCAPES.pattern}")
+_MOVE: Final = re.compile(r"\x1b\[([0-9]{0,9})([CDGK])")
+"""Right, left, to a column, erase: what programs redraw a line with."""
+_REDRAWN: Final = re.compile(r"[\r\b]|\x1b\[(?:[0-9]{0,9}[CDG]|[12]K)")
+_WIDEST: Final = 1000
+"""Columns that a movement reaches; text may go on."""
+_BLANK: Final = "\0"
+"""An empty cell: a space, unless nothing follows it. It cannot be text."""
 
 
 def rendered(text: str) -> str:
-    """``text`` as a terminal shows it line by line: a line is what stands in it after all its carriage returns and
-    backspaces, without colours, titles and movements of the cursor. Takes time in proportion to ``text``.
+    """``text`` as a terminal shows it line by line: a line is what stands in it after all its carriage returns,
+    backspaces, erasures and movements of the cursor within it, without colours and titles. Takes time in proportion
+    to ``text``.
 
     Programs that draw the whole screen are not emulated: the ``tmux`` tool does that.
     """
     if "\r" not in text and "\x1b" not in text and "\b" not in text and "\a" not in text:
         return text
-    return "\n".join(_line(line) for line in text.split("\n"))
+    return "\n".join(_line(line.rstrip("\r")) for line in text.split("\n"))
 
 
 def without_overwritten(text: str) -> str:
@@ -39,38 +47,69 @@ def _last_state(line: str) -> str:
     body = line.rstrip("\r")
     if "\r" not in body:
         return line
-    return _overwritten(body) + line[len(body) :]
+    cells: list[str] = []
+    for part in body.split("\r"):
+        cells[: len(part)] = part
+    return "".join(cells) + line[len(body) :]
 
 
 def _line(line: str) -> str:
-    line = line.rstrip("\r")
-    if "\r" in line:
-        # "erase to the end of the line" right after a return is how bars are redrawn: the text before it is gone
-        line = _overwritten(_ESCAPES.sub("", _ERASE_LINE.sub("\x1a", line)))
-    line = _ESCAPES.sub("", line).replace("\x1a", "")
-    return _backspaced(line) if "\b" in line else line
+    if not _REDRAWN.search(line):
+        return _ESCAPES.sub("", line)
+    row, at = _Row(), 0
+    for control in _CONTROLS.finditer(line):
+        row.write(line[at : control.start()])
+        row.obey(control[0])
+        at = control.end()
+    row.write(line[at:])
+    return row.shown()
 
 
-def _overwritten(line: str) -> str:
-    """What is left of ``line`` when each part after a carriage return is written over the one before."""
-    shown: list[str] = []
-    length = 0
-    for part in reversed(line.split("\r")):  # from the last one: what it covers is known, so no part is copied twice
-        text = part.replace("\x1a", "")
-        shown.append(text[length:])
-        length = max(length, len(text))
-        if text != part:  # it erased what stood behind it
-            break
-    return "".join(shown)
+class _Row:
+    """One line of a terminal, with its cursor. ``_blank`` cells at its beginning are known to be empty, so that none
+    is erased twice."""
 
+    def __init__(self) -> None:
+        self._cells: list[str] = []
+        self._column = 0
+        self._blank = 0
 
-def _backspaced(line: str) -> str:
-    shown: list[str] = []
-    at = 0
-    for char in line:
-        if char == "\b":
-            at = max(0, at - 1)
-        else:
-            shown[at : at + 1] = [char]
-            at += 1
-    return "".join(shown)
+    def shown(self) -> str:
+        return "".join(self._cells).rstrip(_BLANK).replace(_BLANK, " ")
+
+    def write(self, text: str) -> None:
+        if not text:
+            return
+        column, cells = self._column, self._cells
+        cells.extend(_BLANK * (column - len(cells)))
+        cells[column : column + len(text)] = text
+        self._blank = min(self._blank, column)
+        self._column += len(text)
+
+    def obey(self, control: str) -> None:
+        """Other controls than a line's own are without effect."""
+        if control == "\r":
+            self._column = 0
+        elif control == "\b":
+            self._column = max(0, self._column - 1)
+        elif found := _MOVE.fullmatch(control):
+            number, kind = int(found[1] or 0), found[2]
+            if kind == "K":
+                self._erase(number)
+            elif kind == "G":
+                self._column = min(max(1, number), _WIDEST) - 1
+            elif kind == "D":
+                self._column = max(0, self._column - max(1, number))
+            else:
+                self._column = max(self._column, min(self._column + max(1, number), _WIDEST))
+
+    def _erase(self, what: int) -> None:
+        """0: from the cursor on, 1: up to the cursor, 2: all."""
+        cells = self._cells
+        if what in (0, 2):
+            del cells[self._column :]
+        if what in (1, 2):
+            end = min(self._column + 1, len(cells))
+            cells[self._blank : end] = _BLANK * (end - self._blank)
+            self._blank = max(self._blank, end)
+        self._blank = min(self._blank, len(cells))
