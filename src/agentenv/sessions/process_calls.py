@@ -141,15 +141,10 @@ class ProcessCalls:
         until_s = began_s + min(wanted_s, longest_s)
         while process.running and await process.changes.until(until_s):
             pass
-        answer = self._new_output(process, arguments.limit, newest=True)
-        assert isinstance(answer.content, ProcessReply)
         clamped = wanted_s > longest_s and process.running
         note = f"waited at most {longest_s:.1f} s, not {wanted_s:g} s" if clamped else ""
-        changed = {
-            "waited_s": self._host.loop.time() - began_s,
-            "clamped_to_s": longest_s if clamped else None,
-            "note": "; ".join(said for said in (answer.content.note, note) if said),
-        }
+        answer = self._new_output(process, arguments.limit, newest=True, note=note)
+        changed = {"waited_s": self._host.loop.time() - began_s, "clamped_to_s": longest_s if clamped else None}
         fields = {**answer.fields, "timed_out": True} if process.running else answer.fields
         return SessionAnswer(answer.content.model_copy(update=changed), fields)
 
@@ -162,11 +157,8 @@ class ProcessCalls:
         until_s = self._host.loop.time() + (_KILL_WAIT_S if arguments.signal == "KILL" else _SIGNAL_WAIT_S)
         while process.running and await process.changes.until(until_s):
             pass
-        answer = self._new_output(process, arguments.limit, newest=True)
-        if not process.running:
-            return answer
-        note = f"{arguments.signal} was sent; the process is still running"
-        return SessionAnswer(answer.content.model_copy(update={"note": note}), answer.fields)
+        note = f"{arguments.signal} was sent; the process is still running" if process.running else ""
+        return self._new_output(process, arguments.limit, newest=True, note=note)
 
     async def _write(self, arguments: ProcessArguments, deadline_s: float) -> SessionAnswer:
         process = self._named(arguments)
@@ -197,9 +189,9 @@ class ProcessCalls:
             )
         return process
 
-    def _new_output(self, process: Background, limit: int, *, newest: bool = False) -> SessionAnswer:
+    def _new_output(self, process: Background, limit: int, *, newest: bool = False, note: str = "") -> SessionAnswer:
         """At most ``limit`` bytes that were not shown before: the oldest, or (``newest``) the end of it, because how
-        a command ended is said last."""
+        a command ended is said last. ``note`` joins what there is to say about the output."""
         output = process.output
         unread = process.polled_bytes
         begin = max(unread, output.total_bytes - limit) if newest else unread
@@ -217,7 +209,7 @@ class ProcessCalls:
             offset=offset,
             next_offset=next_offset,
             truncated=next_offset < output.total_bytes,
-            note="; ".join(notes),
+            note="; ".join([*notes, note] if note else notes),
         )
         return _answer(process, reply, text)
 

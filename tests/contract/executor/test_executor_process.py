@@ -112,6 +112,14 @@ async def test_kill_sends_the_signal_that_is_asked_for(session: ToolSession) -> 
     await printed(session, deaf, "ready")
     goes_on = await process(session, "kill", deaf, signal="INT")
     assert (goes_on.exit_code, "still running" in reply(goes_on)["note"]) == (None, True)
+    loud = await start(session, "trap '' TERM; seq -w 1 9999; echo ready; touch printed; while :; do sleep 0.05; done")
+    await until_bash(session, "[ -e printed ]")
+    both = await process(session, "kill", loud, signal="TERM", limit=6)
+    assert both.stdout == "ready\n"
+    assert reply(both)["note"] == (
+        "49995 bytes before this were skipped: action=log with offset=0 reads them; "
+        "TERM was sent; the process is still running"
+    )
     assert (await process(session, "kill", deaf)).exit_code == 137
 
 
