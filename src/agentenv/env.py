@@ -27,21 +27,22 @@ from atroposlib.envs.server_handling.server_baseline import APIServer, APIServer
 from pydantic import Field, ValidationError
 from tenacity import RetryError
 
+from agentenv.agent.alone import run_alone
 from agentenv.agent.evaluation import summary
 from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group
 from agentenv.agent.hooks import call_hook
 from agentenv.agent.items import load_items
 from agentenv.agent.jsonable import item_id
 from agentenv.agent.lifetime import closed_at_end
-from agentenv.agent.loop import AgentLoop, AgentResult
-from agentenv.agent.ports import Model, opened
+from agentenv.agent.loop import AgentResult
+from agentenv.agent.ports import Model
 from agentenv.agent.process_run import ProcessRun
-from agentenv.agent.prompts import opening
 from agentenv.agent.records import RolloutLog
 from agentenv.agent.rollout import Farm, Rollout
 from agentenv.agent.sequences import exact_group, scored_group
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.transcript import Transcript
+from agentenv.agent.turns import Turns
 from agentenv.config import explain
 from agentenv.env_config import AgentFields, explained, joined_negatives
 from agentenv.env_models import EnvModels
@@ -154,17 +155,12 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
     async def run_agent(self, task: str, *, settings: AgentSettings | None = None) -> AgentResult:
         """Run one agent on a fresh slot, outside any group; nothing is scored.
 
-        Raises: InfraError, SlotDestroyedError; ConfigError when the first prompt does not fit the model.
+        A hook may call it where ``hook_slots`` keeps slots for that; docs/environments.md says what its failures are.
+
+        Raises: InfraError, SlotDestroyedError (never in a hook); ConfigError when the first prompt does not fit the
+        model, or in a hook without ``hook_slots``.
         """
-        chosen = settings or self.config.agent_settings()
-        trajectory = f"agent-{uuid.uuid4().hex[:12]}"
-        farm = self._opened()
-        async with (
-            farm.turns,
-            farm.sessions.open(trajectory, acquire_timeout_s=farm.acquire_timeout_s) as session,
-            opened(farm.model_for(trajectory)) as model,
-        ):
-            return await AgentLoop(model, session, farm.tools, chosen).run(opening(chosen.system_prompt, task))
+        return await run_alone(self._opened(), settings or self.config.agent_settings(), task)
 
     async def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Roll out ``eval_items`` items once each; the mean score, logged as atropos logs evaluations."""
@@ -241,7 +237,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
                 tools=tuple(catalog.openai_tools()),
                 model_for=self.model_for,
                 handle_for=ToolContext,
-                turns=asyncio.Semaphore(config.max_containers * config.slots_per_container),
+                turns=Turns(config.max_containers * config.slots_per_container, kept=config.hook_slots),
                 acquire_timeout_s=config.acquire_timeout_s,
                 infra_retries=config.infra_retries,
                 infra_retry_delay_s=config.infra_retry_delay_s,

@@ -90,6 +90,9 @@ class AgentFields(BaseModel):
     max_containers: int = Field(default=10, ge=1, le=10_000)
     target_idle_slots: int = Field(default=0, ge=0, le=100_000, description="Slots kept free beyond what is asked for")
     scale_cooldown_s: float = Field(default=5.0, gt=0, description="The farm does not shrink this long after it moved")
+    hook_slots: int = Field(
+        default=0, ge=0, description="Slots kept from rollouts, for agents that hooks run (run_agent)"
+    )
     acquire_timeout_s: float = Field(default=30.0, gt=0, description="Longest wait for a slot of the pool")
     lease_ttl_s: float = Field(default=30.0, gt=0, description="A lease without a heartbeat this long ends")
     start_timeout_s: float = Field(default=60.0, gt=0, description="Longest start of a container")
@@ -347,6 +350,10 @@ def _refuse_contradictions(config: AgentFields) -> None:
     if config.min_containers > config.max_containers:
         problem = f"{config.min_containers} is more than max_containers={config.max_containers}"
         raise ConfigError("min_containers", problem, next_step="allowed: 0 to max_containers")
+    slots = config.max_containers * config.slots_per_container
+    if config.hook_slots >= slots:
+        problem = f"{config.hook_slots} of {slots} slots leave none for rollouts"
+        raise ConfigError("hook_slots", problem, next_step=f"allowed: 0 to {slots - 1} (max_containers times slots)")
     _refuse_tool_contradictions(config)
     if not config.require_sandbox and config.isolation == "full":
         raise ConfigError(

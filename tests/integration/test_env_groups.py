@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,41 @@ async def test_run_agent_works_outside_groups(tmp_path: Path) -> None:
     async with environment(AnswerEnv, tmp_path) as env:
         result = await env.run_agent("[task:x] do it")
     assert (result.final_response, result.finish_reason) == ("done", "stop")
+
+
+class Judged(AnswerEnv):
+    """Has another agent judge, while the rollout keeps its slot."""
+
+    async def verify_and_score_trajectory(self, item: Any, final_response: str, **_: Any) -> Any:
+        judged = await self.run_agent(f"[task:judge] was {final_response!r} right?")
+        return float(judged.final_response == "yes"), {}
+
+
+JUDGE = [Reply("", (Call("bash", {"command": "true"}),)), Reply("yes")]
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+async def test_verifiers_ask_agents_in_a_farm_with_a_slot_for_each_rollout(tmp_path: Path, kept: int) -> None:
+    script, farm = {"judge": [JUDGE], "*": [SOLVE]}, {"max_containers": 1, "slots_per_container": 3}
+    async with environment(Judged, tmp_path, script, hook_slots=kept, group_size=6, **farm) as env:
+        async with asyncio.timeout(60):
+            group, _ = await env.collect_trajectories({"id": "x"})
+    assert group is not None
+    assert group["scores"] == [1.0] * 6
+    assert env.counts["infra_retries"] == 0
+
+
+async def test_without_slots_for_them_they_are_refused_and_nothing_waits_for_ever(tmp_path: Path) -> None:
+    script, farm = {"judge": [JUDGE], "*": [SOLVE]}, {"max_containers": 1, "slots_per_container": 2}
+    async with environment(Judged, tmp_path, script, group_size=2, **farm) as env:
+        async with asyncio.timeout(60):
+            group, _ = await env.collect_trajectories({"id": "x"})
+    assert group is None
+    (record,) = records(tmp_path)
+    for member in record.trajectories:
+        assert (member.score, member.fault, member.attempt) == (None, "task", 1)
+        assert "hook_slots: is 0" in member.error
+        assert "set it to how many such agents may run at once" in member.error
 
 
 async def test_evaluate_means_over_items(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from agentenv.agent.ports import Completion, Message, ToolDefinition
 from agentenv.agent.rollout import Farm
 from agentenv.agent.settings import AgentSettings
+from agentenv.agent.turns import Turns
 from agentenv.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
@@ -145,6 +146,6 @@ def farm(sessions: StubSessions, model: Callable[[str], Any] | None = None, **mo
         tools=TOOLS,
         model_for=model or (lambda _: StubModel(calling(("bash", '{"command": "ls"}')), saying("done"))),
         handle_for=ToolContext,
-        turns=asyncio.Semaphore(100),
+        turns=Turns(100),
         **more,
     )

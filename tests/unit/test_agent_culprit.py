@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from agentenv import errors
+from agentenv.agent.alone import run_alone
 from agentenv.agent.culprit import DOUBTFUL, worth_another
 from agentenv.agent.ports import Completion, ContextOverflow
 from agentenv.agent.rollout import Rollout
@@ -268,6 +269,14 @@ def downloading(error: Exception) -> type[StubHooks]:
     return Downloading
 
 
+class Judging(StubHooks):
+    """Asks an agent, whose own commands destroy its slot."""
+
+    async def verify_and_score_trajectory(self, *_: Any, **__: Any) -> Any:
+        judged = await run_alone(farm(failing(DESTROYED)(), calls), AgentSettings(), "was it right?")
+        return float(judged.final_response == "yes"), {}
+
+
 class Unsure(StubHooks):
     def score_destroyed_slot(self, *_: Any, **__: Any) -> Any:
         raise LookupError("no such item")
@@ -399,6 +408,7 @@ CASES = {
     "a verifier's download fills the disk of the trainer": Case(
         InfraError, NO_SCORE, hooks=downloading(OSError(errno.ENOSPC, "No space left on device"))
     ),
+    "an agent that a hook runs destroys its own slot": Case(InfraError, NO_SCORE, hooks=Judging),
     "giving the slot back fails after the score": Case(None, "the score stands", given_back_badly()),
     "giving the slot back fails after the slot was destroyed": Case(
         SlotDestroyedError, BY_HOOK, given_back_badly(destroying)

@@ -35,6 +35,12 @@ def before_the_model(error: SlotDestroyedError) -> LeaseLostError:
     return lost
 
 
+def of_another_slot(error: SlotDestroyedError) -> InfraError:
+    """A slot destroyed by an agent that a hook ran: what the policy gave that agent to read may be why, but the
+    rollout's own slot is as it was."""
+    return InfraError(f"the slot of an agent that a hook ran was destroyed: {error.message}")
+
+
 def unexpected(error: BaseException) -> InfraError:
     """An exception outside the author's code that is none of :mod:`agentenv.errors`: ours, never scored."""
     wrapped = InfraError(f"unexpected {type(error).__name__}: {error}")

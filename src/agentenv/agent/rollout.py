@@ -25,6 +25,7 @@ from agentenv.agent.settings import AgentSettings
 from agentenv.agent.timeline import Timeline, totals
 from agentenv.agent.token_sequences import TokenSequence, sequences_of
 from agentenv.agent.transcript import FinishReason, PhaseName, SequenceSummary, Transcript
+from agentenv.agent.turns import Turns
 from agentenv.errors import AgentEnvError, SlotDestroyedError, TaskError
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Farm:
     tools: tuple[ToolDefinition, ...]
     model_for: Callable[[str], Model]
     handle_for: Callable[[Session], Handle]
-    turns: asyncio.Semaphore
+    turns: Turns
     acquire_timeout_s: float = 30.0
     infra_retries: int = 2
     infra_retry_delay_s: float = 0.0
@@ -184,7 +185,7 @@ class Rollout:
         began_s = timeline.now()
         try:
             async with (
-                self._farm.turns,
+                self._farm.turns.one(),
                 self._farm.sessions.open(attempt.trajectory, acquire_timeout_s=self._farm.acquire_timeout_s) as session,
             ):
                 timeline.record("slot_wait", began_s)

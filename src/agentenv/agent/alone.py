@@ -1,0 +1,34 @@
+"""One agent on a slot of its own, outside any group: for an evaluation, or for a hook that asks another agent."""
+
+from __future__ import annotations
+
+import uuid
+
+from agentenv.agent.culprit import of_another_slot
+from agentenv.agent.loop import AgentLoop, AgentResult
+from agentenv.agent.ports import opened
+from agentenv.agent.prompts import opening
+from agentenv.agent.rollout import Farm
+from agentenv.agent.settings import AgentSettings
+from agentenv.agent.turns import inside_a_turn
+from agentenv.errors import SlotDestroyedError
+
+
+async def run_alone(farm: Farm, settings: AgentSettings, task: str) -> AgentResult:
+    """Run it until it answers; nothing is scored.
+
+    Raises: InfraError; ConfigError when the first prompt does not fit the model, or in a hook without slots kept for
+    that; SlotDestroyedError, in a hook InfraError, because the slot is not the one of the rollout that is judged.
+    """
+    trajectory, in_hook = f"agent-{uuid.uuid4().hex[:12]}", inside_a_turn()
+    try:
+        async with (
+            farm.turns.one(),
+            farm.sessions.open(trajectory, acquire_timeout_s=farm.acquire_timeout_s) as session,
+            opened(farm.model_for(trajectory)) as model,
+        ):
+            return await AgentLoop(model, session, farm.tools, settings).run(opening(settings.system_prompt, task))
+    except SlotDestroyedError as error:
+        if not in_hook:
+            raise
+        raise of_another_slot(error) from error

@@ -1,0 +1,69 @@
+"""How many agents of an environment hold or ask for a slot at once, so that none waits for one that waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from agentenv.errors import ConfigError
+
+
+@dataclass
+class _Turn:
+    of: Turns
+    kept: bool
+    held: bool = True
+    """Tasks that outlive a turn remember one that is over."""
+
+
+_latest: ContextVar[_Turn | None] = ContextVar("agentenv_turn", default=None)
+
+
+class Turns:
+    """One turn for each slot, ``kept`` of them for agents that hooks run while their rollout has its own. Could any
+    turn be theirs, as many rollouts as there are turns might wait for each other for ever."""
+
+    def __init__(self, slots: int, *, kept: int = 0) -> None:
+        self._free = asyncio.Semaphore(slots - kept)
+        self._kept = asyncio.Semaphore(kept)
+        self._any_kept = kept > 0
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """Have a turn; waited for without a deadline. Raises: ConfigError inside another turn, when none is kept for
+        that or the other is such a one already."""
+        outer = _held()
+        inside = outer is not None and outer.of is self
+        if inside and (not self._any_kept or (outer is not None and outer.kept)):
+            raise _refusal(self._any_kept)
+        async with self._kept if inside else self._free:
+            turn = _Turn(self, kept=inside)
+            _latest.set(turn)
+            try:
+                yield
+            finally:
+                turn.held = False
+                _latest.set(outer)
+
+
+def inside_a_turn() -> bool:
+    """Whether the caller is, or was started by, a hook of a rollout that has its slot."""
+    return _held() is not None
+
+
+def _held() -> _Turn | None:
+    latest = _latest.get()
+    return latest if latest is not None and latest.held else None
+
+
+def _refusal(any_kept: bool) -> ConfigError:
+    if any_kept:
+        return ConfigError("hook_slots", "an agent that a hook runs cannot wait for the slot of another one")
+    return ConfigError(
+        "hook_slots",
+        "is 0, and a hook runs an agent while its rollout has a slot: rollouts could wait so for each other for ever",
+        next_step="set it to how many such agents may run at once; rollouts then have that many slots less",
+    )
