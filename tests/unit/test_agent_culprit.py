@@ -6,7 +6,7 @@ import asyncio
 import errno
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,7 @@ from agentenv.errors import (
 from agentenv.executor import transfer
 from agentenv.sandbox.culprits import WAYS
 from agentenv.wire.calls import CallResult
+from tests.unit import failed_seals
 from tests.unit.agent_stubs import (
     StubHooks,
     StubModel,
@@ -103,6 +104,16 @@ def sealing(error: Exception) -> Callable[[], StubSessions]:
     class Sealed(StubSession):
         async def seal(self) -> None:
             raise error
+
+    return lambda: Opening(Sealed, echo)
+
+
+def sealed_for_real(seal: Callable[[], Awaitable[None]]) -> Callable[[], StubSessions]:
+    """The slot is sealed as in a container, and that fails."""
+
+    class Sealed(StubSession):
+        async def seal(self) -> None:
+            await seal()
 
     return lambda: Opening(Sealed, echo)
 
@@ -379,7 +390,13 @@ CASES = {
         ContainerLostError, AGAIN, recording(LOST), model=saying_first(calling(("tmux", "{}")), saying("done"))
     ),
     "what it left running does not die when the slot is sealed": Case(
-        SlotDestroyedError, BY_HOOK, sealing(DESTROYED), sealed=True
+        LeaseLostError, NO_SCORE, sealed_for_real(failed_seals.with_what_does_not_die), sealed=True
+    ),
+    "the slot is not made anew in time when it is sealed": Case(
+        InfraError, NO_SCORE, sealed_for_real(failed_seals.with_what_takes_its_time), sealed=True
+    ),
+    "what it left in the slot's memory keeps it from being sealed": Case(
+        SlotDestroyedError, BY_HOOK, sealed_for_real(failed_seals.with_a_full_slot), sealed=True
     ),
     "the lease is lost when the slot is sealed": Case(
         LeaseLostError, NO_SCORE, sealing(LeaseLostError("lost while it was sealed")), sealed=True

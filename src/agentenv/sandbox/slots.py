@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from agentenv.errors import (
     AgentEnvError,
+    InfraError,
     LeaseLostError,
     ProtocolError,
     SandboxUnavailableError,
@@ -175,8 +176,9 @@ class Slot:
 
     async def seal(self, key: LeaseKey, request_id: str = "") -> SlotState:
         """Kill everything in the slot, make it anew over the same workspace, keep the lease; once for each
-        ``request_id`` that is not empty. Queued calls
-        wait for it; a running one is cancelled. Raises StaleLeaseError, LeaseLostError, SlotDestroyedError."""
+        ``request_id`` that is not empty. Queued calls wait for it; a running one is cancelled.
+
+        Raises StaleLeaseError, SlotDestroyedError, LeaseLostError (also when it takes too long: the lease ends)."""
         if self.lease is None or not self.lease.admits(key):
             raise self._gone(key)
         if not self._sealing and request_id and request_id == self._sealed_by:

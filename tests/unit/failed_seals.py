@@ -1,0 +1,92 @@
+"""Seals that fail: the supervisor's own slot and the server's own, with nothing but the processes left out."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox import slot_process, slots
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.poller import Poller
+from agentenv.sandbox.shared import Shared
+from agentenv.sandbox.slot_life import SlotLife, Workshop
+from agentenv.sandbox.slot_states import SlotPhase
+from agentenv.sandbox.slots import Slot
+from agentenv.sandbox.supervisor_link import SupervisorLink
+from agentenv.wire.leases import LeaseRequest, SlotState
+
+
+class _Told:
+    """What the supervisor says of a slot, straight to the server's."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+
+    def ready(self, slot: SlotLife) -> None:
+        raise AssertionError(f"{slot} was to fail")
+
+    def failed(self, slot: SlotLife) -> None:
+        self._slot.failed(slot.epoch, slot.reason)
+
+    def lost(self, _: SlotLife, loss: Loss, reason: str) -> None:
+        self._slot.lost(loss, reason)
+
+
+async def with_what_does_not_die() -> None:
+    """Raises what the slot's holder is told."""
+
+    async def kill() -> None:
+        raise TimeoutError
+
+    await _seal(kill)
+
+
+async def with_what_takes_its_time() -> None:
+    """Raises what the slot's holder is told when the seal is not done after a while."""
+
+    async def kill() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slots, "SETTLE_S", 0.05)
+        await _seal(kill)
+
+
+async def with_a_full_slot() -> None:
+    """Raises what the slot's holder is told when no process of a new agent has room in the slot's own memory limit."""
+
+    async def kill() -> None:
+        return None
+
+    async def start(*_: object) -> None:
+        raise SandboxUnavailableError("the agent's first word was nothing")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slot_process, "reopen_workspace", lambda *_: None)
+        patch.setattr(slot_process, "start", start)
+        limits = SimpleNamespace(begin=lambda: None, killed_by_own_limit=lambda: True)
+        await _seal(kill, limits)
+
+
+async def _seal(kill: Any, limits: Any = None) -> None:
+    loop = asyncio.get_running_loop()
+    supervisor = SimpleNamespace(remember=lambda *_: None, reset=lambda *_: None)
+    poller = cast("Poller", SimpleNamespace(loop=loop))
+    slot = Slot(0, Shared(poller, cast("SupervisorLink", supervisor), {}, 1000, 10, spare_shells=False))
+    slot.state = SlotState.free
+    lease = slot.grant(LeaseRequest(slot=0, trajectory="t", ttl_s=30, request_id="r" * 16))
+    slot._called = True  # the model's commands ran here
+    ground: Any = SimpleNamespace(plan=lambda _: None)
+    life = SlotLife(Workshop(ground, cast("Any", None), _Told(slot), asyncio.Semaphore(1), None), 0)
+    life.phase, life.process, life._limits = SlotPhase.ready, cast("Any", SimpleNamespace(kill=kill)), limits
+    supervisor.seal = lambda *_: life.ask("seal")
+    try:
+        await slot.seal(lease.key)
+    finally:
+        assert life._task is not None
+        life._task.cancel()
+        await asyncio.wait([life._task])
