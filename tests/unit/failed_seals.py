@@ -52,7 +52,7 @@ async def with_what_takes_its_time() -> None:
         await asyncio.Event().wait()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots, "SETTLE_S", 0.05)
+        patch.setattr(slots, "SEAL_S", 0.05)
         await _seal(kill)
 
 

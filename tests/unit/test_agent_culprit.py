@@ -393,7 +393,7 @@ CASES = {
         LeaseLostError, NO_SCORE, sealed_for_real(failed_seals.with_what_does_not_die), sealed=True
     ),
     "the slot is not made anew in time when it is sealed": Case(
-        InfraError, NO_SCORE, sealed_for_real(failed_seals.with_what_takes_its_time), sealed=True
+        LeaseLostError, NO_SCORE, sealed_for_real(failed_seals.with_what_takes_its_time), sealed=True
     ),
     "what it left in the slot's memory keeps it from being sealed": Case(
         SlotDestroyedError, BY_HOOK, sealed_for_real(failed_seals.with_a_full_slot), sealed=True

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from agentenv.errors import (
     AgentEnvError,
-    InfraError,
     LeaseLostError,
     ProtocolError,
     SandboxUnavailableError,

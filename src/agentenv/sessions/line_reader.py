@@ -28,8 +28,7 @@ class LineReader:
         self._waiting = False
         self._allowed = _BURST
         self._since_s = host.loop.time()
-        self._gate = _Gate(host)
-        self._reader = Reader(self._gate, fd, self._came, terminal=False, most_bytes_per_s=most_bytes_per_s)
+        self._reader = Reader(host, fd, self._came, terminal=False, most_bytes_per_s=most_bytes_per_s)
 
     def drain(self) -> None:
         """Take what is there now, but no more of it than is done at once; the rest is lost."""
@@ -56,10 +55,10 @@ class LineReader:
             return
         if wait_s or self._rest:
             self._waiting = True
-            self._gate.shut()
+            self._reader.hold()
             self._loop.call_later(wait_s, self._turn)
         else:
-            self._gate.open()
+            self._reader.go_on()
 
     def _portion(self) -> float:
         """Hand over the next lines; for how long there must be no more."""
@@ -72,37 +71,3 @@ class LineReader:
         self._since_s = now
         self._allowed = min(self._allowed + earned, _BURST) - work
         return max(0.0, -self._allowed / WORK_PER_S)
-
-
-class _Gate:
-    """The host of one reader, which is told of its descriptor only while the gate is open."""
-
-    def __init__(self, host: Host) -> None:
-        self.loop, self.env, self.workspace, self.tmux_socket = host.loop, host.env, host.workspace, host.tmux_socket
-        self.start, self.orphan = host.start, host.orphan
-        self._host = host
-        self._is_open = True
-        self._wanted: tuple[int, Callable[[], None]] | None = None
-
-    def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        """Host."""
-        self._wanted = (fd, callback)
-        if self._is_open:
-            self._host.watch(fd, callback)
-
-    def unwatch(self, fd: int) -> None:
-        """Host."""
-        self._wanted = None
-        self._host.unwatch(fd)
-
-    def shut(self) -> None:
-        """Tell nothing. Repeatable."""
-        if self._is_open and self._wanted is not None:
-            self._host.unwatch(self._wanted[0])
-        self._is_open = False
-
-    def open(self) -> None:
-        """Tell again. Repeatable."""
-        if not self._is_open and self._wanted is not None:
-            self._host.watch(*self._wanted)
-        self._is_open = True

@@ -38,6 +38,7 @@ class Reader:
         self._most_bytes_per_s = most_bytes_per_s
         self._allowed_bytes = float(_FLOOD_BURST_BYTES)
         self._since_s = host.loop.time()
+        self._on_hold = self._throttled = False
         host.watch(fd, self._readable)
 
     @property
@@ -49,6 +50,18 @@ class Reader:
     def fd(self) -> int:
         """The descriptor, -1 once closed: for writing to a terminal."""
         return self._fd
+
+    def hold(self) -> None:
+        """Read nothing until :meth:`go_on`. Repeatable."""
+        if not self._on_hold and not self._throttled and self._fd >= 0:
+            self._host.unwatch(self._fd)
+        self._on_hold = True
+
+    def go_on(self) -> None:
+        """The end of :meth:`hold`. Repeatable."""
+        was_held, self._on_hold = self._on_hold, False
+        if was_held and not self._throttled and self._fd >= 0:
+            self._host.watch(self._fd, self._readable)
 
     def drain(self) -> None:
         """Read what is there now, without waiting for more."""
@@ -96,10 +109,13 @@ class Reader:
         earned = (now - self._since_s) * self._most_bytes_per_s
         self._since_s = now
         self._allowed_bytes = min(self._allowed_bytes + earned, _FLOOD_BURST_BYTES) - count
-        if self._allowed_bytes < 0:
-            self._host.unwatch(self._fd)
+        if self._allowed_bytes < 0 and not self._throttled:
+            if not self._on_hold:
+                self._host.unwatch(self._fd)
+            self._throttled = True
             self._host.loop.call_later(-self._allowed_bytes / self._most_bytes_per_s + 0.001, self._resume, self._fd)
 
     def _resume(self, fd: int) -> None:
-        if self._fd == fd >= 0:
+        self._throttled = False
+        if self._fd == fd >= 0 and not self._on_hold:
             self._host.watch(fd, self._readable)
