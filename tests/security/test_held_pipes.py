@@ -1,0 +1,111 @@
+"""Who holds the lock of a pipe (a splice from a socket to which nothing comes) holds up its own slot, and that is its
+own doing: the server touches no pipe of a slot's, so neighbours are served, and the slot is made anew."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+
+import pytest
+
+from agentenv.errors import SlotDestroyedError
+from agentenv.executor.session import ToolSession
+from tests.security.conftest import Slots, sh
+
+HOLD = """
+import os, socket, sys
+mine, other = socket.socketpair()
+print("holds", file=sys.stderr, flush=True)
+os.splice(mine.fileno(), int(sys.argv[1]), 4096)
+"""
+HOLD_THE_NEXT_SHELLS = """
+import os, socket, threading, time
+mine, other = socket.socketpair()
+def hold(fd): os.splice(mine.fileno(), fd, 4096)
+held = set()
+while True:
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        for number in (0, 1, 2, 9):
+            try:
+                fd = os.open(f"/proc/{name}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK)
+                inode = os.readlink(f"/proc/{name}/fd/{number}")
+            except OSError: continue
+            if not inode.startswith("pipe:") or inode in held:
+                os.close(fd)
+                continue
+            held.add(inode)
+            threading.Thread(target=hold, args=(fd,), daemon=True).start()
+            open("/tmp/holds", "w").close()
+    time.sleep(0.001)
+"""
+CALLS: list[tuple[str, dict[str, object]]] = [
+    ("bash", {"command": "echo on"}),
+    ("terminal", {"command": "echo on"}),
+    ("terminal", {"command": "echo on", "pty": True}),
+    ("process", {"action": "list"}),
+    ("tmux", {"action": "start"}),
+    ("read_file", {"path": "hold.py"}),
+    ("write_file", {"path": "new", "text": "text"}),
+]
+LONGEST_S = 60.0
+"""For one call whose deadline is 2 s: a killed call is waited for for 15 s, a slot's end and its start take a while."""
+
+
+async def _neighbour(session: ToolSession, over: asyncio.Event) -> list[float]:
+    took_s = []
+    while not over.is_set():
+        began_s = time.monotonic()
+        await sh(session, "true")
+        took_s.append(time.monotonic() - began_s)
+        await asyncio.sleep(0.05)
+    return took_s
+
+
+async def _answer(session: ToolSession, tool: str, arguments: dict[str, object], *, timeout_s: float = 2) -> str:
+    """How a call ended: never as a failure of ours."""
+    async with asyncio.timeout(LONGEST_S):
+        try:
+            result = await session.call(tool, arguments, timeout_s=timeout_s)
+        except SlotDestroyedError as error:
+            return error.code
+    assert result.fault != "infra", result
+    return result.fault
+
+
+@pytest.mark.parametrize(
+    ("attack", "destroyed"),
+    [
+        ("(setsid python3 hold.py 1 2>/tmp/holds &); until [ -s /tmp/holds ]; do sleep 0.01; done", True),
+        ("python3 hold.py 1 2>/tmp/holds", False),
+        (
+            "(setsid python3 shells.py >/dev/null 2>&1 </dev/null &); until [ -e /tmp/holds ]; do sleep 0.01; done",
+            False,
+        ),
+    ],
+    ids=["left behind", "the command itself", "of the next shells"],
+)
+async def test_who_holds_a_pipe_holds_up_its_own_slot(slots: Slots, attack: str, destroyed: bool) -> None:
+    one, two = await slots.open("one"), await slots.open("two")
+    for path, text in (("hold.py", HOLD), ("shells.py", HOLD_THE_NEXT_SHELLS)):
+        assert (await one.call("write_file", {"path": path, "text": text})).fault == "none"
+    over = asyncio.Event()
+    neighbour = asyncio.create_task(_neighbour(two, over))
+    try:
+        ends = [await _answer(one, "bash", {"command": attack})]
+        ends += [await _answer(one, tool, arguments) for tool, arguments in CALLS]
+    finally:
+        over.set()
+        took_s = await neighbour
+    assert max(took_s) < 5, "the neighbour waited for it"
+    assert ("slot_destroyed" in ends) >= destroyed, ends
+
+
+async def test_a_slot_whose_pipe_is_held_can_be_given_back_and_used_again(slots: Slots) -> None:
+    """Three slots, and six sessions that are given back while a pipe is held."""
+    for number in range(6):
+        async with asyncio.timeout(2 * LONGEST_S), slots.executor.open(f"one-{number}") as one:
+            await one.call("write_file", {"path": "hold.py", "text": HOLD})
+            left = "(setsid python3 hold.py 1 2>/tmp/holds &); until [ -s /tmp/holds ]; do sleep 0.01; done"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(_answer(one, "bash", {"command": left}), 1)
