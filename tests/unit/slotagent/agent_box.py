@@ -206,6 +206,8 @@ class AgentBox:
         number = self.ask(argv, **more)
         answer = self.expect(Kind.SPAWNED, Kind.SPAWN_FAILED, run=number)
         assert answer.kind is Kind.SPAWNED, answer
+        for fd in answer.fds:
+            os.set_blocking(fd, True)
         run = Run(number, answer.arg, answer.fds)
         self._runs.append(run)
         return run

@@ -240,8 +240,8 @@ def test_a_thousand_rounds_leak_nothing() -> None:
 
 def test_a_reader_that_is_slow_loses_nothing() -> None:
     """More descriptors and packets wait in the socket than the kernel lets be in flight at once."""
-    with AgentBox(limits=Limits(files=32)) as agent:
-        numbers = [agent.ask(["bash", "-c", f"exit {number % 200}"]) for number in range(60)]
+    with AgentBox(limits=Limits(files=96)) as agent:
+        numbers = [agent.ask(["bash", "-c", f"exit {number % 200}"]) for number in range(80)]
         for number in numbers:
             for fd in agent.expect(Kind.SPAWNED, run=number).fds:
                 os.close(fd)

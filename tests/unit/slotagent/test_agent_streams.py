@@ -51,6 +51,8 @@ def _answering(agent: AgentBox, code: str) -> tuple[Run, socket.socket]:
         end.close()
     spawned = agent.expect(Kind.SPAWNED, run=agent._last_run)
     assert input_inode(spawned.payload) > 0
+    for fd in spawned.fds:
+        os.set_blocking(fd, True)
     run = Run(spawned.run, spawned.arg, (*spawned.fds, told.detach()))
     agent._runs.append(run)
     return run, heard
@@ -162,7 +164,7 @@ def test_a_pipe_whose_lock_is_held_holds_up_the_agent_and_nobody_here() -> None:
     with AgentBox("bwrap") as agent:
         run = agent.bash(f"python3 -c '{HOLD}' & read -u 9; exit 3", flags=SCRIPT_PIPE)
         assert run.line() == "held"
-        agent.wait_until(_holders, "it holds the lock")
+        agent.wait_until(lambda: _holders(agent), "it holds the lock")
         os.write(run.fds[2], b"\n")
         began = time.monotonic()
         os.set_blocking(run.fds[0], False)
@@ -172,7 +174,7 @@ def test_a_pipe_whose_lock_is_held_holds_up_the_agent_and_nobody_here() -> None:
         os.close(run.fds[0])
         assert time.monotonic() - began < 1
         agent.wait_until(lambda: _silent(agent), "the agent waits for the holder")
-        for pid in _holders():
+        for pid in _holders(agent):
             os.kill(pid, signal.SIGKILL)
         assert agent.expect(Kind.EXIT, run=run.id).arg >> 8 == 3
 
@@ -185,15 +187,18 @@ def _silent(agent: AgentBox) -> bool:
     return False
 
 
-def _holders() -> list[int]:
-    """The processes of this machine that run HOLD, once they sleep in its splice."""
+def _holders(agent: AgentBox) -> list[int]:
+    """The processes of the box that run HOLD, once they sleep in its splice."""
     found = []
+    bwrap = agent.process.pid
+    (init,) = Path(f"/proc/{bwrap}/task/{bwrap}/children").read_text().split()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with suppress(OSError):
             arguments = (entry / "cmdline").read_bytes().split(b"\0")
             asleep = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0] == "S"
-            if arguments[0] == b"python3" and HOLD.encode() in arguments and asleep:
+            same = (entry / "ns/pid").readlink() == Path(f"/proc/{init}/ns/pid").readlink()
+            if arguments[0] == b"python3" and HOLD.encode() in arguments and asleep and same:
                 found.append(int(entry.name))
     return found

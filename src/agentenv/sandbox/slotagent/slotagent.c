@@ -475,7 +475,7 @@ int main(int argc, char **argv) {
                 turn_relay(events[i].data.u64, events[i].events);
         if (ready[CHILDREN]) {
             struct signalfd_siginfo seen;
-            while (read(children, &seen, sizeof seen) > 0) {}
+            (void)!read(children, &seen, sizeof seen); /* all children are looked for, whoever signalled */
         }
         if (ready[CHILDREN] || more)
             more = reap();

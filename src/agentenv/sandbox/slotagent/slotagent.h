@@ -46,6 +46,7 @@ enum stream_name { INPUT, SCRIPT, OUT, ERR, ANSWERS, STREAMS };
 struct stream {
     int pipe, sock;    /* our ends, or -1 */
     bool full;         /* what takes has no room: wait for that, and not for more to give */
+    bool unwatched;    /* not to be looked at yet */
     size_t owed_bytes; /* of OUT, ERR, ANSWERS: what must arrive before something else is told */
     uint32_t source_watched, sink_watched;
 };
@@ -55,6 +56,7 @@ struct relay {
     bool ended; /* the run's end waits for it; it is told with: */
     int32_t status;
     uint64_t usage[3], input_inode; /* which pipe the run reads, 0 when none */
+    uint64_t watched_from_ns; /* when its output begins to be watched; 0: it is, or no time is set */
     struct stream streams[STREAMS];
 };
 

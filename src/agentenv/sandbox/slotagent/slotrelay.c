@@ -19,7 +19,8 @@
 
 enum {
     MOST_BYTES = 1024 * 1024,   /* at once: as much as a pipe can hold */
-    ORPHAN_BURST_BYTES = 1024 * 1024, ORPHAN_PAUSE_MS = 10,
+    ORPHAN_BURST_BYTES = 1024 * 1024, ORPHAN_PAUSE_NS = 10 * 1000 * 1000,
+    RUNS_NS = 1000 * 1000, WAITS_NS = 50 * 1000 * 1000,
     MAX_ORPHANS = 16,
     FIRST_ORPHAN = 16, /* of the keys of what is watched; below are the loop's own, from 256 on streams */
 };
@@ -29,8 +30,9 @@ static size_t relay_count;
 static int orphans[MAX_ORPHANS]; /* pipes nobody is to read any more; -1 where empty */
 static size_t orphan_next;       /* the oldest, which makes room */
 static size_t drained_bytes;     /* of orphans, since the last pause */
-static struct timespec paused_until;
+static uint64_t paused_until_ns;
 static bool paused;
+static bool watched_later;       /* there are outputs that are not watched yet */
 static int nowhere;              /* /dev/null */
 
 void set_up_relays(void) {
@@ -59,11 +61,15 @@ static void watch(int fd, uint32_t *watched, uint32_t events, uint64_t key) {
 /* An end that is full is waited for; else what there is to carry, and whether the other side is gone. */
 static void watch_stream(struct relay *of, enum stream_name name) {
     struct stream *the = &of->streams[name];
+    if (the->unwatched && !the->full)
+        return;
+    the->unwatched = false;
     uint64_t key = (uint64_t)of->run << 8 | (uint64_t)name << 1;
     int source = name < OUT ? the->sock : the->pipe, sink = name < OUT ? the->pipe : the->sock;
     bool held = the->full || (name == ANSWERS && of->owes);
     watch(source, &the->source_watched, held ? 0 : EPOLLIN | EPOLLERR, key);
-    watch(sink, &the->sink_watched, the->full ? EPOLLOUT | EPOLLERR : EPOLLERR, key | 1);
+    if (name != SCRIPT || the->full) /* whoever is to read that is waited for anyway */
+        watch(sink, &the->sink_watched, the->full ? EPOLLOUT | EPOLLERR : EPOLLERR, key | 1);
 }
 
 /* By name, because a child that has not executed its program yet has a copy, which would be watched on. */
@@ -93,10 +99,10 @@ bool is_socket(int fd) {
     return fd >= 0 && !fstat(fd, &found) && S_ISSOCK(found.st_mode);
 }
 
-int join_stream(struct relay *of, enum stream_name name, int sock, int *theirs) {
-    int ends[2], flags = fcntl(sock, F_GETFL);
+static int join_to_pipe(struct relay *of, enum stream_name name, int sock, int *theirs) {
+    int ends[2];
     of->streams[name].sock = sock;
-    if (flags < 0 || fcntl(sock, F_SETFL, flags | O_NONBLOCK) < 0 || pipe2(ends, O_CLOEXEC) < 0)
+    if (pipe2(ends, O_CLOEXEC) < 0)
         return errno;
     bool to_slot = name < OUT;
     *theirs = ends[!to_slot];
@@ -107,12 +113,19 @@ int join_stream(struct relay *of, enum stream_name name, int sock, int *theirs) 
     return 0;
 }
 
+int join_stream(struct relay *of, enum stream_name name, int sock, int *theirs) {
+    int flags = fcntl(sock, F_GETFL), error = join_to_pipe(of, name, sock, theirs);
+    if (flags < 0 || fcntl(sock, F_SETFL, flags | O_NONBLOCK) < 0)
+        return errno;
+    return error;
+}
+
 int make_stream(struct relay *of, enum stream_name name, int *ours, int *theirs) {
     int ends[2];
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) < 0)
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) < 0)
         return errno;
     *ours = ends[0];
-    return join_stream(of, name, ends[1], theirs);
+    return join_to_pipe(of, name, ends[1], theirs);
 }
 
 size_t runs_relayed(void) {
@@ -130,12 +143,50 @@ bool is_relayed(uint32_t run) {
     return find_relay(run);
 }
 
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* Most runs end within a moment of their start, or of their script. Their output is looked at then: waking for it
+ * before would cost more. */
+static void watch_in(struct relay *of, uint64_t ns) {
+    of->watched_from_ns = now_ns() + ns;
+    watched_later = true;
+}
+
 void begin_relay(const struct relay *of) {
     struct relay *begun = &relays[relay_count++];
     *begun = *of;
+    begun->streams[OUT].unwatched = begun->streams[ERR].unwatched = true;
     for (enum stream_name name = 0; name < STREAMS; name++)
         if (begun->streams[name].pipe >= 0)
             watch_stream(begun, name);
+    watch_in(begun, begun->streams[SCRIPT].pipe < 0 ? RUNS_NS : WAITS_NS);
+}
+
+/* In how many ms there are more to be watched; -1: there are none. */
+static int watch_outputs(void) {
+    uint64_t now = now_ns(), next = UINT64_MAX;
+    for (size_t i = 0; i < relay_count; i++) {
+        struct relay *of = &relays[i];
+        if (!of->watched_from_ns)
+            continue;
+        if (now < of->watched_from_ns) {
+            if (of->watched_from_ns < next)
+                next = of->watched_from_ns;
+            continue;
+        }
+        of->watched_from_ns = 0;
+        for (enum stream_name name = OUT; name <= ERR; name++) {
+            of->streams[name].unwatched = false;
+            if (of->streams[name].pipe >= 0)
+                watch_stream(of, name);
+        }
+    }
+    watched_later = next != UINT64_MAX;
+    return watched_later ? (int)((next - now) / 1000000) + 1 : -1;
 }
 
 /* ---- what nobody reads any more ---- */
@@ -178,13 +229,13 @@ static size_t waiting_bytes(int fd) {
     return fd >= 0 && !ioctl(fd, FIONREAD, &bytes) && bytes > 0 ? (size_t)bytes : 0;
 }
 
-static void end_stream(struct relay *of, enum stream_name name) {
+static void end_stream(struct relay *of, enum stream_name name, bool held) {
     struct stream *the = &of->streams[name];
     if (the->pipe < 0)
         return;
     unwatch_stream(the, name);
-    if (name == OUT || name == ERR)
-        orphan(&the->pipe); /* who prints goes on, though nobody listens; at the end of the pipe nothing is kept */
+    if (held && (name == OUT || name == ERR))
+        orphan(&the->pipe); /* who prints goes on, though nobody listens */
     drop(&the->pipe);
     drop(&the->sock);
     the->owed_bytes = 0;
@@ -198,7 +249,13 @@ static bool carry(struct relay *of, enum stream_name name, size_t most_bytes) {
     int source = name < OUT ? the->sock : the->pipe, sink = name < OUT ? the->pipe : the->sock;
     ssize_t moved = splice(source, NULL, sink, NULL, most_bytes, SPLICE_F_NONBLOCK);
     if (!moved || (moved < 0 && errno != EAGAIN && errno != EINTR)) {
-        end_stream(of, name);
+        end_stream(of, name, moved);
+        return false;
+    }
+    if (name == SCRIPT && moved > 0) { /* it comes in one piece */
+        end_stream(of, name, false);
+        if (of->streams[OUT].unwatched)
+            watch_in(of, RUNS_NS);
         return false;
     }
     if (moved > 0)
@@ -240,17 +297,15 @@ static void pass_answers(struct relay *of) {
 }
 
 static bool finished(struct relay *of) {
-    if (!settle(of, OUT, ERR) || !settle(of, ANSWERS, ANSWERS))
-        return false;
-    for (enum stream_name name = 0; name < STREAMS; name++)
-        end_stream(of, name);
-    return true;
+    return settle(of, OUT, ERR) && settle(of, ANSWERS, ANSWERS);
 }
 
+/* The server waits for this, and not for what is cleared away. */
 static void tell_end(struct relay *of) {
-    struct relay done = *of;
+    say_exited(of->run, of->status, of->usage);
+    for (enum stream_name name = 0; name < STREAMS; name++)
+        end_stream(of, name, true);
     *of = relays[--relay_count];
-    say_exited(done.run, done.status, done.usage);
 }
 
 void end_relay(uint32_t run, int32_t status, const uint64_t usage[3]) {
@@ -265,33 +320,24 @@ void end_relay(uint32_t run, int32_t status, const uint64_t usage[3]) {
 
 /* ---- the loop's part ---- */
 
-/* How long from now to the end of the pause, in ms, at least 1; 0 when it is over. */
-static int pause_left_ms(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    int64_t left_ns = (paused_until.tv_sec - now.tv_sec) * 1000000000LL + paused_until.tv_nsec - now.tv_nsec;
-    return left_ns <= 0 ? 0 : (int)(left_ns / 1000000) + 1;
+/* A flood is not worth a processor: what nobody reads is left alone for a moment after each burst. */
+static bool pausing(void) {
+    bool was_paused = paused;
+    if (!paused && drained_bytes > ORPHAN_BURST_BYTES) {
+        paused_until_ns = now_ns() + ORPHAN_PAUSE_NS;
+        paused = true;
+    } else if (paused && now_ns() >= paused_until_ns) {
+        paused = false;
+        drained_bytes = 0;
+    }
+    for (size_t i = 0; paused != was_paused && i < MAX_ORPHANS; i++)
+        watch_orphan(i, paused ? EPOLL_CTL_DEL : EPOLL_CTL_ADD);
+    return paused;
 }
 
-/* A flood is not worth a processor: what nobody reads is left alone for a moment after each burst. */
 int relay_timeout_ms(void) {
-    if (!paused && drained_bytes > ORPHAN_BURST_BYTES) {
-        clock_gettime(CLOCK_MONOTONIC, &paused_until);
-        paused_until.tv_nsec += ORPHAN_PAUSE_MS * 1000000;
-        paused = true;
-        for (size_t i = 0; i < MAX_ORPHANS; i++)
-            watch_orphan(i, EPOLL_CTL_DEL);
-    }
-    if (!paused)
-        return -1;
-    int left_ms = pause_left_ms();
-    if (left_ms)
-        return left_ms;
-    paused = false;
-    drained_bytes = 0;
-    for (size_t i = 0; i < MAX_ORPHANS; i++)
-        watch_orphan(i, EPOLL_CTL_ADD);
-    return -1;
+    int timeout_ms = watched_later ? watch_outputs() : -1;
+    return pausing() ? 1 : timeout_ms;
 }
 
 static void turn_orphan(size_t at) {
@@ -311,7 +357,7 @@ void turn_relay(uint64_t key, uint32_t events) {
     if (!of || of->streams[name].pipe < 0)
         return;
     if (key & 1 && events & (EPOLLERR | EPOLLHUP)) /* nobody takes it any more */
-        end_stream(of, name);
+        end_stream(of, name, true);
     else if (name == ANSWERS)
         pass_answers(of);
     else
