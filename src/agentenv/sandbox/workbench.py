@@ -17,6 +17,7 @@ from agentenv.sandbox.tools.bash import WORKSPACE, Shells, output
 from agentenv.sandbox.tools.encoded import encoded
 from agentenv.sandbox.tools.files import run_file_tool
 from agentenv.sandbox.tools.runner import Finished
+from agentenv.sessions.start_errors import cannot_start
 from agentenv.wire.tools import BashArguments
 
 KILL_GRACE_S = 15.0
@@ -199,7 +200,7 @@ class _Runner:
 
 def _finished(process: Process) -> Finished:
     if process.outcome is Outcome.failed:
-        return Finished(process.error, b"", f"cannot start: {os.strerror(process.error)}\n".encode(), 0)
+        return Finished(process.error, b"", f"{cannot_start(process.error)}\n".encode(), 0)
     code = os.waitstatus_to_exitcode(process.status)
     assert process.stdout is not None
     assert process.stderr is not None

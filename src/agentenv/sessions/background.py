@@ -11,6 +11,7 @@ from agentenv.sessions.port import Host, Program
 from agentenv.sessions.ptys import terminal_env
 from agentenv.sessions.reader import Reader
 from agentenv.sessions.rolling import Rolling
+from agentenv.sessions.start_errors import not_started
 from agentenv.sessions.unread import Unread
 from agentenv.sessions.waiting import Changes
 from agentenv.wire.sessions import ProcessState
@@ -169,8 +170,7 @@ class Background:
     def on_failed(self, error: int, *, cwd: bool) -> None:
         """ProgramEvents: data, as a shell would put it."""
         self.failed = True
-        what = f"cd: {self.order.cwd}" if cwd else "cannot start"
-        self.output.feed(f"bash: {what}: {os.strerror(error)}\n".encode())
+        self.output.feed(f"bash: {not_started(error, cwd=self.order.cwd if cwd else None)}\n".encode())
         self._end(1 if cwd else CANNOT_START)
 
     def on_ended(self, exit_code: int) -> None:

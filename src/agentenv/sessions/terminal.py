@@ -14,6 +14,7 @@ from agentenv.sessions import foreground, lines
 from agentenv.sessions.keys import SIGNAL_KEYS
 from agentenv.sessions.port import Host, Program, Started
 from agentenv.sessions.ptys import number_of, terminal_env
+from agentenv.sessions.start_errors import not_started
 from agentenv.sessions.tap import Tap
 from agentenv.sessions.typist import Typist
 from agentenv.sessions.unread import Unread
@@ -262,8 +263,7 @@ class Terminal:
 
     def on_failed(self, error: int, *, cwd: bool) -> None:
         """ProgramEvents: data, as a shell would put it."""
-        what = f"cd: {self.setup.cwd}" if cwd else "cannot start"
-        self.start_error = f"bash: {what}: {os.strerror(error)}\n"
+        self.start_error = f"bash: {not_started(error, cwd=self.setup.cwd if cwd else None)}\n"
         self._ended(1 if cwd else CANNOT_START)
 
     def on_ended(self, exit_code: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from agentenv.sessions.brief import output_of
 from agentenv.sessions.line_reader import LineReader
 from agentenv.sessions.port import Host, Program
 from agentenv.sessions.reader import Reader
+from agentenv.sessions.start_errors import not_started
 from agentenv.sessions.tmux_control import Answer, ControlParser, Event, Noticed, Printed
 from agentenv.sessions.typist import Typist
 from agentenv.sessions.unread import Unread
@@ -285,8 +285,7 @@ class Tmux:
 
     def on_failed(self, error: int, *, cwd: bool) -> None:
         """ProgramEvents."""
-        what = f"cd: {self.setup.cwd}" if cwd else "cannot start"
-        self.start_error = f"{what}: {os.strerror(error)}"
+        self.start_error = not_started(error, cwd=self.setup.cwd if cwd else None)
         self.close()
 
     def on_ended(self, exit_code: int) -> None:  # noqa: ARG002 (ProgramEvents)

@@ -125,9 +125,10 @@ async def test_a_timeout_ends_the_command_and_keeps_what_it_said(session: ToolSe
 
 
 async def test_a_timeout_ends_children_too(session: ToolSession) -> None:
-    result = await bash(session, "(sleep 0.8; echo late > late) & (sleep 0.8; echo late > late); wait", timeout_s=0.2)
+    child = "(until [ -e go ]; do sleep 0.05; done; echo late > late)"
+    result = await bash(session, f"{child} & {child}; wait", timeout_s=0.2)
     assert result.timed_out
-    assert (await bash(session, "sleep 1.2; cat late")).exit_code != 0
+    assert (await bash(session, "touch go; sleep 0.5; cat late")).exit_code != 0
 
 
 async def test_a_flood_ends_at_its_deadline(session: ToolSession) -> None:

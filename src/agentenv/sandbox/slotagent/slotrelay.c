@@ -261,6 +261,8 @@ static bool carry(struct relay *of, enum stream_name name, size_t most_bytes) {
     if (moved > 0)
         the->owed_bytes -= the->owed_bytes < (size_t)moved ? the->owed_bytes : (size_t)moved;
     the->full = moved < 0 && waiting_bytes(source) > 0;
+    if (moved < 0 && !the->full)
+        the->owed_bytes = 0; /* something of the slot's has read it away */
     watch_stream(of, name);
     return moved > 0;
 }

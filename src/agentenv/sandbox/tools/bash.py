@@ -8,7 +8,6 @@ decided by its text alone, so that the same script always behaves the same.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from agentenv.sandbox.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
 from agentenv.sandbox.slotagent.protocol import SpawnStep
 from agentenv.sessions.head_tail import seam
+from agentenv.sessions.start_errors import not_started
 from agentenv.wire.base import LARGE_BYTES
 from agentenv.wire.tools import BashArguments
 
@@ -154,12 +154,6 @@ def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
 
 def _not_started(error: int, step: SpawnStep | None, arguments: BashArguments) -> dict[str, Any]:
     """The slot could not start the shell: the command's own doing, hence data, as a shell would put it."""
-    if arguments.cwd is not None and step is SpawnStep.CWD:
-        return {"exit_code": 1, "stderr": f"bash: cd: {arguments.cwd}: {os.strerror(error)}\n"}
-    full = {
-        errno.EAGAIN: "the slot has as many processes as it may have",
-        errno.ENOMEM: "the slot uses as much memory as it may use",
-    }
-    reason = full.get(error) if step is SpawnStep.RESOURCES else None
-    reason = reason or os.strerror(error)
-    return {"exit_code": CANNOT_START, "stderr": f"bash: cannot start: {reason}\n"}
+    in_cwd = arguments.cwd is not None and step is SpawnStep.CWD
+    why = not_started(error, cwd=arguments.cwd if in_cwd else None)
+    return {"exit_code": 1 if in_cwd else CANNOT_START, "stderr": f"bash: {why}\n"}

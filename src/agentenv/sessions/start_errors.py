@@ -1,0 +1,23 @@
+"""Why a program could not be started in a slot, in words for who asked for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final
+
+_LIMITS: Final = {
+    errno.EAGAIN: "the slot has as many processes as it may have",
+    errno.ENOMEM: "the slot uses as much memory as it may use",
+    errno.ENOSPC: "the slot has as many terminals as it may have",
+}
+
+
+def cannot_start(error: int) -> str:
+    """Of the errno with which making its process, its streams or its terminal failed."""
+    return f"cannot start: {_LIMITS.get(error) or os.strerror(error)}"
+
+
+def not_started(error: int, *, cwd: str | None) -> str:
+    """``cwd``: the directory that could not be entered, when that is what failed."""
+    return cannot_start(error) if cwd is None else f"cd: {cwd}: {os.strerror(error)}"
