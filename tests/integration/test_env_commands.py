@@ -19,6 +19,8 @@ from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply, ScriptedPolicy, build_tokenizer
 from tests.unit.env_stubs import IDLE, SOLVE
 
+pytestmark = pytest.mark.timeout(300)  # each starts processes that import atropos, which takes long on a loaded machine
+
 ENVIRONMENT = Path(__file__).parent / "answer_env.py"
 FOREVER = [Reply("", (Call("bash", {"command": "touch started; exec sleep 300"}),))]
 
@@ -64,13 +66,13 @@ async def running(directory: Path, *arguments: str) -> AsyncIterator[asyncio.sub
             await process.wait()
 
 
-async def run(directory: Path, *arguments: str, timeout_s: float = 60.0) -> tuple[int, str]:
+async def run(directory: Path, *arguments: str, timeout_s: float = 200.0) -> tuple[int, str]:
     async with running(directory, *arguments) as process, asyncio.timeout(timeout_s):
         status = await process.wait()
     return status, (directory / "log.txt").read_text()
 
 
-async def until(condition: Any, timeout_s: float = 40.0) -> None:
+async def until(condition: Any, timeout_s: float = 100.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.02)

@@ -96,3 +96,37 @@ async def test_what_survives_the_kill_keeps_its_socket_open(monkeypatch: pytest.
     theirs.send(b"still heard")
     os.close(number)
     theirs.close()
+
+
+async def test_without_cgroups_all_that_descends_from_the_agent_is_killed_by_itself() -> None:
+    """Outside a pid namespace of its own nothing else would end them."""
+    agent = subprocess.Popen(["bash", "-c", "(sleep 1000 & sleep 1000; :) & echo up; wait"], stdout=subprocess.PIPE)
+    assert agent.stdout is not None
+    assert agent.stdout.readline() == b"up\n"
+    family = {agent.pid}
+    while len(family) < 4:
+        await asyncio.sleep(0.01)
+        family |= _children_of(family)
+    exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    exited.set_result(signal.SIGKILL)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    slot = SlotProcess(0, -1, exited, ours, None, agent_pid=agent.pid, agent_pidfd=os.pidfd_open(agent.pid))
+    await slot.kill()
+    theirs.close()
+    agent.wait()
+    agent.stdout.close()
+    async with asyncio.timeout(20):
+        while any(_lives(pid) for pid in family):
+            await asyncio.sleep(0.01)
+
+
+def _children_of(pids: set[int]) -> set[int]:
+    found = [Path(f"/proc/{pid}/task/{pid}/children").read_text().split() for pid in pids]
+    return {int(child) for children in found for child in children}
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

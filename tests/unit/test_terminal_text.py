@@ -120,3 +120,11 @@ def test_the_work_grows_with_the_text_alone(piece: str) -> None:
         return best
 
     assert taken_s(200_000) < 40 * taken_s(20_000) + 0.05
+
+
+def test_movements_make_no_more_text_than_was_printed_and_a_little() -> None:
+    flood = "\x1b[999Cb\n" * 131_072
+    shown = rendered(flood)
+    assert len(shown) < 2 * len(flood)
+    assert shown.startswith(" " * 999 + "b\n")
+    assert shown.endswith("\nb\n")

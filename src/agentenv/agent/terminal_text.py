@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
 _ESCAPES: Final = re.compile(
@@ -19,6 +20,8 @@ _MOVE: Final = re.compile(r"\x1b\[([0-9]{0,9})([CDGK])")
 _REDRAWN: Final = re.compile(r"[\r\b]|\x1b\[(?:[0-9]{0,9}[CDG]|[12]K)")
 _WIDEST: Final = 1000
 """Columns that a movement reaches; text may go on."""
+_BLANKS: Final = 10_000
+"""Empty cells that movements may leave in all lines together, beyond as many as the text has characters."""
 _BLANK: Final = "\0"
 """An empty cell: a space, unless nothing follows it. It cannot be text."""
 
@@ -32,7 +35,8 @@ def rendered(text: str) -> str:
     """
     if "\r" not in text and "\x1b" not in text and "\b" not in text and "\a" not in text:
         return text
-    return "\n".join(_line(line.rstrip("\r")) for line in text.split("\n"))
+    blanks = _Blanks(len(text) + _BLANKS)
+    return "\n".join(_line(line.rstrip("\r"), blanks) for line in text.split("\n"))
 
 
 def without_overwritten(text: str) -> str:
@@ -53,10 +57,10 @@ def _last_state(line: str) -> str:
     return "".join(cells) + line[len(body) :]
 
 
-def _line(line: str) -> str:
+def _line(line: str, blanks: _Blanks) -> str:
     if not _REDRAWN.search(line):
         return _ESCAPES.sub("", line)
-    row, at = _Row(), 0
+    row, at = _Row(blanks), 0
     for control in _CONTROLS.finditer(line):
         row.write(line[at : control.start()])
         row.obey(control[0])
@@ -65,11 +69,19 @@ def _line(line: str) -> str:
     return row.shown()
 
 
+@dataclass
+class _Blanks:
+    """How many empty cells movements may still leave; then what follows one stands where the line ends."""
+
+    left: int
+
+
 class _Row:
     """One line of a terminal, with its cursor. ``_blank`` cells at its beginning are known to be empty, so that none
     is erased twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, blanks: _Blanks) -> None:
+        self._blanks = blanks
         self._cells: list[str] = []
         self._column = 0
         self._blank = 0
@@ -80,8 +92,13 @@ class _Row:
     def write(self, text: str) -> None:
         if not text:
             return
-        column, cells = self._column, self._cells
-        cells.extend(_BLANK * (column - len(cells)))
+        cells = self._cells
+        missing = max(0, self._column - len(cells))
+        if missing > self._blanks.left:
+            self._column, missing = len(cells), 0
+        self._blanks.left -= missing
+        column = self._column
+        cells.extend(_BLANK * missing)
         cells[column : column + len(text)] = text
         self._blank = min(self._blank, column)
         self._column += len(text)

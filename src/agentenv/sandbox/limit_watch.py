@@ -53,7 +53,9 @@ class LimitWatch:
         """What a limit above the slot did to it since :meth:`take_above`; empty when it did nothing."""
 
     def begin(self) -> None:
-        """What was killed until now is no later call's doing."""
+        """What was killed until now is no later call's doing. Nor are forks that a limit above has refused, which is
+        counted for all slots together, as far as no call of this one ran."""
+        self._forks_above = self._read_forks_above()
         self.look()
         self._own = False
         self._hits_before, self._hits = self._hits, self._read_hits()
@@ -80,6 +82,8 @@ class LimitWatch:
             return "" if self._processes_used_up() else PROCESSES_ABOVE
         if error == errno.ENOMEM:
             return "" if self._memory_used_up() else MEMORY_ABOVE
+        if error == errno.EMFILE:
+            return ""  # the agent's own limit is the slot's
         if error == errno.ENOSPC:  # of a terminal: the slot's own /dev/pts holds only so many
             return TERMINALS_ABOVE if _no_terminal_left(self._terminals) else ""
         return f"the slot's agent could not start a process: {os.strerror(error)}"

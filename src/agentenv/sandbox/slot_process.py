@@ -118,6 +118,8 @@ class SlotProcess:
         kernel does not do that: the agent cannot die while it waits for a lock that another one holds."""
         if self.plan is not None:
             cgroups.kill(self.plan)
+        elif self.agent_pidfd >= 0:
+            _kill_below(self.agent_pid)
         if self.agent_pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.agent_pidfd, signal.SIGKILL)
@@ -139,6 +141,15 @@ class SlotProcess:
         if self.agent_pidfd >= 0:
             os.close(self.agent_pidfd)
             self.agent_pidfd = -1
+
+
+def _kill_below(pid: int) -> None:
+    """Kill all that descend from ``pid``; of an agent, all of its slot: what loses its parent becomes the agent's."""
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                _kill_below(int(child))
+                os.kill(int(child), signal.SIGKILL)
 
 
 def _kill_family(pid: int) -> None:

@@ -9,6 +9,7 @@ from typing import Final
 _LIMITS: Final = {
     errno.EAGAIN: "the slot has as many processes as it may have",
     errno.ENOMEM: "the slot uses as much memory as it may use",
+    errno.EMFILE: "the slot has as many programs running as it may have: end some of them",
     errno.ENOSPC: "the slot has as many terminals as it may have",
 }
 

@@ -61,7 +61,7 @@ static void watch(int fd, uint32_t *watched, uint32_t events, uint64_t key) {
 /* An end that is full is waited for; else what there is to carry, and whether the other side is gone. */
 static void watch_stream(struct relay *of, enum stream_name name) {
     struct stream *the = &of->streams[name];
-    if (the->unwatched && !the->full)
+    if (the->pipe < 0 || (the->unwatched && !the->full))
         return;
     the->unwatched = false;
     uint64_t key = (uint64_t)of->run << 8 | (uint64_t)name << 1;
@@ -161,8 +161,7 @@ void begin_relay(const struct relay *of) {
     *begun = *of;
     begun->streams[OUT].unwatched = begun->streams[ERR].unwatched = true;
     for (enum stream_name name = 0; name < STREAMS; name++)
-        if (begun->streams[name].pipe >= 0)
-            watch_stream(begun, name);
+        watch_stream(begun, name);
     watch_in(begun, begun->streams[SCRIPT].pipe < 0 ? RUNS_NS : WAITS_NS);
 }
 
@@ -181,8 +180,7 @@ static int watch_outputs(void) {
         of->watched_from_ns = 0;
         for (enum stream_name name = OUT; name <= ERR; name++) {
             of->streams[name].unwatched = false;
-            if (of->streams[name].pipe >= 0)
-                watch_stream(of, name);
+            watch_stream(of, name);
         }
     }
     watched_later = next != UINT64_MAX;
@@ -289,13 +287,14 @@ static void pass_answers(struct relay *of) {
         owe(of);
         of->owes = true;
     }
-    if (!settle(of, OUT, ERR))
+    if (!settle(of, OUT, ERR)) {
+        watch_stream(of, ANSWERS); /* not until then */
         return;
+    }
     if (!of->streams[ANSWERS].owed_bytes) /* none: it was hung up */
         carry(of, ANSWERS, MOST_BYTES);
     of->owes = !settle(of, ANSWERS, ANSWERS);
-    if (of->streams[ANSWERS].pipe >= 0)
-        watch_stream(of, ANSWERS);
+    watch_stream(of, ANSWERS);
 }
 
 static bool finished(struct relay *of) {
