@@ -234,7 +234,8 @@ BACKGROUND = {
 
 
 def _sleepers(agent: AgentBox) -> int:
-    return int(agent.run("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o 'sleep.1000' | wc -l"))
+    arguments = r"100[0]|import time; time.slee[p]\(1000\)"
+    return int(agent.run(f"grep -lzxE '{arguments}' /proc/[0-9]*/cmdline 2>/dev/null | wc -l"))
 
 
 @pytest.mark.parametrize("form", BACKGROUND)
