@@ -15,8 +15,10 @@ from agentenv.slots.backends.base import ContainerBackend, ContainerHandle
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.control import ContainerControl
 from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.calls import Batch, CallKey, Cancel, Forget, Result
 from agentenv.wire.leases import RenewRequest, SlotState
 from tests.contract.conftest import Client, Maker, until
+from tests.contract.test_backend_calls import _next, _stream
 
 
 async def destroy(backend: ContainerBackend, handle: ContainerHandle, slot: int) -> None:
@@ -64,6 +66,15 @@ async def test_a_destroyed_slot_is_the_policy_s_doing_whoever_asks(make: Maker) 
         assert (result.fault, result.error) == ("policy", "slot_destroyed")
         late = await client.run(lease.key, "true")
         assert (late.fault, late.error) == ("policy", "slot_destroyed")
+        async with _stream(client) as stream:  # everybody's: what is told of one slot does not end it
+            unknown = CallKey(id="no-such-call", lease=lease.key)
+            await stream.send_str(Forget(calls=(unknown,)).model_dump_json())
+            await stream.send_str(Cancel(calls=(unknown,)).model_dump_json())
+            await stream.send_str(Batch(calls=(client.call(other.key, "echo fine"),)).model_dump_json())
+            await _next(stream)
+            answer = await _next(stream)
+            assert isinstance(answer, Result)
+            assert answer.result.stdout == "fine\n"
         reply = await client.control.renew(RenewRequest(keys=(lease.key,), ttl_s=5))
         assert [(loss.slot, loss.error) for loss in reply.lost] == [(lease.key.slot, "slot_destroyed")]
         with pytest.raises(SlotDestroyedError):

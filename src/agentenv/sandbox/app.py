@@ -13,7 +13,7 @@ from typing import TypeVar
 from aiohttp import WSMsgType, web
 from pydantic import TypeAdapter, ValidationError
 
-from agentenv.errors import AgentEnvError, ProtocolError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, InfraError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox import metrics
 from agentenv.sandbox.attachment_routes import AttachmentRoutes
 from agentenv.sandbox.container import Container
@@ -149,7 +149,11 @@ class Face:
                 if message.type is not WSMsgType.TEXT:
                     outlet.send(_failure(ProtocolError("only text messages are understood"), None))
                     continue
-                self._take(message.data, outlet)
+                try:
+                    self._take(message.data, outlet)
+                except Exception as error:  # as a response of HTTP it would end the stream, and every call on it
+                    log.exception("a message could not be taken")
+                    outlet.send(_failure(InfraError(f"the message could not be taken: {error!r}"), message.data))
                 if outlet.clogged:
                     await outlet.room()
         finally:

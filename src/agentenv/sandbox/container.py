@@ -132,7 +132,7 @@ class Container:
                 asked.memory.forget(asked)
                 self._slots[asked.slot].made_room()
             elif call.id not in self._shared.index and call.lease.slot < len(self._slots):
-                with contextlib.suppress(StaleLeaseError):
+                with contextlib.suppress(AgentEnvError):  # nothing is kept for a lease that has ended, however it did
                     self._slots[call.lease.slot].admit(call.lease).inbox.drop(call.id)
 
     def inbox(self, key: LeaseKey, call_id: str) -> Inbox:
