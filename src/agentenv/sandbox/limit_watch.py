@@ -55,8 +55,7 @@ class LimitWatch:
     def begin(self) -> None:
         """What was killed until now is no later call's doing. Nor are forks that a limit above has refused, which is
         counted for all slots together, as far as no call of this one ran."""
-        self._forks_above = self._read_forks_above()
-        self.look()
+        self.look(between_calls=True)
         self._own = False
         self._hits_before, self._hits = self._hits, self._read_hits()
 
@@ -99,8 +98,9 @@ class LimitWatch:
                 os.close(fd)
         self._kills_fd = self._hits_fd = self._forks_fd = -1
 
-    def look(self) -> None:
-        """Note what was killed, and which forks were refused, since the last look. The methods above tell."""
+    def look(self, *, between_calls: bool = False) -> None:
+        """Note what was killed, and which forks were refused, since the last look. The methods above tell.
+        ``between_calls``: what is counted for all slots together was another's."""
         if (kills := _counter(self._kills_fd, b"oom_kill ")) > self._kills:
             self._kills = kills
             # Compared with the look before the last: a limit is met before the kernel kills for it.
@@ -109,7 +109,8 @@ class LimitWatch:
             else:
                 self.above = MEMORY_ABOVE
         forks, above = _counter(self._forks_fd, b"max "), self._read_forks_above()
-        refused_above = not self._processes_used_up() if forks > self._forks else above > self._forks_above
+        others = above > self._forks_above and not between_calls
+        refused_above = not self._processes_used_up() if forks > self._forks else others
         if refused_above and not self.above:  # a kill is the worse of the two
             self.above = PROCESSES_ABOVE
         self._forks, self._forks_above = forks, above

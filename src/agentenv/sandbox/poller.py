@@ -38,10 +38,6 @@ class Poller:
         self._epoll.register(fd, select.EPOLLIN)
         self._callbacks[fd] = callback
 
-    def watches(self, fd: int) -> bool:
-        """Whether ``fd`` is watched now."""
-        return fd in self._callbacks
-
     def remove(self, fd: int) -> None:
         """Stop watching ``fd``; no error when it is not watched."""
         if self._callbacks.pop(fd, None) is not None:

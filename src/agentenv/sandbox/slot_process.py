@@ -154,9 +154,7 @@ def _kill_below(pid: int) -> None:
 
 def _kill_family(pid: int) -> None:
     """Kill a bwrap that has not told its child's pid yet: children first, or they would be orphans."""
-    with contextlib.suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            os.kill(int(child), signal.SIGKILL)
+    _kill_below(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 

@@ -53,15 +53,15 @@ class Reader:
 
     def hold(self) -> None:
         """Read nothing until :meth:`go_on`. Repeatable."""
-        if not self._on_hold and not self._throttled and self._fd >= 0:
-            self._host.unwatch(self._fd)
         self._on_hold = True
+        if self._fd >= 0:
+            self._host.unwatch(self._fd)
 
     def go_on(self) -> None:
         """The end of :meth:`hold`. Repeatable."""
-        was_held, self._on_hold = self._on_hold, False
-        if was_held and not self._throttled and self._fd >= 0:
-            self._host.watch(self._fd, self._readable)
+        if self._on_hold:
+            self._on_hold = False
+            self._watch_again()
 
     def drain(self) -> None:
         """Read what is there now, without waiting for more."""
@@ -110,12 +110,15 @@ class Reader:
         self._since_s = now
         self._allowed_bytes = min(self._allowed_bytes + earned, _FLOOD_BURST_BYTES) - count
         if self._allowed_bytes < 0 and not self._throttled:
-            if not self._on_hold:
-                self._host.unwatch(self._fd)
             self._throttled = True
+            self._host.unwatch(self._fd)
             self._host.loop.call_later(-self._allowed_bytes / self._most_bytes_per_s + 0.001, self._resume, self._fd)
 
     def _resume(self, fd: int) -> None:
         self._throttled = False
-        if self._fd == fd >= 0 and not self._on_hold:
-            self._host.watch(fd, self._readable)
+        if self._fd == fd:
+            self._watch_again()
+
+    def _watch_again(self) -> None:
+        if self._fd >= 0 and not self._on_hold and not self._throttled:
+            self._host.watch(self._fd, self._readable)

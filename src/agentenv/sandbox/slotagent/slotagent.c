@@ -236,7 +236,7 @@ static int take_ends(int flags, struct relay *relay, int from[4]) {
 
 /* Everything the child is to have: from[0..2] and, with a script or answers, from[3]. Returns an errno or 0. */
 static int make_ends(int flags, struct relay *relay, int from[4], int ours[3]) {
-    if (find_run(relay->run) || is_relayed(relay->run))
+    if (is_relayed(relay->run)) /* from its start on, and until its end is told */
         return EEXIST; /* a server that came back after a crash may not know what runs */
     if (runs_relayed() == MAX_RUNS)
         return EAGAIN;

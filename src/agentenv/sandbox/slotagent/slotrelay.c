@@ -49,6 +49,14 @@ static void drop(int *fd) {
     *fd = -1;
 }
 
+static int source_of(const struct stream *the, enum stream_name name) {
+    return name < OUT ? the->sock : the->pipe;
+}
+
+static int sink_of(const struct stream *the, enum stream_name name) {
+    return name < OUT ? the->pipe : the->sock;
+}
+
 /* EPOLLERR, which is always watched for, stands for nothing else; 0 for not at all. */
 static void watch(int fd, uint32_t *watched, uint32_t events, uint64_t key) {
     if (*watched == events)
@@ -65,18 +73,16 @@ static void watch_stream(struct relay *of, enum stream_name name) {
         return;
     the->unwatched = false;
     uint64_t key = (uint64_t)of->run << 8 | (uint64_t)name << 1;
-    int source = name < OUT ? the->sock : the->pipe, sink = name < OUT ? the->pipe : the->sock;
     bool held = the->full || (name == ANSWERS && of->owes);
-    watch(source, &the->source_watched, held ? 0 : EPOLLIN | EPOLLERR, key);
+    watch(source_of(the, name), &the->source_watched, held ? 0 : EPOLLIN | EPOLLERR, key);
     if (name != SCRIPT || the->full) /* whoever is to read that is waited for anyway */
-        watch(sink, &the->sink_watched, the->full ? EPOLLOUT | EPOLLERR : EPOLLERR, key | 1);
+        watch(sink_of(the, name), &the->sink_watched, the->full ? EPOLLOUT | EPOLLERR : EPOLLERR, key | 1);
 }
 
 /* By name, because a child that has not executed its program yet has a copy, which would be watched on. */
 static void unwatch_stream(struct stream *the, enum stream_name name) {
-    int source = name < OUT ? the->sock : the->pipe, sink = name < OUT ? the->pipe : the->sock;
-    watch(source, &the->source_watched, 0, 0);
-    watch(sink, &the->sink_watched, 0, 0);
+    watch(source_of(the, name), &the->source_watched, 0, 0);
+    watch(sink_of(the, name), &the->sink_watched, 0, 0);
 }
 
 /* ---- a run's streams ---- */
@@ -244,8 +250,8 @@ static bool carry(struct relay *of, enum stream_name name, size_t most_bytes) {
     struct stream *the = &of->streams[name];
     if (the->pipe < 0)
         return false;
-    int source = name < OUT ? the->sock : the->pipe, sink = name < OUT ? the->pipe : the->sock;
-    ssize_t moved = splice(source, NULL, sink, NULL, most_bytes, SPLICE_F_NONBLOCK);
+    int source = source_of(the, name);
+    ssize_t moved = splice(source, NULL, sink_of(the, name), NULL, most_bytes, SPLICE_F_NONBLOCK);
     if (!moved || (moved < 0 && errno != EAGAIN && errno != EINTR)) {
         end_stream(of, name, moved);
         return false;
@@ -359,11 +365,9 @@ void turn_relay(uint64_t key, uint32_t events) {
         return;
     if (key & 1 && events & (EPOLLERR | EPOLLHUP)) /* nobody takes it any more */
         end_stream(of, name, true);
-    else if (name == ANSWERS)
-        pass_answers(of);
-    else
+    else if (name != ANSWERS)
         carry(of, name, MOST_BYTES);
-    if (of->owes)
+    if (of->owes || (name == ANSWERS && of->streams[ANSWERS].pipe >= 0))
         pass_answers(of);
     if (of->ended && finished(of))
         tell_end(of);
