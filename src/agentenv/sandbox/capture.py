@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from agentenv.sandbox.poller import Poller
+from agentenv.sessions.allowance import Allowance
 from agentenv.sessions.head_tail import HeadTail
 
 _READ_BYTES = 256 * 1024
@@ -17,14 +18,13 @@ _FLOOD_BURST_BYTES = 16 * 1024 * 1024
 class OutputReader:
     """Reads one output of a run, from :meth:`watch` to :meth:`finish`. Owns the descriptor."""
 
-    __slots__ = ("_allowed_bytes", "_fd", "_poller", "_since", "kept")
+    __slots__ = ("_allowance", "_fd", "_poller", "kept")
 
     def __init__(self, poller: Poller, fd: int, cap_bytes: int) -> None:
         os.set_blocking(fd, False)
         self._poller = poller
         self._fd = fd
-        self._allowed_bytes = float(_FLOOD_BURST_BYTES)
-        self._since = 0.0
+        self._allowance = Allowance(_FLOOD_BYTES_PER_S, _FLOOD_BURST_BYTES)
         self.kept = HeadTail(cap_bytes)
 
     def watch(self) -> None:
@@ -64,13 +64,9 @@ class OutputReader:
         return len(chunk)
 
     def _throttle(self, count: int) -> None:
-        now = self._poller.loop.time()
-        earned = (now - self._since) * _FLOOD_BYTES_PER_S if self._since else 0.0
-        self._since = now
-        self._allowed_bytes = min(self._allowed_bytes + earned, _FLOOD_BURST_BYTES) - count
-        if self._allowed_bytes < 0:
+        if wait_s := self._allowance.take(count, self._poller.loop.time()):
             self._poller.remove(self._fd)
-            self._poller.loop.call_later(-self._allowed_bytes / _FLOOD_BYTES_PER_S + 0.001, self._resume)
+            self._poller.loop.call_later(wait_s + 0.001, self._resume)
 
     def _resume(self) -> None:
         if self._fd >= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agentenv.sessions.allowance import Allowance
 from agentenv.sessions.port import Host
 from agentenv.sessions.reader import Reader
 
@@ -26,8 +27,7 @@ class LineReader:
         self._on_lines: Callable[[bytes], float] | None = on_lines
         self._rest = b""
         self._waiting = False
-        self._allowed = _BURST
-        self._since_s = host.loop.time()
+        self._allowance = Allowance(WORK_PER_S, _BURST)
         self._reader = Reader(host, fd, self._came, terminal=False, most_bytes_per_s=most_bytes_per_s)
 
     def drain(self) -> None:
@@ -66,8 +66,4 @@ class LineReader:
         size = len(self._rest) - len(rest) if len(lines) == LINES_PER_TURN else len(self._rest)
         portion, self._rest = self._rest[:size], self._rest[size:]
         work = self._on_lines(portion) if self._on_lines is not None else 0.0
-        now = self._loop.time()
-        earned = (now - self._since_s) * WORK_PER_S
-        self._since_s = now
-        self._allowed = min(self._allowed + earned, _BURST) - work
-        return max(0.0, -self._allowed / WORK_PER_S)
+        return self._allowance.take(work, self._loop.time())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from agentenv.sessions.allowance import Allowance
 from agentenv.sessions.port import Host
 
 _READ_BYTES = 64 * 1024
@@ -35,9 +36,7 @@ class Reader:
         self._fd = fd
         self._on_bytes: Callable[[bytes], None] | None = on_bytes
         self._terminal = terminal
-        self._most_bytes_per_s = most_bytes_per_s
-        self._allowed_bytes = float(_FLOOD_BURST_BYTES)
-        self._since_s = host.loop.time()
+        self._allowance = Allowance(most_bytes_per_s, _FLOOD_BURST_BYTES)
         self._on_hold = self._throttled = False
         host.watch(fd, self._readable)
 
@@ -105,14 +104,11 @@ class Reader:
         return len(chunk)
 
     def _throttle(self, count: int) -> None:
-        now = self._host.loop.time()
-        earned = (now - self._since_s) * self._most_bytes_per_s
-        self._since_s = now
-        self._allowed_bytes = min(self._allowed_bytes + earned, _FLOOD_BURST_BYTES) - count
-        if self._allowed_bytes < 0 and not self._throttled:
+        wait_s = self._allowance.take(count, self._host.loop.time())
+        if wait_s and not self._throttled:
             self._throttled = True
             self._host.unwatch(self._fd)
-            self._host.loop.call_later(-self._allowed_bytes / self._most_bytes_per_s + 0.001, self._resume, self._fd)
+            self._host.loop.call_later(wait_s + 0.001, self._resume, self._fd)
 
     def _resume(self, fd: int) -> None:
         self._throttled = False
