@@ -9,11 +9,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from aiohttp import web
+from playwright.async_api import Error, TimeoutError
 
 from agentenv.api.assembly import tool_server
+from agentenv.api.browser import gone_to
 from agentenv.api.tool_server import ToolServer
 from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import CallScope
@@ -181,6 +184,30 @@ async def test_a_page_that_never_ends_loading_is_data(site: Web) -> None:
         assert (result.fault, result.exit_code) == ("none", 1)
         assert "not loaded within 1 s" in result.stderr
         assert "Things" in await seen(server, site.url())
+
+
+async def test_a_page_that_navigates_by_itself_does_not_break_off_what_is_asked_for(site: Web) -> None:
+    site.pages["/moved"] = '<meta http-equiv="refresh" content="0; url=/new"><p>moved</p>'
+    site.pages["/new"] = "<p>the new place</p>"
+    async with browsing(site) as server:
+        for _ in range(20):  # without a second try, one or two of them fail
+            await ask(server, "browser_navigate", url=site.url("/moved"))
+            assert "Things" in await seen(server, site.url())
+
+
+async def test_a_navigation_broken_off_is_asked_for_again_within_its_time() -> None:
+    broken = Error('Navigation to "http://a/" is interrupted by another navigation to "http://b/"')
+    page = AsyncMock()
+    page.goto.side_effect = [broken, broken, None]
+    assert await gone_to(page, "http://a/", 5.0) is None
+    assert page.goto.await_count == 3
+    page.goto.side_effect = [broken, TimeoutError("Timeout 1ms exceeded.")]
+    with pytest.raises(TimeoutError):
+        await gone_to(page, "http://a/", 0.0)
+    assert page.goto.await_args.kwargs["timeout"] == 1.0  # zero would be no limit at all
+    page.goto.side_effect = [Error("net::ERR_CONNECTION_REFUSED"), None]
+    with pytest.raises(Error, match="REFUSED"):
+        await gone_to(page, "http://a/", 5.0)
 
 
 async def test_when_chromium_dies_its_pages_are_lost_typed_and_a_new_one_starts(site: Web) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Final, Self
 
-from playwright.async_api import Browser, BrowserContext, Page, Playwright, async_playwright
+from playwright.async_api import Browser, BrowserContext, Page, Playwright, Response, async_playwright
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import TimeoutError as PlaywrightTimeoutError
 from pydantic import Field
@@ -40,6 +40,7 @@ _FLAGS: Final = (  # a closed network must not be asked for updates, and no pack
 )
 _START_S: Final = 60.0
 _CLOSE_S: Final = 10.0
+_BROKEN_OFF: Final = "is interrupted by another navigation"  # in Playwright's message; it has no type of its own
 _MOST_SNAPSHOT_CHARS: Final = 2_000_000
 
 
@@ -128,16 +129,18 @@ class BrowserTools:
         """Open a URL in your browser page. Cookies and storage stay; look at the page with browser_snapshot."""
         target = str(self._allowed.judged(url))
         page = await self._page(run.scope.trajectory)
-        timeout_ms = self._settings.navigation_timeout_s * 1e3
+        timeout_s = self._settings.navigation_timeout_s
         try:
-            answer = await page.goto(target, wait_until="load", timeout=timeout_ms)
+            answer = await gone_to(page, target, timeout_s)
+            refused = None if answer is None else answer.headers.get(REFUSED_HEADER)
+            if refused:
+                await gone_to(page, "about:blank", timeout_s)
         except PlaywrightTimeoutError as error:
-            raise ToolFailure(f"{target} was not loaded within {timeout_ms / 1e3:g} s") from error
+            raise ToolFailure(f"{target} was not loaded within {timeout_s:g} s") from error
         except PlaywrightError as error:
             self._refuse_lost(run.scope.trajectory, error)
             raise ToolFailure(f"{target} cannot be opened: {_reason(error)}") from error
-        if answer is not None and (refused := answer.headers.get(REFUSED_HEADER)):
-            await page.goto("about:blank")
+        if refused:
             raise PolicyRefusalError(refused)
         return {"url": page.url, "status": answer.status if answer else None, "title": await _title(page)}
 
@@ -243,6 +246,23 @@ class BrowserTools:
         if not self._running() or opened is None or opened.page.is_closed() or gone:
             self._open.pop(trajectory, None)
             raise CallLostError(f"the browser page of {trajectory} is gone: {_reason(error)}") from error
+
+
+async def gone_to(page: Page, url: str, timeout_s: float) -> Response | None:
+    """The answer to ``url`` once ``page`` has loaded it.
+
+    The page that is left may navigate by itself (a refresh, a script) and so break off the navigation that was
+    asked for; that is asked for again until ``timeout_s`` is over. Raises Playwright's errors for all else.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + timeout_s
+    while True:
+        left_s = max(deadline - clock(), 0.001)  # to Playwright, zero is no limit
+        try:
+            return await page.goto(url, wait_until="load", timeout=left_s * 1e3)
+        except PlaywrightError as error:
+            if _BROKEN_OFF not in error.message:
+                raise
 
 
 async def _opened(browser: Browser) -> _Open:
