@@ -24,6 +24,7 @@ from agentenv.sandbox.tools.files import run_file_tool as run_slot_tool
 from agentenv.sandbox.tools.runner import Finished
 from agentenv.sessions.head_tail import HeadTail, whole_end
 from agentenv.slots.backends.fake_sessions import hear_signals
+from agentenv.slots.tasks import finish
 from agentenv.wire.base import MAX_FILE_BYTES, WireModel
 from agentenv.wire.spec import SEALED_ENV
 from agentenv.wire.tools import (
@@ -120,18 +121,19 @@ class FakeShell:
         cwd = inside(self._workspace, arguments.cwd or ".")
         out, err = Capture(self._output_bytes), Capture(self._output_bytes)
         self._captures += [out, err]
+        spawning = asyncio.create_task(self._spawn(arguments, cwd, out.writer, err.writer))
         try:
-            process = await self._spawn(arguments, cwd, out.writer, err.writer)
-        finally:
-            os.close(out.writer)
-            os.close(err.writer)
-        try:
+            try:
+                process = await finish(spawning)  # a start that is broken off would leave the command's children
+            finally:
+                os.close(out.writer)
+                os.close(err.writer)
             code = await process.wait()
         except asyncio.CancelledError:
-            # Not reaped yet, so the id is still this group's.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            if spawning.exception() is None:  # not reaped yet, so the id is still this group's
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(spawning.result().pid, signal.SIGKILL)
+                await spawning.result().wait()
             raise
         return Ran(128 - code if code < 0 else code, out.take(), err.take(), out.dropped_bytes, err.dropped_bytes)
 
