@@ -21,7 +21,7 @@ from agentenv import AgentEnv, AgentEnvConfig, ToolContext
 from agentenv.agent.items import load_items
 from agentenv.agent.loop import AgentResult
 from agentenv.config import cache_dir
-from agentenv.env_config import Names
+from agentenv.env.config import Names
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.open import make_backend

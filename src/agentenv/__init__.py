@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
+from agentenv._version import __version__
+
 if TYPE_CHECKING:
     from agentenv.agent.settings import AgentSettings
     from agentenv.async_sandbox import AsyncSandbox
     from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings
-    from agentenv.env import AgentEnv, AgentEnvConfig
+    from agentenv.env.environment import AgentEnv, AgentEnvConfig
     from agentenv.errors import AgentEnvError, InfraError
     from agentenv.executor.session import ToolSession
     from agentenv.executor.tool_executor import ToolExecutor
@@ -27,11 +29,9 @@ if TYPE_CHECKING:
     from agentenv.tools.spec import ToolSpec
     from agentenv.wire.calls import CallResult
 
-__version__ = "0.1.0"
-
 _HOMES: Final = {
-    "AgentEnv": "agentenv.env",
-    "AgentEnvConfig": "agentenv.env",
+    "AgentEnv": "agentenv.env.environment",
+    "AgentEnvConfig": "agentenv.env.environment",
     "AgentEnvError": "agentenv.errors",
     "AgentSettings": "agentenv.agent.settings",
     "AsyncSandbox": "agentenv.async_sandbox",

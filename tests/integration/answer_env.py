@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentenv.env import AgentEnv
+from agentenv.env.environment import AgentEnv
 
 
 class CommandEnv(AgentEnv):

@@ -12,7 +12,7 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from agentenv.agent.parsers import PARSERS
 from agentenv.agent.ports import opened
 from agentenv.agent.transcript import GroupRecord, Transcript
-from agentenv.env_models import EnvModels
+from agentenv.env.models import EnvModels
 from agentenv.errors import ConfigError
 from agentenv.testing import Call, Reply, ScriptedPolicy, TokenSpeaker
 from tests.integration.test_env_commands import flags, run

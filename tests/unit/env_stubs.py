@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
-from agentenv.env import AgentEnv, AgentEnvConfig
+from agentenv.env.environment import AgentEnv, AgentEnvConfig
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.testing import Call, Player, Reply, ScriptedPolicy, build_tokenizer
 

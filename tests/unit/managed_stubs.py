@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from transformers import AutoTokenizer
 
-from agentenv.env import AgentEnv
+from agentenv.env.environment import AgentEnv
 from agentenv.testing import ScriptedPolicy, TokenSpeaker, build_tokenizer
 from tests.unit.env_stubs import SOLVE, all_free, settings
 

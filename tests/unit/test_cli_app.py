@@ -60,7 +60,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import sys, agentenv; print(sorted(m for m in sys.modules if re.match('agentenv|aiohttp|pydantic', m)))"
     done = subprocess.run([sys.executable, "-c", f"import re; {code}"], capture_output=True, text=True, check=True)
-    assert re.findall(r"'([^']+)'", done.stdout) == ["agentenv"]
+    assert re.findall(r"'([^']+)'", done.stdout) == ["agentenv", "agentenv._version"]
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "doctor"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel
 
-from agentenv.env_config import AgentFields
-from agentenv.env_tools import GroupTools
+from agentenv.env.config import AgentFields
+from agentenv.env.tools import GroupTools
 from agentenv.errors import ConfigError
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.distributions import DISTRIBUTIONS, Distribution, distribution

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.env import AgentEnvConfig
-from agentenv.env_config import ALIASES, TOOL_CALL_PARSERS, joined_negatives
+from agentenv.env.config import ALIASES, TOOL_CALL_PARSERS, joined_negatives
+from agentenv.env.environment import AgentEnvConfig
 from agentenv.errors import ConfigError
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.toolsets import choose

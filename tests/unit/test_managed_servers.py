@@ -17,10 +17,10 @@ from atroposlib.envs.server_handling.managed_server import ManagedServer
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
-from agentenv import env_servers
 from agentenv.agent.ports import ContextOverflow
 from agentenv.agent.served_model import failure_of
-from agentenv.env_servers import SERVERS, Refused, with_tokenizer
+from agentenv.env import model_servers
+from agentenv.env.model_servers import SERVERS, Refused, with_tokenizer
 from agentenv.errors import ModelServerError
 from agentenv.testing import Call, Reply, ScriptedPolicy, TokenSpeaker, build_tokenizer
 from agentenv.testing.generate import logprob_of
@@ -65,7 +65,7 @@ async def server(directory: Path, kind: str, *replies: tuple[int, Any]) -> Async
 
 @pytest.fixture(autouse=True)
 def no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(env_servers, "FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(model_servers, "FIRST_DELAY_S", 0.0)
 
 
 @pytest.mark.parametrize(("kind", "reply"), [("vllm", VLLM), ("sglang", SGLANG)])

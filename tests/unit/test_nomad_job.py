@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentenv.config import ContainerSettings, NomadSettings
-from agentenv.env_config import AgentFields
+from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.slots.backends.nomad import NomadBackend, builds_image
 from agentenv.slots.backends.nomad_api import NomadApi

@@ -13,8 +13,8 @@ from agentenv.api.assembly import tool_server, tools_of_module
 from agentenv.api.auth import authorized, read_token, token_from
 from agentenv.api.search import DIALECTS
 from agentenv.api.settings import SearchSettings, ToolServerSettings
-from agentenv.env_config import AgentFields
-from agentenv.env_tools import default_tool_server, token_of
+from agentenv.env.config import AgentFields
+from agentenv.env.tools import default_tool_server, token_of
 from agentenv.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "tool-server.md"

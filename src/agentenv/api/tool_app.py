@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-import agentenv
+from agentenv._version import __version__
 from agentenv.api.auth import authorized
 from agentenv.api.tool_server import ToolServer
 from agentenv.errors import AgentEnvError, CallLostError, PoolClosedError
@@ -29,7 +29,7 @@ def tool_app(server: ToolServer, token: str) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        return _said(Health(status="ok", version=agentenv.__version__))
+        return _said(Health(status="ok", version=__version__))
 
     @app.get("/v1/tools")
     async def tools() -> Response:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-import agentenv
+from agentenv._version import __version__
 from agentenv.api.audit import AuditLog
 from agentenv.api.secrets import Secrets
 from agentenv.api.settings import ToolServerSettings
@@ -135,7 +135,7 @@ class ToolServer:
             )
             for tool in self._tools.values()
         )
-        return ToolList(boot=self.boot, version=agentenv.__version__, tools=tools)
+        return ToolList(boot=self.boot, version=__version__, tools=tools)
 
     def _unavailable(self, tool: ExternalTool) -> str:
         replayed = self._settings.cassettes.mode == "replay" and tool.recorded

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-import agentenv
+from agentenv._version import __version__
 from agentenv.cli.bench import bench
 from agentenv.cli.demo import demo
 from agentenv.cli.dev import dev
@@ -37,7 +37,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"agentenv {agentenv.__version__}")
+        typer.echo(f"agentenv {__version__}")
         raise typer.Exit
 
 

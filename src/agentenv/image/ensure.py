@@ -9,14 +9,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 import docker
 from docker.errors import DockerException, ImageNotFound
 
-import agentenv
 from agentenv import shipped
+from agentenv._version import __version__
 from agentenv.config import cache_dir
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image.base import base_image
@@ -154,7 +153,7 @@ def wanted_content() -> str:
 
 
 def _package_entries() -> list[Entry]:
-    return package_entries(Path(agentenv.__file__).parent, ensure_built())
+    return package_entries(shipped.PACKAGE, ensure_built())
 
 
 def _content(entries: list[Entry]) -> str:
@@ -169,7 +168,7 @@ def _labels(content: str, base: str) -> dict[str, str]:
     return {
         "org.opencontainers.image.title": "agentenv sandbox",
         "org.opencontainers.image.description": "one container of a farm of sandbox slots",
-        "org.opencontainers.image.version": agentenv.__version__,
+        "org.opencontainers.image.version": __version__,
         "org.opencontainers.image.licenses": "MIT",
         LABEL_CONTENT: content,
         LABEL_BASE: base,

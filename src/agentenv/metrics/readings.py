@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import agentenv
+from agentenv._version import __version__
 from agentenv.executor.tool_executor import ExecutorStatistics
 from agentenv.metrics import catalog
 from agentenv.metrics.calls import CallCounts
@@ -33,7 +33,7 @@ class Reading:
 
 def build(backend: str) -> Iterator[Reading]:
     """What runs."""
-    yield Reading(catalog.BUILD, {(agentenv.__version__, backend): 1})
+    yield Reading(catalog.BUILD, {(__version__, backend): 1})
 
 
 def of_pool(now: PoolStatistics) -> Iterator[Reading]:

@@ -12,7 +12,7 @@ import socket
 
 from aiohttp import web
 
-import agentenv
+from agentenv._version import __version__
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.app import STREAMS, Face
 from agentenv.sandbox.container import Container
@@ -105,7 +105,7 @@ class Server:
         info = ServerInfo(
             container=spec["container"],
             boot=container.boot,
-            version=agentenv.__version__,
+            version=__version__,
             slots=spec["slots"],
             isolation=hello.isolation,
             weaker=hello.weaker,

@@ -7,8 +7,12 @@ carries copies.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 _HERE = Path(__file__).resolve().parent
+
+PACKAGE: Final = _HERE.parent
+"""The directory of the package ``agentenv``."""
 
 
 def path(name: str) -> Path:

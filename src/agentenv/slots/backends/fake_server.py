@@ -13,7 +13,7 @@ from typing import TypeVar
 from aiohttp import ClientConnectionResetError, WSMsgType, web
 from pydantic import ValidationError
 
-import agentenv
+from agentenv._version import __version__
 from agentenv.errors import (
     AgentEnvError,
     InvalidArgumentsError,
@@ -210,14 +210,14 @@ class FakeServer:
         return self.containers[request.match_info["container"]]
 
     async def _health(self, _: web.Request) -> web.Response:
-        return _reply(Health(status="ok", version=agentenv.__version__))
+        return _reply(Health(status="ok", version=__version__))
 
     async def _info(self, request: web.Request) -> web.Response:
         container = self._at(request)
         info = ServerInfo(
             container=container.handle.id,
             boot=container.boot,
-            version=agentenv.__version__,
+            version=__version__,
             slots=len(container.slots),
             isolation="none",
             weaker=WEAKER,

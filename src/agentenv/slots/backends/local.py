@@ -16,7 +16,7 @@ from typing import Self
 
 import aiohttp
 
-import agentenv
+from agentenv import shipped
 from agentenv.config import ContainerSettings, launch_environment, state_dir
 from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.sweep import sweep_container
@@ -299,5 +299,5 @@ def _sweep_left(directory: Path) -> None:
 def _environment() -> dict[str, str]:
     """The child must import this very package, installed or not."""
     env = launch_environment()
-    package = str(Path(agentenv.__file__).parent.parent)
+    package = str(shipped.PACKAGE.parent)
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (package, env.get("PYTHONPATH"))))}

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-import agentenv
+from agentenv._version import __version__
 
 _PROC = Path("/proc")
 
@@ -39,7 +39,7 @@ class Holder:
             host=socket.gethostname(),
             pid=str(os.getpid()),
             process=process_mark(os.getpid()),
-            agentenv=agentenv.__version__,
+            agentenv=__version__,
             since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         )
 

@@ -1,6 +1,6 @@
-"""The fields an :class:`agentenv.env.AgentEnvConfig` adds to atropos' own: flat, as its CLI needs them.
+"""The fields an :class:`agentenv.AgentEnvConfig` adds to atropos' own: flat, as its CLI needs them.
 
-Kept apart from ``env.py`` so that it needs no atroposlib. What it means is in the frozen models of
+Kept apart from ``environment.py`` so that it needs no atroposlib. What it means is in the frozen models of
 :mod:`agentenv.config`, which the methods at the end build.
 """
 

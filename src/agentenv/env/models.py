@@ -18,7 +18,7 @@ from agentenv.agent.managed_model import TEMPLATE_OPTIONS, ManagedModel, PromptT
 from agentenv.agent.parsers import parser_named
 from agentenv.agent.ports import Model
 from agentenv.agent.served_model import ServedModel
-from agentenv.env_config import AgentFields
+from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError
 
 

@@ -44,11 +44,11 @@ from agentenv.agent.settings import AgentSettings
 from agentenv.agent.transcript import Transcript
 from agentenv.agent.turns import Turns
 from agentenv.config import explain
-from agentenv.env_config import AgentFields, explained, joined_negatives
-from agentenv.env_models import EnvModels
-from agentenv.env_servers import SERVERS, server_type_of, with_tokenizer
-from agentenv.env_tools import EnvTools, GroupFarms, default_tool_server
-from agentenv.env_wandb import WandbReporting
+from agentenv.env.config import AgentFields, explained, joined_negatives
+from agentenv.env.model_servers import SERVERS, server_type_of, with_tokenizer
+from agentenv.env.models import EnvModels
+from agentenv.env.tools import EnvTools, GroupFarms, default_tool_server
+from agentenv.env.tracking import WandbReporting
 from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.exporter import Meter

@@ -1,6 +1,6 @@
 """Which tools an environment's groups get, and who runs those that are not the slot's.
 
-Kept apart from ``env.py`` so that it needs no atroposlib.
+Kept apart from ``environment.py`` so that it needs no atroposlib.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agentenv.agent.rollout import Farm
-from agentenv.env_config import AgentFields
+from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError
 from agentenv.executor.session import ExternalTools
 from agentenv.executor.tool_executor import GroupSessions, ToolExecutor

@@ -1,0 +1,1 @@
+"""AgentEnv, an atropos environment. The only package that imports atroposlib or wandb."""

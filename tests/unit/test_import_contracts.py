@@ -1,0 +1,86 @@
+"""The walls of pyproject.toml hold: every import that crosses one fails ``make check``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOWNWARD = "imports go downward only"
+PROCESS = "the sandbox is a process of its own"
+TRAINER = "only env imports atroposlib and wandb"
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = tmp_path_factory.mktemp("walls")
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    ignored = shutil.ignore_patterns("__pycache__", "bin")
+    shutil.copytree(ROOT / "src/agentenv", copy / "src/agentenv", ignore=ignored, symlinks=True)
+    return copy
+
+
+def lint(sources: Path) -> subprocess.CompletedProcess[str]:
+    """What ``make check`` says of the imports."""
+    return subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
+        cwd=sources,
+        env={**os.environ, "PYTHONPATH": str(sources / "src")},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_the_sources_as_they_are_keep_every_contract(sources: Path) -> None:
+    done = lint(sources)
+    assert done.returncode == 0, done.stdout
+    assert "0 broken" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "imported", "broken"),
+    [
+        ("slots/histogram.py", "atroposlib", TRAINER),
+        ("agent/loop.py", "wandb", TRAINER),
+        ("slots/histogram.py", "agentenv.env.model_servers", DOWNWARD),
+        ("slots/pool.py", "agentenv.sandbox.server", PROCESS),
+        ("executor/batcher.py", "agentenv.sandbox.calls", PROCESS),
+        ("sandbox/server.py", "agentenv.config", DOWNWARD),
+        ("sandbox/server.py", "agentenv.slots.ledger", DOWNWARD),
+        ("sessions/reader.py", "agentenv.sandbox.capture", DOWNWARD),
+        ("metrics/readings.py", "agentenv", DOWNWARD),
+        ("agent/loop.py", "agentenv.api.tool", DOWNWARD),
+        ("tools/spec.py", "agentenv.executor.session", DOWNWARD),
+        ("wire/base.py", "agentenv.config", DOWNWARD),
+        ("errors.py", "agentenv.wire.base", DOWNWARD),
+        ("env/tools.py", "agentenv.cli.app", DOWNWARD),
+    ],
+)
+def test_an_import_across_a_wall_is_refused(sources: Path, module: str, imported: str, broken: str) -> None:
+    file = sources / "src/agentenv" / module
+    before = file.read_text()
+    file.write_text(f"{before}\nimport {imported}\n")
+    try:
+        done = lint(sources)
+    finally:
+        file.write_text(before)
+    assert done.returncode == 1, done.stdout
+    verdicts = {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in done.stdout.splitlines()}
+    assert [name for name, verdict in verdicts.items() if verdict == "BROKEN" and name.startswith(broken)], done.stdout
+
+
+def test_a_new_module_of_the_top_level_has_to_be_given_a_layer(sources: Path) -> None:
+    file = sources / "src/agentenv/somewhere.py"
+    file.write_text("import agentenv.errors\n")
+    try:
+        done = lint(sources)
+    finally:
+        file.unlink()
+    assert done.returncode == 1
+    assert "agentenv.somewhere" in done.stdout
