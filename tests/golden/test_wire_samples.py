@@ -15,7 +15,7 @@ import pytest
 
 import agentenv.wire
 from agentenv.errors import StaleLeaseError
-from agentenv.sandbox.calls import encode_result, refusal
+from agentenv.sandbox.server.calls import encode_result, refusal
 from agentenv.wire import calls, leases, server, sessions, tools, toolserver, transfers
 from agentenv.wire.base import WireModel
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from agentenv.sandbox import fast_shell
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import ensure_built
+from agentenv.sandbox.supervisor import static_bash
 from agentenv.wire.spec import SandboxSpec
 
 TOKEN = "t" * 32
@@ -96,7 +96,7 @@ class StubSupervisor:
                 "isolation": "user",
                 "weaker": [],
                 "proofs": [],
-                "shell": str(fast_shell.find() or ""),
+                "shell": str(static_bash.find() or ""),
             }
         )
         for slot in range(self.spec.slots):

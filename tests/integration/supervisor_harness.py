@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from agentenv.sandbox import sweep
+from agentenv.sandbox.supervisor import sweep
 from agentenv.wire.spec import SandboxSpec
 
 FAKE_SERVER = Path(__file__).with_name("supervisor_fake_server.py")
@@ -25,7 +25,7 @@ DEADLINE_S = 30.0
 
 _LAUNCH = """
 import sys
-from agentenv.sandbox.launch import main
+from agentenv.sandbox.supervisor.launch import main
 sys.exit(main(sys.argv[2:], server_argv={argv!r}))
 """
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from agentenv.sandbox.inbox import MAX_WAITING_BYTES
+from agentenv.sandbox.server.inbox import MAX_WAITING_BYTES
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER

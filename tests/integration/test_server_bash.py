@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agentenv.sandbox.tools.bash import MAX_ARGV_SCRIPT_BYTES, MAX_SPARE_SCRIPT_BYTES, command_env
+from agentenv.sandbox.server.tools.bash import MAX_ARGV_SCRIPT_BYTES, MAX_SPARE_SCRIPT_BYTES, command_env
 from agentenv.sessions.head_tail import seam
 from agentenv.wire.leases import LeaseKey
 from tests.integration.server_client import Client

@@ -16,7 +16,7 @@ from typing import Any, Self
 import pytest
 import pytest_asyncio
 
-from agentenv.sandbox.tools.bash import CANNOT_START
+from agentenv.sandbox.server.tools.bash import CANNOT_START
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.spec import MIB, SandboxSpec, SlotLimits
 from tests.integration.server_client import Client

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox import sweep
+from agentenv.sandbox.supervisor import sweep
 from agentenv.wire.spec import Bind
 from tests.integration.supervisor_harness import (
     Container,
@@ -110,7 +110,7 @@ def test_the_sweep_command_tells_what_it_removed(place: Path) -> None:
         container.process.kill()
         container.process.wait(30)
         wait_for_death(container)
-        command = [sys.executable, "-m", "agentenv.sandbox.sweep", str(place / "state")]
+        command = [sys.executable, "-m", "agentenv.sandbox.supervisor.sweep", str(place / "state")]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
         told = json.loads(done.stdout)
         assert told["container"] == container.spec.container

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox import limits
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
+from agentenv.sandbox.supervisor import limits
 from agentenv.wire.spec import Bind, SlotLimits
 from tests.integration.supervisor_harness import (
     Container,

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox import sweep
-from agentenv.sandbox.isolation import MAX_TERMINALS
 from agentenv.sandbox.slotagent.build import ensure_built
+from agentenv.sandbox.supervisor import sweep
+from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
 from agentenv.wire.spec import SlotLimits
 from tests.integration.supervisor_harness import (
     REPOSITORY,

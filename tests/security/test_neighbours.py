@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agentenv.sandbox.isolation import MAX_TERMINALS
+from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
 from tests.security.conftest import Slots, sh
 
 

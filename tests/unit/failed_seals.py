@@ -9,14 +9,15 @@ from typing import Any, cast
 import pytest
 
 from agentenv.errors import SandboxUnavailableError
-from agentenv.sandbox import slot_process, slots
 from agentenv.sandbox.culprits import Loss
-from agentenv.sandbox.poller import Poller
-from agentenv.sandbox.shared import Shared
-from agentenv.sandbox.slot_life import SlotLife, Workshop
-from agentenv.sandbox.slot_states import SlotPhase
-from agentenv.sandbox.slots import Slot
-from agentenv.sandbox.supervisor_link import SupervisorLink
+from agentenv.sandbox.server import slot
+from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.slot import Slot
+from agentenv.sandbox.server.supervisor_link import SupervisorLink
+from agentenv.sandbox.supervisor import slot_process
+from agentenv.sandbox.supervisor.slot_lifecycle import SlotLife, Workshop
+from agentenv.sandbox.supervisor.slot_states import SlotPhase
 from agentenv.wire.leases import LeaseRequest, SlotState
 
 
@@ -52,7 +53,7 @@ async def with_what_takes_its_time() -> None:
         await asyncio.Event().wait()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slots, "SEAL_S", 0.05)
+        patch.setattr(slot, "SEAL_S", 0.05)
         await _seal(kill)
 
 
@@ -83,7 +84,7 @@ async def _seal(kill: Any, limits: Any = None) -> None:
     ground: Any = SimpleNamespace(plan=lambda _: None)
     life = SlotLife(Workshop(ground, cast("Any", None), _Told(slot), asyncio.Semaphore(1), None), 0)
     life.phase, life.process, life._limits = SlotPhase.ready, cast("Any", SimpleNamespace(kill=kill)), limits
-    supervisor.seal = lambda *_: life.ask("seal")
+    supervisor.seal = lambda *_: life.seal()
     try:
         await slot.seal(lease.key)
     finally:

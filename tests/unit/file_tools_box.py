@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from agentenv.sandbox.inbox import Attached
+from agentenv.sandbox.server.inbox import Attached
+from agentenv.sandbox.server.tools.files import FileOutcome, run_file_tool
+from agentenv.sandbox.server.tools.runner import Finished
 from agentenv.sandbox.slotagent.build import ensure_built
-from agentenv.sandbox.tools.files import FileOutcome, run_file_tool
-from agentenv.sandbox.tools.runner import Finished
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, ReadFileReply, WriteFileReply
 
 UID = 20999

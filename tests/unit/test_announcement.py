@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import SandboxUnavailableError
-from agentenv.sandbox.sweep import sweep
+from agentenv.sandbox.supervisor.sweep import sweep
 from agentenv.slots.announcement import AlreadyAnnouncedError, Announcement, announced, is_held
 
 SAY_AND_WAIT = """

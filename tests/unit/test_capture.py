@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.sandbox import capture
-from agentenv.sandbox.capture import OutputReader
-from agentenv.sandbox.poller import Poller
+from agentenv.sandbox.server import capture
+from agentenv.sandbox.server.capture import OutputReader
+from agentenv.sandbox.server.poller import Poller
 from agentenv.sessions.head_tail import HeadTail, seam
 
 CAP = 64

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox import fast_shell
+from agentenv.sandbox.supervisor import static_bash
 
 
 def _program(path: Path, body: str) -> Path:
@@ -18,8 +18,8 @@ def _program(path: Path, body: str) -> Path:
 
 
 def test_the_machines_own_static_build_is_found() -> None:
-    found = fast_shell.find()
-    assert found in fast_shell.CANDIDATES
+    found = static_bash.find()
+    assert found in static_bash.CANDIDATES
     command = [str(found), "-c", "echo $BASH_VERSION"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said == subprocess.run(["bash", *command[1:]], capture_output=True, text=True, check=True).stdout
@@ -29,10 +29,10 @@ def test_the_machines_own_static_build_is_found() -> None:
 def test_another_version_or_a_broken_program_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str
 ) -> None:
-    monkeypatch.setattr(fast_shell, "CANDIDATES", (_program(tmp_path / "bash-static", body),))
-    assert fast_shell.find() is None
+    monkeypatch.setattr(static_bash, "CANDIDATES", (_program(tmp_path / "bash-static", body),))
+    assert static_bash.find() is None
 
 
 def test_none_is_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(fast_shell, "CANDIDATES", (tmp_path / "nothing",))
-    assert fast_shell.find() is None
+    monkeypatch.setattr(static_bash, "CANDIDATES", (tmp_path / "nothing",))
+    assert static_bash.find() is None

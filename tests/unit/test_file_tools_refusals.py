@@ -14,10 +14,10 @@ from agentenv.errors import (
     ProtocolError,
     UnknownToolError,
 )
+from agentenv.sandbox.server.tools.artifacts import MAX_ENTRIES
+from agentenv.sandbox.server.tools.files import run_file_tool
+from agentenv.sandbox.server.tools.runner import Finished
 from agentenv.sandbox.slotagent.build import ensure_built
-from agentenv.sandbox.tools.artifacts import MAX_ENTRIES
-from agentenv.sandbox.tools.files import run_file_tool
-from agentenv.sandbox.tools.runner import Finished
 from tests.unit.file_tools_box import Box, FixedRunner, box_fixture  # noqa: F401
 
 

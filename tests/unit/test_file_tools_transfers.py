@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.tools.file_records import Reader
-from agentenv.sandbox.tools.runner import Finished
+from agentenv.sandbox.server.tools.file_records import Reader
+from agentenv.sandbox.server.tools.runner import Finished
 from agentenv.slots.local_trees import Tally, TreeWriter, stream_of
 from agentenv.wire.transfers import CHUNKED, BrokenOffError, Entry, chunk
 from tests.unit.file_tools_box import Box, box_fixture

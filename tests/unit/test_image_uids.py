@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, SandboxUnavailableError
-from agentenv.sandbox.isolation import FIRST_SLOT_UID, FULL, UIDS_PER_CONTAINER, Identity, fitting_block
+from agentenv.sandbox.supervisor.isolation import FIRST_SLOT_UID, FULL, UIDS_PER_CONTAINER, Identity, fitting_block
 from agentenv.wire.spec import SandboxSpec
 
 EVERY_ID = "         0          0 4294967295\n"

@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DOWNWARD = "imports go downward only"
-PROCESS = "the sandbox is a process of its own"
+APART = "supervisor and server are two processes"
+SERVER = "nobody else imports the sandbox server"
+SUPERVISOR = "who needs the supervisor's knowledge of this machine"
+SANDBOX = "what else lies in the sandbox is for its two processes"
 TRAINER = "only env imports atroposlib and wandb"
 
 
@@ -49,11 +52,15 @@ def test_the_sources_as_they_are_keep_every_contract(sources: Path) -> None:
         ("slots/histogram.py", "atroposlib", TRAINER),
         ("agent/loop.py", "wandb", TRAINER),
         ("slots/histogram.py", "agentenv.env.model_servers", DOWNWARD),
-        ("slots/pool.py", "agentenv.sandbox.server", PROCESS),
-        ("executor/batcher.py", "agentenv.sandbox.calls", PROCESS),
-        ("sandbox/server.py", "agentenv.config", DOWNWARD),
-        ("sandbox/server.py", "agentenv.slots.ledger", DOWNWARD),
-        ("sessions/reader.py", "agentenv.sandbox.capture", DOWNWARD),
+        ("slots/pool.py", "agentenv.sandbox.server.server", SERVER),
+        ("executor/batcher.py", "agentenv.sandbox.culprits", SANDBOX),
+        ("dev/cluster.py", "agentenv.sandbox.slotagent.build", SANDBOX),
+        ("slots/ledger.py", "agentenv.sandbox.supervisor.cgroups", SUPERVISOR),
+        ("sandbox/supervisor/slot_process.py", "agentenv.sandbox.server.calls", APART),
+        ("sandbox/server/tools/bash.py", "agentenv.sandbox.supervisor.isolation", APART),
+        ("sandbox/server/server.py", "agentenv.config", DOWNWARD),
+        ("sandbox/server/server.py", "agentenv.slots.ledger", DOWNWARD),
+        ("sessions/reader.py", "agentenv.sandbox.server.capture", DOWNWARD),
         ("metrics/readings.py", "agentenv", DOWNWARD),
         ("agent/loop.py", "agentenv.api.tool", DOWNWARD),
         ("tools/spec.py", "agentenv.executor.session", DOWNWARD),

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from agentenv.errors import InvalidArgumentsError, SandboxUnavailableError, StaleLeaseError
-from agentenv.sandbox.inbox import MAX_ATTACHED, Attached, Inbox
+from agentenv.sandbox.server.inbox import MAX_ATTACHED, Attached, Inbox
 from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.calls import Attachment
 

@@ -17,9 +17,9 @@ from agentenv.errors import (
     SelfTestError,
     StartTimeoutError,
 )
-from agentenv.sandbox import isolation, mounts, network, selftest
-from agentenv.sandbox.agent_runner import Ran
-from agentenv.sandbox.isolation import FULL, USER, Identity
+from agentenv.sandbox.supervisor import isolation, mounts, network, selftest
+from agentenv.sandbox.supervisor.agent_runner import Ran
+from agentenv.sandbox.supervisor.isolation import FULL, USER, Identity
 from agentenv.slots.backends import local_process, nomad_explain
 from agentenv.wire.spec import Bind, SlotLimits
 
@@ -284,7 +284,7 @@ def test_a_tun_device_that_a_slot_s_uid_cannot_open_is_a_refusal(
     tun.touch()
     tun.chmod(mode)
     monkeypatch.setattr(network, "TUN", tun)
-    monkeypatch.setattr("agentenv.sandbox.network.shutil.which", lambda _: "/usr/bin/slirp4netns")
+    monkeypatch.setattr("agentenv.sandbox.supervisor.network.shutil.which", lambda _: "/usr/bin/slirp4netns")
     if open_to_all:
         assert network.find_tool() == "/usr/bin/slirp4netns"
         return

@@ -12,7 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from agentenv.metrics.catalog import METRICS
-from agentenv.sandbox.metrics import METRICS as SANDBOX_METRICS
+from agentenv.sandbox.server.metrics import METRICS as SANDBOX_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = (*METRICS, *SANDBOX_METRICS)

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agentenv.metrics.scrape import parse
 from agentenv.sandbox.loop_watch import Stalls
-from agentenv.sandbox.metrics import COUNTED, LOOP, METRICS, Statistics, exposition
+from agentenv.sandbox.server.metrics import COUNTED, LOOP, METRICS, Statistics, exposition
 
 
 def text(statistics: Statistics, isolation: str = "full") -> str:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentenv.sandbox.server.tools.file_verdicts import DOES_NOT_FIT
+from agentenv.sandbox.server.tools.patch import PatchFailedError, check_patched, patched
 from agentenv.sandbox.slotagent.build import ensure_built
-from agentenv.sandbox.tools.file_verdicts import DOES_NOT_FIT
-from agentenv.sandbox.tools.patch import PatchFailedError, check_patched, patched
 
 LINES = b"".join(b"line %d\n" % number for number in range(1, 21))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import InvalidArgumentsError
-from agentenv.sandbox.tools.files import run_file_tool
+from agentenv.sandbox.server.tools.files import run_file_tool
 from agentenv.wire.tools import PatchArguments, PatchReply
 from tests.unit.file_tools_box import UID, LocalRunner
 from tests.unit.patch_reference.plan import Held, PatchFailedError, planned

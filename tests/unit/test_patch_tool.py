@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
-from agentenv.sandbox.tools.files import FileOutcome
+from agentenv.sandbox.server.tools.files import FileOutcome
 from agentenv.wire.tools import PatchReply
 from tests.unit.file_tools_box import Box, box_fixture
 

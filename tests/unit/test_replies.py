@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agentenv.sandbox import replies
-from agentenv.sandbox.replies import Reply, ReplyMemory
+from agentenv.sandbox.server import replies
+from agentenv.sandbox.server.replies import Reply, ReplyMemory
 
 MAX_COUNT, MAX_BYTES, MAX_SENT_BYTES = 4, 100, 150
 

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError, UnknownToolError
-from agentenv.sandbox.leases import MOVES, IllegalMoveError, Lease, move
-from agentenv.sandbox.tools.registry import parse_arguments
+from agentenv.sandbox.server.leases import MOVES, IllegalMoveError, Lease, move
+from agentenv.sandbox.server.tools.registry import parse_arguments
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotState
 
 REQUEST = LeaseRequest(slot=3, trajectory="t", ttl_s=60, request_id="r" * 16)

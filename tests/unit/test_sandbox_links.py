@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import ProtocolError
-from agentenv.sandbox import descriptors, supervisor_link
-from agentenv.sandbox.agent_link import RUN_IDS, AgentLink, TooManyRunsError
+from agentenv.sandbox import control_protocol, descriptors
+from agentenv.sandbox.control_protocol import Hello, SlotReady
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
-from agentenv.sandbox.poller import Poller
+from agentenv.sandbox.server.agent_link import RUN_IDS, AgentLink, TooManyRunsError
+from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.supervisor_link import SlotHandedOver, SupervisorLink
 from agentenv.sandbox.slotagent.protocol import (
     SCRIPT_PIPE,
     STDIN,
@@ -32,7 +34,6 @@ from agentenv.sandbox.slotagent.protocol import (
     send,
     spawn_payload,
 )
-from agentenv.sandbox.supervisor_link import Hello, SlotFailed, SlotLost, SlotReady, SupervisorLink
 
 PAYLOAD = spawn_payload(["true"], {}, "/")
 USAGE = struct.pack("<QQQ", 1_000_000, 500_000, 10)
@@ -267,47 +268,8 @@ async def test_a_server_that_comes_back_kills_and_ignores_what_ran_before(socket
 # -- the supervisor
 
 
-READY = {
-    "op": "slot_ready",
-    "slot": 1,
-    "epoch": 2,
-    "lease": None,
-    "kept": False,
-    "limits": {"version": 2, "memory": "/x", "pids": None},
-}
-HELLO = {"op": "hello", "spec": {}, "token": "t", "isolation": "full", "weaker": ["w"], "proofs": [], "shell": ""}
-
-
-def test_the_packets_of_a_supervisor() -> None:
-    hello = supervisor_link.decode(json.dumps(HELLO).encode(), ())
-    assert hello == Hello({}, "t", "full", ("w",), ())
-    failed = {"op": "slot_failed", "slot": 0, "epoch": 3, "reason": "r"}
-    assert supervisor_link.decode(json.dumps(failed).encode(), ()) == SlotFailed(0, 3, "r")
-    lost = {"op": "slot_lost", "slot": 0, "loss": Loss.memory_above, "reason": "r"}
-    assert supervisor_link.decode(json.dumps(lost).encode(), ()) == SlotLost(0, Loss.memory_above, "r")
-
-
-@pytest.mark.parametrize(
-    "packet",
-    [
-        b"",
-        b"{",
-        b"[]",
-        b'{"op":"nonsense"}',
-        b'{"op":["hello"]}',
-        b'{"op":"slot_lost","slot":"0","reason":"r"}',
-        b'{"op":"slot_lost","slot":true,"reason":"r"}',
-        b'{"op":"slot_lost","slot":0,"loss":"nonsense","reason":"r"}',
-        json.dumps({**HELLO, "token": ""}).encode(),
-        json.dumps({**HELLO, "weaker": None}).encode(),
-        json.dumps(READY).encode(),  # without its descriptor
-        json.dumps({**READY, "kept": 1}).encode(),
-        json.dumps({**READY, "limits": []}).encode(),
-    ],
-)
-def test_a_malformed_packet_is_refused(packet: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        supervisor_link.decode(packet, ())
+READY = SlotReady(1, 2, None, kept=False, limits=LimitFiles(2, "/x", None))
+HELLO = Hello({}, "t", "full", ["w"], [])
 
 
 def test_a_slot_comes_with_its_agent_and_a_refused_packet_leaks_nothing() -> None:
@@ -315,13 +277,18 @@ def test_a_slot_comes_with_its_agent_and_a_refused_packet_leaks_nothing() -> Non
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     agent, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = SupervisorLink(ours)
-    send(theirs, json.dumps(READY).encode(), [agent.fileno()])
+    send(theirs, control_protocol.encode(READY), [agent.fileno()])
     ready = link.receive()
-    assert isinstance(ready, SlotReady)
-    assert (ready.slot, ready.epoch, ready.limits) == (1, 2, LimitFiles(2, "/x", None))
+    assert isinstance(ready, SlotHandedOver)
+    assert ready.ready == READY
     ready.agent.close()
-    for packet, fds in ((READY, 2), ({**READY, "slot": None}, 1), (HELLO, 1)):
-        send(theirs, json.dumps(packet).encode(), [agent.fileno()] * fds)
+    for packet, fds in (
+        (control_protocol.encode(READY), 0),
+        (control_protocol.encode(READY), 2),
+        (b'{"op":"slot_ready"}', 1),
+        (control_protocol.encode(HELLO), 1),
+    ):
+        send(theirs, packet, [agent.fileno()] * fds)
         with pytest.raises(ProtocolError):
             link.receive()
     with pytest.raises(BlockingIOError):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentenv.errors import InvalidArgumentsError
-from agentenv.sandbox.tools.search import Translated, translated
+from agentenv.sandbox.server.tools.search import Translated, translated
 from agentenv.wire.tools import SearchArguments
 
 

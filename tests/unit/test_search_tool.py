@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError, ProtocolError
-from agentenv.sandbox.tools.runner import Finished
+from agentenv.sandbox.server.tools.runner import Finished
 from agentenv.wire.tools import SearchReply
 from tests.unit.file_tools_box import Box, FixedRunner, box_fixture
 

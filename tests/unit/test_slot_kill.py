@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox import cgroups, slot_process
-from agentenv.sandbox.limits import CgroupPlan
-from agentenv.sandbox.slot_process import SlotProcess
+from agentenv.sandbox.supervisor import cgroups, slot_process
+from agentenv.sandbox.supervisor.limits import CgroupPlan
+from agentenv.sandbox.supervisor.slot_process import SlotProcess
 
 
 class Box:

@@ -14,12 +14,12 @@ from typing import Any, cast
 import pytest
 
 from agentenv.errors import SandboxUnavailableError
-from agentenv.sandbox import network, slot_life, slot_process
 from agentenv.sandbox.culprits import Loss
-from agentenv.sandbox.reaper import Reaper
-from agentenv.sandbox.slot_life import SlotLife, Workshop, is_shortage
-from agentenv.sandbox.slot_process import Ground, SlotProcess
-from agentenv.sandbox.slot_states import SlotPhase
+from agentenv.sandbox.supervisor import network, slot_lifecycle, slot_process
+from agentenv.sandbox.supervisor.reaper import Reaper
+from agentenv.sandbox.supervisor.slot_lifecycle import SlotLife, Workshop, is_shortage
+from agentenv.sandbox.supervisor.slot_process import Ground, SlotProcess
+from agentenv.sandbox.supervisor.slot_states import SlotPhase
 
 
 class Reports:
@@ -104,7 +104,7 @@ async def _started(life: SlotLife, monkeypatch: pytest.MonkeyPatch, failures: li
     monkeypatch.setattr(slot_process, "start", start)
     monkeypatch.setattr(slot_process, "mount_workspace", lambda *_: None)
     monkeypatch.setattr(slot_process, "unmount_workspace", lambda *_: None)
-    monkeypatch.setattr(slot_life, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(slot_lifecycle, "_FIRST_PAUSE_S", 0.001)
     wanted = len(failures) + 1
     life.begin()
     async with asyncio.timeout(20):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
 
@@ -11,14 +10,14 @@ import pytest
 
 from agentenv.agent.culprit import worth_another
 from agentenv.errors import AgentEnvError, LeaseLostError, SlotDestroyedError
-from agentenv.sandbox import slots
+from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import Loss
-from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE
-from agentenv.sandbox.shared import Shared
-from agentenv.sandbox.slot_life import _SEAL_PATIENCE_S
-from agentenv.sandbox.slot_process import HELLO_DEADLINE_S, KILL_DEADLINE_S
-from agentenv.sandbox.slots import Slot
-from agentenv.sandbox.supervisor_link import SlotReady
+from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE, LimitFiles
+from agentenv.sandbox.server import slot
+from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.slot import Slot
+from agentenv.sandbox.supervisor.slot_lifecycle import _SEAL_PATIENCE_S
+from agentenv.sandbox.supervisor.slot_process import HELLO_DEADLINE_S, KILL_DEADLINE_S
 from agentenv.slots import pool
 from agentenv.wire.leases import LeaseRequest, SlotState
 
@@ -33,7 +32,7 @@ def _leased(supervisor: Any) -> Slot:
 
 
 async def test_a_seal_that_takes_too_long_ends_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "SEAL_S", 0.01)
+    monkeypatch.setattr("agentenv.sandbox.server.slot.SEAL_S", 0.01)
     supervisor = MagicMock()
     slot = _leased(supervisor)
     assert slot.lease is not None
@@ -45,14 +44,14 @@ async def test_a_seal_that_takes_too_long_ends_the_lease(monkeypatch: pytest.Mon
     with pytest.raises(LeaseLostError, match="not sealed within"):
         slot.admit(key)
     supervisor.reset.assert_not_called()
-    slot.ready(cast("SlotReady", SimpleNamespace(agent=MagicMock(), kept=True, epoch=0, lease=None)))
+    slot.ready(SlotReady(0, 0, None, kept=True, limits=LimitFiles()), MagicMock())
     supervisor.reset.assert_called_once_with(0, 0)  # made anew over the workspace after all: nobody has that now
     slot.close()
 
 
 def test_a_seal_is_waited_for_longer_than_the_supervisor_takes() -> None:
-    assert slots.SEAL_S > KILL_DEADLINE_S + 5 + _SEAL_PATIENCE_S + 2 * HELLO_DEADLINE_S - 1
-    assert pool._SEAL_TIMEOUT_S > slots.SEAL_S, "else it would be a lost connection, which is tried again"
+    assert slot.SEAL_S > KILL_DEADLINE_S + 5 + _SEAL_PATIENCE_S + 2 * HELLO_DEADLINE_S - 1
+    assert pool._SEAL_TIMEOUT_S > slot.SEAL_S, "else it would be a lost connection, which is tried again"
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agentenv.errors import SandboxUnavailableError
-from agentenv.sandbox import launch, sweep
-from agentenv.sandbox.reaper import end_of
+from agentenv.sandbox.supervisor import launch, sweep
+from agentenv.sandbox.supervisor.reaper import end_of
 from agentenv.slots.backends import local, local_process
 from agentenv.slots.backends.local import LaunchDirectory
 

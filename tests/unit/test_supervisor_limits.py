@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox import cgroups, limits
+from agentenv.sandbox.supervisor import cgroups, limits
 from agentenv.wire.spec import MIB, SlotLimits
 
 V1_MOUNTS = """\

@@ -1,82 +1,18 @@
-"""The supervisor's small parts: control packets, slot states, crash loops, sweep, tokens, ports."""
+"""The supervisor's small parts: slot states, crash loops, sweep, tokens, ports."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from agentenv.errors import ConfigError, ProtocolError
-from agentenv.sandbox import control_packets, launch, sweep
-from agentenv.sandbox.slot_life import CrashLoop
-from agentenv.sandbox.slot_states import MOVES, IllegalSlotMoveError, SlotPhase, moved
-from agentenv.wire.spec import SandboxSpec
-
-
-def packet(**fields: Any) -> bytes:
-    return json.dumps(fields).encode()
-
-
-def test_requests_are_read() -> None:
-    assert control_packets.parse(packet(op="serving"), 2).op == "serving"
-    reset = control_packets.parse(packet(op="reset", slot=1, epoch=4), 2)
-    assert (reset.op, reset.slot, reset.epoch) == ("reset", 1, 4)
-    assert control_packets.parse(packet(op="remember", slot=0, lease={"a": 1}), 2).lease == {"a": 1}
-    assert control_packets.parse(packet(op="remember", slot=0, lease=None), 2).lease is None
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b"[]",
-        b'"reset"',
-        packet(op="reset"),
-        packet(op="reset", slot=2),
-        packet(op="reset", slot=-1),
-        packet(op="reset", slot=True),
-        packet(op="reset", slot="0"),
-        packet(op="reset", slot=0, extra=1),
-        packet(op="serving", slot=0),
-        packet(op="serving", epoch=0),
-        packet(op=["reset"], slot=0),
-        packet(op="seal", slot=0, epoch=-1),
-        packet(op="seal", slot=0, epoch=1.5),
-        packet(op="remember", slot=0),
-        packet(op="remember", slot=0, lease=[1]),
-        packet(op="remember", slot=0, lease={"x": "y" * 20_000}),
-        packet(op="mount", slot=0),
-    ],
-)
-def test_anything_else_breaks_the_contract(raw: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        control_packets.parse(raw, 2)
-
-
-def test_random_packets_never_raise_anything_else() -> None:
-    rng = random.Random(7)
-    values: list[Any] = [None, True, 0, 1, 5, -1, 1.5, "", "reset", [], {}, {"a": {}}]
-    for _ in range(2_000):
-        names = rng.sample(["op", "slot", "lease", "epoch", "x"], rng.randint(0, 5))
-        raw = {name: rng.choice([*values, "seal", "remember", "serving"]) for name in names}
-        try:
-            request = control_packets.parse(json.dumps(raw).encode(), 2)
-        except ProtocolError:
-            continue
-        assert request.op == raw["op"]
-
-
-def test_a_spec_too_large_for_a_packet_is_a_config_error(tmp_path: Path) -> None:
-    spec = SandboxSpec("c", "t", str(tmp_path), env={"A": "x" * 70_000})
-    with pytest.raises(ConfigError, match="env"):
-        control_packets.hello(spec, "token", "full", [], [])
+from agentenv.errors import ConfigError
+from agentenv.sandbox.supervisor import launch, sweep
+from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop
+from agentenv.sandbox.supervisor.slot_states import MOVES, IllegalSlotMoveError, SlotPhase, moved
 
 
 def test_every_move_of_the_table_is_legal_and_no_other() -> None:

@@ -18,7 +18,7 @@ from aiohttp.test_utils import TestServer
 from agentenv.errors import AgentEnvError, ConnectionLostError, LeaseLostError
 from agentenv.executor import transfer
 from agentenv.executor.transfer import download, upload
-from agentenv.sandbox.tools import transfer_routes
+from agentenv.sandbox.server.tools import transfer_routes
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import CHUNKED, Entry, chunk
 

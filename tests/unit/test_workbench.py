@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from agentenv.sandbox import process
-from agentenv.sandbox.agent_link import AgentLink
-from agentenv.sandbox.calls import Asked
 from agentenv.sandbox.culprits import Loss
-from agentenv.sandbox.poller import Poller
-from agentenv.sandbox.process import SlotIo
-from agentenv.sandbox.replies import ReplyMemory
-from agentenv.sandbox.shared import Shared
-from agentenv.sandbox.supervisor_link import SupervisorLink
-from agentenv.sandbox.workbench import Workbench
+from agentenv.sandbox.server import process
+from agentenv.sandbox.server.agent_link import AgentLink
+from agentenv.sandbox.server.call_runner import Workbench
+from agentenv.sandbox.server.calls import Asked
+from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.process import SlotIo
+from agentenv.sandbox.server.replies import ReplyMemory
+from agentenv.sandbox.server.supervisor_link import SupervisorLink
 from agentenv.wire.calls import Call, Result, server_message
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.tools import BashArguments

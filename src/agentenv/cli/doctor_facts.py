@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentenv.config import state_dir
-from agentenv.sandbox.limits import layout_v1, own_directory_v2
-from agentenv.sandbox.network import TUN, everybody_may_open
+from agentenv.sandbox.supervisor.limits import layout_v1, own_directory_v2
+from agentenv.sandbox.supervisor.network import TUN, everybody_may_open
 
 _CAP_SYS_ADMIN = 21
 _PROGRAM_TIMEOUT_S = 10

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from agentenv.cli.doctor_facts import Facts
 from agentenv.config import ContainerSettings
-from agentenv.sandbox.isolation import MAX_TERMINALS
+from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
 
 MIB = 1024 * 1024
 _WHERE_LIMITS = "in /etc/security/limits.conf, or LimitNOFILE= / LimitNPROC= of the service"

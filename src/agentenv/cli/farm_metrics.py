@@ -12,7 +12,7 @@ from agentenv.cli.sight import FarmSight
 from agentenv.metrics import catalog, readings
 from agentenv.metrics.catalog import Metric
 from agentenv.metrics.readings import Reading
-from agentenv.sandbox.metrics import METRICS
+from agentenv.sandbox.server.metrics import METRICS
 from agentenv.slots.slot import ContainerState
 
 LABEL = "container"

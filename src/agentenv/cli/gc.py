@@ -15,7 +15,7 @@ from agentenv.cli.options import Backend, BackendOption, JobOption, JsonOption, 
 from agentenv.cli.orphans import UNATTENDED_AFTER_S, Orphan
 from agentenv.cli.present import EXIT_NOT_ALL_WELL, err, out, print_json, run_to_end, verb
 from agentenv.config import NomadSettings, state_dir
-from agentenv.sandbox.sweep import sweep
+from agentenv.sandbox.supervisor.sweep import sweep
 
 
 @verb

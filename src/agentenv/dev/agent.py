@@ -18,7 +18,7 @@ from agentenv import shipped
 from agentenv.dev import processes
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
-from agentenv.sandbox import syscalls
+from agentenv.sandbox.supervisor import syscalls
 from agentenv.slots.announcement import is_locked
 
 _MARK = "AGENTENV_CLUSTER"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from agentenv.sandbox.launch import main
+from agentenv.sandbox.supervisor.launch import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

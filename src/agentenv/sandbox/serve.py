@@ -40,7 +40,7 @@ def _serve(control_fd: int, listen_fd: int) -> None:
 
     from agentenv.errors import AgentEnvError
     from agentenv.sandbox.loop_watch import LoopWatch
-    from agentenv.sandbox.server import serve
+    from agentenv.sandbox.server.server import serve
 
     try:
         with LoopWatch("sandbox server") as watch, asyncio.Runner(loop_factory=watch.new_loop) as runner:

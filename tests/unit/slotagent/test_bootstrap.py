@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.sandbox import fast_shell
-from agentenv.sandbox.fast_shell import BASH
 from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
+from agentenv.sandbox.supervisor import static_bash
+from agentenv.sandbox.supervisor.static_bash import BASH
 
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "FRUIT": "pear"}
 
@@ -175,7 +175,7 @@ def test_a_waiting_shell_is_bash_c(script: str) -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_fast_build_of_bash_is_bash_too(script: str) -> None:
-    program = fast_shell.find()
+    program = static_bash.find()
     assert program is not None, "install Debian's bash-static: `make setup` does"
     assert warm(encode_script(script), program=program) == plain(script)
 

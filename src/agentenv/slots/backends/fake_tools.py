@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
-from agentenv.sandbox.inbox import Attached
+from agentenv.sandbox.server.inbox import Attached
+from agentenv.sandbox.server.tools.bash import PAGERS
+from agentenv.sandbox.server.tools.files import run_file_tool as run_slot_tool
+from agentenv.sandbox.server.tools.runner import Finished
 from agentenv.sandbox.slotagent.build import ensure_built
-from agentenv.sandbox.tools.bash import PAGERS
-from agentenv.sandbox.tools.files import run_file_tool as run_slot_tool
-from agentenv.sandbox.tools.runner import Finished
 from agentenv.sessions.head_tail import HeadTail, whole_end
 from agentenv.slots.backends.fake_sessions import hear_signals
 from agentenv.slots.tasks import finish
@@ -251,7 +251,7 @@ def run_file_tool(workspace: Path, arguments: WireModel) -> WireModel:
 
 
 class _Child:
-    """Runs slotfiles as an ordinary child (:class:`agentenv.sandbox.tools.runner.SlotRunner`)."""
+    """Runs slotfiles as an ordinary child (:class:`agentenv.sandbox.server.tools.runner.SlotRunner`)."""
 
     async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
         assert not isinstance(stdin, Attached)  # the fake's attachments are in the arguments

@@ -19,7 +19,7 @@ import aiohttp
 from agentenv import shipped
 from agentenv.config import ContainerSettings, launch_environment, state_dir
 from agentenv.errors import ProtocolError, SandboxUnavailableError
-from agentenv.sandbox.sweep import sweep_container
+from agentenv.sandbox.supervisor.sweep import sweep_container
 from agentenv.slots.backends.base import ContainerEvent, ContainerHandle, StartFailed
 from agentenv.slots.backends.fleet import Fleet, Running, StartFailedError
 from agentenv.slots.backends.handshake import unacceptable

@@ -1,0 +1,205 @@
+"""The packets between supervisor and server, both directions: what each says, and how strictly it is read.
+
+One JSON object in one packet of a SOCK_SEQPACKET socket. The server talks to the network, so it is the less trusted
+side: whatever it sends that is not exactly one of a few requests is a ProtocolError, and the server is started anew.
+Pure, standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from enum import Enum
+from types import UnionType
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+
+from agentenv.errors import ConfigError, ProtocolError
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.limit_watch import LimitFiles
+from agentenv.sandbox.loop_watch import Stalls
+
+MAX_PACKET_BYTES: Final = 64 * 1024
+MAX_LEASE_BYTES: Final = 16 * 1024
+_MAX_REASON_CHARS: Final = 4096
+_MAX_STACK_CHARS: Final = 8 * 1024
+_Packet = TypeVar("_Packet")
+
+# ---- what the supervisor tells ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first packet to every server: what this container is. ``spec`` is a SandboxSpec's dict."""
+
+    spec: dict[str, Any]
+    token: str
+    isolation: str
+    weaker: list[str]
+    proofs: list[dict[str, Any]]
+    shell: str = ""
+    """Path in every slot of a faster build of its bash; empty when there is none."""
+
+
+@dataclass(frozen=True)
+class SlotReady:
+    """A slot can be used. The socket to its agent goes with it. ``kept``: the workspace is the one of before."""
+
+    slot: int
+    epoch: int
+    lease: dict[str, Any] | None
+    kept: bool
+    limits: LimitFiles
+
+
+@dataclass(frozen=True)
+class SlotFailed:
+    """A reset could not be proved: the slot is quarantined."""
+
+    slot: int
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SlotLost:
+    """The slot ended by itself; a SlotReady of the next epoch will follow."""
+
+    slot: int
+    loss: Loss
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pong:
+    """The answer to Ping; ``stalls`` are those of the supervisor's event loop."""
+
+    stalls: Stalls
+
+
+# ---- what the server asks --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The server listens."""
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Is the supervisor there? A Pong answers."""
+
+
+@dataclass(frozen=True)
+class Reset:
+    """A new, empty slot: SlotReady of the next epoch, or SlotFailed, answers. This request and the two below are
+    dropped when ``epoch`` has ended."""
+
+    slot: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Seal:
+    """New namespaces over the same workspace: SlotReady of the same epoch, or SlotFailed, answers."""
+
+    slot: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Hand ``lease`` back with the slot to a server that comes after this one."""
+
+    slot: int
+    epoch: int
+    lease: dict[str, Any] | None
+
+
+Told = Hello | SlotReady | SlotFailed | SlotLost | Pong
+Request = Serving | Ping | Reset | Seal | Remember
+_TOLD: Final[dict[str, type[Told]]] = {
+    "hello": Hello,
+    "slot_ready": SlotReady,
+    "slot_failed": SlotFailed,
+    "slot_lost": SlotLost,
+    "pong": Pong,
+}
+_REQUESTS: Final[dict[str, type[Request]]] = {
+    "serving": Serving,
+    "ping": Ping,
+    "reset": Reset,
+    "seal": Seal,
+    "remember": Remember,
+}
+_OPS: Final[dict[type[Any], str]] = {kind: op for op, kind in (*_TOLD.items(), *_REQUESTS.items())}
+_HINTS: Final[dict[type[Any], dict[str, Any]]] = {kind: get_type_hints(kind) for kind in (*_OPS, LimitFiles, Stalls)}
+
+
+def encode(packet: Told | Request) -> bytes:
+    """The packet's bytes. Texts that only explain are cut. Raises ConfigError for a Hello that is too large."""
+    if isinstance(packet, SlotFailed | SlotLost):
+        packet = dataclasses.replace(packet, reason=packet.reason[:_MAX_REASON_CHARS])
+    elif isinstance(packet, Pong):  # the end of a stack is where it stood
+        stalls = dataclasses.replace(packet.stalls, stack=packet.stalls.stack[-_MAX_STACK_CHARS:])
+        packet = Pong(stalls)
+    made = json.dumps({"op": _OPS[type(packet)], **dataclasses.asdict(packet)}).encode()
+    if isinstance(packet, Hello) and len(made) > MAX_PACKET_BYTES:
+        reason = f"the specification takes {len(made)} bytes; at most {MAX_PACKET_BYTES} can be handed on"
+        raise ConfigError("env", reason)
+    return made
+
+
+def told(packet: bytes) -> Told:
+    """What the supervisor tells. Raises ProtocolError for anything malformed."""
+    packet_told = _decoded(packet, _TOLD, "the supervisor")
+    if isinstance(packet_told, Hello) and not packet_told.token:
+        raise ProtocolError("the supervisor sent an empty token")
+    return packet_told
+
+
+def requested(packet: bytes, slots: int) -> Request:
+    """What the server asks. Raises ProtocolError for anything but a well-formed request about an existing slot."""
+    request = _decoded(packet, _REQUESTS, "the server")
+    if isinstance(request, Serving | Ping):
+        return request
+    if not 0 <= request.slot < slots or request.epoch < 0:
+        raise ProtocolError(f"the server named slot {request.slot} of {slots}, epoch {request.epoch}")
+    if isinstance(request, Remember) and len(json.dumps(request.lease)) > MAX_LEASE_BYTES:
+        raise ProtocolError(f"a lease must be an object of at most {MAX_LEASE_BYTES} bytes")
+    return request
+
+
+def _decoded(packet: bytes, kinds: dict[str, type[_Packet]], sender: str) -> _Packet:
+    try:
+        raw = json.loads(packet)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"{sender} sent no JSON: {error}") from error
+    kind = kinds.get(str(raw.pop("op", None))) if isinstance(raw, dict) else None
+    if kind is None:
+        raise ProtocolError(f"{sender} sent an unknown packet: {packet[:200]!r}")
+    try:
+        return _built(kind, raw)
+    except TypeError as error:
+        raise ProtocolError(f"{sender} sent a malformed {_OPS[kind]}: {error}") from error
+
+
+def _built(kind: type[_Packet], raw: object) -> _Packet:
+    """Raises TypeError when ``raw`` has not exactly the fields of ``kind``, each of its type."""
+    hints = _HINTS[kind]
+    if not isinstance(raw, dict) or raw.keys() != hints.keys():
+        raise TypeError(f"fields {str(raw)[:200]}, not {', '.join(hints)}")
+    return kind(**{name: _value(name, hint, raw[name]) for name, hint in hints.items()})
+
+
+def _value(name: str, hint: Any, value: Any) -> Any:
+    if hint in _HINTS:
+        return _built(hint, value)
+    kinds = [get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]
+    if kinds == [float] and type(value) is int:
+        return float(value)
+    if issubclass(kinds[0], Enum) and value in tuple(kinds[0]):
+        return kinds[0](value)
+    if type(value) not in kinds:  # a bool is no int here
+        raise TypeError(f"{name} is {str(value)[:200]!r}")
+    return value

@@ -1,0 +1,318 @@
+"""The server's side of one slot agent: start runs, kill them, hear what became of them.
+
+Whatever the agent says is input from an untrusted place: it is bounded, every descriptor is checked to
+be a socket (or a terminal), and a run nobody started means that the slot is lost. No pipe of a slot's is ever
+here: any process of the slot can hold up for ever whoever touches one (``slotrelay.c``).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from agentenv.errors import ProtocolError
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.descriptors import MOST_PER_SLOT
+from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.slotagent.protocol import (
+    SCRIPT_PIPE,
+    TERMINAL,
+    Kind,
+    Message,
+    SpawnStep,
+    Usage,
+    encode,
+    exit_status,
+    exit_usage,
+    failed_step,
+    foreground_payload,
+    input_inode,
+    receive,
+    send,
+)
+
+RUN_IDS = 512
+"""Run ids are reused from a ring. Each server generation (``era``) has its own, so that a server that comes
+back after a crash can have whatever its predecessors had running killed: their numbers are lower."""
+MAX_ERA = 2**22
+MAX_UNSENT_BYTES = 4 * 1024 * 1024
+"""What may wait for the agent to read: it is busy for milliseconds when many sessions start at once."""
+_SCRIPT_PIPE, _TERMINAL = int(SCRIPT_PIPE), int(TERMINAL)  # enum arithmetic costs more than the system calls around it
+
+_PTMX = os.makedev(5, 2)
+
+
+class RunEvents(Protocol):
+    """What happens to one run. After ``on_spawn_failed``, ``on_exit`` or ``on_lost`` nothing more does."""
+
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:
+        """The run has begun. ``fds`` (stdout, stderr and, with SCRIPT_PIPE, the script) are sockets, or with
+        TERMINAL our side of its terminal; they are the receiver's to close. ``input_inode`` tells which pipe it
+        reads as its standard input (0: none)."""
+
+    def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
+        """The run could not be started; ``error`` is an errno, ``step`` says what failed."""
+
+    def on_exit(self, status: int, usage: Usage) -> None:
+        """The run's first process ended with this wait status. All that was printed by then is in the sockets."""
+
+    def on_lost(self) -> None:
+        """The agent is gone; nothing will be known of the run."""
+
+
+class TooManyRunsError(ValueError):
+    """The slot holds as many of the server's descriptors (or as many runs) as it may: nothing was started."""
+
+    def __init__(self) -> None:
+        super().__init__("the slot has as many programs running as it may have: end some of them")
+
+
+class _Run:
+    __slots__ = ("descriptors", "events", "sockets", "spawned", "terminal")
+
+    def __init__(self, events: RunEvents, sockets: int, descriptors: int, *, terminal: bool) -> None:
+        self.events = events
+        self.sockets = sockets
+        self.descriptors = descriptors
+        self.terminal = terminal
+        self.spawned = False
+
+
+class AgentLink:
+    """One agent's socket, from the supervisor's hand-over to :meth:`close`. Owns the socket.
+
+    ``on_lost(loss, reason)`` is called once when the agent cannot be used any more: with ``Loss.ended`` when its
+    end is closed, with another loss when it may still live.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        poller: Poller,
+        era: int,
+        on_lost: Callable[[Loss, str], None],
+        *,
+        max_descriptors: int = MOST_PER_SLOT,
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._poller = poller
+        self._first_run = era % MAX_ERA * RUN_IDS
+        self._last_run = 0
+        self._adopted = era > 0
+        self._runs: dict[int, _Run] = {}
+        self._unsent: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._unsent_bytes = 0
+        self._on_lost = on_lost
+        self._max_descriptors = max_descriptors
+        self._held_by_runs = 0
+        self.closed = False
+        poller.add(sock.fileno(), self._readable)
+
+    def kill_former_runs(self) -> None:
+        """Kill what the previous servers (the eras before) had running here: nobody can have its results."""
+        self._send(encode(Kind.KILL_BEFORE, self._first_run))
+
+    def spawn(self, payload: bytes, flags: int, fds: Sequence[int], events: RunEvents, *, keep_free: int = 0) -> int:
+        """Ask for a run and return its id. ``fds`` stay the caller's. Raises ValueError when the packet
+        would be too large, TooManyRunsError when the slot would hold more than its share of descriptors less
+        ``keep_free``; a lost agent is reported through ``events.on_lost``."""
+        sockets = 3 if flags & _SCRIPT_PIPE else 2
+        started = _Run(events, sockets, sockets + len(fds), terminal=bool(flags & _TERMINAL))
+        if self._held_by_runs + started.descriptors > self._max_descriptors - keep_free:
+            raise TooManyRunsError
+        run = self._free_run()
+        packet = encode(Kind.SPAWN, run, flags, payload)
+        self._runs[run] = started
+        self._held_by_runs += started.descriptors
+        try:
+            self._send(packet, fds)
+        except BaseException:
+            self._forget(run)
+            raise
+        return run
+
+    def kill(self, run: int) -> None:
+        """Kill the whole tree of a run. Its ``on_exit`` follows. Nothing happens when it has ended."""
+        if run in self._runs:
+            self._send(encode(Kind.KILL, run))
+
+    def signal(self, run: int, number: int, began_s: float | None = None) -> None:
+        """Send a signal to the process group of a run's leader; with ``began_s`` (of CLOCK_BOOTTIME), to what was
+        started in it since then and runs in the foreground. Nothing happens when it has ended."""
+        if run in self._runs:
+            payload = b"" if began_s is None else foreground_payload(began_s)
+            self._send(encode(Kind.SIGNAL, run, number, payload))
+
+    def close(self) -> None:
+        """Let go of the agent (its slot ends when every holder has). Runs hear ``on_lost``. Repeatable."""
+        if self.closed:
+            return
+        self.closed = True
+        self._poller.remove(self._sock.fileno())
+        self._drop_unsent()
+        self._sock.close()
+        runs, self._runs, self._held_by_runs = self._runs, {}, 0
+        for run in runs.values():
+            run.events.on_lost()
+
+    def _free_run(self) -> int:
+        for _ in range(RUN_IDS):
+            self._last_run = self._last_run % (RUN_IDS - 1) + 1
+            run = self._first_run + self._last_run
+            if run not in self._runs:
+                return run
+        raise TooManyRunsError
+
+    def _forget(self, run: int) -> None:
+        self._held_by_runs -= self._runs.pop(run).descriptors
+
+    def _send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
+        if self.closed:
+            # Deferred, as an answer would be: the caller is still setting the run up.
+            self._poller.defer(self._fail_closed)
+            return
+        if self._unsent or not self._sent(packet, fds):
+            if self._unsent_bytes + len(packet) > MAX_UNSENT_BYTES:
+                self._defer_loss(Loss.deaf, "the slot agent does not read")
+                return
+            if not self._unsent:
+                self._poller.loop.add_writer(self._sock.fileno(), self._writable)
+            self._unsent.append((packet, tuple(os.dup(fd) for fd in fds)))
+            self._unsent_bytes += len(packet)
+
+    def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
+        """Whether the packet is gone (or the agent is, which is told later), not waiting for room."""
+        try:
+            send(self._sock, packet, fds)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._defer_loss(Loss.ended, f"the slot agent is gone ({error})")
+        return True
+
+    def _writable(self) -> None:
+        while self._unsent:
+            packet, fds = self._unsent[0]
+            if not self._sent(packet, fds):
+                return
+            self._unsent.popleft()
+            self._unsent_bytes -= len(packet)
+            _close_all(fds)
+        self._drop_unsent()
+
+    def _drop_unsent(self) -> None:
+        self._poller.loop.remove_writer(self._sock.fileno())
+        while self._unsent:
+            _close_all(self._unsent.popleft()[1])
+
+    def _fail_closed(self) -> None:
+        runs, self._runs, self._held_by_runs = self._runs, {}, 0
+        for run in runs.values():
+            run.events.on_lost()
+
+    def _defer_loss(self, loss: Loss, reason: str) -> None:
+        self._poller.defer(lambda: self._lose(loss, reason))
+
+    def _lose(self, loss: Loss, reason: str) -> None:
+        if not self.closed:
+            self.close()
+            self._on_lost(loss, reason)
+
+    def _readable(self) -> None:
+        try:
+            message = receive(self._sock)
+        except BlockingIOError:
+            return
+        except ProtocolError as error:
+            # The kernel drops descriptors that we have no room for: not the agent's doing, then.
+            self._lose(Loss.broken if _room_for_descriptors() else Loss.no_descriptors, str(error))
+            return
+        except OSError as error:
+            self._lose(Loss.ended, f"the slot agent is gone ({error})")
+            return
+        if message is None:
+            self._lose(Loss.ended, "the slot agent ended")
+            return
+        try:
+            self._take(message)
+        except ProtocolError as error:
+            self._lose(Loss.broken if _room_for_descriptors() else Loss.no_descriptors, str(error))
+
+    def _take(self, message: Message) -> None:
+        kind = message.kind
+        if kind is Kind.SPAWNED:
+            self._take_spawned(message)
+            return
+        if message.fds:
+            _close_all(message.fds)
+            raise ProtocolError(f"the slot agent sent descriptors with {kind.name}")
+        if kind is Kind.EXIT:
+            usage, status = exit_usage(message.payload), exit_status(message.arg)
+            run = self._known(message, spawned=True)
+            if run is not None:
+                self._forget(message.run)
+                run.events.on_exit(status, usage)
+        elif kind is Kind.SPAWN_FAILED:
+            step = failed_step(message.payload)
+            run = self._known(message, spawned=False)
+            if run is not None:
+                self._forget(message.run)
+                run.events.on_spawn_failed(message.arg, step)
+        elif kind not in (Kind.KILLED, Kind.PONG):
+            raise ProtocolError(f"the slot agent sent an unexpected {kind.name}")
+
+    def _take_spawned(self, message: Message) -> None:
+        try:
+            run = self._known(message, spawned=False)
+            inode = input_inode(message.payload)
+            if run is not None:
+                _check_terminal(message.fds) if run.terminal else _check_sockets(message.fds, run.sockets)
+        except ProtocolError:
+            _close_all(message.fds)
+            raise
+        if run is None:
+            _close_all(message.fds)
+            return
+        run.spawned = True
+        run.events.on_spawned(message.fds, inode)
+
+    def _known(self, message: Message, *, spawned: bool) -> _Run | None:
+        """The run a message is about; None when it is a former server's (ignored)."""
+        run = self._runs.get(message.run)
+        if run is not None and run.spawned is spawned:
+            return run
+        if self._adopted and not 0 < message.run - self._first_run < RUN_IDS:
+            return None
+        raise ProtocolError(f"the slot agent sent {message.kind.name} for run {message.run}, which cannot be")
+
+
+def _check_sockets(fds: tuple[int, ...], expected: int) -> None:
+    if len(fds) != expected:
+        raise ProtocolError(f"the slot agent sent {len(fds)} descriptors with SPAWNED, not {expected}")
+    for fd in fds:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise ProtocolError("the slot agent sent a descriptor that is no socket")
+
+
+def _check_terminal(fds: tuple[int, ...]) -> None:
+    found = [os.fstat(fd) for fd in fds]
+    if len(found) != 1 or not stat.S_ISCHR(found[0].st_mode) or found[0].st_rdev != _PTMX:
+        raise ProtocolError("the slot agent sent something else than a terminal with SPAWNED")
+
+
+def _room_for_descriptors() -> bool:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

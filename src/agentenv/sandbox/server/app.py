@@ -1,0 +1,245 @@
+"""The HTTP face of the sandbox server: routes, token, error bodies. No decisions about slots."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from aiohttp import WSMsgType, web
+from pydantic import TypeAdapter, ValidationError
+
+from agentenv.errors import AgentEnvError, InfraError, ProtocolError, SandboxUnavailableError
+from agentenv.sandbox.loop_watch import LoopWatch, Stalls
+from agentenv.sandbox.server import metrics
+from agentenv.sandbox.server.attachment_routes import AttachmentRoutes
+from agentenv.sandbox.server.connections import BatchOutlet, StreamOutlet
+from agentenv.sandbox.server.container import Container
+from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
+from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
+from agentenv.wire.calls import Accepted, Batch, Cancel, Failure, client_message
+from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, SealRequest
+from agentenv.wire.server import ErrorReply, Health, ServerInfo
+
+_HEARTBEAT_S = 30.0
+_MAX_SHOWN = 500
+Body = TypeVar("Body")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+STREAMS: web.AppKey[set[web.WebSocketResponse]] = web.AppKey("streams")
+
+_batch: TypeAdapter[Batch] = TypeAdapter(Batch)
+_key: TypeAdapter[LeaseKey] = TypeAdapter(LeaseKey)
+_end: TypeAdapter[EndRequest] = TypeAdapter(EndRequest)
+_lease: TypeAdapter[LeaseRequest] = TypeAdapter(LeaseRequest)
+_seal: TypeAdapter[SealRequest] = TypeAdapter(SealRequest)
+_renew: TypeAdapter[RenewRequest] = TypeAdapter(RenewRequest)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Face:
+    """What the routes serve."""
+
+    container: Container
+    poller: Poller
+    info: ServerInfo
+    token: str
+    watch: LoopWatch
+
+    def application(self) -> web.Application:
+        """The routes, behind the token."""
+        application = web.Application(middlewares=[self._guard], client_max_size=MAX_MESSAGE_BYTES)
+        application[STREAMS] = set()
+        router = application.router
+        router.add_get("/health", self._health)
+        router.add_get("/metrics", self._metrics)
+        router.add_get("/v1/info", self._get_info)
+        router.add_get("/v1/slots", self._slots)
+        router.add_get("/v1/statistics", self._statistics)
+        router.add_get("/v1/stalls", self._stalls)
+        router.add_get("/v1/stream", self._stream)
+        router.add_post("/v1/batch", self._post_batch)
+        router.add_post("/v1/leases", self._post_lease)
+        router.add_post("/v1/leases/renew", self._post_renew)
+        router.add_post("/v1/leases/release", self._post_release)
+        router.add_post("/v1/leases/end", self._post_end)
+        router.add_post("/v1/leases/seal", self._post_seal)
+        AttachmentRoutes(self.container).add_to(router)
+        TransferRoutes(self.container).add_to(router)
+        return application
+
+    # -- small routes ------------------------------------------------------------------------------
+
+    async def _health(self, _: web.Request) -> web.Response:
+        status = "draining" if self.container.draining else "ok"
+        silent_s = self.container.supervisor_silent_s
+        return _reply(Health(status=status, version=self.info.version, supervisor_silent_s=silent_s))
+
+    async def _get_info(self, _: web.Request) -> web.Response:
+        return _reply(self.info)
+
+    async def _slots(self, _: web.Request) -> web.Response:
+        return _reply(self.container.inventory())
+
+    async def _statistics(self, _: web.Request) -> web.Response:
+        return web.json_response(self.container.statistics())
+
+    async def _stalls(self, _: web.Request) -> web.Response:
+        return web.json_response({process: asdict(stalls) for process, stalls in self._stalls_of_both().items()})
+
+    def _stalls_of_both(self) -> dict[str, Stalls]:
+        return {"server": self.watch.stalls(), "supervisor": self.container.supervisor_stalls}
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        lines = metrics.exposition(
+            self.container.statistics(),
+            self.container.states(),
+            version=self.info.version,
+            isolation=self.info.isolation,
+            stalls=self._stalls_of_both(),
+        )
+        return web.Response(body="".join(lines).encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    async def _post_lease(self, request: web.Request) -> web.Response:
+        return _reply(self.container.lease(await _read(request, _lease)))
+
+    async def _post_renew(self, request: web.Request) -> web.Response:
+        return _reply(self.container.renew(await _read(request, _renew)))
+
+    async def _post_release(self, request: web.Request) -> web.Response:
+        return _reply(await self.container.release(await _read(request, _key)))
+
+    async def _post_end(self, request: web.Request) -> web.Response:
+        return _reply(await self.container.end(await _read(request, _end)))
+
+    async def _post_seal(self, request: web.Request) -> web.Response:
+        return _reply(await self.container.seal(await _read(request, _seal)))
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    async def _post_batch(self, request: web.Request) -> web.StreamResponse:
+        batch = await _read(request, _batch)
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        await response.write(Accepted(batch=batch.batch).model_dump_json().encode() + b"\n")
+        outlet = BatchOutlet({call.id for call in batch.calls}, self.container.sent)
+        try:
+            self.container.ask(batch.calls, outlet, request.content_length or 0)
+            await outlet.write_all(response)
+        finally:
+            outlet.closed = True
+        return response
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE_BYTES, heartbeat=_HEARTBEAT_S, compress=False)
+        await socket.prepare(request)
+        assert isinstance(request.transport, asyncio.Transport)
+        outlet = StreamOutlet(request.transport, self.poller, self.container.sent)
+        request.app[STREAMS].add(socket)
+        self.container.counted.streams += 1
+        try:
+            async for message in socket:
+                if message.type is not WSMsgType.TEXT:
+                    outlet.send(_failure(ProtocolError("only text messages are understood"), None))
+                    continue
+                try:
+                    self._take(message.data, outlet)
+                except Exception as error:  # as a response of HTTP it would end the stream, and every call on it
+                    log.exception("a message could not be taken")
+                    outlet.send(_failure(InfraError(f"the message could not be taken: {error!r}"), message.data))
+                if outlet.clogged:
+                    await outlet.room()
+        finally:
+            outlet.close()
+            self.container.counted.streams -= 1
+            request.app[STREAMS].discard(socket)
+        return socket
+
+    def _take(self, text: str, outlet: StreamOutlet) -> None:
+        statistics = self.container.counted
+        try:
+            message = client_message.validate_json(text)
+        except ValidationError as error:
+            statistics.messages_refused += 1
+            outlet.send(_failure(ProtocolError(_problem(error)), text))
+            return
+        if isinstance(message, Batch):
+            statistics.batches += 1
+            # Most calls are answered by the time it leaves: one write less here, one wake-up less there.
+            outlet.send_along(b'{"type":"accepted","batch":%d}' % message.batch)
+            self.container.ask(message.calls, outlet, len(text))
+        elif isinstance(message, Cancel):
+            self.container.cancel(message.calls, outlet)
+        else:
+            self.container.forget(message.calls)
+
+    # -- every route -------------------------------------------------------------------------------
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if request.path != "/health" and not self._may(request):
+                return _error(401, ErrorReply(error="refused", message="the bearer token is missing or wrong"))
+            return await handler(request)
+        except web.HTTPException as error:
+            code = "refused" if error.status == 413 else "protocol"
+            return _error(error.status, ErrorReply(error=code, message=error.text or error.reason))
+        except ProtocolError as error:
+            return _error(400, _body(error))
+        except SandboxUnavailableError as error:
+            return _error(503, _body(error))
+        except AgentEnvError as error:
+            return _error(409, _body(error))
+
+    def _may(self, request: web.Request) -> bool:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        return hmac.compare_digest(given, b"Bearer " + self.token.encode())
+
+
+async def _read(request: web.Request, model: TypeAdapter[Body], limit_bytes: int = MAX_MESSAGE_BYTES) -> Body:
+    if (request.content_length or 0) > limit_bytes:
+        raise web.HTTPRequestEntityTooLarge(limit_bytes, request.content_length or 0)
+    body = await request.read()
+    if len(body) > limit_bytes:
+        raise web.HTTPRequestEntityTooLarge(limit_bytes, len(body))
+    try:
+        return model.validate_json(body)
+    except ValidationError as error:
+        raise ProtocolError(_problem(error)) from error
+
+
+def _problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}"[:_MAX_SHOWN] if where else first["msg"][:_MAX_SHOWN]
+
+
+def _failure(error: AgentEnvError, text: str | None) -> bytes:
+    """Names the batch when the message can be read that far."""
+    batch = None
+    try:
+        raw = json.loads(text) if text is not None else None
+    except (ValueError, RecursionError):
+        raw = None
+    if isinstance(raw, dict) and type(raw.get("batch")) is int:
+        batch = raw["batch"]
+    return Failure(error=error.code, message=error.message, batch=batch).model_dump_json().encode()
+
+
+def _reply(model: WireModel) -> web.Response:
+    return web.Response(body=model.model_dump_json().encode(), content_type="application/json")
+
+
+def _body(error: AgentEnvError) -> ErrorReply:
+    return ErrorReply(error=error.code, message=error.message, next_step=error.next_step, fault=error.fault)
+
+
+def _error(status: int, body: ErrorReply) -> web.Response:
+    return web.Response(status=status, body=body.model_dump_json().encode(), content_type="application/json")

@@ -1,0 +1,211 @@
+"""Runs the calls of one slot, one at a time: starts them, ends them in time, makes their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.server.calls import NO_CONTENT, Asked, Content, Fields, Stop, answer, ended, refusal
+from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.inbox import Attached
+from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
+from agentenv.sandbox.server.tools.bash import WORKSPACE, Shells, output
+from agentenv.sandbox.server.tools.encoded import encoded
+from agentenv.sandbox.server.tools.files import run_file_tool
+from agentenv.sandbox.server.tools.runner import Finished
+from agentenv.sessions.start_errors import cannot_start
+from agentenv.wire.tools import BashArguments
+
+KILL_GRACE_S = 15.0
+"""How long the agent may take to end a killed call (a fork bomb, on a busy machine) before the slot counts
+as lost."""
+
+log = logging.getLogger(__name__)
+
+
+class _StoppedError(Exception):
+    """The call was told to end while its file operation ran."""
+
+
+class Workbench:
+    """From a slot's hand-over to :meth:`close`. ``call_ended`` is called after each call's answer; ``lost``
+    when the agent does not do as told."""
+
+    def __init__(
+        self,
+        shared: Shared,
+        io: SlotIo,
+        call_ended: Callable[[], None],
+        lost: Callable[[Loss, str], None],
+    ) -> None:
+        self._shared = shared
+        self._io = self.io = io
+        self._call_ended = call_ended
+        self._lost = lost
+        self._loop = shared.poller.loop
+        self._shells = Shells(io, shared.env, shared.output_bytes, shared.spare_shells, shared.shell)
+        self._current: Asked | None = None
+
+    def prepare(self) -> None:
+        """Have a shell ready for the next call, while there is nothing else to do."""
+        if self._current is None and not self._io.link.closed:
+            self._shells.ask_spare()
+            # Read here, not when the next call begins: it costs as much as a hop between processes.
+            self._io.limits.begin()
+
+    def begin(self, asked: Asked) -> None:
+        """Start the call. Its answer comes later, never from within; whatever goes wrong is that call's answer."""
+        self._current = asked
+        asked.started_at = self._loop.time()
+        # First: whatever becomes of the rest, the call ends.
+        asked.timer = self._loop.call_at(asked.started_at + asked.timeout_s, self.stop, asked, Stop.deadline)
+        try:
+            if isinstance(asked.arguments, BashArguments):
+                stdin = asked.attached.get("stdin")
+                asked.process, warm = self._shells.run(asked.arguments, self._bash_ended, stdin)
+                self._shared.statistics.calls_cold += not warm
+            else:
+                asked.task = self._loop.create_task(self._run_file(asked))
+        except AgentEnvError as error:
+            self._refuse(asked, error)
+        except Exception as error:
+            log.exception("call %s could not be begun", asked.call_id)
+            self._refuse(asked, InfraError(f"the call could not be begun: {error!r}"))
+
+    def _refuse(self, asked: Asked, error: AgentEnvError) -> None:
+        refused = refusal(asked.call_id, error)
+        self._shared.poller.defer(lambda: self._end(asked, refused))
+
+    def take_above(self) -> str:
+        """See :meth:`agentenv.sandbox.limit_watch.LimitWatch.take_above`."""
+        return self._io.limits.take_above()
+
+    def stop(self, asked: Asked, why: Stop) -> None:
+        """Kill the running call; its answer follows with what it printed so far. Repeatable."""
+        if asked is not self._current or asked.stop:
+            return
+        asked.stop = why
+        if asked.timer is not None:
+            asked.timer.cancel()
+        asked.timer = self._loop.call_later(KILL_GRACE_S, self._lost, Loss.silent, "a killed call did not end")
+        if asked.process is not None:
+            asked.process.kill()
+
+    def abandon(self, asked: Asked) -> None:
+        """The call is answered by somebody else; its process does not matter any more."""
+        if asked is self._current:
+            self._current = None
+        if asked.process is not None:
+            asked.process.on_end = None
+        if asked.task is not None:
+            asked.task.cancel()
+
+    def close(self) -> None:
+        """Let go of the agent and of everything held for it. Repeatable."""
+        if self._current is not None:
+            self.abandon(self._current)
+        self._io.link.close()
+        self._io.limits.close()
+
+    def _end(self, asked: Asked, result: Fields, content: Content = NO_CONTENT) -> None:
+        if asked is self._current:
+            self._current = None
+            answer(asked, result, self._shared.statistics, content)
+            self._call_ended()
+
+    # -- bash --------------------------------------------------------------------------------------
+
+    def _bash_ended(self, process: Process) -> None:
+        asked = self._current
+        # A lost agent is reported to the slot, which answers for every call of its lease.
+        if asked is None or process.outcome is Outcome.lost:
+            return
+        assert isinstance(asked.arguments, BashArguments)
+        now = self._loop.time()
+        try:
+            fields = output(process, asked.arguments)
+            self._check_above()
+        except AgentEnvError as error:
+            self._end(asked, refusal(asked.call_id, error))
+            return
+        usage = process.usage
+        fields["cpu_s"] = usage.user_s + usage.system_s
+        fields["peak_memory_bytes"] = usage.max_rss_bytes
+        if fields["exit_code"] != 0 and self._io.limits.killed_by_own_limit():
+            fields["oom_killed"] = True
+            fields["peak_memory_bytes"] = self._io.limits.peak_bytes() or usage.max_rss_bytes
+        self._end(asked, ended(asked, now, fields))
+
+    def _check_above(self) -> None:
+        """Raises InfraError when a limit above the slot struck in it: what the call left may be spoiled."""
+        if above := self._io.limits.take_above():
+            raise InfraError(above)
+
+    # -- file operations ---------------------------------------------------------------------------
+
+    async def _run_file(self, asked: Asked) -> None:
+        content = NO_CONTENT
+        try:
+            runner = _Runner(self._io, self._shared.env, asked)
+            outcome = await run_file_tool(asked.tool, asked.arguments, runner, attached=asked.attached)
+            content = await encoded(outcome)
+            fields: Fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr}
+            result = ended(asked, self._loop.time(), fields)
+            self._check_above()
+        except _StoppedError:
+            result = ended(asked, self._loop.time(), {})
+        except LeaseLostError:
+            return  # the slot answers for every call of its lease
+        except AgentEnvError as error:
+            content, result = NO_CONTENT, refusal(asked.call_id, error)
+        except Exception as error:
+            log.exception("file tool %s failed", asked.tool)
+            result = refusal(asked.call_id, InfraError(f"{asked.tool} failed: {error!r}"))
+        self._end(asked, result, content)
+
+
+class _Runner:
+    """Runs the processes of one file call (:class:`agentenv.sandbox.server.tools.runner.SlotRunner`)."""
+
+    def __init__(self, io: SlotIo, env: dict[str, str], asked: Asked) -> None:
+        self._io = io
+        self._env = env
+        self._asked = asked
+
+    async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
+        """Run to its end. Raises _StoppedError when the call was told to end, LeaseLostError when the
+        slot was lost, InvalidArgumentsError when argv is too large."""
+        if self._asked.stop:
+            raise _StoppedError
+        over: asyncio.Future[None] = self._io.poller.loop.create_future()
+        process = Process(self._io, output_bytes, lambda _: None if over.done() else over.set_result(None))
+        try:
+            process.start(Command(argv, self._env, WORKSPACE), stdin=stdin)
+        except ValueError as error:
+            raise InvalidArgumentsError(str(error)) from error
+        self._asked.process = process
+        await over
+        if process.outcome is Outcome.lost:
+            raise LeaseLostError("the slot was lost")
+        if self._asked.stop:
+            raise _StoppedError
+        if above := process.refused_from_above():
+            raise InfraError(above)
+        return _finished(process)
+
+
+def _finished(process: Process) -> Finished:
+    if process.outcome is Outcome.failed:
+        return Finished(process.error, b"", f"{cannot_start(process.error)}\n".encode(), 0)
+    code = os.waitstatus_to_exitcode(process.status)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    pieces, dropped = process.stdout.kept.pieces()
+    # What was cut is of no use to those who run programs here: they go by the count.
+    stdout = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+    stderr = b"".join(process.stderr.kept.parts())
+    return Finished(code if code >= 0 else 128 - code, stdout, stderr, dropped)

@@ -1,0 +1,180 @@
+"""A call that was asked for, and its answer as it goes over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from pydantic_core import to_json
+
+from agentenv.errors import AgentEnvError
+from agentenv.sandbox.server.inbox import Attached, close_all
+from agentenv.sandbox.server.metrics import Statistics
+from agentenv.sandbox.server.process import Process
+from agentenv.sandbox.server.replies import Raw, Reply, ReplyMemory, size_of
+from agentenv.wire.base import LARGE_BYTES, WireModel
+from agentenv.wire.calls import Call
+
+Fields = dict[str, Any]
+"""Fields of a :class:`agentenv.wire.calls.CallResult`, without those at their default: what it takes to
+build and dump the model is a good part of a short call. The golden samples hold the two together. ``stdout``
+and ``stderr`` may be :data:`agentenv.sandbox.server.replies.Raw`, which is sent as an attachment."""
+
+_HEAD = b'{"type":"result","result":'
+
+
+class Stop(StrEnum):
+    """Why a running call was told to end."""
+
+    no = ""
+    deadline = "deadline"
+    cancelled = "cancelled"
+    lost = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A tool's reply: its JSON in pieces, and beside it what is too large to be JSON, by its field."""
+
+    json: Raw = ()
+    raw: Mapping[str, Raw] = field(default_factory=dict)
+
+
+NO_CONTENT = Content()
+
+
+class Outlet(Protocol):
+    """A connection that answers go to."""
+
+    closed: bool
+
+    def deliver(self, asked: Asked) -> None:
+        """Send ``asked.message`` when there is room, then tell its reply memory."""
+
+    def refuse(self, call_id: str, message: bytes) -> None:
+        """Send the answer to a call that is not remembered."""
+
+
+class Asked(Reply):
+    """One call in its slot. ``outlets`` are the open connections that asked for it; ``attached`` are its large
+    arguments, which ``arguments`` have empty."""
+
+    __slots__ = (
+        "arguments",
+        "asked_at",
+        "attached",
+        "held_bytes",
+        "outlets",
+        "process",
+        "secret",
+        "slot",
+        "started_at",
+        "stop",
+        "task",
+        "timeout_s",
+        "timer",
+        "tool",
+    )
+
+    def __init__(
+        self,
+        call: Call,
+        arguments: WireModel,
+        memory: ReplyMemory,
+        outlet: Outlet,
+        now: float,
+        attached: Mapping[str, Attached] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(call.id, memory)
+        self.slot = call.lease.slot
+        self.secret = call.lease.secret
+        self.tool = call.tool
+        self.held_bytes = 0
+        self.arguments = arguments
+        self.attached = attached
+        self.timeout_s = call.timeout_s
+        self.outlets = [outlet]
+        self.asked_at = now
+        self.started_at = 0.0
+        self.stop = Stop.no
+        self.process: Process | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def asked_again(self, outlet: Outlet) -> None:
+        """Somebody else wants the answer (too), or the same one over a new connection. Which connection is the
+        one that lives cannot be told from the order of arrival: every open one is answered."""
+        self.outlets = [known for known in self.outlets if not known.closed and known is not outlet]
+        self.outlets.append(outlet)
+        if self.message is not None:
+            outlet.deliver(self)
+
+
+def answer(asked: Asked, fields: Fields, statistics: Statistics, content: Content = NO_CONTENT) -> None:
+    """The call ended with this result: remember it, count it, and give it to every connection that asked."""
+    fields, raw = detached(fields, content)
+    message = encode_result(fields, b"" if "content" in raw else b"".join(content.json))
+    asked.memory.finish(asked, message, raw)
+    asked.memory.inbox.let_go(asked.held_bytes)
+    close_all(asked.attached)
+    statistics.calls += 1
+    statistics.results_bytes += asked.size_bytes
+    statistics.calls_faulted += "fault" in fields
+    statistics.calls_timed_out += "timed_out" in fields
+    statistics.calls_cancelled += "cancelled" in fields
+    statistics.calls_oom_killed += "oom_killed" in fields
+    if asked.timer is not None:
+        asked.timer.cancel()
+        asked.timer = None
+    asked.process = asked.task = None
+    for outlet in asked.outlets:
+        if not outlet.closed:
+            outlet.deliver(asked)
+
+
+def detached(fields: Fields, content: Content) -> tuple[Fields, dict[str, Raw]]:
+    """The fields that go into the message, which names what is to be fetched; and that, by its field."""
+    raw = dict(content.raw)
+    if size_of(content.json) > LARGE_BYTES:
+        raw["content"] = content.json
+    for name in ("stdout", "stderr"):
+        value = fields.get(name, "")
+        if isinstance(value, tuple):
+            raw[name] = value
+        elif len(value) > LARGE_BYTES:
+            raw[name] = (value.encode(),)
+    if not raw:
+        return fields, raw
+    left = {name: value for name, value in fields.items() if name not in raw}
+    left["attachments"] = [{"field": name, "size_bytes": size_of(value)} for name, value in raw.items()]
+    return left, raw
+
+
+def ended(asked: Asked, now: float, left: Fields) -> Fields:
+    """The result of a call that ran, or was cancelled while it waited; ``left`` is what the tool says."""
+    fields: Fields = {"id": asked.call_id, **left}
+    fields["queue_s"] = (asked.started_at or now) - asked.asked_at
+    if asked.started_at:
+        fields["duration_s"] = now - asked.started_at
+    if asked.stop is Stop.deadline:
+        fields["timed_out"] = True
+    elif asked.stop is Stop.cancelled:
+        fields |= {"cancelled": True, "error": "cancelled", "message": "the call was cancelled"}
+    return fields
+
+
+def refusal(call_id: str, error: AgentEnvError) -> Fields:
+    """The result of a call that did not run, or whose slot was lost."""
+    return {"id": call_id, "fault": error.fault, "error": error.code, "message": str(error)}
+
+
+def encode_result(fields: Fields, content: bytes = b"") -> bytes:
+    """The :class:`agentenv.wire.calls.Result` message. ``content`` is the tool's reply as JSON already."""
+    encoded = to_json(fields)
+    if content:
+        return b'%b%b,"content":%b}}' % (_HEAD, encoded[:-1], content)
+    return b"%b%b}" % (_HEAD, encoded)

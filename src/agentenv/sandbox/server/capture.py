@@ -1,0 +1,73 @@
+"""What a command printed: head and tail under a cap, however much it was."""
+
+from __future__ import annotations
+
+import os
+
+from agentenv.sandbox.server.poller import Poller
+from agentenv.sessions.allowance import Allowance
+from agentenv.sessions.head_tail import HeadTail
+
+_READ_BYTES = 256 * 1024
+"""More than the agent's socket holds, as the kernel makes it."""
+_FLOOD_BYTES_PER_S = 256 * 1024 * 1024
+"""How fast one output is read at most: a flood must not eat the event loop."""
+_FLOOD_BURST_BYTES = 16 * 1024 * 1024
+
+
+class OutputReader:
+    """Reads one output of a run, from :meth:`watch` to :meth:`finish`. Owns the descriptor."""
+
+    __slots__ = ("_allowance", "_fd", "_poller", "kept")
+
+    def __init__(self, poller: Poller, fd: int, cap_bytes: int) -> None:
+        os.set_blocking(fd, False)
+        self._poller = poller
+        self._fd = fd
+        self._allowance = Allowance(_FLOOD_BYTES_PER_S, _FLOOD_BURST_BYTES)
+        self.kept = HeadTail(cap_bytes)
+
+    def watch(self) -> None:
+        """Read whenever there is something to read."""
+        self._poller.add(self._fd, self._readable)
+
+    def finish(self) -> None:
+        """The run has ended: read the rest, which is here already, and let go."""
+        while self._fd >= 0:
+            if self._read() is None:
+                self.close()
+
+    def close(self) -> None:
+        """Let go of it. Who still prints is not disturbed. Repeatable."""
+        if self._fd >= 0:
+            self._poller.remove(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _readable(self) -> None:
+        count = self._read()
+        if count and self._fd >= 0:
+            self._throttle(count)
+
+    def _read(self) -> int | None:
+        """One read: how many bytes; 0 at the end (now closed); None when there is nothing now."""
+        try:
+            chunk = os.read(self._fd, _READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.close()
+            return 0
+        self.kept.feed(chunk)
+        return len(chunk)
+
+    def _throttle(self, count: int) -> None:
+        if wait_s := self._allowance.take(count, self._poller.loop.time()):
+            self._poller.remove(self._fd)
+            self._poller.loop.call_later(wait_s + 0.001, self._resume)
+
+    def _resume(self) -> None:
+        if self._fd >= 0:
+            self.watch()

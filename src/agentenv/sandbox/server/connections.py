@@ -1,0 +1,166 @@
+"""Connections that answers go out on: the stream (WebSocket) and the reply of ``POST /v1/batch``."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Callable
+
+from aiohttp import web
+
+from agentenv.sandbox.server.calls import Asked
+from agentenv.sandbox.server.poller import Poller
+
+_HIGH_WATER_BYTES = 2 * 1024 * 1024
+"""Unsent bytes in the connection's buffer beyond which answers wait in the reply memory (which is bounded)."""
+_MAX_OWN_BYTES = 1024 * 1024
+"""Acknowledgements and refusals that may wait for a client to read them."""
+_SLOW_POLL_S = 0.002
+_SLOWEST_POLL_S = 0.05
+_TEXT_FRAME = 0x81
+_SHORT, _LONG = struct.Struct("!BBH"), struct.Struct("!BBQ")
+
+
+class StreamOutlet:
+    """One WebSocket. Whatever is ready in one turn of the loop goes out in one write, each as a text
+    message of its own; a client that does not read is asked again and again, and holds nobody up."""
+
+    def __init__(self, transport: asyncio.Transport, poller: Poller, sent: Callable[[Asked], None]) -> None:
+        self.closed = False
+        self._transport = transport
+        self._poller = poller
+        self._sent = sent
+        self._ready: deque[Asked | bytes] = deque()
+        self._own_bytes = 0
+        self._scheduled = False
+        self._poll_s = _SLOW_POLL_S
+        self._drained: asyncio.Future[None] | None = None
+
+    @property
+    def clogged(self) -> bool:
+        """Whether the client reads so little that nothing more should be read of it. Answers that wait do not
+        count: they are bounded where they are remembered, and what cancels or forgets them has to be read."""
+        return self._own_bytes > _MAX_OWN_BYTES
+
+    def deliver(self, asked: Asked) -> None:
+        """See :class:`agentenv.sandbox.server.calls.Outlet`."""
+        self._push(asked)
+
+    def refuse(self, call_id: str, message: bytes) -> None:  # noqa: ARG002 (the message names it)
+        """See :class:`agentenv.sandbox.server.calls.Outlet`."""
+        self._push(message)
+
+    def send(self, message: bytes) -> None:
+        """Send a message that answers no call."""
+        self._push(message)
+
+    def send_along(self, message: bytes) -> None:
+        """Send a message with the next one, or in a millisecond or two when there is none."""
+        self._ready.append(message)
+        self._own_bytes += len(message)
+        if not self._scheduled:
+            self._poller.later(self, self._flush)
+
+    async def room(self) -> None:
+        """Until the client has read: what it asks for next can be read then."""
+        while self._own_bytes and not self.closed:
+            self._drained = self._poller.loop.create_future()
+            await self._drained
+
+    def close(self) -> None:
+        """Nothing is sent any more. Repeatable. Calls go on; their answers are remembered."""
+        self.closed = True
+        self._poller.not_later(self)
+        self._ready.clear()
+        self._own_bytes = 0
+        self._wake_drained()
+
+    def _push(self, item: Asked | bytes) -> None:
+        self._ready.append(item)
+        self._own_bytes += len(item) if isinstance(item, bytes) else 0
+        if not self._scheduled:
+            self._scheduled = True
+            self._poller.defer(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        self._poller.not_later(self)
+        if self.closed or self._transport.is_closing():
+            self.close()
+            return
+        room = _HIGH_WATER_BYTES - self._transport.get_write_buffer_size()
+        frames: list[bytes] = []
+        gone: list[Asked] = []
+        while self._ready and room > 0:
+            item = self._ready.popleft()
+            message = item if isinstance(item, bytes) else item.message
+            if message is None:
+                continue
+            self._own_bytes -= len(item) if isinstance(item, bytes) else 0
+            frames += (_frame_head(len(message)), message)
+            room -= len(message)
+            if isinstance(item, Asked):
+                gone.append(item)
+        if frames:
+            self._poll_s = _SLOW_POLL_S
+            self._transport.write(b"".join(frames))
+            for asked in gone:
+                self._sent(asked)
+        self._after_flush()
+
+    def _after_flush(self) -> None:
+        if not self._own_bytes:
+            self._wake_drained()
+        if self._ready and not self._scheduled:
+            self._scheduled = True
+            self._poller.loop.call_later(self._poll_s, self._flush)
+            self._poll_s = min(2 * self._poll_s, _SLOWEST_POLL_S)
+
+    def _wake_drained(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+
+class BatchOutlet:
+    """The lines of one ``POST /v1/batch``: it waits for its own calls, whoever else asks for them."""
+
+    def __init__(self, ids: set[str], sent: Callable[[Asked], None]) -> None:
+        self.closed = False
+        self._missing = ids
+        self._sent = sent
+        self._ready: deque[tuple[Asked | None, bytes]] = deque()
+        self._woken = asyncio.Event()
+
+    def deliver(self, asked: Asked) -> None:
+        """See :class:`agentenv.sandbox.server.calls.Outlet`."""
+        if asked.message is not None:
+            self._answer(asked.call_id, asked, asked.message)
+
+    def refuse(self, call_id: str, message: bytes) -> None:
+        """See :class:`agentenv.sandbox.server.calls.Outlet`."""
+        self._answer(call_id, None, message)
+
+    async def write_all(self, response: web.StreamResponse) -> None:
+        """Write each answer as a line, the moment it is ready, until every call has one."""
+        while self._missing or self._ready:
+            await self._woken.wait()
+            self._woken.clear()
+            while self._ready:
+                asked, message = self._ready.popleft()
+                await response.write(message + b"\n")
+                if asked is not None:
+                    self._sent(asked)
+
+    def _answer(self, call_id: str, asked: Asked | None, message: bytes) -> None:
+        if call_id in self._missing:
+            self._missing.discard(call_id)
+            self._ready.append((asked, message))
+            self._woken.set()
+
+
+def _frame_head(size: int) -> bytes:
+    """The head of an unmasked, unfragmented WebSocket text frame (RFC 6455 §5.2)."""
+    if size < 126:
+        return bytes((_TEXT_FRAME, size))
+    return _SHORT.pack(_TEXT_FRAME, 126, size) if size < 65536 else _LONG.pack(_TEXT_FRAME, 127, size)

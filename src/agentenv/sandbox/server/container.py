@@ -1,0 +1,259 @@
+"""All slots of one server: calls and leases find their slot here."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import logging
+import secrets
+from collections.abc import Iterable, Sequence
+
+from agentenv.errors import (
+    AgentEnvError,
+    CallLostError,
+    ProtocolError,
+    SandboxUnavailableError,
+    StaleLeaseError,
+)
+from agentenv.sandbox.control_protocol import Hello, Pong, SlotFailed, SlotLost
+from agentenv.sandbox.loop_watch import Stalls
+from agentenv.sandbox.server.calls import Asked, Outlet, encode_result, refusal
+from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.inbox import Inbox, close_all
+from agentenv.sandbox.server.process import SlotIo
+from agentenv.sandbox.server.replies import Raw
+from agentenv.sandbox.server.slot import Slot
+from agentenv.sandbox.server.supervisor_link import Received, SlotHandedOver
+from agentenv.sandbox.server.tools.registry import parse_arguments, with_attached
+from agentenv.wire.calls import Call, CallKey
+from agentenv.wire.leases import (
+    EndRequest,
+    LeaseGrant,
+    LeaseKey,
+    LeaseLoss,
+    LeaseRequest,
+    ReleaseReply,
+    RenewReply,
+    RenewRequest,
+    SealRequest,
+    SlotState,
+)
+from agentenv.wire.server import SlotsReply
+
+log = logging.getLogger(__name__)
+
+
+class Container:
+    """The server without its HTTP. ``boot`` is this process's own name, new at every start."""
+
+    def __init__(self, slots: int, shared: Shared) -> None:
+        self.boot = secrets.token_hex(8)
+        self.draining = False
+        self.counted = shared.statistics
+        self.supervisor_stalls = Stalls()
+        """Of the supervisor's event loop, as it last told them."""
+        self._shared = shared
+        self._heard_at_s = shared.poller.loop.time()
+        self._slots = [Slot(index, shared) for index in range(slots)]
+
+    def __repr__(self) -> str:
+        return f"Container({self.boot}, {self._slots!r})"
+
+    @property
+    def settled(self) -> bool:
+        """Whether the supervisor has said of every slot what it is."""
+        return all(slot.state is not SlotState.resetting for slot in self._slots)
+
+    @property
+    def supervisor_silent_s(self) -> float:
+        """For how long the supervisor has owed an answer."""
+        return self._shared.supervisor.silent_s(self._shared.poller.loop.time())
+
+    def close(self) -> None:
+        """Let go of every slot; they live on in the supervisor's hands. Repeatable."""
+        self.draining = True
+        for slot in self._slots:
+            slot.close()
+
+    # -- the supervisor ----------------------------------------------------------------------------
+
+    def take(self, received: Received) -> None:
+        """What the supervisor says of a slot. Raises ProtocolError when it cannot be (nothing leaks)."""
+        match received:
+            case Pong():
+                self._shared.supervisor.answered()
+                self.supervisor_stalls = received.stalls
+            case SlotHandedOver(ready, agent) if self._has(ready.slot):
+                self._slots[ready.slot].ready(ready, agent)
+            case SlotFailed() if self._has(received.slot):
+                self._slots[received.slot].failed(received.epoch, received.reason)
+            case SlotLost() if self._has(received.slot):
+                self._slots[received.slot].lost(received.loss, received.reason)
+            case Hello() | SlotHandedOver() | SlotFailed() | SlotLost():
+                if isinstance(received, SlotHandedOver):
+                    received.agent.close()
+                raise ProtocolError(f"the supervisor sent an unexpected {type(received).__name__}")
+
+    def _has(self, slot: int) -> bool:
+        return 0 <= slot < len(self._slots)
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def ask(self, calls: Sequence[Call], outlet: Outlet, size_bytes: int) -> None:
+        """Run these calls, or tell what became of them; together they took ``size_bytes`` of JSON. Each
+        gets its one answer through ``outlet``, unless the same is asked again over another."""
+        held_bytes = size_bytes // max(1, len(calls))
+        for call in calls:
+            try:
+                self._ask(call, outlet, held_bytes)
+            except AgentEnvError as error:
+                self.counted.calls_faulted += 1
+                outlet.refuse(call.id, encode_result(refusal(call.id, error)))
+
+    def beside(self, key: LeaseKey) -> tuple[SlotIo, dict[str, str]]:
+        """What a transfer runs with: its slot's agent, and the environment of commands. Raises
+        StaleLeaseError, SandboxUnavailableError."""
+        return self._slot(key.slot).beside(key), self._shared.env
+
+    def cancel(self, calls: Iterable[CallKey], outlet: Outlet) -> None:
+        """End these calls; each that still ran gets its (cancelled) answer, over ``outlet`` too; the answers of the
+        others are forgotten. Nothing happens to calls that are not known, or not of that lease."""
+        for call in calls:
+            if (asked := self._known(call.id, call.lease)) is None:
+                continue
+            if asked.message is None:
+                asked.asked_again(outlet)
+                self._slots[asked.slot].cancel(asked)
+            else:
+                self.forget((call,))
+
+    def forget(self, calls: Iterable[CallKey]) -> None:
+        """These answers arrived, or the call will not be asked. Nothing happens to calls that are not known, or not
+        of that lease."""
+        for call in calls:
+            if (asked := self._known(call.id, call.lease)) is not None:
+                asked.memory.forget(asked)
+                self._slots[asked.slot].made_room()
+            elif call.id not in self._shared.index and call.lease.slot < len(self._slots):
+                with contextlib.suppress(AgentEnvError):  # nothing is kept for a lease that has ended, however it did
+                    self._slots[call.lease.slot].admit(call.lease).inbox.drop(call.id)
+
+    def inbox(self, key: LeaseKey, call_id: str) -> Inbox:
+        """Where the attachments of a call wait that will be asked. Raises StaleLeaseError, ProtocolError when the
+        call was asked already."""
+        memory = self._slot(key.slot).admit(key)
+        if call_id in self._shared.index or memory.has_ended(call_id):
+            raise ProtocolError(f"call {call_id!r} was asked already")
+        return memory.inbox
+
+    def fetched(self, key: LeaseKey, call_id: str, field: str) -> Raw:
+        """What a finished call left to be fetched; empty once it is forgotten. Raises StaleLeaseError,
+        CallLostError when there is no such thing."""
+        memory = self._slot(key.slot).admit(key)
+        asked = self._known(call_id, key)
+        raw = None if asked is None or asked.memory is not memory else asked.attachments.get(field)
+        if raw is None:
+            raise CallLostError(f"the call's {field} is not remembered (any more)")
+        return raw
+
+    def sent(self, asked: Asked) -> None:
+        """This answer was handed to a connection."""
+        asked.memory.sent(asked)
+        self._slots[asked.slot].made_room()
+
+    def _ask(self, call: Call, outlet: Outlet, held_bytes: int) -> None:
+        if call.id in self._shared.index:
+            known = self._known(call.id, call.lease)
+            if known is None:
+                raise ProtocolError(f"call id {call.id!r} is in use under another lease")
+            self.counted.calls_asked_again += 1
+            known.asked_again(outlet)
+            return
+        slot = self._slot(call.lease.slot)
+        memory = slot.admit(call.lease)
+        if memory.has_ended(call.id):
+            raise CallLostError("the call ran, and its answer is not remembered any more")
+        if call.boot != self.boot:
+            raise CallLostError("the sandbox server was restarted after the call was sent: it may have run")
+        if self.draining:
+            raise SandboxUnavailableError("the sandbox server is shutting down")
+        attached = memory.inbox.take(call.id, call.attachments)
+        try:
+            arguments = parse_arguments(call.tool, with_attached(call.tool, call.arguments, attached))
+            slot.ask(call, arguments, memory, outlet, held_bytes, attached)
+        except BaseException:
+            close_all(attached)
+            raise
+
+    def _known(self, call_id: str, lease: LeaseKey) -> Asked | None:
+        """The call of that id, when it is that lease's."""
+        asked = self._shared.index.get(call_id)
+        if not isinstance(asked, Asked) or asked.slot != lease.slot:
+            return None
+        return asked if hmac.compare_digest(asked.secret.encode(), lease.secret.encode()) else None
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def lease(self, request: LeaseRequest) -> LeaseGrant:
+        """Raises InfraError when the slot is not free, SandboxUnavailableError when draining."""
+        if self.draining:
+            raise SandboxUnavailableError("the sandbox server is shutting down", next_step="lease elsewhere")
+        return self._slot(request.slot).grant(request).as_grant()
+
+    def renew(self, request: RenewRequest) -> RenewReply:
+        """One heartbeat for many leases."""
+        self._heard_at_s = self._shared.poller.loop.time()
+        renewed: list[int] = []
+        stale: list[int] = []
+        lost: list[LeaseLoss] = []
+        for key in request.keys:
+            alive = key.slot < len(self._slots) and self._slots[key.slot].renew(key, request.ttl_s)
+            (renewed if alive else stale).append(key.slot)
+            if not alive and key.slot < len(self._slots) and (why := self._slots[key.slot].why_lost(key)):
+                lost.append(LeaseLoss(slot=key.slot, error=why.code, message=str(why)))
+        return RenewReply(
+            renewed=tuple(renewed),
+            stale=tuple(stale),
+            lost=tuple(lost),
+            supervisor_silent_s=self.supervisor_silent_s,
+        )
+
+    async def release(self, key: LeaseKey) -> ReleaseReply:
+        """See :meth:`Slot.release`."""
+        return ReleaseReply(slot=key.slot, state=await self._slot(key.slot).release(key))
+
+    async def end(self, request: EndRequest) -> ReleaseReply:
+        """See :meth:`Slot.end`."""
+        return ReleaseReply(slot=request.slot, state=await self._slot(request.slot).end(request.epoch))
+
+    async def seal(self, request: SealRequest) -> ReleaseReply:
+        """See :meth:`Slot.seal`."""
+        state = await self._slot(request.slot).seal(request.key, request.request_id)
+        return ReleaseReply(slot=request.slot, state=state)
+
+    # -- reports -----------------------------------------------------------------------------------
+
+    def inventory(self) -> SlotsReply:
+        """For ``GET /v1/slots``."""
+        heard_s = self._shared.poller.loop.time() - self._heard_at_s
+        return SlotsReply(boot=self.boot, slots=tuple(slot.report() for slot in self._slots), heard_s=heard_s)
+
+    def statistics(self) -> dict[str, int]:
+        """For ``GET /v1/statistics``."""
+        counted = self.counted
+        states = [slot.state for slot in self._slots]
+        counted.slots_free = states.count(SlotState.free)
+        counted.slots_leased = states.count(SlotState.leased)
+        counted.calls_queued = sum(slot.queued for slot in self._slots)
+        counted.calls_running = sum(slot.busy for slot in self._slots)
+        return counted.as_dict()
+
+    def states(self) -> dict[str, int]:
+        """How many slots are in each state, those with none included."""
+        states = [slot.state for slot in self._slots]
+        return {state.value: states.count(state) for state in SlotState}
+
+    def _slot(self, index: int) -> Slot:
+        if index >= len(self._slots):
+            raise StaleLeaseError(f"this container has no slot {index}: it has {len(self._slots)}")
+        return self._slots[index]

@@ -1,0 +1,29 @@
+"""What all slots of one server share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agentenv.sandbox.descriptors import MOST_PER_SLOT
+from agentenv.sandbox.server.metrics import Statistics
+from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.replies import Reply
+from agentenv.sandbox.server.supervisor_link import SupervisorLink
+
+
+@dataclass(frozen=True)
+class Shared:
+    """``index`` finds any remembered call of any lease by its id; ``env`` is every command's;
+    ``shell`` see :class:`agentenv.sandbox.server.tools.bash.Shells`."""
+
+    poller: Poller
+    supervisor: SupervisorLink
+    env: dict[str, str]
+    output_bytes: int
+    reply_memory: int
+    spare_shells: bool
+    shell: str = ""
+    descriptors: int = MOST_PER_SLOT
+    """How many of this process's file descriptors one slot may hold."""
+    statistics: Statistics = field(default_factory=Statistics)
+    index: dict[str, Reply] = field(default_factory=dict)

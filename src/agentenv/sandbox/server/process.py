@@ -1,0 +1,239 @@
+"""One run in a slot, with its captured output."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
+from agentenv.sandbox.server.agent_link import AgentLink
+from agentenv.sandbox.server.capture import OutputReader
+from agentenv.sandbox.server.inbox import Attached
+from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_payload
+
+_READ_BY_ALL = 0o444
+_ALL_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+_SCRIPT_PIPE, _SCRIPT_FD, _STDIN, _PROGRAM = int(SCRIPT_PIPE), int(SCRIPT_FD), int(STDIN), int(PROGRAM)
+
+
+class Outcome(StrEnum):
+    """What became of a run."""
+
+    running = "running"
+    exited = "exited"
+    failed = "failed"
+    """It could not be started: see ``error``."""
+    lost = "lost"
+    """The slot's agent went away."""
+
+
+@dataclass(frozen=True)
+class SlotIo:
+    """What runs of one slot share."""
+
+    link: AgentLink
+    poller: Poller
+    limits: LimitWatch = field(default_factory=lambda: LimitWatch(LimitFiles()))
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start, and where. ``program`` is run instead of what ``argv[0]`` names, when given."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    program: str = ""
+
+    def payload(self) -> tuple[bytes, int]:
+        """The payload of SPAWN and its flags. Raises ValueError when it does not fit in a packet."""
+        argv = [self.program, *self.argv] if self.program else self.argv
+        return spawn_payload(argv, self.env, self.cwd), _PROGRAM if self.program else 0
+
+
+class Process:
+    """One run: started, given its script, ended; then ``on_end`` is called, once, never from within
+    the method that started it. A run that nobody waits for (``on_end`` None) just ends."""
+
+    __slots__ = (
+        "_cap_bytes",
+        "_io",
+        "_memory_files",
+        "_run",
+        "_script",
+        "_script_fd",
+        "error",
+        "on_end",
+        "outcome",
+        "status",
+        "stderr",
+        "stdout",
+        "step",
+        "usage",
+    )
+
+    def __init__(self, io: SlotIo, cap_bytes: int, on_end: Callable[[Process], None] | None = None) -> None:
+        self._io = io
+        self._cap_bytes = cap_bytes
+        self._run = 0
+        self._script: bytes | None = None
+        self._script_fd = -1
+        self._memory_files: list[int] = []
+        self.on_end = on_end
+        self.outcome = Outcome.running
+        self.error = 0
+        self.step: SpawnStep | None = None
+        self.status = 0
+        self.usage = Usage(0.0, 0.0, 0)
+        self.stdout: OutputReader | None = None
+        self.stderr: OutputReader | None = None
+
+    def start(self, command: Command, *, stdin: bytes | Attached | None = None, script: bytes | None = None) -> None:
+        """Run ``command`` with this standard input (an attachment stays the caller's) and script (descriptor 9).
+        Raises ValueError when argv and env do not fit in a packet."""
+        payload, flags = command.payload()
+        fds: list[int] = []
+        try:
+            if isinstance(stdin, Attached):
+                flags |= _STDIN
+                fds.append(stdin.fd)
+            elif stdin is not None:
+                flags |= _STDIN
+                self._memory_files.append(memory_file("stdin", stdin))
+                fds.append(self._memory_files[-1])
+            if script is not None:
+                flags |= _SCRIPT_FD
+                self._memory_files.append(memory_file("script", script))
+                fds.append(self._memory_files[-1])
+            self._run = self._io.link.spawn(payload, flags, fds, self)
+        except BaseException:
+            self._free_memory_files()
+            raise
+
+    def start_waiting(self, payload: bytes, flags: int) -> None:
+        """Run a prepared SPAWN (:meth:`Command.payload`); it will read its script once :meth:`feed` was called."""
+        self._run = self._io.link.spawn(payload, flags | _SCRIPT_PIPE, (), self)
+
+    def feed(self, script: bytes) -> bool:
+        """Hand a waiting run its script (small enough for an empty socket) and watch its output. False
+        when it is certain that the script did not and will not run."""
+        if self.outcome is not Outcome.running:
+            return False
+        if self.stdout is None:
+            self._script = script
+            return True
+        return self._write_script(script)
+
+    def dismiss(self) -> None:
+        """Let a waiting run end by itself, without a script. Repeatable."""
+        self._close_script()
+        self.on_end = None
+        self._script = b""
+
+    def kill(self) -> None:
+        """Kill the run's whole tree; ``on_end`` follows. Nothing happens when it has ended: by then its number
+        may be another run's."""
+        if self.outcome is Outcome.running:
+            self._io.link.kill(self._run)
+
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:  # noqa: ARG002 (RunEvents)
+        """RunEvents: its output can be read."""
+        self.stdout = OutputReader(self._io.poller, fds[0], self._cap_bytes)
+        self.stderr = OutputReader(self._io.poller, fds[1], self._cap_bytes)
+        if len(fds) == 3:
+            self._script_fd = fds[2]
+            os.set_blocking(self._script_fd, False)
+            if self._script is None:
+                return
+            script, self._script = self._script, None
+            self._write_script(script)
+        else:
+            self._watch()
+
+    def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
+        """RunEvents: there is no run."""
+        self.error = error
+        self.step = step
+        self._end(Outcome.failed)
+
+    def refused_from_above(self) -> str:
+        """Why a run that could not be started could not be, when that is not the slot's own doing."""
+        return self._io.limits.refused(self.error) if self.step is SpawnStep.RESOURCES else ""
+
+    def on_exit(self, status: int, usage: Usage) -> None:
+        """RunEvents: what is here at this moment is the output."""
+        self.status = status
+        self.usage = usage
+        for pipe in (self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.finish()
+        self._end(Outcome.exited)
+
+    def on_lost(self) -> None:
+        """RunEvents: nothing will be known."""
+        for pipe in (self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
+        self._end(Outcome.lost)
+
+    def _end(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self._io.poller.not_later(self)
+        self._close_script()
+        self._free_memory_files()
+        if self.on_end is not None:
+            on_end, self.on_end = self.on_end, None
+            on_end(self)
+
+    def _write_script(self, script: bytes) -> bool:
+        self._watch()
+        try:
+            # An empty socket takes all of it: a spare's scripts are short.
+            written = os.write(self._script_fd, script) if script else 0
+        except OSError:
+            written = -1
+        self._close_script()
+        return written == len(script)
+
+    def _watch(self) -> None:
+        # Most runs end before that, having printed less than a socket holds: the ends of their output would
+        # wake the server for nothing.
+        self._io.poller.later(self, self._watch_pipes)
+
+    def _watch_pipes(self) -> None:
+        if self.stdout is not None and self.stderr is not None:
+            self.stdout.watch()
+            self.stderr.watch()
+
+    def _close_script(self) -> None:
+        if self._script_fd >= 0:
+            os.close(self._script_fd)
+            self._script_fd = -1
+
+    def _free_memory_files(self) -> None:
+        for fd in self._memory_files:
+            os.close(fd)
+        self._memory_files.clear()
+
+
+def memory_file(name: str, content: bytes) -> int:
+    """A file in memory that holds ``content``, to be read from its start and never changed by anybody.
+
+    It is for the agent alone, which gives its run a copy in the slot's own memory: a file that a slot's processes
+    and the server both have could be locked by the one while the other waits. Should the agent not, this one is
+    sealed and its descriptor reads only, and nothing is done to it later but to close it.
+    """
+    writable = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(writable, rest) :]
+        os.fchmod(writable, _READ_BY_ALL)  # a slot's uid may open its /dev/stdin
+        fcntl.fcntl(writable, fcntl.F_ADD_SEALS, _ALL_SEALS)
+        return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(writable)

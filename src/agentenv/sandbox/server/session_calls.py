@@ -1,0 +1,117 @@
+"""Calls on sessions: they run beside a slot's other calls, and beside each other."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+
+from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
+from agentenv.sandbox.limit_watch import LimitWatch
+from agentenv.sandbox.server.agent_link import TooManyRunsError
+from agentenv.sandbox.server.calls import NO_CONTENT, Asked, Content, Fields, Stop, answer, ended, refusal
+from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.process import SlotIo
+from agentenv.sandbox.server.session_host import SlotHost
+from agentenv.sessions.slot_sessions import SessionArguments, SlotSessions
+from agentenv.wire.base import WireModel
+
+MAX_BESIDE = 256
+"""Session calls of one slot that may wait for something at once; more wait for their turn."""
+
+log = logging.getLogger(__name__)
+
+
+class Beside:
+    """One slot's session calls, and the sessions themselves while the slot can be used."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._loop = shared.poller.loop
+        self._waiting: deque[Asked] = deque()
+        self._running: set[Asked] = set()
+        self._sessions: SlotSessions | None = None
+        self._limits: LimitWatch | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._running)
+
+    @staticmethod
+    def takes(arguments: WireModel) -> bool:
+        """Whether a call with these arguments belongs here."""
+        return isinstance(arguments, SessionArguments)
+
+    def open(self, io: SlotIo, env: Mapping[str, str]) -> None:
+        """The slot can be used (again), with this environment: there are no sessions yet."""
+        self._limits = io.limits
+        self._sessions = SlotSessions(SlotHost(io, env), self._shared.output_bytes)
+
+    def close(self) -> None:
+        """The slot's agent is let go; every session ends with it. Repeatable."""
+        sessions, self._sessions = self._sessions, None
+        if sessions is not None:
+            sessions.close()
+
+    def ask(self, asked: Asked) -> None:
+        """Begin the call, as soon as the slot can be used."""
+        self._waiting.append(asked)
+        self.pump()
+
+    def pump(self) -> None:
+        """Begin what waits and can be begun."""
+        while self._waiting and self._sessions is not None and len(self._running) < MAX_BESIDE:
+            if self._waiting[0].memory.full:
+                return
+            asked = self._waiting.popleft()
+            self._running.add(asked)
+            asked.started_at = self._loop.time()
+            asked.task = self._loop.create_task(self._run(asked, self._sessions))
+
+    def cancel(self, asked: Asked) -> bool:
+        """Answer this call now; what it waited for goes on. Whether it was one of these."""
+        if asked in self._waiting:
+            self._waiting.remove(asked)
+        elif asked not in self._running:
+            return False
+        asked.stop = Stop.cancelled
+        self._answer(asked, ended(asked, self._loop.time(), {}))
+        return True
+
+    def stop(self) -> None:
+        """Answer the running calls as cancelled: what they wait for is about to be killed."""
+        for asked in tuple(self._running):
+            self.cancel(asked)
+
+    def end(self, error: AgentEnvError) -> None:
+        """Answer every call with this error: the lease has ended."""
+        for asked in (*self._running, *self._waiting):
+            self._answer(asked, refusal(asked.call_id, error))
+        self._waiting.clear()
+
+    def _answer(self, asked: Asked, result: Fields, content: Content = NO_CONTENT) -> None:
+        task = asked.task
+        self._running.discard(asked)
+        answer(asked, result, self._shared.statistics, content)
+        if task is not None and not task.done():
+            task.cancel()
+
+    async def _run(self, asked: Asked, sessions: SlotSessions) -> None:
+        content = NO_CONTENT
+        assert isinstance(asked.arguments, SessionArguments)
+        try:
+            answered = await sessions.call(asked.arguments, asked.started_at + asked.timeout_s)
+            content = Content((answered.content.model_dump_json(exclude_defaults=True).encode(),))
+            result = ended(asked, self._loop.time(), answered.fields)
+            if self._limits is not None and (above := self._limits.take_above()):
+                content, result = NO_CONTENT, refusal(asked.call_id, InfraError(above))
+        except LeaseLostError:
+            return  # the slot answers for every call of its lease
+        except AgentEnvError as error:
+            full = isinstance(error.__cause__, TooManyRunsError)
+            result = refusal(asked.call_id, InvalidArgumentsError(str(error.__cause__)) if full else error)
+        except Exception as error:
+            log.exception("%s failed", asked.tool)
+            result = refusal(asked.call_id, InfraError(f"{asked.tool} failed: {error!r}"))
+        asked.task = None
+        self._answer(asked, result, content)
+        self.pump()

@@ -1,0 +1,495 @@
+"""One slot: its state, its lease, its queue of calls."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from agentenv.errors import (
+    AgentEnvError,
+    LeaseLostError,
+    ProtocolError,
+    SandboxUnavailableError,
+    SlotDestroyedError,
+    StaleLeaseError,
+)
+from agentenv.sandbox.control_protocol import SlotReady
+from agentenv.sandbox.culprits import WAYS, Loss, error_of
+from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
+from agentenv.sandbox.server.agent_link import AgentLink
+from agentenv.sandbox.server.call_runner import Workbench
+from agentenv.sandbox.server.calls import Asked, Outlet, Stop, answer, ended, refusal
+from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.inbox import Attached, Inbox
+from agentenv.sandbox.server.leases import Lease, move
+from agentenv.sandbox.server.process import SlotIo
+from agentenv.sandbox.server.replies import ReplyMemory
+from agentenv.sandbox.server.session_calls import Beside
+from agentenv.wire.base import WireModel
+from agentenv.wire.calls import Call
+from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport, SlotState
+from agentenv.wire.spec import SEALED_ENV
+
+MAX_QUEUED_CALLS = 2_000
+"""Calls that may wait in one slot; more are refused."""
+MAX_UNSENT_BYTES = 8 * 1024 * 1024
+"""Finished replies nobody has taken, per lease, before its slot pauses."""
+MAX_SENT_BYTES = 16 * 1024 * 1024
+"""Sent replies kept per lease until they are forgotten: more than the buffers of a connection hold (2 MiB
+here, a few more in each kernel), so that what a cut connection swallowed can be sent again."""
+
+RELEASE_S = 20.0
+"""How long a release waits for the supervisor before it answers without it."""
+SEAL_S = 60.0
+"""How long a seal waits for the supervisor: longer than it may take to kill what does not want to die (10 s), to prove
+that (5 s), to wait until a start is possible (15 s), and to start (10 s, and 10 s more for a network)."""
+_ENDED_REQUESTS = 64
+_UNHEARD_S = 5.0
+"""How long the supervisor may take to say why a slot's agent ended."""
+
+log = logging.getLogger(__name__)
+
+
+class Slot:
+    """One slot. Its calls run one at a time, in the order they came (those on sessions beside them); slots
+    never wait for each other."""
+
+    def __init__(self, index: int, shared: Shared) -> None:
+        self.index = index
+        self._state = SlotState.resetting
+        self._state_since_s = shared.poller.loop.time()
+        self.epoch = 0
+        self.lease: Lease | None = None
+        self.reason = ""
+        self._shared = shared
+        self._loop = shared.poller.loop
+        self._memory: ReplyMemory | None = None
+        self._queue: deque[Asked] = deque()
+        self._bench: Workbench | None = None
+        self._sealing = False
+        self._settled: list[asyncio.Future[None]] = []
+        self._expiry: asyncio.TimerHandle | None = None
+        self._sealed_by = ""
+        self._ended_requests: deque[str] = deque(maxlen=_ENDED_REQUESTS)
+        """Of leases that have ended: a copy of such a request, late in some socket's buffer, leases to nobody."""
+        self._called = False
+        """Whether anything of the lease's has run here: what never ran has destroyed nothing."""
+        self._ended: tuple[LeaseKey, AgentEnvError] | None = None
+        """The lease that was lost last, and why: whoever comes late hears that, not that it is stale."""
+        self._unheard: asyncio.TimerHandle | None = None
+        """Until when the supervisor may say why the agent ended."""
+        self._current: Asked | None = None
+        self._beside = Beside(shared)
+
+    def __repr__(self) -> str:
+        busy = "running" if self._current else "idle"
+        return f"Slot({self.index}, {self.state}, epoch={self.epoch}, {busy}, queued={len(self._queue)})"
+
+    @property
+    def state(self) -> SlotState:
+        """Where it is now."""
+        return self._state
+
+    @state.setter
+    def state(self, to: SlotState) -> None:
+        if to is not self._state:
+            self._state_since_s = self._loop.time()
+        self._state = to
+
+    @property
+    def queued(self) -> int:
+        """Calls that wait for the one running."""
+        return len(self._queue)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call runs."""
+        return self._current is not None
+
+    def report(self) -> SlotReport:
+        """For ``GET /v1/slots``."""
+        lease = self.lease
+        return SlotReport(
+            slot=self.index,
+            state=self.state,
+            epoch=self.epoch,
+            trajectory=lease.trajectory if lease else None,
+            expires_in_s=max(0.0, lease.expires_at_s - self._loop.time()) if lease else None,
+            running_calls=(self._current is not None) + len(self._queue) + len(self._beside),
+            in_state_s=self._loop.time() - self._state_since_s,
+            reason=self.reason,
+        )
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def grant(self, request: LeaseRequest) -> Lease:
+        """Lease this slot; the same ``request_id`` again gets the same lease. Raises StaleLeaseError when
+        the slot is not free: whoever asked knows less of it than it does."""
+        if self.lease is not None and self.lease.request_id == request.request_id:
+            return self.lease
+        if request.request_id in self._ended_requests:
+            raise StaleLeaseError(f"slot {self.index} was leased by this very request, and that lease has ended")
+        if self.state is not SlotState.free:
+            raise StaleLeaseError(f"slot {self.index} is {self.state}, not free", next_step="lease another slot")
+        self.state = move(self.state, SlotState.leased)
+        self._called, self._sealed_by = False, ""
+        self._take_up(Lease.grant(request, self.epoch, self._loop.time()))
+        self._shared.statistics.leases_granted += 1
+        return self._held()
+
+    def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
+        """Why the lease with this key was lost; None when it was not, or longer ago than one lease."""
+        if self._ended is None or self._ended[0].epoch != key.epoch:
+            return None
+        kept, error = self._ended
+        return error if hmac.compare_digest(kept.secret.encode(), key.secret.encode()) else None
+
+    def renew(self, key: LeaseKey, ttl_s: float) -> bool:
+        """One heartbeat; False when the lease has ended."""
+        if self.lease is None or not self.lease.admits(key):
+            return False
+        self.lease.ttl_s = ttl_s
+        self.lease.expires_at_s = self._loop.time() + ttl_s
+        self._watch_expiry()
+        return True
+
+    async def release(self, key: LeaseKey) -> SlotState:
+        """End the lease and return when the slot is proved clean (or not), or after RELEASE_S. An epoch that
+        has ended is no error. Raises StaleLeaseError when the epoch is this one but the key is not its lease's."""
+        if self.lease is not None and self.lease.admits(key):
+            self._end_lease(LeaseLostError(f"slot {self.index}: the lease was released"))
+            self._reset()
+        elif key.epoch > self.epoch or (self.lease is not None and key.epoch == self.epoch):
+            raise self._stale()
+        if self.state is SlotState.resetting and key.epoch >= self.epoch and not await self._settle(RELEASE_S):
+            return SlotState.resetting
+        return SlotState.quarantined if self.state is SlotState.quarantined else SlotState.free
+
+    async def end(self, epoch: int) -> SlotState:
+        """End whatever lease ``epoch`` has, as :meth:`release` does; nothing happens to another epoch's."""
+        return await self.release(self.lease.key) if self.lease is not None and self.epoch == epoch else self.state
+
+    async def seal(self, key: LeaseKey, request_id: str = "") -> SlotState:
+        """Kill everything in the slot, make it anew over the same workspace, keep the lease; once for each
+        ``request_id`` that is not empty. Queued calls wait for it; a running one is cancelled.
+
+        Raises StaleLeaseError, SlotDestroyedError, LeaseLostError (also when it takes too long: the lease ends)."""
+        if self.lease is None or not self.lease.admits(key):
+            raise self._gone(key)
+        if not self._sealing and request_id and request_id == self._sealed_by:
+            return self.state
+        if not self._sealing:
+            self._sealing, self._sealed_by = True, request_id
+            self._stop_current(Stop.cancelled)
+            self._beside.stop()
+            self._close_bench()
+            self._shared.supervisor.seal(self.index, self.epoch)
+        if not await self._settle(SEAL_S) and self._sealing and self.lease is not None and self.lease.admits(key):
+            # What runs in a slot can make its end slow: this must not be a failure that is retried freely.
+            self._lose_lease(Loss.not_renewed, f"it was not sealed within {SEAL_S:g} s")
+            self._reset()
+        if self.lease is None or not self.lease.admits(key):
+            raise self.why_lost(key) or LeaseLostError(
+                f"slot {self.index} was lost while it was sealed: {self.reason or self.state}"
+            )
+        return self.state
+
+    # -- what the supervisor says ------------------------------------------------------------------
+
+    def ready(self, packet: SlotReady, agent: socket.socket) -> None:
+        """The slot can be used (again); ``agent`` is the socket to its agent, owned from now on."""
+        if self.state is SlotState.quarantined or self.state is SlotState.gone:
+            agent.close()
+            raise ProtocolError(f"the supervisor made slot {self.index} ready, which is {self.state}")
+        if self.lease is not None and self._sealing and packet.kept and packet.epoch == self.epoch:
+            self._sealing = False
+            self.lease.sealed = True
+            self._shared.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
+            self._open_bench(packet, agent, era=0, sealed=True)
+        elif self._sealing and packet.kept:
+            # Released while it was being sealed: only now can it be reset.
+            self._sealing = False
+            agent.close()
+            self._shared.supervisor.reset(self.index, self.epoch)
+            return
+        else:
+            self._renewed(packet, agent)
+        self._wake_settled()
+        self._pump()
+        self._beside.pump()
+
+    def failed(self, epoch: int, reason: str) -> None:
+        """The slot could not be proved clean."""
+        self._lose_lease(Loss.quarantined, f"the slot is quarantined: {reason}")
+        self._sealing = False
+        self.epoch = epoch
+        self.reason = reason
+        self._close_bench()
+        if self.state is not SlotState.quarantined:
+            self.state = move(self.state, SlotState.quarantined)
+        self._wake_settled()
+
+    def lost(self, loss: Loss, reason: str, *, ask_reset: bool = False) -> None:
+        """The slot's agent is of no use any more. Repeatable until the slot is ready again."""
+        if self.state not in (SlotState.free, SlotState.leased):
+            return
+        if self._bench is not None and self._bench.take_above() == MEMORY_ABOVE:
+            loss, reason = Loss.memory_above, f"{MEMORY_ABOVE} ({reason})"
+        log.warning("slot %d lost: %s", self.index, reason)
+        self._shared.statistics.slots_lost += 1
+        self._lose_lease(loss, reason)
+        self._sealing = False
+        self._close_bench()
+        self.state = move(self.state, SlotState.resetting)
+        if ask_reset:
+            self._shared.supervisor.reset(self.index, self.epoch)
+
+    def close(self) -> None:
+        """The server ends; the slot lives on in the supervisor's hands."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._cancel_unheard()
+        self._close_bench()
+        self._wake_settled()
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def admit(self, key: LeaseKey) -> ReplyMemory:
+        """The reply memory of the lease ``key`` is for. Raises StaleLeaseError, or what the lease was lost with."""
+        if self.lease is None or self._memory is None or not self.lease.admits(key):
+            raise self._gone(key)
+        return self._memory
+
+    def beside(self, key: LeaseKey) -> SlotIo:
+        """For a transfer, which goes on beside the calls. Raises StaleLeaseError, SandboxUnavailableError."""
+        self.admit(key)
+        if self._bench is None:
+            raise SandboxUnavailableError(f"slot {self.index} is being made anew", next_step="ask again")
+        return self._bench.io
+
+    def ask(
+        self,
+        call: Call,
+        arguments: WireModel,
+        memory: ReplyMemory,
+        outlet: Outlet,
+        held_bytes: int,
+        attached: Mapping[str, Attached],
+    ) -> None:
+        """Queue a new call, whose JSON took ``held_bytes``. Raises SandboxUnavailableError when too many wait, or
+        hold too much."""
+        if len(self._queue) + len(self._beside) >= MAX_QUEUED_CALLS:
+            raise SandboxUnavailableError(f"{MAX_QUEUED_CALLS} calls wait in slot {self.index} already")
+        memory.inbox.hold(held_bytes)
+        asked = Asked(call, arguments, memory, outlet, self._loop.time(), attached)
+        self._called = True
+        memory.begin(asked)
+        asked.held_bytes = held_bytes
+        if self._beside.takes(arguments):
+            self._beside.ask(asked)
+            return
+        self._queue.append(asked)
+        self._pump()
+
+    def cancel(self, asked: Asked) -> None:
+        """End this call now, whether it waits or runs. Nothing happens when it has ended."""
+        if asked is self._current and self._bench is not None:
+            self._bench.stop(asked, Stop.cancelled)
+        elif asked.message is None and not self._beside.cancel(asked) and asked in self._queue:
+            self._queue.remove(asked)
+            asked.stop = Stop.cancelled
+            answer(asked, ended(asked, self._loop.time(), {}), self._shared.statistics)
+
+    def made_room(self) -> None:
+        """A reply was sent or forgotten: a slot that paused for room may go on."""
+        self._beside.pump()
+        if self._queue and self._current is None:
+            self._pump()
+
+    def _pump(self) -> None:
+        """Start the next call, if one can be started."""
+        while self._queue and self._current is None and self._bench is not None:
+            if self._memory is None or self._memory.full:
+                return
+            asked = self._queue.popleft()
+            self._current = asked
+            self._bench.begin(asked)
+
+    def _call_ended(self) -> None:
+        self._current = None
+        self._pump()
+        if self._current is None and self._bench is not None:
+            # After the answer has left: the next shell is nobody's wait.
+            self._shared.poller.defer(self._bench.prepare)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _held(self) -> Lease:
+        if self.lease is None:
+            raise self._stale()
+        return self.lease
+
+    def _gone(self, key: LeaseKey) -> AgentEnvError:
+        return self.why_lost(key) or self._stale()
+
+    def _stale(self) -> StaleLeaseError:
+        return StaleLeaseError(f"the lease of slot {self.index} has ended (the slot is in epoch {self.epoch})")
+
+    def _take_up(self, lease: Lease) -> None:
+        self.lease = lease
+        self._memory = ReplyMemory(
+            self._shared.index,
+            max_count=self._shared.reply_memory,
+            max_unsent_bytes=MAX_UNSENT_BYTES,
+            max_sent_bytes=MAX_SENT_BYTES,
+            inbox=Inbox(self._shared.statistics.hold),
+        )
+        self._shared.supervisor.remember(self.index, self.epoch, lease.to_memory())
+        self._watch_expiry()
+        if self._bench is not None:
+            self._shared.poller.defer(self._bench.prepare)
+
+    def _renewed(self, packet: SlotReady, agent: socket.socket) -> None:
+        """A new epoch, or a slot this (new) server process takes over."""
+        self._lose_lease(Loss.reset, "the slot was reset")
+        self._sealing = False
+        self._cancel_unheard()
+        self._close_bench()
+        if self.state is not SlotState.resetting:
+            self.state = move(self.state, SlotState.resetting)
+        self.epoch = packet.epoch
+        self.reason = ""
+        lease = None
+        if packet.lease is not None:
+            try:
+                lease = Lease.from_memory(self.index, packet.lease, self._loop.time())
+            except ProtocolError:
+                agent.close()
+                self._shared.supervisor.reset(self.index, self.epoch)
+                raise
+        self._open_bench(packet, agent, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
+        self.state = move(self.state, SlotState.leased if lease else SlotState.free)
+        if lease is not None:
+            self._called = True  # as far as this server process can know
+            self._take_up(lease)
+
+    def _open_bench(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
+        shared = replace(self._shared, env={**self._shared.env, **SEALED_ENV}) if sealed else self._shared
+        link = AgentLink(agent, shared.poller, era, self._agent_lost, max_descriptors=shared.descriptors)
+        if era > 0:
+            link.kill_former_runs()
+        io = SlotIo(link, shared.poller, LimitWatch(packet.limits))
+        self._bench = Workbench(shared, io, self._call_ended, self._agent_lost)
+        self._beside.open(io, shared.env)
+        if self.lease is not None:
+            shared.poller.defer(self._bench.prepare)
+
+    def _close_bench(self) -> None:
+        bench, self._bench = self._bench, None
+        if bench is not None:
+            bench.close()
+        self._beside.close()
+
+    def _agent_lost(self, loss: Loss, reason: str) -> None:
+        if loss is not Loss.ended:
+            self.lost(loss, reason, ask_reset=True)
+        elif self.lease is None:
+            self.lost(loss, reason)
+        elif self._unheard is None:
+            # Only the supervisor can tell how it ended, and says so at once.
+            if self._bench is not None:
+                self._bench.io.limits.look()
+            self._unheard = self._loop.call_later(_UNHEARD_S, self._supervisor_said_nothing, reason)
+
+    def _supervisor_said_nothing(self, reason: str) -> None:
+        self._unheard = None
+        self.lost(Loss.reset, f"{reason}, and the supervisor did not say why within {_UNHEARD_S:g} s", ask_reset=True)
+
+    def _cancel_unheard(self) -> None:
+        if self._unheard is not None:
+            self._unheard.cancel()
+            self._unheard = None
+
+    def _reset(self) -> None:
+        self.state = move(self.state, SlotState.resetting)
+        self._close_bench()
+        if not self._sealing:
+            self._shared.supervisor.reset(self.index, self.epoch)
+
+    def _lose_lease(self, loss: Loss, reason: str) -> None:
+        """The lease ends without its holder's doing, who is told so however late it asks."""
+        if self.lease is not None:
+            if WAYS[loss] is SlotDestroyedError and not self._called:
+                loss = Loss.unused
+            error = error_of(loss, self.index, reason)
+            self._ended = self.lease.key, error
+            self._end_lease(error)
+
+    def _end_lease(self, error: AgentEnvError) -> None:
+        """Every call of the lease is answered; nothing of it is remembered."""
+        if self.lease is None:
+            return
+        self._ended_requests.append(self.lease.request_id)
+        self.lease = None
+        self._cancel_unheard()
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        self._stop_current(Stop.lost, error)
+        self._beside.end(error)
+        queued, self._queue = self._queue, deque()
+        for asked in queued:
+            answer(asked, refusal(asked.call_id, error), self._shared.statistics)
+        if self._memory is not None:
+            self._memory.clear()
+            self._memory = None
+
+    def _stop_current(self, stop: Stop, error: AgentEnvError | None = None) -> None:
+        """Answer the running call at once, without waiting for its process (the slot is about to go)."""
+        asked, self._current = self._current, None
+        if asked is None or self._bench is None:
+            return
+        self._bench.abandon(asked)
+        asked.stop = stop
+        result = ended(asked, self._loop.time(), {}) if error is None else refusal(asked.call_id, error)
+        answer(asked, result, self._shared.statistics)
+
+    def _watch_expiry(self) -> None:
+        lease = self.lease
+        if lease is None:
+            return
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = self._loop.call_at(lease.expires_at_s, self._expired)
+
+    def _expired(self) -> None:
+        lease = self.lease
+        if lease is None or self.state is not SlotState.leased:
+            return
+        log.warning("lease of slot %d (%s) expired", self.index, lease.trajectory)
+        self._shared.statistics.leases_expired += 1
+        self._end_lease(error_of(Loss.expired, self.index, f"the lease had no heartbeat for {lease.ttl_s:g} s"))
+        self._reset()
+
+    async def _settle(self, within_s: float) -> bool:
+        """Until the supervisor has answered; False when it has not within ``within_s``."""
+        waiter = self._loop.create_future()
+        self._settled.append(waiter)
+        try:
+            async with asyncio.timeout(within_s):
+                await waiter
+        except TimeoutError:
+            self._settled.remove(waiter)
+            return False
+        return True
+
+    def _wake_settled(self) -> None:
+        waiters, self._settled = self._settled, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)

@@ -1,0 +1,146 @@
+"""The server's end of the control socket: what the supervisor tells, what it is asked."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agentenv.errors import ProtocolError
+from agentenv.sandbox.control_protocol import (
+    MAX_PACKET_BYTES,
+    Hello,
+    Ping,
+    Pong,
+    Remember,
+    Request,
+    Reset,
+    Seal,
+    Serving,
+    SlotFailed,
+    SlotLost,
+    SlotReady,
+    encode,
+    told,
+)
+
+_FD_BYTES = array.array("i").itemsize
+
+
+@dataclass(frozen=True)
+class SlotHandedOver:
+    """What is said of a slot that can be used, and the socket to its agent, which is the receiver's to close."""
+
+    ready: SlotReady
+    agent: socket.socket
+
+
+Received = Hello | SlotHandedOver | SlotFailed | SlotLost | Pong
+
+
+class SupervisorLink:
+    """The control socket. Owns it. What is asked here is answered by packets, in the supervisor's time."""
+
+    def __init__(self, sock: socket.socket, on_full: Callable[[], None] = lambda: None) -> None:
+        """``on_full`` is called when packets wait for room; :meth:`flush` when there may be some."""
+        sock.setblocking(False)
+        self._sock = sock
+        self._on_full = on_full
+        self._unsent: list[bytes] = []
+        self._asked_at_s: float | None = None
+
+    def fileno(self) -> int:
+        """For watching it."""
+        return self._sock.fileno()
+
+    def receive(self) -> Received | None:
+        """The next packet; None when the supervisor is gone. Raises BlockingIOError when there is none
+        yet, ProtocolError for anything malformed (no descriptor leaks)."""
+        packet, ancillary, flags, _ = self._sock.recvmsg(
+            MAX_PACKET_BYTES, socket.CMSG_SPACE(4 * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
+        )
+        fds = tuple(_descriptors(ancillary))
+        if not packet:
+            return None
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise ProtocolError("the supervisor sent a packet that is too large")
+            return _received(packet, fds)
+        except ProtocolError:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def ping(self, now_s: float) -> None:
+        """Ask whether the supervisor is there, unless it still owes the last answer."""
+        if self._asked_at_s is None:
+            self._asked_at_s = now_s
+            self._send(Ping())
+
+    def answered(self) -> None:
+        """It is."""
+        self._asked_at_s = None
+
+    def silent_s(self, now_s: float) -> float:
+        """For how long it has owed an answer to :meth:`ping`."""
+        return 0.0 if self._asked_at_s is None else now_s - self._asked_at_s
+
+    def serving(self) -> None:
+        """Say that the server listens."""
+        self._send(Serving())
+
+    def reset(self, slot: int, epoch: int) -> None:
+        """See :class:`~agentenv.sandbox.control_protocol.Reset`."""
+        self._send(Reset(slot, epoch))
+
+    def seal(self, slot: int, epoch: int) -> None:
+        """See :class:`~agentenv.sandbox.control_protocol.Seal`."""
+        self._send(Seal(slot, epoch))
+
+    def remember(self, slot: int, epoch: int, lease: dict[str, Any] | None) -> None:
+        """See :class:`~agentenv.sandbox.control_protocol.Remember`."""
+        self._send(Remember(slot, epoch, lease))
+
+    def close(self) -> None:
+        """Repeatable."""
+        self._sock.close()
+
+    def flush(self) -> bool:
+        """Send what waits, as far as there is room; whether nothing waits any more."""
+        try:
+            while self._unsent:
+                self._sock.send(self._unsent[0])
+                del self._unsent[0]
+        except BlockingIOError:
+            return False
+        except OSError:
+            self._unsent.clear()  # the supervisor is gone: the end of its packets says so, and the server ends
+        return True
+
+    def _send(self, request: Request) -> None:
+        self._unsent.append(encode(request))
+        if not self.flush():
+            self._on_full()
+
+
+def _received(packet: bytes, fds: tuple[int, ...]) -> Received:
+    """Raises ProtocolError, ``fds`` then being the caller's."""
+    said = told(packet)
+    if not isinstance(said, SlotReady):
+        if fds:
+            raise ProtocolError("the supervisor sent descriptors where none belong")
+        return said
+    if len(fds) != 1:
+        raise ProtocolError(f"the supervisor sent {len(fds)} descriptors with slot_ready, not 1")
+    return SlotHandedOver(said, socket.socket(fileno=fds[0]))
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found: list[int] = []
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.extend(array.array("i", content[: len(content) - len(content) % _FD_BYTES]))
+    return found

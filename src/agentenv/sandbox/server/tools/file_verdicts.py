@@ -1,0 +1,43 @@
+"""What the exit codes of slotfiles mean. Never guessed from text a command could print."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from agentenv.errors import PolicyRefusalError, ProtocolError
+from agentenv.sandbox.server.tools.artifacts import MAX_ENTRIES
+from agentenv.wire.base import MAX_FILE_BYTES
+
+_OUTSIDE, _UNSUPPORTED_KERNEL, _NOT_REGULAR, CUT_SHORT, TOO_LARGE, USAGE, DOES_NOT_FIT, NO_PATCH = range(200, 208)
+_ERRNO_OF = {_NOT_REGULAR: errno.EINVAL, TOO_LARGE: errno.EFBIG}
+_TEXT_OF = {
+    _NOT_REGULAR: "is not a regular file",
+    TOO_LARGE: f"exceeds the {MAX_FILE_BYTES} bytes or {MAX_ENTRIES} entries one file operation may carry",
+}
+
+
+def check_verdict(exit_code: int, path: str) -> None:
+    """Return when ``exit_code`` (not 0) is a failure of the operation: data, for :func:`as_data`.
+
+    Raises:
+        PolicyRefusalError: the path leads outside the workspace.
+        ProtocolError: slotfiles does not end so. That the kernel has openat2 is proved before anything is served,
+            so a verdict that says otherwise was made up by somebody in the slot.
+    """
+    if exit_code == _OUTSIDE:
+        raise PolicyRefusalError(
+            f"{path!r} is outside the workspace (or behind a link with an absolute target)",
+            next_step="use a path inside /workspace",
+        )
+    if exit_code not in _TEXT_OF and not 0 < exit_code < _OUTSIDE:
+        raise ProtocolError(f"slotfiles ended with {exit_code}")
+
+
+def as_data(exit_code: int, path: str) -> tuple[int, str]:
+    """An errno (or 128 + n: killed by signal n) and a sentence, of a failure that is data."""
+    if exit_code in _TEXT_OF:
+        return _ERRNO_OF[exit_code], f"{path}: {_TEXT_OF[exit_code]}\n"
+    if exit_code > 128:
+        return exit_code, f"{path}: the operation was killed by signal {exit_code - 128}\n"
+    return exit_code, f"{path}: {os.strerror(exit_code)}\n"

@@ -1,0 +1,336 @@
+"""The file tools: each call is one run of slotfiles inside the slot, under the slot's uid.
+
+A failing file operation (no such file, disk full) is data: an errno as exit code, and a sentence on
+stderr. Verdicts come from slotfiles' exit code, never from text a command could print.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from agentenv.errors import InvalidArgumentsError, ProtocolError
+from agentenv.sandbox.server.inbox import Attached
+from agentenv.sandbox.server.tools.artifacts import (
+    MAX_ENTRIES,
+    TooLargeError,
+    listed,
+    pack,
+    readable_name,
+    single,
+    unpack,
+)
+from agentenv.sandbox.server.tools.file_records import Reader, Record
+from agentenv.sandbox.server.tools.file_verdicts import TOO_LARGE, as_data, check_verdict
+from agentenv.sandbox.server.tools.patch import PatchFailedError, check_patched, patch_text, patched
+from agentenv.sandbox.server.tools.registry import parse_arguments
+from agentenv.sandbox.server.tools.runner import Finished, SlotRunner
+from agentenv.sandbox.server.tools.search import found, translated
+from agentenv.sessions.head_tail import whole_end
+from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES, WireModel
+from agentenv.wire.tools import (
+    ArtifactsArguments,
+    ArtifactsReply,
+    FileEntry,
+    ListFilesArguments,
+    ListFilesReply,
+    PatchArguments,
+    ReadFileArguments,
+    ReadFileReply,
+    SearchArguments,
+    WriteFileArguments,
+    WriteFileReply,
+)
+
+PROGRAM: Final = ("/run/agentenv/slotfiles", "/workspace")
+"""slotfiles as a slot sees it, and the directory it keeps to."""
+
+_KINDS: Final = {"f": "file", "d": "directory", "l": "symlink", "o": "other"}
+_RECORD_BYTES = 64
+_PATCH_FAILED = 1
+"""Exit code of a patch that does not fit, as patch(1) ends."""
+_OVERHEAD_BYTES = 32 * 1024 * 1024
+"""Room for names and records beside the content of an archive, and for a listing."""
+_INLINE_BYTES = 256 * 1024
+"""More than this is worked on in a thread: the server's loop has other slots to serve."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FileOutcome:
+    """``content`` is the tool's reply, None when the operation failed: then ``exit_code`` is an errno
+    (or 128 + n: killed by signal n) and ``stderr`` says in words what is wrong."""
+
+    content: WireModel | None
+    exit_code: int = 0
+    stderr: str = ""
+    raw: Mapping[str, memoryview] = field(default_factory=dict)
+    """Large fields of the content (``text``, ``data``) as bytes; the content itself has them empty."""
+
+
+class _FailedError(Exception):
+    """The operation failed, as data."""
+
+    def __init__(self, exit_code: int, text: str) -> None:
+        super().__init__(text)
+        self.outcome = FileOutcome(None, exit_code, text)
+
+
+async def run_file_tool(
+    tool: str,
+    arguments: WireModel | Mapping[str, Any],
+    run: SlotRunner,
+    *,
+    program: tuple[str, str] = PROGRAM,
+    attached: Mapping[str, Attached] = MappingProxyType({}),
+) -> FileOutcome:
+    """Run one file tool. ``arguments`` are the tool's model, or what it can be made of; ``attached`` are those
+    that came as attachments, which the model has empty.
+
+    Raises:
+        InvalidArgumentsError, UnknownToolError: the call is wrong; nothing ran.
+        PolicyRefusalError: a path (or an archive's entry) leads outside the workspace.
+        ProtocolError: what came back is not what slotfiles prints.
+    """
+    model = arguments if isinstance(arguments, WireModel) else parse_arguments(tool, dict(arguments))
+    files = _Files(run, program, attached)
+    try:
+        match model:
+            case ReadFileArguments():
+                content: WireModel = await files.read(model)
+            case WriteFileArguments():
+                content = await files.write(model)
+            case ListFilesArguments():
+                content = await files.list(model)
+            case ArtifactsArguments():
+                content = await files.artifacts(model)
+            case PatchArguments():
+                content = await files.patch(model)
+            case SearchArguments():
+                content = await files.search(model)
+            case _:
+                raise InvalidArgumentsError(f"{tool} is not a file tool")
+    except _FailedError as failed:
+        return failed.outcome
+    except PatchFailedError as failed_patch:
+        return FileOutcome(None, _PATCH_FAILED, str(failed_patch))
+    return FileOutcome(content, raw=files.raw)
+
+
+class _Files:
+    """The operations, over one slot. Each raises _FailedError for a failure that is data."""
+
+    def __init__(self, run: SlotRunner, program: tuple[str, str], attached: Mapping[str, Attached]) -> None:
+        self._run = run
+        self._program = program
+        self._attached = attached
+        self.raw: dict[str, memoryview] = {}
+        """What of the reply is too large for it."""
+
+    async def read(self, asked: ReadFileArguments) -> ReadFileReply:
+        _, data, common = await self._read(asked)
+        if len(data) > LARGE_BYTES:
+            self.raw["data" if asked.binary else "text"] = data
+            return ReadFileReply(**common)
+        if asked.binary:
+            return ReadFileReply(data=bytes(data), **common)
+        try:
+            return ReadFileReply(text=str(data, "utf-8"), **common)
+        except UnicodeDecodeError:
+            return ReadFileReply(text=str(data, "utf-8", "replace"), lossy=True, **common)
+
+    async def _read(self, asked: ReadFileArguments) -> tuple[Record, memoryview, dict[str, Any]]:
+        """The file's record, the bytes asked for, and what a reply says of them."""
+        limit = MAX_FILE_BYTES if asked.limit is None else asked.limit
+        offset = min(asked.offset, 2**63 - 1)
+        printed = await self._call("read", asked.path, str(offset), str(limit), output_bytes=limit + _RECORD_BYTES)
+        reader = Reader(printed)
+        record = reader.record()
+        data = reader.view()
+        if record.kind != "f" or len(data) > limit:
+            raise ProtocolError("slotfiles printed more than it was asked for")
+        size = max(record.size_bytes, offset + len(data) if data else 0)
+        truncated = offset + len(data) < size
+        if truncated and not asked.binary:
+            data = data[: _whole_characters(data)]
+        common: dict[str, Any] = {"size_bytes": size, "mode": record.mode, "truncated": truncated}
+        if truncated:
+            common["next_offset"] = offset + len(data)
+        return record, data, common
+
+    async def write(self, asked: WriteFileArguments) -> WriteFileReply:
+        content, size_bytes = self._content_to_write(asked)
+        mode = "-" if asked.mode is None else str(asked.mode)
+        printed = await self._call("write", asked.path, mode, str(size_bytes), stdin=content)
+        record = Reader(printed).record()
+        return WriteFileReply(size_bytes=size_bytes, created=record.kind == "n")
+
+    def _content_to_write(self, asked: WriteFileArguments) -> tuple[bytes | Attached, int]:
+        if (asked.text is None) == (asked.data is None):
+            raise InvalidArgumentsError("write_file: give either text or data")
+        attached = self._attached.get("data" if asked.text is None else "text")
+        if attached is not None:
+            return attached, attached.size_bytes
+        data = asked.text.encode() if asked.text is not None else asked.data or b""
+        _check_size(data)
+        return data, len(data)
+
+    async def list(self, asked: ListFilesArguments) -> ListFilesReply:
+        bounds = (str(asked.depth), str(asked.limit), str(int(asked.hidden)))
+        printed = await self._call("list", asked.path, *bounds, output_bytes=_OVERHEAD_BYTES)
+        return await _worked(len(printed), lambda: _listing(printed, asked.limit))
+
+    async def artifacts(self, asked: ArtifactsArguments) -> WireModel:
+        if asked.action == "extract":
+            return await self._extract(asked)
+        if asked.data is not None:
+            raise InvalidArgumentsError("artifacts: data is for extract only")
+        return await (self._artifact(asked.path) if asked.action == "read" else self._archive(asked))
+
+    async def _archive(self, asked: ArtifactsArguments) -> WireModel:
+        """The archive, or the list of what would be in it: slotfiles sends the content for both."""
+        output_bytes = MAX_FILE_BYTES + _OVERHEAD_BYTES
+        bounds = (str(MAX_FILE_BYTES), str(MAX_ENTRIES))
+        printed = await self._call("archive", asked.path, *bounds, output_bytes=output_bytes)
+        make = pack if asked.action == "archive" else listed
+        try:
+            reply = await _worked(len(printed), lambda: make(_without_end(printed)))
+        except TooLargeError as error:
+            raise _failure(TOO_LARGE, asked.path) from error
+        return self._with_data(reply)
+
+    async def _artifact(self, path: str) -> WireModel:
+        _, content, common = await self._read(ReadFileArguments(path=path, binary=True))
+        if common["truncated"]:
+            raise _failure(TOO_LARGE, path)
+        if len(content) <= LARGE_BYTES:
+            return single(path, bytes(content))
+        self.raw["data"] = content
+        return await asyncio.to_thread(single, path, content)
+
+    def _with_data(self, reply: ArtifactsReply) -> ArtifactsReply:
+        if reply.data is None or len(reply.data) <= LARGE_BYTES:
+            return reply
+        self.raw["data"] = memoryview(reply.data)
+        return reply.model_copy(update={"data": None})
+
+    async def _extract(self, asked: ArtifactsArguments) -> WireModel:
+        archive: bytes | Attached | None = self._attached.get("data", asked.data)
+        if archive is None:
+            raise InvalidArgumentsError("artifacts: extract needs data, the tar to extract")
+        if isinstance(archive, bytes):
+            _check_size(archive)
+        size_bytes = len(archive) if isinstance(archive, bytes) else archive.size_bytes
+        instructions, reply = await _worked(size_bytes, lambda: _unpacked(archive))
+        printed = await self._call("extract", asked.path, stdin=instructions)
+        for _ in Reader(printed).entries(with_content=False):
+            pass
+        return reply
+
+    async def patch(self, asked: PatchArguments) -> WireModel:
+        attached = self._attached.get("patch")
+        text = patch_text(asked) if attached is None else attached
+        size_bytes = len(text) if isinstance(text, bytes) else text.size_bytes
+        strip = "-" if asked.strip is None else str(asked.strip)
+        done = await self._ran("patch", asked.path, strip, str(asked.fuzz), str(size_bytes), stdin=text)
+        check_patched(done.exit_code, done.stdout)
+        if done.exit_code:
+            whole = done.stdout and not 128 < done.exit_code < 200  # what was killed may have said half of it
+            where = readable_name(Reader(done.stdout).record().path) if whole else "patch"
+            check_verdict(done.exit_code, where)
+            code, sentence = as_data(done.exit_code, where)
+            raise _FailedError(code, f"{sentence}Nothing was changed.\n")
+        return patched(done.stdout)
+
+    async def search(self, asked: SearchArguments) -> WireModel:
+        pattern = translated(asked)
+        given = (pattern.flags, str(asked.limit), asked.glob or "", pattern.needle, pattern.pattern)
+        try:
+            printed = await self._call("search", asked.path, *given, output_bytes=_OVERHEAD_BYTES)
+        except _FailedError as failed:
+            if failed.outcome.exit_code == errno.ERANGE:
+                raise InvalidArgumentsError("search: the pattern is too large", next_step="search for less") from None
+            raise
+        return await _worked(len(printed), lambda: found(bytes(printed), asked))
+
+    async def _call(
+        self, operation: str, path: str, *rest: str, stdin: bytes | Attached | None = None, output_bytes: int = 4096
+    ) -> bytes | memoryview:
+        """What slotfiles printed."""
+        done = await self._ran(operation, path, *rest, stdin=stdin, output_bytes=output_bytes)
+        if done.exit_code:
+            raise _failure(done.exit_code, path)
+        if done.stdout_dropped_bytes:
+            raise _failure(TOO_LARGE, path)
+        return done.stdout
+
+    async def _ran(
+        self,
+        operation: str,
+        path: str,
+        *rest: str,
+        stdin: bytes | Attached | None = None,
+        output_bytes: int = _OVERHEAD_BYTES,
+    ) -> Finished:
+        if "\0" in path:
+            raise InvalidArgumentsError("path: must not contain NUL bytes")
+        program, root = self._program
+        return await self._run.run([program, root, operation, path, *rest], stdin=stdin, output_bytes=output_bytes)
+
+
+def _failure(exit_code: int, path: str) -> Exception:
+    """What an exit code of slotfiles means. Raises what is not data."""
+    check_verdict(exit_code, path)
+    return _FailedError(*as_data(exit_code, path))
+
+
+def _whole_characters(data: memoryview) -> int:
+    """Where to end a text that goes on, so that no character is cut in two; its end when there is no other."""
+    before = max(0, len(data) - 4)
+    return before + whole_end(bytes(data[before:])) or len(data)
+
+
+def _unpacked(archive: bytes | Attached) -> tuple[bytes, ArtifactsReply]:
+    if isinstance(archive, bytes):
+        return unpack(io.BytesIO(archive))
+    with archive.reader() as file:
+        return unpack(file)
+
+
+def _check_size(data: bytes) -> None:
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidArgumentsError(f"{len(data)} bytes are too many; at most {MAX_FILE_BYTES} fit in one call")
+
+
+def _without_end(printed: bytes | memoryview) -> Iterator[Record]:
+    return (record for record in Reader(printed).entries(with_content=True) if record.kind != "e")
+
+
+def _listing(printed: bytes | memoryview, limit: int) -> ListFilesReply:
+    *records, end = Reader(printed).entries(with_content=False)
+    if len(records) > limit:
+        raise ProtocolError("slotfiles listed more than it was asked for")
+    return ListFilesReply(entries=tuple(_entry(record) for record in records), truncated=end.truncated)
+
+
+def _entry(record: Record) -> FileEntry:
+    kind: Any = _KINDS.get(record.kind)
+    if kind is None:
+        raise ProtocolError(f"slotfiles listed something of kind {record.kind!r}")
+    return FileEntry(
+        path=readable_name(record.path),
+        kind=kind,
+        size_bytes=record.size_bytes,
+        mode=record.mode,
+        modified_s=record.modified_ns / 1e9,
+    )
+
+
+async def _worked(size_bytes: int, work: Callable[[], T]) -> T:
+    return work() if size_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)

@@ -1,0 +1,74 @@
+"""The patch tool: what is asked of ``slotfiles patch``, and what it printed. Pure.
+
+The diff is read and applied inside the slot, under its limits and the call's deadline: what a hunk costs to find
+depends on files that the slot made.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from agentenv.errors import InvalidArgumentsError, ProtocolError
+from agentenv.sandbox.server.tools.artifacts import readable_name
+from agentenv.sandbox.server.tools.file_records import Reader
+from agentenv.sandbox.server.tools.file_verdicts import DOES_NOT_FIT, NO_PATCH
+from agentenv.wire.base import MAX_FILE_BYTES
+from agentenv.wire.tools import PatchArguments, PatchedFile, PatchReply
+
+_ACTIONS: Final = {"c": "created", "m": "modified", "d": "deleted", "r": "renamed", "y": "copied"}
+_MAX_PARTS = 500
+_MAX_WHY_BYTES = 64 * 1024
+
+
+class PatchFailedError(Exception):
+    """The patch does not fit the files. Nothing was changed; the text is for whoever wrote the patch."""
+
+
+def patch_text(asked: PatchArguments) -> bytes:
+    """The diff, as slotfiles takes it on its standard input. Raises InvalidArgumentsError when it is too long."""
+    text = asked.patch.encode("utf-8", "surrogateescape")
+    if len(text) > MAX_FILE_BYTES:
+        raise InvalidArgumentsError(f"patch: {len(text)} bytes are too many; at most {MAX_FILE_BYTES} fit in one call")
+    return text
+
+
+def check_patched(exit_code: int, printed: bytes | memoryview) -> None:
+    """Return when this is not the end of a patch that was refused for what it says.
+
+    Raises:
+        InvalidArgumentsError: it is no diff.
+        PatchFailedError: it does not fit the files. Both say where, and why.
+    """
+    if exit_code not in (DOES_NOT_FIT, NO_PATCH):
+        return
+    reader = Reader(printed)
+    if reader.record().kind != "w":
+        raise ProtocolError("slotfiles did not say why the patch was refused")
+    why = str(reader.view()[:_MAX_WHY_BYTES], "utf-8", "replace")
+    if exit_code == DOES_NOT_FIT:
+        raise PatchFailedError(why)
+    raise InvalidArgumentsError(f"patch: {why}", next_step="send a unified diff, as git diff writes it")
+
+
+def patched(printed: bytes | memoryview) -> PatchReply:
+    """What became of each file. Raises ProtocolError when slotfiles printed something else."""
+    reader = Reader(printed)
+    files: list[PatchedFile] = []
+    while (record := reader.record()).kind == "p":
+        hunks, fuzz, offset_lines = reader.numbers(3)
+        action: Any = _ACTIONS.get(chr(record.mode))
+        if action is None or len(files) == _MAX_PARTS:
+            raise ProtocolError("slotfiles printed something else than what it patched")
+        files.append(
+            PatchedFile(
+                path=readable_name(record.path),
+                action=action,
+                old_path=readable_name(record.link) if record.link else None,
+                hunks=hunks,
+                fuzz=fuzz,
+                offset_lines=offset_lines,
+            )
+        )
+    if record.kind != "e" or reader.view():
+        raise ProtocolError("slotfiles did not say that the patch is in place")
+    return PatchReply(files=tuple(files))

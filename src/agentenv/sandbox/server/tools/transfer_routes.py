@@ -1,0 +1,214 @@
+"""``/v1/slots/{slot}/transfer``: files and directories of any size, beside the calls of every slot.
+
+The server passes bytes between a connection and slotfiles. It holds a few pipe buffers of each transfer,
+looks at one piece per turn of its loop, and knows nothing of what is in them (:mod:`agentenv.wire.transfers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable
+from contextlib import closing
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from agentenv.errors import LeaseLostError, ProtocolError
+from agentenv.sandbox.server.container import Container
+from agentenv.sandbox.server.tools.artifacts import readable_name
+from agentenv.sandbox.server.tools.file_records import Reader
+from agentenv.sandbox.server.tools.file_verdicts import CUT_SHORT, USAGE, as_data, check_verdict
+from agentenv.sandbox.server.tools.files import PROGRAM
+from agentenv.sandbox.server.tools.transfer_run import TransferRun
+from agentenv.wire.leases import LeaseKey
+from agentenv.wire.transfers import LEASE_HEADER, MAX_ENTRIES, Entry, TransferReply
+
+_IDLE_S = 60.0
+"""A transfer of which nothing moved for so long is ended."""
+_LEAST_BYTES_PER_S = 64 * 1024
+"""A run that moves less than this, and more than :data:`_IDLE_S` behind it, counts as stopped."""
+_AT_ONCE = 2
+"""Transfers of one slot at once; more wait."""
+_MAX_PATH = 4096
+_MAX_REPLY_BYTES = 16 * 1024
+
+T = TypeVar("T")
+
+
+class TransferRoutes:
+    """The two routes, over one container."""
+
+    def __init__(self, container: Container) -> None:
+        self._container = container
+        self._turns: dict[int, asyncio.Semaphore] = {}
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Serve them."""
+        router.add_put("/v1/slots/{slot}/transfer", self._put)
+        router.add_get("/v1/slots/{slot}/transfer", self._get, allow_head=False)
+
+    async def _put(self, request: web.Request) -> web.StreamResponse:
+        key, path = _asked(request)
+        async with self._turn(key):
+            run = self._started(key, "receive", path)
+            with closing(run):
+                waited = _Waited(run)
+                await _feed(request, waited)
+                printed = await _collect(waited)
+                reply = _reply(await waited.ended(), printed)
+        return web.json_response(text=reply.model_dump_json())
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        key, path = _asked(request)
+        async with self._turn(key):
+            run = self._started(key, "send", path)
+            with closing(run):
+                waited = _Waited(run)
+                first = await waited.read()
+                if not first and 0 < (code := await waited.ended()) <= 128:
+                    first = Entry("x", size=code).encode()  # it could not be started
+                response = web.StreamResponse(headers={"Content-Type": "application/x-agentenv-transfer"})
+                await response.prepare(request)
+                await _pass_on(request, response, waited, first)
+        return response
+
+    def _turn(self, key: LeaseKey) -> asyncio.Semaphore:
+        return self._turns.setdefault(key.slot, asyncio.Semaphore(_AT_ONCE))
+
+    def _started(self, key: LeaseKey, operation: str, path: str) -> TransferRun:
+        io, env = self._container.beside(key)
+        run = TransferRun(io)
+        program, root = PROGRAM
+        rest = [str(MAX_ENTRIES)] if operation == "send" else []
+        run.start([program, root, operation, path, *rest], env, feeds=operation == "receive")
+        return run
+
+
+def lease_key(request: web.Request) -> LeaseKey:
+    """The key in the header. Raises ProtocolError when there is none."""
+    try:
+        return LeaseKey.model_validate_json(request.headers.get(LEASE_HEADER, ""))
+    except ValidationError as error:
+        raise ProtocolError(f"the header {LEASE_HEADER} holds no lease key") from error
+
+
+def _asked(request: web.Request) -> tuple[LeaseKey, str]:
+    """Raises ProtocolError when the request is not one that slotfiles can be given."""
+    key = lease_key(request)
+    if str(key.slot) != request.match_info["slot"]:
+        raise ProtocolError("the lease key is for another slot")
+    path = request.query.get("path", "")
+    if not path or len(path) > _MAX_PATH or "\0" in path:
+        raise ProtocolError(f"path: 1 to {_MAX_PATH} characters, none of them NUL")
+    return key, path
+
+
+async def in_time(step: Awaitable[T]) -> T:
+    """Raises LeaseLostError and whatever ``step`` does; TimeoutError when nothing came of it in time."""
+    async with asyncio.timeout(_IDLE_S):
+        return await step
+
+
+class _Waited:
+    """A run, which may keep its transfer waiting for 60 s; what it moves earns that back. Later it is killed: something
+    in its slot stops it, now and then perhaps, and its client is neither to wait for ever nor to take the connection
+    for lost. All methods raise LeaseLostError."""
+
+    def __init__(self, run: TransferRun) -> None:
+        self._run = run
+        self._loop = asyncio.get_running_loop()
+        self._left_s = _IDLE_S
+
+    async def read(self) -> bytes:
+        """What it printed next; empty at its end."""
+        printed = await self._within(self._run.read(), b"")
+        self._earn(len(printed))
+        return printed
+
+    async def write(self, data: bytes) -> bool:
+        """Hand it all of ``data``. False when it takes no more."""
+        takes = await self._within(self._run.write(data), False)
+        self._earn(len(data))
+        return takes
+
+    def end_input(self) -> None:
+        """That was all."""
+        self._run.end_input()
+
+    async def ended(self) -> int:
+        """Its exit code."""
+        return await self._within(self._run.ended(), 128 + signal.SIGKILL)
+
+    async def _within(self, step: Awaitable[T], killed: T) -> T:
+        began_s = self._loop.time()
+        try:
+            async with asyncio.timeout(self._left_s):
+                return await step
+        except TimeoutError:
+            self._run.kill()
+            return killed
+        finally:
+            self._left_s -= self._loop.time() - began_s
+
+    def _earn(self, moved_bytes: int) -> None:
+        self._left_s = min(_IDLE_S, self._left_s + moved_bytes / _LEAST_BYTES_PER_S)
+
+
+async def _feed(request: web.Request, run: _Waited) -> None:
+    """The request's body as the run's input. What a run that has failed does not take is read and dropped:
+    the client hears of it when it has sent all."""
+    takes = True
+    while data := await body_piece(request):
+        takes = takes and await run.write(data)
+    run.end_input()
+
+
+async def body_piece(request: web.Request) -> bytes:
+    """The next of the request's body; empty at its end. Raises ProtocolError when nothing came in time."""
+    try:
+        return await in_time(request.content.readany())
+    except TimeoutError as error:
+        raise ProtocolError(f"nothing of the transfer arrived for {_IDLE_S:g} s") from error
+
+
+async def _collect(run: _Waited) -> bytes:
+    """What a run that was fed says at its end."""
+    printed = bytearray()
+    while piece := await run.read():
+        printed += piece
+        if len(printed) > _MAX_REPLY_BYTES:
+            raise ProtocolError("slotfiles said more than it was asked")
+    return bytes(printed)
+
+
+async def _pass_on(request: web.Request, response: web.StreamResponse, run: _Waited, piece: bytes) -> None:
+    """The run's output as the response's body. Only a slot that is lost, or a client that takes nothing, cuts the
+    connection: a body that ends in good order, but without its end record, means that something in the slot ended the
+    run, or stopped it."""
+    try:
+        while piece:
+            await in_time(response.write(piece))
+            piece = await run.read()
+        await run.ended()
+    except (TimeoutError, LeaseLostError):
+        if request.transport is not None:
+            request.transport.abort()
+        return
+    await response.write_eof()
+
+
+def _reply(exit_code: int, printed: bytes) -> TransferReply:
+    """What the end of ``receive`` means. Raises PolicyRefusalError, ProtocolError."""
+    if exit_code in (CUT_SHORT, USAGE):
+        raise ProtocolError("the transfer ended too early, or is none")
+    record = Reader(printed).record() if printed else None
+    path = readable_name(record.path) if record else ""
+    if not exit_code:
+        if record is None or record.kind != "e":
+            raise ProtocolError("slotfiles said nothing at its end")
+        return TransferReply(entries=record.modified_ns, total_bytes=record.size_bytes)
+    check_verdict(exit_code, path)
+    code, text = as_data(exit_code, path)
+    return TransferReply(exit_code=code, stderr=text, path=path)

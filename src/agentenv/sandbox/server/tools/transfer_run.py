@@ -1,0 +1,159 @@
+"""A run of slotfiles whose input or output passes through the server as it comes, never held whole."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping, Sequence
+
+from agentenv.errors import LeaseLostError
+from agentenv.sandbox.server.process import Command, SlotIo
+from agentenv.sandbox.slotagent.protocol import STDIN, SpawnStep, Usage
+
+_READ_BYTES = 256 * 1024
+_WORKSPACE = "/workspace"
+
+
+class TransferRun:
+    """From :meth:`start` to :meth:`close`, which kills what still runs. Not one of the slot's queued calls:
+    it goes on beside them."""
+
+    def __init__(self, io: SlotIo) -> None:
+        self._io = io
+        self._loop = io.poller.loop
+        self._run = 0
+        self._stdin = self._stdout = -1
+        self._lost = False
+        self._changed = asyncio.Event()
+        self._over = asyncio.Event()
+        self.exit_code = 0
+        """Once it is over: as a shell says it; an errno when it could not be started."""
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, feeds: bool) -> None:
+        """Start it; ``feeds``: it will be written to. Raises ValueError when argv is too large."""
+        payload, flags = Command(argv, env, _WORKSPACE).payload()
+        if not feeds:
+            self._run = self._io.link.spawn(payload, flags, (), self)
+            return
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._stdin = ours.detach()
+            os.set_blocking(self._stdin, False)
+            try:
+                self._run = self._io.link.spawn(payload, flags | int(STDIN), (theirs.fileno(),), self)
+            except BaseException:
+                os.close(self._stdin)
+                self._stdin = -1
+                raise
+
+    async def write(self, data: bytes) -> bool:
+        """Hand it all of ``data``. False when it does not read any more (it has failed)."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._stdin, rest) :]
+            except BlockingIOError:
+                await self._writable()
+            except (BrokenPipeError, ConnectionResetError):
+                return False
+        return True
+
+    def end_input(self) -> None:
+        """That was all. Repeatable."""
+        if self._stdin >= 0:
+            self._loop.remove_writer(self._stdin)
+            os.close(self._stdin)
+            self._stdin = -1
+
+    async def read(self) -> bytes:
+        """What it printed next; empty at the end. Raises LeaseLostError when the slot was lost."""
+        while self._stdout < 0:
+            if self._over.is_set():
+                self._check()
+                return b""
+            await self._changed.wait()
+        while True:
+            try:
+                return os.read(self._stdout, _READ_BYTES)
+            except BlockingIOError:
+                await self._readable()
+
+    async def ended(self) -> int:
+        """Wait for its end; its exit code. Raises LeaseLostError when the slot was lost."""
+        await self._over.wait()
+        self._check()
+        return self.exit_code
+
+    def kill(self) -> None:
+        """End it now. Nothing happens when it has ended."""
+        self._io.link.kill(self._run)
+
+    def close(self) -> None:
+        """Kill it if it still runs, and let go. Repeatable."""
+        self.end_input()
+        if not self._over.is_set():
+            self.kill()
+        if self._stdout >= 0:
+            self._io.poller.remove(self._stdout)
+            os.close(self._stdout)
+            self._stdout = -1
+        self._over.set()
+        self._changed.set()
+
+    # -- RunEvents ---------------------------------------------------------------------------------
+
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:  # noqa: ARG002 (RunEvents)
+        """RunEvents: what it prints can be read."""
+        stdout, stderr = fds
+        os.close(stderr)  # its exit code says all there is to say
+        if self._over.is_set():  # closed meanwhile
+            os.close(stdout)
+            self._io.link.kill(self._run)
+            return
+        os.set_blocking(stdout, False)
+        self._stdout = stdout
+        self._changed.set()
+
+    def on_spawn_failed(self, error: int, step: SpawnStep) -> None:  # noqa: ARG002 (RunEvents)
+        """RunEvents: there is no run."""
+        self.exit_code = error
+        self._finish()
+
+    def on_exit(self, status: int, usage: Usage) -> None:  # noqa: ARG002 (RunEvents)
+        """RunEvents: what it printed can still be read."""
+        code = os.waitstatus_to_exitcode(status)
+        self.exit_code = code if code >= 0 else 128 - code
+        self._finish()
+
+    def on_lost(self) -> None:
+        """RunEvents: nothing more will be known."""
+        self._lost = True
+        self._finish()
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        self._over.set()
+        self._changed.set()
+
+    def _check(self) -> None:
+        if self._lost:
+            raise LeaseLostError("the slot was lost while it was sent to or from")
+
+    async def _readable(self) -> None:
+        ready = self._loop.create_future()
+        self._io.poller.add(self._stdout, lambda: None if ready.done() else ready.set_result(None))
+        try:
+            await ready
+        finally:
+            self._io.poller.remove(self._stdout)
+
+    async def _writable(self) -> None:
+        ready = self._loop.create_future()
+        self._loop.add_writer(self._stdin, lambda: None if ready.done() else ready.set_result(None))
+        try:
+            await ready
+        finally:
+            if self._stdin >= 0:
+                self._loop.remove_writer(self._stdin)

@@ -1,0 +1,54 @@
+"""What a child of the supervisor does between fork and exec."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+
+from agentenv.sandbox.supervisor import syscalls
+from agentenv.sandbox.supervisor.isolation import USER, Identity
+
+IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+FIRST_SPARE_FD = 16
+"""Below it are the descriptors a child is given; :func:`reserve_low_descriptors` keeps them free."""
+EXEC_FAILED = 127
+
+
+def reserve_low_descriptors() -> None:
+    """Make everything opened from now on lie above what children are given, so that handing a
+    descriptor on never overwrites another. What this opens is closed by every exec."""
+    while os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) < FIRST_SPARE_FD:
+        pass
+
+
+def take_descriptors(wanted: dict[int, int | None]) -> None:
+    """Make each key a copy of its value (None: /dev/null), whatever numbers the values have."""
+    null = os.open(os.devnull, os.O_RDWR)
+    parked = {}
+    for number, fd in wanted.items():
+        parked[number] = _dup_above(null if fd is None else fd)
+    for number, fd in parked.items():
+        os.dup2(fd, number, inheritable=True)
+
+
+def _dup_above(fd: int) -> int:
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_SPARE_FD)
+
+
+def reset_signals() -> None:
+    """Back to the defaults that Python or our blocking changed and an exec would hand on."""
+    for number in (*IGNORED_BY_PYTHON, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def become(identity: Identity, uid: int, gid: int) -> None:
+    """Give up everything: groups, uid, capabilities, and the way back to any of them."""
+    if identity.mode != USER:
+        syscalls.drop_bounding_capabilities()
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    syscalls.clear_capabilities()
+    syscalls.set_no_new_privileges()

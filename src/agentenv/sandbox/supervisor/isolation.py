@@ -1,0 +1,240 @@
+"""What a slot sees, as data: who it runs as, the bwrap command line, its /etc, what is weaker.
+
+Pure decisions; :mod:`~agentenv.sandbox.supervisor.rootfs` and :mod:`~agentenv.sandbox.supervisor.slot_process` act on
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.wire.spec import Bind, SandboxSpec, SlotLimits
+
+FULL = "full"
+USER = "user"
+SERVER_UID = 10_000
+FIRST_SLOT_UID = 20_000
+UIDS_PER_CONTAINER = 1_000
+AGENT_FD = 3
+AGENT_PATH = "/run/agentenv/slotagent"
+FILES_PATH = "/run/agentenv/slotfiles"
+SHELL_PATH = "/run/agentenv/bash"
+WORKSPACE = "/workspace"
+KEYS_LIST = "/proc/keys"
+MAX_TERMINALS = 64
+"""Terminals a slot may have open at once: the kernel's own count of them is one for the whole machine."""
+SLOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+ROOT_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+ROOT_DIRECTORIES = ("usr", "etc", "proc", "dev", "tmp", "run/agentenv", "workspace", "var", "root", "home")
+ETC_COPIES = (
+    "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "timezone", "os-release", "debian_version",
+    "alternatives", "ssl/certs", "ssl/openssl.cnf", "pki", "ca-certificates.conf", "mime.types", "services",
+    "protocols", "locale.alias", "locale.conf", "terminfo", "python3*", "java-*", "maven", "perl",
+)  # fmt: skip
+"""Copied from the machine's /etc, world-readable files only. Debian's /usr points into several of
+them (``/etc/alternatives``); nothing here names a user, a host or a secret."""
+
+_RESERVED_TARGETS = ("/", "/run", "/run/agentenv", "/etc", "/usr")
+_SLOT_OWN = ("proc", "dev", "sys", "tmp", "workspace")
+DNS_ADDRESS = "10.0.2.3"
+"""Where slirp4netns answers DNS in a slot with network."""
+
+
+def choose_mode(wanted: str, uid: int) -> str:
+    """``full`` or ``user``. Raises SandboxUnavailableError when the one named cannot be had."""
+    have = FULL if uid == 0 else USER
+    if wanted in ("auto", have):
+        return have
+    if wanted == FULL:
+        raise SandboxUnavailableError(
+            "isolation=full needs root: an own uid and cgroup per slot",
+            next_step="start it as root, or ask for less by name: isolation=user",
+        )
+    raise SandboxUnavailableError(
+        "isolation=user cannot be had as root: a slot must never run as uid 0",
+        next_step="start it as an ordinary user, or use isolation=full",
+    )
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who runs what. ``first_slot_uid`` None: everything runs as the one user there is."""
+
+    mode: str
+    own_uid: int
+    own_gid: int
+    uid_block: int = 0
+
+    def slot_uid(self, slot: int) -> int:
+        """``full``: 20000 + slot (further containers on one machine take other blocks of 1000)."""
+        if self.mode == USER:
+            return self.own_uid
+        return _first_uid(self.uid_block) + slot
+
+    def slot_gid(self, slot: int) -> int:
+        """The group that goes with :meth:`slot_uid`."""
+        return self.own_gid if self.mode == USER else self.slot_uid(slot)
+
+    @property
+    def server_uid(self) -> int:
+        """The uid the server runs as."""
+        return self.own_uid if self.mode == USER else SERVER_UID
+
+
+def fitting_block(wanted: int, uid_map: str) -> int:
+    """The block of uids to use instead of ``wanted`` in a user namespace with this ``/proc/self/uid_map``.
+
+    That is ``wanted`` itself wherever all ids exist. Where ids are remapped (dockerd's ``userns-remap``: 65536
+    of them), the blocks that fit are shared out by remainder: containers of one machine may then meet in
+    one. Raises SandboxUnavailableError when not even one fits.
+    """
+    ranges = [(int(first), int(count)) for first, _, count in (line.split() for line in uid_map.splitlines())]
+    if any(_first_uid(wanted) >= first and _first_uid(wanted + 1) <= first + count for first, count in ranges):
+        return wanted
+    fitting = [
+        block
+        for first, count in ranges
+        for block in range(
+            max(0, -(-(first - FIRST_SLOT_UID) // UIDS_PER_CONTAINER)),
+            (first + count - FIRST_SLOT_UID) // UIDS_PER_CONTAINER,
+        )
+    ]
+    if not fitting:
+        raise SandboxUnavailableError(
+            f"this user namespace has no {UIDS_PER_CONTAINER} uids from {FIRST_SLOT_UID} on",
+            next_step="give the container a larger id range, or run it without one",
+        )
+    return fitting[wanted % len(fitting)]
+
+
+def _first_uid(block: int) -> int:
+    return FIRST_SLOT_UID + block * UIDS_PER_CONTAINER
+
+
+def bwrap_argv(
+    bwrap: str, root: Path, workspace: Path, terminals: Path, limits: SlotLimits, info_fd: int, *, keys_listed: bool
+) -> list[str]:
+    """The command that makes one slot and becomes its agent.
+
+    ``root`` is the container's template tree (one bind instead of a dozen); ``terminals`` a devpts with a limit,
+    which bwrap's own has not; ``info_fd`` takes
+    bwrap's report of the agent's pid; ``keys_listed``: this kernel has :data:`KEYS_LIST`, which would show
+    a slot keys of the machine's. Order matters: later mounts cover earlier ones.
+    """
+    return [
+        bwrap,
+        "--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try",
+        "--unshare-net",
+        "--disable-userns", "--as-pid-1", "--cap-drop", "ALL", "--die-with-parent", "--new-session",
+        "--clearenv", "--hostname", "slot", "--info-fd", str(info_fd),
+        "--ro-bind", str(root), "/",
+        "--proc", "/proc",
+        *(("--dev-bind", "/dev/null", KEYS_LIST) if keys_listed else ()),
+        # Nothing is set through it: not a lower oom_score_adj, nor another process's memory.
+        "--remount-ro", "/proc",
+        # bwrap's /dev is a tmpfs of unlimited size: sized parts on it, the rest read-only.
+        "--dev", "/dev",
+        "--dev-bind", str(terminals), "/dev/pts",
+        "--size", str(limits.shm_bytes), "--perms", "1777", "--tmpfs", "/dev/shm",  # noqa: S108
+        "--remount-ro", "/dev",
+        "--size", str(limits.tmp_bytes), "--perms", "1777", "--tmpfs", "/tmp",  # noqa: S108
+        "--bind", str(workspace), WORKSPACE,
+        "--chdir", WORKSPACE,
+        "--", AGENT_PATH, str(AGENT_FD),
+    ]  # fmt: skip
+
+
+def etc_files(identity: Identity, slots: int, *, allow_network: bool) -> dict[str, str]:
+    """The files of /etc that are written rather than copied.
+
+    Every slot's uid has a passwd line of the same name, so that ``whoami`` says ``agent`` in all.
+    """
+    uids = sorted({(identity.slot_uid(slot), identity.slot_gid(slot)) for slot in range(slots)})
+    passwd = [f"agent:x:{uid}:{gid}:agent:{WORKSPACE}:/bin/bash" for uid, gid in uids]
+    groups = [f"agent:x:{gid}:" for gid in sorted({gid for _, gid in uids})]
+    files = {
+        "passwd": "\n".join(["root:x:0:0:root:/root:/bin/bash", *passwd, _NOBODY]) + "\n",
+        "group": "\n".join(["root:x:0:", *groups, "nogroup:x:65534:"]) + "\n",
+        "hosts": "127.0.0.1 localhost slot\n::1 localhost ip6-localhost\n",
+        "nsswitch.conf": f"passwd: files\ngroup: files\nshadow: files\nhosts: files{' dns' * allow_network}\n",
+        "hostname": "slot\n",
+    }
+    if allow_network:
+        files["resolv.conf"] = f"nameserver {DNS_ADDRESS}\n"
+    return files
+
+
+_NOBODY = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"
+
+
+def command_environment(spec: SandboxSpec) -> dict[str, str]:
+    """The whole environment of a command in a slot, before the call's own."""
+    base = {
+        "PATH": SLOT_PATH, "HOME": WORKSPACE, "USER": "agent", "LOGNAME": "agent", "LC_CTYPE": "C.UTF-8",
+        "TMPDIR": "/tmp", "TERM": "dumb",  # noqa: S108
+    }  # fmt: skip
+    return base | spec.env
+
+
+def check_binds(binds: Sequence[Bind]) -> None:
+    """Raises ConfigError for a bind that is not absolute, or covers what a slot is made of."""
+    for index, bind in enumerate(binds):
+        target = PurePosixPath(bind.target)
+        where = f"binds[{index}]"
+        if not bind.source.startswith("/") or not target.is_absolute() or ".." in target.parts:
+            raise ConfigError(where, "source and target must be absolute paths without '..'")
+        if str(target) in _RESERVED_TARGETS or target.parts[1] in _SLOT_OWN:
+            raise ConfigError(where, f"{target} is the slot's own", next_step="choose another target, such as /opt/x")
+
+
+def weaker(identity: Identity, controllers: Iterable[str], why_no_cgroup: str) -> list[str]:
+    """What is weaker here than design §5 promises, one plain sentence each."""
+    found: list[str] = []
+    have = frozenset(controllers)
+    if identity.mode == USER:
+        found += [
+            f"All slots, the server and the supervisor share one uid ({identity.own_uid}): only namespaces keep "
+            "them apart, and slots share that user's quotas for inotify, pipes and keys.",
+        ]
+    because = f" ({why_no_cgroup})" if why_no_cgroup else ""
+    if "pids" not in have:
+        found.append(f"Processes are limited by RLIMIT_NPROC, not by a cgroup{because}.")
+    if "memory" not in have:
+        found += [
+            f"Memory is limited per process (RLIMIT_DATA), not per slot{because}: many processes together, "
+            "their temporary files and the workspace can use more.",
+            "An out-of-memory kill cannot be told from another kill, so it is not reported.",
+        ]
+    if "cpu" not in have:
+        found.append(f"CPU time is shared per process, not per slot{because}: a busy slot can slow its neighbours.")
+    return found
+
+
+def explain_namespaces(error: OSError) -> SandboxUnavailableError:
+    """Why this machine lets us have no namespaces, and what to do about it."""
+    cure = (
+        "as an ordinary user: allow unprivileged user namespaces (sysctl user.max_user_namespaces and "
+        "kernel.unprivileged_userns_clone; on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0); "
+        "in a container: give it CAP_SYS_ADMIN and the seccomp profile of docker/"
+    )
+    return SandboxUnavailableError(f"this machine refuses namespaces: {error}", next_step=cure)
+
+
+_BWRAP_CURES = (
+    ("max_user_namespaces", "sysctl -w user.max_user_namespaces=100000"),
+    ("No permissions to creat", "sysctl -w kernel.unprivileged_userns_clone=1, or allow it in the seccomp profile"),
+    ("Creating new namespace failed", "sysctl -w user.max_user_namespaces=100000, or a larger user.max_net_namespaces"),
+    ("setting up uid map", "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)"),
+    ("Can't mount proc", "the container needs an unmasked /proc: start it with CAP_SYS_ADMIN (docker/README.md)"),
+    ("Unknown option", "bubblewrap 0.8 or newer is needed: apt-get install bubblewrap"),
+)  # fmt: skip
+
+
+def explain_bwrap(words: str) -> SandboxUnavailableError:
+    """What bwrap's last words mean for whoever reads them."""
+    cure = next((cure for pattern, cure in _BWRAP_CURES if pattern in words), "run `agentenv doctor`")
+    return SandboxUnavailableError(f"the first slot could not be started: {words}", next_step=cure)

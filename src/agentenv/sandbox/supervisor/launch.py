@@ -1,0 +1,322 @@
+"""From a specification file to a running supervisor: ``python -m agentenv.sandbox SPEC.json``.
+
+This process checks and opens everything that can fail for the caller's reasons, enters the
+namespaces, forks the supervisor (PID 1 there) and then only forwards signals and waits. When it
+dies, however it dies, the kernel kills the supervisor and with it everything in the container.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import logging
+import os
+import select
+import shutil
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.errors import AgentEnvError, ConfigError, MachineFullError, SandboxUnavailableError
+from agentenv.sandbox.slotagent.build import ensure_built
+from agentenv.sandbox.supervisor import (
+    cgroups,
+    events,
+    isolation,
+    mounts,
+    network,
+    server_process,
+    static_bash,
+    supervisor,
+    sweep,
+    syscalls,
+)
+from agentenv.sandbox.supervisor.isolation import USER, Identity
+from agentenv.sandbox.supervisor.selftest import NAMESPACES
+from agentenv.sandbox.supervisor.supervisor import Launch
+from agentenv.wire.spec import SandboxSpec
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_MIN_TOKEN_CHARACTERS = 16
+_UID_BLOCKS = 40
+_STDERR = 2
+
+
+@dataclass(frozen=True)
+class Held:
+    """What stays open for the container's life: its lock, its block of uids."""
+
+    lock: int
+    uids: socket.socket | None
+
+
+def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> int:
+    """Run one container to its end; the exit code (0 stopped on request, 2 failed).
+
+    ``server_argv`` replaces the sandbox server, for tests.
+    """
+    # Blocked from the first moment, so that none is lost: the supervisor unblocks them when it can
+    # act, this process takes them with sigwait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {*_SIGNALS, signal.SIGCHLD})
+    parser = argparse.ArgumentParser(prog="python -m agentenv.sandbox")
+    parser.add_argument("spec", type=Path, help="the container's specification (JSON)")
+    parser.add_argument("--lifeline", action="store_true", help="stop when standard input reaches EOF")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s supervisor %(levelname)s %(message)s"
+    )
+    _keep_descriptors_private()
+    try:
+        if options.lifeline:
+            _check_lifeline()
+        spec = SandboxSpec.load(options.spec)
+        argv = server_argv or server_process.default_argv()
+        return _contain(spec, argv, lifeline=options.lifeline)
+    except AgentEnvError as error:
+        return events.emit_failure(error)
+    except OSError as error:
+        return events.emit_failure(SandboxUnavailableError(f"the container could not be prepared: {error}"))
+
+
+def _keep_descriptors_private() -> None:
+    """Whatever descriptors our caller left open: no slot and no server may inherit them."""
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if int(entry.name) > _STDERR:
+            with contextlib.suppress(OSError):  # the listing's own, closed by now
+                os.set_inheritable(int(entry.name), False)
+
+
+def _check_lifeline() -> None:
+    kind = os.fstat(0).st_mode
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0)):
+        raise ConfigError("--lifeline", "standard input is neither a pipe nor a socket nor a terminal")
+
+
+def _contain(spec: SandboxSpec, server_argv: Sequence[str], *, lifeline: bool) -> int:
+    directory = Path(spec.data_dir).absolute() / spec.container
+    token = read_token(Path(spec.token_file))
+    held = _hold(directory, claim=os.geteuid() == 0 and spec.uid_block < 0)
+    try:
+        launch = _prepare(spec, directory, token, held, server_argv, lifeline=lifeline)
+        return _fork_supervisor(launch)
+    finally:
+        os.close(held.lock)
+        if held.uids is not None:
+            held.uids.close()
+        sweep.sweep_container(directory)
+
+
+def read_token(path: Path) -> str:
+    """The bearer token. Raises ConfigError when the file is missing, readable by others or too short."""
+    try:
+        found = path.stat()
+        text = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "token_file", f"cannot read {path}: {error}", next_step="write a token there, mode 0600"
+        ) from error
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise ConfigError("token_file", f"{path} is readable by others", next_step=f"chmod 600 {path}")
+    if len(text) < _MIN_TOKEN_CHARACTERS:
+        raise ConfigError("token_file", f"the token in {path} has fewer than {_MIN_TOKEN_CHARACTERS} characters")
+    return text
+
+
+def _hold(directory: Path, *, claim: bool) -> Held:
+    """Sweep the dead, then take this container's name and, to ``claim``, its uids."""
+    sweep.sweep(directory.parent)
+    try:
+        lock = sweep.take_lock(directory)
+    except sweep.StillRunningError:
+        raise ConfigError(
+            "container",
+            f"a container named {directory.name} is running in {directory.parent}",
+            next_step="stop it, or choose another name",
+        ) from None
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        cure = "free some space" if full else "name a directory this user can write to"
+        raise ConfigError("data_dir", f"cannot write {directory}: {error.strerror}", next_step=cure) from error
+    return Held(lock, claim_uids() if claim else None)
+
+
+def claim_uids() -> socket.socket:
+    """A block of slot uids nobody else on this machine uses, for as long as the socket is open.
+
+    Containers side by side must not share uids: quotas (inotify, keys, processes) are per uid. An
+    abstract socket name is a lock that no crash can leave behind. Raises MachineFullError.
+    """
+    for block in range(_UID_BLOCKS):
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0agentenv-uids-{block}")
+        except OSError:
+            claim.close()
+        else:
+            return claim
+    # Not permanent: any of them may end at any time.
+    raise MachineFullError(f"{_UID_BLOCKS} containers run on this machine already", next_step="stop some of them")
+
+
+def _block_of(spec: SandboxSpec, held: Held) -> int:
+    if spec.uid_block >= 0 and os.geteuid() == 0:
+        block = isolation.fitting_block(spec.uid_block, Path("/proc/self/uid_map").read_text())
+        if block != spec.uid_block:
+            logging.warning("uid block %d is not in this user namespace: using %d", spec.uid_block, block)
+        return block
+    if held.uids is None:
+        return 0
+    return int(held.uids.getsockname().decode().rsplit("-", 1)[1])
+
+
+def _prepare(
+    spec: SandboxSpec, directory: Path, token: str, held: Held, server_argv: Sequence[str], *, lifeline: bool
+) -> Launch:
+    """Everything that can fail before a namespace is entered, each with its own clear error."""
+    mode = isolation.choose_mode(spec.isolation, os.geteuid())
+    isolation.check_binds(spec.binds)
+    bwrap = find_bwrap()
+    built = ensure_built()
+    network_tool = network.find_tool() if spec.allow_network else None
+    listener = listen(spec.host, spec.port)
+    identity = Identity(mode, os.geteuid(), os.getegid(), _block_of(spec, held))
+    if mode != USER:
+        with contextlib.suppress(OSError):
+            mounts.make_cgroups_writable()
+    layout, why_none = cgroups.discover(spec.container)
+    if layout is not None:
+        _claim_cgroups(directory, layout.base(spec.container))
+    weaker = isolation.weaker(identity, layout.controllers if layout else (), why_none)
+    if spec.isolation == isolation.FULL and weaker:
+        raise SandboxUnavailableError(
+            f"isolation=full cannot be had here: {' '.join(weaker)}",
+            next_step="give this process writable cgroups, or accept less by name: isolation=auto",
+        )
+    return Launch(
+        spec=spec,
+        token=token,
+        identity=identity,
+        directory=directory,
+        listener=listener,
+        layout=layout,
+        weaker=tuple(weaker),
+        host_namespaces={kind: _namespace(kind) for kind in NAMESPACES},
+        bwrap=bwrap,
+        agent=built.agent,
+        files=built.files,
+        launcher=built.launch,
+        network_tool=network_tool,
+        shell=static_bash.find(),
+        server_argv=server_argv,
+        lifeline=lifeline,
+    )
+
+
+def _claim_cgroups(directory: Path, bases: tuple[Path, ...]) -> None:
+    try:
+        cgroups.claim(bases)
+    except FileExistsError as error:
+        raise ConfigError(
+            "container",
+            f"another container named {directory.name} runs on this machine ({error.strerror})",
+            next_step="choose another name",
+        ) from error
+    except OSError as error:
+        raise SandboxUnavailableError(f"cannot make cgroups: {error}") from error
+    sweep.record_cgroups(directory, bases)
+
+
+def find_bwrap() -> str:
+    """The path of bubblewrap. Raises SandboxUnavailableError naming the package."""
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxUnavailableError("bubblewrap (bwrap) is not installed", next_step="apt-get install bubblewrap")
+    return found
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The server's listening socket. Raises ConfigError: port taken, or an address that is not ours."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        taken = error.errno == errno.EADDRINUSE
+        cure = "choose another port, or 0 for a free one" if taken else "name an address of this machine"
+        raise ConfigError(
+            "port" if taken else "host", f"cannot listen on {host}:{port}: {error.strerror}", next_step=cure
+        ) from error
+    return listener
+
+
+def _namespace(kind: str) -> str:
+    text = str(Path(f"/proc/self/ns/{kind}").readlink())
+    return text.partition(":")[2]
+
+
+def _fork_supervisor(launch: Launch) -> int:
+    """Enter the namespaces, fork PID 1, wait for it."""
+    try:
+        _enter_namespaces(launch.identity)
+    except OSError as error:
+        raise isolation.explain_namespaces(error) from error
+    alive_read, alive_write = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(alive_write)
+        _be_supervisor(launch, alive_read)
+    os.close(alive_read)
+    launch.listener.close()
+    try:
+        return _wait(pid)
+    finally:
+        os.close(alive_write)
+
+
+def _enter_namespaces(identity: Identity) -> None:
+    if identity.mode != USER:
+        syscalls.unshare(syscalls.CLONE_NEWPID)
+        return
+    syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWPID)
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{identity.own_uid} {identity.own_uid} 1\n")
+    Path("/proc/self/gid_map").write_text(f"{identity.own_gid} {identity.own_gid} 1\n")
+
+
+def _be_supervisor(launch: Launch, alive: int) -> None:
+    """In the forked child. Never returns."""
+    code = events.EXIT_FAILED
+    try:
+        syscalls.die_with_parent(signal.SIGKILL)
+        # The launcher may have died before that call: then its end of this pipe is closed already.
+        if not select.select([alive], [], [], 0)[0]:
+            code = supervisor.run(launch)
+    except BaseException as error:
+        logging.exception("the supervisor failed")
+        events.emit_failure(SandboxUnavailableError(f"the supervisor failed: {error!r}"))
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait(pid: int) -> int:
+    """Forward signals to the supervisor until it ends; its exit code."""
+    while True:
+        number = signal.sigwait({*_SIGNALS, signal.SIGCHLD})
+        if number != signal.SIGCHLD:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            continue
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)

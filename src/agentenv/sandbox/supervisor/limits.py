@@ -1,0 +1,209 @@
+"""Which cgroup files get which values, for cgroup v1 and v2. Pure: nothing here touches a file.
+
+A container's cgroups are ``agentenv/<container>/slot-K`` and ``agentenv/<container>/server`` below
+the cgroup it was started in, so whatever limits that cgroup has still hold for everything here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from agentenv.sandbox.limit_watch import LimitFiles
+from agentenv.wire.spec import SlotLimits
+
+OWN_PROCESSES = 2
+"""The slot's bwrap and its agent sit in the slot's cgroup too and do not count against the limit."""
+SERVER_CPU_WEIGHT = 1_000
+"""Ten slots' worth: a server starved by its slots would make every slot look slow."""
+_SWAP_BYTES = 1024 * 1024
+"""How much more memory and swap together may be than memory, with cgroup v1: above what the kernel charges at once."""
+_ROOT_NAME = "agentenv"
+_V1_CONTROLLERS = ("memory", "pids", "cpu")
+
+
+@dataclass(frozen=True)
+class CgroupLayout:
+    """Where cgroups can be made: ``parents`` maps a controller to the directory of the cgroup this
+    process is in (v2: one directory for all)."""
+
+    version: int
+    parents: Mapping[str, Path]
+
+    def base(self, container: str) -> tuple[Path, ...]:
+        """The container's own directory in each hierarchy, in a fixed order and without repeats."""
+        return tuple(dict.fromkeys(parent / _ROOT_NAME / container for parent in self.parents.values()))
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        """The controllers that can be used here."""
+        return frozenset(self.parents)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value for one cgroup file. ``required`` False: a kernel without the file is good enough."""
+
+    file: Path
+    value: str
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class CgroupPlan:
+    """One cgroup: the directories to make, the values to write, how a process joins, what to read."""
+
+    directories: tuple[Path, ...]
+    settings: tuple[Setting, ...]
+    join_files: tuple[Path, ...]
+    """Writing ``0`` to each puts the writer in the cgroup. v1 uses ``tasks``: unlike
+    ``cgroup.procs`` it does not wait for an RCU grace period (up to 13 ms measured)."""
+    kill_file: Path | None
+    pids_limit: Path | None
+    memory_limit: Path | None
+    version: int
+
+    @property
+    def process_files(self) -> tuple[Path, ...]:
+        """Each lists the pids in the cgroup; empty means nothing of the slot lives."""
+        return tuple(directory / "cgroup.procs" for directory in self.directories)
+
+
+def parse_mounts(mountinfo: str) -> list[tuple[str, PurePosixPath, Path, frozenset[str]]]:
+    """(type, root, mount point, super options) of each cgroup mount in a ``/proc/self/mountinfo``."""
+    found = []
+    for line in mountinfo.splitlines():
+        left, separator, right = line.partition(" - ")
+        fields, kinds = left.split(), right.split()
+        if separator and kinds and kinds[0] in ("cgroup", "cgroup2"):
+            found.append((kinds[0], PurePosixPath(fields[3]), Path(fields[4]), frozenset(kinds[2].split(","))))
+    return found
+
+
+def _own_directory(root: PurePosixPath, mount_point: Path, own: PurePosixPath) -> Path | None:
+    """The directory of cgroup ``own`` when a mount shows ``root`` and what is below it."""
+    if root != own and root not in own.parents:
+        return None  # mounted from outside our cgroup namespace: somebody else's
+    directory = mount_point / own.relative_to(root)
+    parts = directory.parts
+    return Path(*parts[: parts.index(_ROOT_NAME)]) if _ROOT_NAME in parts else directory
+
+
+def layout_v1(mountinfo: str, self_cgroup: str) -> CgroupLayout | None:
+    """The v1 hierarchies of memory, pids and cpu this process is in; None when there is none."""
+    own: dict[str, PurePosixPath] = {}
+    for line in self_cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        own.update((name, PurePosixPath(path)) for name in controllers.split(","))
+    parents: dict[str, Path] = {}
+    for kind, root, point, options in parse_mounts(mountinfo):
+        for controller in _V1_CONTROLLERS:
+            if kind == "cgroup" and controller in options and controller in own:
+                directory = _own_directory(root, point, own[controller])
+                if directory is not None:
+                    parents.setdefault(controller, directory)
+    ordered = {name: parents[name] for name in _V1_CONTROLLERS if name in parents}
+    return CgroupLayout(1, ordered) if ordered else None
+
+
+def own_directory_v2(mountinfo: str, self_cgroup: str) -> tuple[Path, Path] | None:
+    """(mount point, directory of the cgroup this process is in) of cgroup v2, when it is mounted."""
+    own = next((line[3:] for line in self_cgroup.splitlines() if line.startswith("0::")), None)
+    if own is None:
+        return None
+    for kind, root, point, _ in parse_mounts(mountinfo):
+        if kind == "cgroup2":
+            directory = _own_directory(root, point, PurePosixPath(own))
+            if directory is not None:
+                return point, directory
+    return None
+
+
+def slot_plan(layout: CgroupLayout, container: str, slot: int, limits: SlotLimits) -> CgroupPlan:
+    """The cgroup of one slot."""
+    return _plan(layout, container, f"slot-{slot}", limits.processes + OWN_PROCESSES, limits, limits.cpu_weight)
+
+
+def server_plan(layout: CgroupLayout, container: str) -> CgroupPlan:
+    """The cgroup of the server: no limits of its own, more weight than a slot."""
+    return _plan(layout, container, "server", None, None, SERVER_CPU_WEIGHT)
+
+
+def _plan(
+    layout: CgroupLayout, container: str, name: str, processes: int | None, limits: SlotLimits | None, weight: int
+) -> CgroupPlan:
+    at = {controller: parent / _ROOT_NAME / container / name for controller, parent in layout.parents.items()}
+    directories = tuple(dict.fromkeys(at.values()))
+    settings: list[Setting] = []
+    if processes is not None and "pids" in at:
+        settings.append(Setting(at["pids"] / "pids.max", str(processes)))
+    if limits is not None and "memory" in at:
+        settings.extend(_memory_settings(layout.version, at["memory"], limits.memory_bytes))
+    if "cpu" in at:
+        settings.append(_cpu_setting(layout.version, at["cpu"], weight))
+    first = layout.version == 1
+    memory = at.get("memory")
+    return CgroupPlan(
+        directories=directories,
+        settings=tuple(settings),
+        join_files=tuple(directory / ("tasks" if first else "cgroup.procs") for directory in directories),
+        kill_file=None if first else directories[0] / "cgroup.kill",
+        pids_limit=at["pids"] / "pids.max" if "pids" in at else None,
+        memory_limit=memory / ("memory.limit_in_bytes" if first else "memory.max") if memory else None,
+        version=layout.version,
+    )
+
+
+def _memory_settings(version: int, directory: Path, memory_bytes: int) -> list[Setting]:
+    limit = str(memory_bytes)
+    if version == 1:
+        # Memory plus swap must not be below memory, so it is written second; kernels without swap
+        # accounting do not have the file. It is a little above: the kernel looks at it first, and does not
+        # always count how often it was met, which is how a slot's own limit is told from one above it.
+        return [
+            Setting(directory / "memory.limit_in_bytes", limit),
+            Setting(directory / "memory.memsw.limit_in_bytes", str(memory_bytes + _SWAP_BYTES), required=False),
+        ]
+    return [
+        Setting(directory / "memory.max", limit),
+        Setting(directory / "memory.swap.max", "0", required=False),
+        Setting(directory / "memory.oom.group", "0", required=False),
+    ]
+
+
+def _cpu_setting(version: int, directory: Path, weight: int) -> Setting:
+    if version == 1:
+        return Setting(directory / "cpu.shares", str(max(2, weight * 1024 // 100)), required=False)
+    return Setting(directory / "cpu.weight", str(max(1, min(weight, 10_000))), required=False)
+
+
+@dataclass(frozen=True)
+class Delegation:
+    """How controllers are handed down in cgroup v2, where a cgroup with processes may not hand any
+    down ("no internal processes"): first the processes in ``leave`` move to ``leaf``, then each of
+    ``subtree_control`` is written ``+memory +pids …`` from the top."""
+
+    leave: Path | None
+    leaf: Path
+    subtree_control: tuple[Path, ...]
+    enable: str
+
+
+def delegation(own: Path, container: str, controllers: frozenset[str], *, is_real_root: bool) -> Delegation:
+    """The steps below ``own``. The real root cgroup may hold processes and controllers at once."""
+    agentenv = own / _ROOT_NAME
+    return Delegation(
+        leave=None if is_real_root else own,
+        leaf=agentenv / "outside",
+        subtree_control=tuple(d / "cgroup.subtree_control" for d in (own, agentenv, agentenv / container)),
+        enable=" ".join(f"+{name}" for name in sorted(controllers)),
+    )
+
+
+def limit_files(plan: CgroupPlan | None) -> LimitFiles:
+    """Where the counters of a slot with this plan are."""
+    if plan is None:
+        return LimitFiles()
+    memory, pids = plan.memory_limit, plan.pids_limit
+    return LimitFiles(plan.version, str(memory.parent) if memory else None, str(pids.parent) if pids else None)

@@ -1,0 +1,209 @@
+"""Mounts of a container: its private mount namespace, its private directory, the server's view.
+
+Everything is mounted in the supervisor's own mount namespace, so it vanishes with the supervisor
+however that dies; nothing ever has to be unmounted on the machine itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.sandbox.supervisor import syscalls
+from agentenv.sandbox.supervisor.syscalls import (
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_RDONLY,
+    MS_REC,
+    MS_REMOUNT,
+)
+
+_PLACES = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")  # noqa: S108
+_PRIVATE_BYTES = 128 * 1024 * 1024
+
+
+def enter_private_namespace() -> None:
+    """A mount namespace of one's own, from which nothing propagates."""
+    syscalls.unshare(syscalls.CLONE_NEWNS)
+    syscalls.mount("none", "/", flags=MS_REC | MS_PRIVATE)
+
+
+def mount_proc() -> None:
+    """A fresh ``/proc`` of this pid namespace. Also what lets slots mount theirs: the kernel refuses
+    a new procfs in a user namespace where the visible one is partly covered, as docker does."""
+    syscalls.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
+def mount_tmpfs(target: Path, *, size_bytes: int, mode: int, uid: int, inodes: int = 0) -> None:
+    """A sized tmpfs. ``inodes`` 0: the kernel's default."""
+    options = f"size={size_bytes},mode={mode:o},uid={uid},gid={uid}" + (f",nr_inodes={inodes}" if inodes else "")
+    syscalls.mount("tmpfs", str(target), "tmpfs", MS_NOSUID | MS_NODEV, options)
+
+
+def mount_terminals(target: Path, most: int) -> None:
+    """A devpts of its own (``ptmx`` and what it opens) in which at most ``most`` terminals are open at once."""
+    options = f"newinstance,ptmxmode=0666,mode=620,max={most}"
+    syscalls.mount("devpts", str(target), "devpts", MS_NOSUID | MS_NOEXEC, options)
+
+
+def bind_read_only(source: str, target: str) -> None:
+    """Show ``source`` (with what is mounted below it) at ``target``, read-only at its top.
+
+    The mounts below keep their own flags; bwrap makes the whole tree read-only again per slot.
+    """
+    syscalls.mount(source, target, flags=MS_BIND | MS_REC)
+    kept = os.statvfs(target).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    # Flags a user namespace may not clear must be repeated, or the remount is refused.
+    syscalls.mount("none", target, flags=MS_BIND | MS_REMOUNT | MS_RDONLY | kept)
+
+
+def show_read_only(source: str, target: str, empty: str) -> None:
+    """Show the directory ``source`` at ``target``, read-only, without telling whoever sees the mount where it lies.
+
+    A bind of an overlay's directory carries the overlay's options along, which in a container name the engine's
+    own directories on the machine. An overlay of ours (over ``empty``, because one layer alone is none) names
+    only paths of this container. Where that cannot be had, it is a bind; the self-test says what it shows.
+    """
+    if layered(Path("/proc/self/mountinfo").read_text(), source):
+        with contextlib.suppress(OSError):
+            flags = MS_RDONLY | MS_NOSUID | MS_NODEV
+            return syscalls.mount("overlay", target, "overlay", flags, f"lowerdir={source}:{empty}")
+    return bind_read_only(source, target)
+
+
+def layered(mountinfo: str, path: str) -> bool:
+    """Whether ``path`` lies on an overlay with no directory mounted below it (an overlay of it would not show that;
+    a file there is the engine's, such as its init). Pure but for asking what is a directory."""
+    lines = [line.partition(" - ") for line in mountinfo.splitlines()]
+    found = [(left.split()[4], right.split()[0]) for left, _, right in lines if right]
+    # The innermost mount; of several at one point the last one covers the others.
+    over = [(len(point), number) for number, (point, _) in enumerate(found) if f"{path}/".startswith(_slashed(point))]
+    below = [point for point, _ in found if point.startswith(f"{path}/") and Path(point).is_dir()]
+    return bool(over) and found[max(over)[1]][1] == "overlay" and not below
+
+
+def _slashed(point: str) -> str:
+    return point.rstrip("/") + "/"
+
+
+def read_only_mounts(mountinfo: str, kinds: Sequence[str]) -> list[str]:
+    """Mount points of these file system types that are mounted read-only."""
+    found = []
+    for line in mountinfo.splitlines():
+        left, separator, right = line.partition(" - ")
+        fields = left.split()
+        if separator and right.split()[0] in kinds and "ro" in fields[5].split(","):
+            found.append(fields[4])
+    return found
+
+
+def make_cgroups_writable() -> None:
+    """Container runtimes mount cgroups read-only: in a mount namespace of our own, undo that.
+
+    Needs CAP_SYS_ADMIN. Only our own part of the tree is ever written to. Raises OSError when the
+    kernel refuses (the mounts are locked); the machine's mounts are never touched.
+    """
+    blocked = read_only_mounts(Path("/proc/self/mountinfo").read_text(), ("cgroup", "cgroup2"))
+    if blocked:
+        enter_private_namespace()
+    for point in blocked:
+        syscalls.mount("none", point, flags=MS_BIND | MS_REMOUNT | MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
+def searchable_by_all(path: Path) -> bool:
+    """Whether every user may pass through the directory ``path`` and all above it."""
+    return first_blocker(path) is None
+
+
+def first_blocker(path: Path, mode_of: Callable[[Path], int] | None = None) -> Path | None:
+    """The topmost directory on the way to ``path`` that not everybody may search, ``path`` included."""
+    mode_of = mode_of or (lambda directory: directory.stat().st_mode)
+    for directory in (*reversed(path.parents), path):
+        mode = mode_of(directory)
+        if stat.S_ISDIR(mode) and not mode & stat.S_IXOTH:
+            return directory
+    return None
+
+
+def private_place(fallback: Path, needed: Iterable[Path], exists: Callable[[Path], bool] | None = None) -> Path:
+    """Where to mount the container's private directory.
+
+    Slots' bwrap runs under the slot's uid and must be able to walk there for as long as the
+    container lives, and nothing in ``needed`` may be covered by it. So: the first system directory
+    that fits (nobody outside our mount namespace sees the mount), whose permissions nobody changes
+    under us as they may those of a state directory; else ``fallback``, when everybody can reach it.
+    Raises FileNotFoundError: neither.
+    """
+    exists = exists or (lambda path: path.is_dir() and searchable_by_all(path))
+    keep = [*needed]
+    for place in map(Path, _PLACES):
+        if exists(place) and not any(place == path or place in path.parents for path in keep):
+            return place
+    if exists(fallback):
+        return fallback
+    raise FileNotFoundError(f"no directory every user can reach: tried {', '.join(_PLACES)}, {fallback}")
+
+
+def mount_private(place: Path, uid: int) -> None:
+    """The container's private tmpfs: readable by all, writable only by the supervisor."""
+    mount_tmpfs(place, size_bytes=_PRIVATE_BYTES, mode=0o755, uid=uid)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One directory the server must reach, and the topmost directory that is in its way."""
+
+    directory: Path
+    blocker: Path
+
+
+def interpreter_directories() -> list[Path]:
+    """What the running interpreter needs to run agentenv again: its prefixes and this package."""
+    package = Path(__file__).resolve().parents[3]
+    prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
+    paths = {Path(text) for text in prefixes} | {Path(text).resolve() for text in prefixes}
+    paths |= {package, Path(sys.executable).parent, Path(sys.executable).resolve().parent}
+    return sorted(path for path in paths if path.is_dir())
+
+
+def unreachable(directories: Iterable[Path]) -> list[Shown]:
+    """Those another user could not reach, outermost first, nothing twice."""
+    found: list[Shown] = []
+    for directory in sorted(directories):
+        blocker = first_blocker(directory)
+        if blocker is not None and not any(shown.directory in (directory, *directory.parents) for shown in found):
+            found.append(Shown(directory, blocker))
+    return found
+
+
+def show_to_everybody(shown: Sequence[Shown]) -> None:
+    """Make these directories reachable in this (private!) mount namespace.
+
+    A pyenv below a 0700 home is the common case: the unprivileged server could not even start its
+    interpreter. An empty read-only tmpfs goes over each blocking directory, with just the needed
+    directories bound read-only at their old paths, so the rest of that home is *less* visible than
+    before, and no permission on disk is changed.
+    """
+    # Opened first: once its parent is covered, a directory has no path any more, only a descriptor.
+    opened = [(item, os.open(item.directory, os.O_PATH | os.O_DIRECTORY)) for item in shown]
+    try:
+        for blocker in dict.fromkeys(item.blocker for item in shown):
+            mount_tmpfs(blocker, size_bytes=1024 * 1024, mode=0o755, uid=0)
+        for item, fd in opened:
+            item.directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+            bind_read_only(f"/proc/self/fd/{fd}", str(item.directory))
+        for blocker in dict.fromkeys(item.blocker for item in shown):
+            if not any(item.directory == blocker for item in shown):
+                flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV
+                syscalls.mount("none", str(blocker), flags=flags)
+    finally:
+        for _, fd in opened:
+            os.close(fd)

@@ -1,0 +1,248 @@
+"""A slot's way out, when ``allow_network`` asks for one: slirp4netns in the slot's own namespace.
+
+The slot keeps its own network namespace. A user-mode stack, outside the slot and dying with it,
+carries its TCP and UDP as ordinary sockets of an unprivileged process; an egress policy can later
+say no there. The machine's loopback is cut off by slirp4netns and, as its own addresses (where the
+sandbox server listens) and the link-local range (cloud metadata), by unreachable routes that
+nobody inside can remove: they hold no capability over their namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.supervisor import mounts, syscalls
+from agentenv.sandbox.supervisor.child import EXEC_FAILED, reset_signals, take_descriptors
+from agentenv.sandbox.supervisor.isolation import ROOT_LINKS, USER
+from agentenv.sandbox.supervisor.reaper import Reaper, end_of, readable
+from agentenv.sandbox.supervisor.rootfs import root_entry
+from agentenv.sandbox.supervisor.slot_process import Ground, SlotProcess
+from agentenv.wire.spec import ATTACHED, SandboxSpec
+
+READY_DEADLINE_S = 10.0
+_TOOL = "slirp4netns"
+TUN = Path("/dev/net/tun")
+_NET_FD, _USER_FD, _READY_FD = 3, 4, 5
+_ALWAYS_CLOSED = (IPv4Network("0.0.0.0/8"), IPv4Network("127.0.0.0/8"), IPv4Network("169.254.0.0/16"))
+"""Link-local addresses are the cloud's metadata. Loopback is the slot's own by the kernel's local routes, which come
+first; a socket bound to the tap device passes them by, and slirp4netns would carry it to the machine's."""
+
+_RTM_NEWROUTE, _NLM_FLAGS = 24, 0x0001 | 0x0004 | 0x0400  # request, ack, create
+_RT_TABLE_MAIN, _RTPROT_STATIC, _RTN_UNREACHABLE, _RTA_DST = 254, 4, 7, 1
+_NLMSG_HEADER = struct.Struct("=IHHII")
+_RTMSG = struct.Struct("=BBBBBBBBI")
+
+
+def find_tool() -> str:
+    """The path of slirp4netns. Raises SandboxUnavailableError naming what is missing."""
+    found = shutil.which(_TOOL)
+    if found is None:
+        raise SandboxUnavailableError(
+            f"allow_network needs {_TOOL}, which is not installed",
+            next_step=f"apt-get install {_TOOL} (or the package of that name), or set allow_network = false",
+        )
+    if not TUN.exists():
+        raise SandboxUnavailableError(
+            f"allow_network needs {TUN}, which this machine does not have",
+            next_step=f"modprobe tun, or give the container the device {TUN}",
+        )
+    if not everybody_may_open(TUN):
+        raise SandboxUnavailableError(
+            f"allow_network needs a {TUN} that everybody may open, and here only its owner may",
+            next_step=f"chmod 0666 {TUN} (as udev does: it is of use to nobody but the owner of a network namespace)",
+        )
+    return found
+
+
+def everybody_may_open(device: Path) -> bool:
+    """Whether a slot's uid, whichever it is, may read and write the device."""
+    return device.exists() and device.stat().st_mode & 0o006 == 0o006
+
+
+def machine_addresses(fib_trie: str) -> list[IPv4Network]:
+    """The machine's own IPv4 addresses, from the text of ``/proc/net/fib_trie``; no loopback."""
+    found: set[IPv4Network] = set()
+    address = ""
+    for line in fib_trie.splitlines():
+        words = line.split()
+        if words[:1] == ["|--"]:
+            address = words[1]
+        elif words[:3] == ["/32", "host", "LOCAL"]:
+            found.add(IPv4Network(address))
+    return sorted(network for network in found if not network.is_loopback)
+
+
+def attached_networks(routes: str) -> list[IPv4Network]:
+    """The networks this machine is directly on, from the text of ``/proc/net/route``; no loopback."""
+    found: set[IPv4Network] = set()
+    for line in routes.splitlines()[1:]:
+        device, destination, gateway, *_, mask = line.split()[:8]
+        if device != "lo" and int(gateway, 16) == 0 and int(mask, 16) != 0:
+            address, bits = (int(word, 16).to_bytes(4, "little") for word in (destination, mask))
+            found.add(IPv4Network((address, int.from_bytes(bits).bit_count())))
+    return sorted(found)
+
+
+def closed_networks(spec: SandboxSpec) -> list[IPv4Network]:
+    """Everything a slot with network may not reach on this machine, now."""
+    named = [IPv4Network(name) for name in spec.closed_networks if name != ATTACHED]
+    if ATTACHED in spec.closed_networks:
+        named += attached_networks(Path("/proc/net/route").read_text())
+    own = machine_addresses(Path("/proc/net/fib_trie").read_text())
+    # One route each: the kernel refuses the same twice.
+    return sorted({*_ALWAYS_CLOSED, *own, *(network for network in named if not network.is_loopback)})
+
+
+def route_message(network: IPv4Network, sequence: int) -> bytes:
+    """The netlink request that makes ``network`` unreachable."""
+    route = _RTMSG.pack(socket.AF_INET, network.prefixlen, 0, 0, _RT_TABLE_MAIN, _RTPROT_STATIC, 0, _RTN_UNREACHABLE, 0)
+    attribute = struct.pack("=HH", 8, _RTA_DST) + network.network_address.packed
+    total = _NLMSG_HEADER.size + len(route) + len(attribute)
+    return _NLMSG_HEADER.pack(total, _RTM_NEWROUTE, _NLM_FLAGS, sequence, 0) + route + attribute
+
+
+def tool_argv(tool: str) -> list[str]:
+    """slirp4netns for one slot: no host loopback, seccomp. Its own ``--enable-sandbox`` wants a root
+    in the slot's user namespace, which has none: :func:`_enter_jail` takes its place."""
+    return [
+        tool, "--configure", "--mtu=65520", "--disable-host-loopback", "--enable-seccomp",
+        "--netns-type=path", f"--userns-path=/proc/self/fd/{_USER_FD}", f"--ready-fd={_READY_FD}",
+        f"/proc/self/fd/{_NET_FD}", "tap0",
+    ]  # fmt: skip
+
+
+@dataclass
+class NetworkProcess:
+    """The slot's user-mode network stack."""
+
+    pid: int
+    exited: asyncio.Future[int]
+
+    async def kill(self) -> None:
+        """End it and wait for that."""
+        if not self.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        async with asyncio.timeout(READY_DEADLINE_S):
+            await asyncio.shield(self.exited)
+
+
+async def attach(ground: Ground, slot: SlotProcess, reaper: Reaper, tool: str) -> NetworkProcess:
+    """Close what must stay closed, then open the rest. Returns when the slot's network is up.
+
+    Raises SandboxUnavailableError when either fails: the slot must then not be used.
+    """
+    closed = closed_networks(ground.spec)
+    pid = os.fork()
+    if pid == 0:
+        _close_routes(ground, slot, closed)
+    status = await reaper.watch(pid)
+    if status != 0:
+        raise SandboxUnavailableError(f"closing the slot's way to this machine failed: {end_of(status)}")
+    ready_read, ready_write = os.pipe()
+    error_read, error_write = os.pipe()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become_tool(ground, slot, tool, ready_write, error_write)
+        running = NetworkProcess(pid, reaper.watch(pid))
+        os.close(ready_write)
+        os.close(error_write)
+        ready_write = error_write = -1
+        try:
+            await readable(ready_read, READY_DEADLINE_S)
+        except BaseException:
+            await running.kill()
+            raise
+        if os.read(ready_read, 1) != b"1":
+            await running.kill()
+            said = os.read(error_read, 4096).decode(errors="replace").strip()
+            raise SandboxUnavailableError(f"{_TOOL} did not start: {said or 'it said nothing'}")
+        return running
+    finally:
+        for fd in (ready_read, ready_write, error_read, error_write):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _open_namespaces(ground: Ground, slot: SlotProcess) -> tuple[int, int]:
+    """As the slot's uid: descriptors of its network namespace and of the user namespace owning that.
+
+    Opened under that uid, because it owns the namespaces and needs no CAP_SYS_PTRACE to look.
+    """
+    if ground.identity.mode != USER:
+        uid, gid = ground.identity.slot_uid(slot.slot), ground.identity.slot_gid(slot.slot)
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    net = os.open(f"/proc/{slot.agent_pid}/ns/net", os.O_RDONLY)
+    return net, syscalls.owning_user_namespace(net)
+
+
+def _close_routes(ground: Ground, slot: SlotProcess, closed: Sequence[IPv4Network]) -> None:
+    """In a forked child: join the slot's network and add the unreachable routes. Never returns."""
+    code = 1
+    try:
+        net, user = _open_namespaces(ground, slot)
+        syscalls.setns(user, syscalls.CLONE_NEWUSER)
+        syscalls.setns(net, syscalls.CLONE_NEWNET)
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
+            for sequence, network in enumerate(closed, 1):
+                netlink.send(route_message(network, sequence))
+                answer = netlink.recv(4096)
+                error = struct.unpack_from("=i", answer, _NLMSG_HEADER.size)[0]
+                if error:
+                    raise OSError(-error, f"unreachable route to {network}")
+        code = 0
+    except BaseException as error:
+        os.write(2, f"network of slot {slot.slot}: {error}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def _enter_jail(jail: Path) -> None:
+    """A root with nothing but the system's programs, /proc, the tun device and resolv.conf.
+
+    What parses the slot's packets must not see the state directory, homes or cgroups, should a
+    packet ever take it over.
+    """
+    resolver = Path("/etc/resolv.conf").read_text() if Path("/etc/resolv.conf").exists() else ""
+    mounts.enter_private_namespace()
+    mounts.mount_tmpfs(jail, size_bytes=1024 * 1024, mode=0o755, uid=os.geteuid())
+    for name in ("usr", "proc", "dev/net", "etc", "tmp"):
+        (jail / name).mkdir(parents=True)
+    for device in ("dev/null", "dev/urandom", "dev/net/tun"):
+        (jail / device).touch()
+        syscalls.mount(f"/{device}", str(jail / device), flags=syscalls.MS_BIND)
+    (jail / "etc/resolv.conf").write_text(resolver)
+    mounts.bind_read_only("/usr", str(jail / "usr"))
+    for name in ROOT_LINKS:
+        root_entry(Path("/") / name, jail / name)
+    syscalls.mount("/proc", str(jail / "proc"), flags=syscalls.MS_BIND | syscalls.MS_REC)
+    syscalls.pivot_into(str(jail))
+
+
+def _become_tool(ground: Ground, slot: SlotProcess, tool: str, ready_fd: int, error_fd: int) -> None:
+    """In a forked child: become slirp4netns under the slot's uid. Never returns."""
+    try:
+        reset_signals()
+        _enter_jail(ground.tree.jail)
+        net, user = _open_namespaces(ground, slot)
+        take_descriptors({0: None, 1: error_fd, 2: error_fd, _NET_FD: net, _USER_FD: user, _READY_FD: ready_fd})
+        syscalls.set_no_new_privileges()
+        os.execve(tool, tool_argv(tool), {"PATH": "/usr/bin:/bin"})  # noqa: S606
+    except BaseException as error:
+        os.write(error_fd, f"{error}".encode())
+    finally:
+        os._exit(EXEC_FAILED)

@@ -1,0 +1,119 @@
+"""Builds the tree every slot of a container starts from: read-only system, minimal /etc, agent."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from agentenv.errors import ConfigError
+from agentenv.sandbox.supervisor import mounts
+from agentenv.sandbox.supervisor.isolation import ETC_COPIES, ROOT_DIRECTORIES, ROOT_LINKS
+from agentenv.wire.spec import Bind
+
+_COPY_LIMIT_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The container's private directory: the template ``root`` and a mount point per slot."""
+
+    root: Path
+    workspaces: Path
+    terminals: Path
+    """An empty directory for each slot, where its ``/dev/pts`` is mounted while it starts."""
+    jail: Path
+    """An empty directory: where a slot's network stack builds its own small root."""
+    empty: Path
+    """An empty directory that stays so."""
+
+    def workspace(self, slot: int) -> Path:
+        """The mount point of one slot's workspace."""
+        return self.workspaces / str(slot)
+
+    def slot_terminals(self, slot: int) -> Path:
+        """The mount point of one slot's ``/dev/pts`` while it starts."""
+        return self.terminals / str(slot)
+
+
+def build(
+    private: Path, *, etc: dict[str, str], programs: Mapping[str, Path], binds: Sequence[Bind], slots: int
+) -> Tree:
+    """Fill ``private`` (a tmpfs of ours); ``programs`` by their names in ``/run/agentenv``.
+
+    Raises ConfigError for a bind that cannot be made, OSError when the machine has no ``/usr`` or memory for it."""
+    tree = Tree(private / "root", private / "ws", private / "pts", private / "jail", private / "empty")
+    for name in ROOT_DIRECTORIES:
+        (tree.root / name).mkdir(parents=True, exist_ok=True)
+    (tree.root / "var/tmp").symlink_to("/tmp")  # noqa: S108  (one sized place for temporary files)
+    for name, source in programs.items():
+        target = tree.root / "run/agentenv" / name
+        shutil.copyfile(source, target)
+        target.chmod(0o755)
+    tree.empty.mkdir()
+    show = partial(mounts.show_read_only, empty=str(tree.empty))
+    show("/usr", str(tree.root / "usr"))
+    for name in ROOT_LINKS:
+        root_entry(Path("/") / name, tree.root / name, show)
+    _fill_etc(tree.root / "etc", etc)
+    for index, bind in enumerate(binds):
+        _bind(tree, bind, f"binds[{index}]")
+    tree.workspaces.mkdir()
+    tree.terminals.mkdir()
+    tree.jail.mkdir()
+    for slot in range(slots):
+        tree.workspace(slot).mkdir()
+        tree.slot_terminals(slot).mkdir()
+    return tree
+
+
+def root_entry(source: Path, target: Path, show: Callable[[str, str], None] = mounts.bind_read_only) -> None:
+    """``/bin`` and the like: a symlink into /usr where the machine has that, else the directory."""
+    if source.is_symlink():
+        target.symlink_to(source.readlink())
+    elif source.is_dir():
+        target.mkdir()
+        show(str(source), str(target))
+
+
+def _fill_etc(etc: Path, written: dict[str, str]) -> None:
+    for pattern in ETC_COPIES:
+        for source in sorted(Path("/etc").glob(pattern)):
+            _copy(source, etc / source.relative_to("/etc"))
+    for name, text in written.items():
+        (etc / name).unlink(missing_ok=True)
+        (etc / name).write_text(text)
+    (etc / "mtab").symlink_to("/proc/self/mounts")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy what everybody may read; symlinks stay symlinks, unless they leave /etc and /usr."""
+    kind = source.lstat()
+    if stat.S_ISLNK(kind.st_mode):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(source.readlink())
+    elif stat.S_ISDIR(kind.st_mode) and kind.st_mode & stat.S_IXOTH and os.access(source, os.R_OK):
+        target.mkdir(parents=True, exist_ok=True)
+        for entry in source.iterdir():
+            _copy(entry, target / entry.name)
+    elif stat.S_ISREG(kind.st_mode) and kind.st_mode & stat.S_IROTH and kind.st_size <= _COPY_LIMIT_BYTES:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def _bind(tree: Tree, bind: Bind, where: str) -> None:
+    source, target = Path(bind.source), tree.root / bind.target.lstrip("/")
+    try:
+        if source.is_dir():
+            target.mkdir(parents=True, exist_ok=True)
+            mounts.show_read_only(str(source), str(target), str(tree.empty))
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch(exist_ok=True)
+            mounts.bind_read_only(str(source), str(target))
+    except OSError as error:
+        raise ConfigError(where, f"cannot show {source} at {bind.target}: {error.strerror}") from error

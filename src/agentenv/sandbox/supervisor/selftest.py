@@ -1,0 +1,354 @@
+"""The container proves on itself what it promises, before it serves anybody.
+
+One shell script is run in slot 0 through its agent and reports what it sees; :func:`judge` (pure)
+turns the report into proofs. What needs the supervisor's hands (limits that bite, KILL_ALL) follows.
+Slot 0 is reset afterwards, so no trajectory ever meets what the test left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agentenv.errors import ProtocolError, SelfTestError, StartTimeoutError
+from agentenv.sandbox.supervisor import cgroups
+from agentenv.sandbox.supervisor.agent_runner import AgentRunner, Ran
+from agentenv.sandbox.supervisor.isolation import (
+    AGENT_PATH,
+    FILES_PATH,
+    MAX_TERMINALS,
+    USER,
+    WORKSPACE,
+    command_environment,
+)
+from agentenv.sandbox.supervisor.limits import OWN_PROCESSES
+from agentenv.sandbox.supervisor.slot_process import Ground, SlotProcess
+
+DEADLINE_S = 20.0
+SETTLE_S = 5.0
+"""Killed processes are gone within this time."""
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+_WRITABLE = frozenset({"/workspace", "/tmp", "/dev/shm", "/dev/pts"})  # noqa: S108
+_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "console"))
+_MAX_PROCESSES_SEEN = 8
+_OUTSIDE, _UNSUPPORTED_KERNEL = 200, 201
+"""What slotfiles ends with (``slotfiles.h``)."""
+
+# Builtins wherever possible: a fork costs more than everything else here. `unshare -U` and the
+# connection are tried for real, because a kernel knob may say one thing and do another.
+SCRIPT = r"""
+while IFS=$'\t ' read -r name value _; do case $name in
+  Uid:|CapPrm:|CapEff:|CapBnd:|NoNewPrivs:) echo "status.${name%:}=$value";; esac; done < /proc/self/status
+while read -r id parent dev root point flags rest; do
+  echo "mount.$point=$flags"; case $rest in *upperdir=*) echo "layers.$point=1";; esac
+  case $point in /dev/pts) echo "terminals=${rest##*max=}";; esac
+done < /proc/self/mountinfo
+while IFS=': ' read -r name _; do case $name in Inter-\||face) ;; *) echo "net.$name=1";; esac; done < /proc/net/dev
+set -- /proc/[0-9]*; echo "processes=$#"; read -r comm < /proc/1/comm; echo "init=$comm"
+readlink /proc/self/ns/{cgroup,ipc,mnt,net,pid,user,uts} | while IFS=: read -r kind id; do echo "ns.$kind=$id"; done
+(: > /usr/.agentenv) 2>/dev/null && echo usr_written=1
+(: > /.agentenv) 2>/dev/null && echo root_written=1
+(: > /dev/.agentenv) 2>/dev/null && echo dev_written=1
+(echo 0 > /proc/self/oom_score_adj) 2>/dev/null && echo proc_written=1
+while read -r key; do echo "key.$key=1"; done 2>/dev/null < /proc/keys
+echo probe > /workspace/.agentenv && read -r back < /workspace/.agentenv && echo "workspace=$back"
+read -r blocks size nodes <<< "$(stat -f -c '%b %S %c' /workspace)"; echo "workspace_bytes=$((blocks * size))"
+echo "workspace_inodes=$nodes"
+read -r blocks size <<< "$(stat -f -c '%b %S' /tmp)"; echo "tmp_bytes=$((blocks * size))"
+printf 'max_processes=%s\n' "$(ulimit -Hu)"; printf 'max_data_kib=%s\n' "$(ulimit -Hd)"
+unshare -U true 2>/dev/null; echo "unshare=$?"
+[ -n "$PROBE_ADDRESS" ] && { (exec 3<>"/dev/tcp/$PROBE_ADDRESS/$PROBE_PORT") 2>/dev/null; echo "connect=$?"; }
+while IFS= read -r -d '' entry; do echo "env.${entry%%=*}=1"; done < /proc/self/environ
+exit 0
+"""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One promise, tested. The same shape as :class:`agentenv.wire.server.Proof`."""
+
+    name: str
+    holds: bool
+    required: bool = True
+    detail: str = ""
+    cure: str = ""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the report must say."""
+
+    uid: int
+    host_namespaces: Mapping[str, str]
+    workspace_bytes: int
+    workspace_inodes: int
+    tmp_bytes: int
+    environment: frozenset[str]
+    allow_network: bool
+
+
+def parse_report(text: str) -> dict[str, str]:
+    """The script's ``key=value`` lines."""
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+
+
+def judge(report: Mapping[str, str], want: Expected) -> list[Proof]:
+    """Every proof that can be read off the report. Pure; a missing line never holds."""
+    status = {name: report.get(f"status.{name}", "?") for name in ("Uid", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs")}
+    capabilities = {name: status[name] for name in ("CapPrm", "CapEff", "CapBnd")}
+    shared = [
+        kind
+        for kind in NAMESPACES
+        if kind != "cgroup" and report.get(f"ns.{kind}") in (None, want.host_namespaces.get(kind))
+    ]
+    written = [name for name in ("usr", "root", "dev", "proc") if f"{name}_written" in report]
+    return [
+        Proof("own uid", status["Uid"] == str(want.uid), detail=f"uid {status['Uid']}, wanted {want.uid}"),
+        Proof("no capabilities", all(v.strip("0") == "" for v in capabilities.values()), detail=str(capabilities)),
+        Proof("no new privileges", status["NoNewPrivs"] == "1", detail=f"NoNewPrivs {status['NoNewPrivs']}"),
+        Proof("own namespaces", not shared, detail=f"shared with the machine: {', '.join(shared) or 'none'}"),
+        Proof(
+            "system read-only", not written and not writable_mounts(report), detail=_writable_detail(report, written)
+        ),
+        _engine(report),
+        Proof("workspace writable", report.get("workspace") == "probe", detail="wrote and read back a file"),
+        _at_most("workspace size limit", report.get("workspace_bytes"), want.workspace_bytes),
+        _at_most("workspace file limit", report.get("workspace_inodes"), want.workspace_inodes),
+        _at_most("temporary files size limit", report.get("tmp_bytes"), want.tmp_bytes),
+        _terminals(report.get("terminals", "?")),
+        _network(report, want),
+        _user_namespaces(report.get("unshare", "?")),
+        _keys(report),
+        _environment(report, want),
+        _processes(report),
+    ]
+
+
+def writable_mounts(report: Mapping[str, str]) -> list[str]:
+    """Mounts of the slot that are neither read-only nor meant to be written to."""
+    return sorted(
+        point
+        for point, flags in ((key[len("mount.") :], value) for key, value in report.items() if key.startswith("mount."))
+        if "ro" not in flags.split(",") and point not in _WRITABLE | _DEVICES and not point.startswith("/proc/")
+    )
+
+
+def _writable_detail(report: Mapping[str, str], written: list[str]) -> str:
+    found = [*written, *writable_mounts(report)]
+    return f"writable: {', '.join(found)}" if found else "every mount but the slot's own is read-only"
+
+
+def _engine(report: Mapping[str, str]) -> Proof:
+    """Not required: it tells a policy where the engine keeps this container's files, and lets it do nothing there."""
+    layers = sorted(key[len("layers.") :] for key in report if key.startswith("layers."))
+    named = f"the engine's directories are named at {', '.join(layers)}" if layers else "no mount names one"
+    cure = "the kernel refuses an overlay over the engine's: docs/isolation.md"
+    return Proof("no paths of the engine", not layers, required=False, detail=named, cure=cure if layers else "")
+
+
+def _at_most(name: str, value: str | None, limit: int) -> Proof:
+    # The kernel rounds sizes up to whole pages.
+    rounded = -(-limit // resource.getpagesize()) * resource.getpagesize()
+    holds = value is not None and value.isdigit() and 0 < int(value) <= rounded
+    return Proof(name, holds, detail=f"{value} of at most {limit}")
+
+
+def _terminals(limit: str) -> Proof:
+    return Proof("terminals limit", limit == str(MAX_TERMINALS), detail=f"{limit} of {MAX_TERMINALS}")
+
+
+def _network(report: Mapping[str, str], want: Expected) -> Proof:
+    devices = sorted(key[len("net.") :] for key in report if key.startswith("net."))
+    if not want.allow_network:
+        return Proof("no network", devices == ["lo"], detail=f"interfaces: {', '.join(devices) or 'none seen'}")
+    holds = len(devices) == 2 and "lo" in devices and report.get("connect") not in (None, "0")
+    detail = f"interfaces: {', '.join(devices)}; connecting to the server: {report.get('connect', 'not tried')}"
+    return Proof("network without the server", holds, detail=detail)
+
+
+def _user_namespaces(status: str) -> Proof:
+    detail = {"0": "unshare(1) made one", "127": "the slot has no unshare(1) to try it with"}.get(status, "refused")
+    cure = "install util-linux in the image" if status == "127" else ""
+    return Proof("no user namespaces", status not in ("0", "127", "?"), detail=detail, cure=cure)
+
+
+def _keys(report: Mapping[str, str]) -> Proof:
+    found = sum(key.startswith("key.") for key in report)
+    return Proof("no keys of the machine", found == 0, detail=f"{found} in /proc/keys")
+
+
+def _environment(report: Mapping[str, str], want: Expected) -> Proof:
+    seen = {key[len("env.") :] for key in report if key.startswith("env.")}
+    extra = sorted(seen - want.environment)
+    return Proof("clean environment", bool(seen) and not extra, detail=f"unexpected: {', '.join(extra) or 'none'}")
+
+
+def _processes(report: Mapping[str, str]) -> Proof:
+    count, init = report.get("processes", "?"), report.get("init", "?")
+    holds = count.isdigit() and int(count) <= _MAX_PROCESSES_SEEN and init == "slotagent"
+    return Proof("own /proc", holds, detail=f"{count} processes visible, the first is {init}")
+
+
+def guard_proof(ran: Ran) -> Proof:
+    """What the agent's own attempts at the system calls it refuses to a slot came to."""
+    lines = ran.stdout.splitlines()
+    allowed = [line.removeprefix("allowed ") for line in lines if line.startswith("allowed ")]
+    refused = next((line.removeprefix("refused ") for line in lines if line.startswith("refused ")), "0")
+    holds = ran.status == 0 and not allowed and refused.isdigit() and int(refused) > 0
+    return Proof(
+        "system calls refused",
+        holds,
+        detail=f"{refused} refused; not refused: {', '.join(allowed) or 'none'}",
+        cure="the kernel needs seccomp filters (CONFIG_SECCOMP_FILTER)",
+    )
+
+
+def files_proof(ran: Ran) -> Proof:
+    """What an attempt of the file tools' own program to leave the workspace came to."""
+    lacking = ran.status == _UNSUPPORTED_KERNEL
+    return Proof(
+        "files beneath the workspace",
+        ran.status == _OUTSIDE,
+        detail="there is no openat2" if lacking else f"reading outside of it ended with {ran.status}",
+        cure="use Linux 5.6 or newer, and a seccomp profile that allows openat2" if lacking else "",
+    )
+
+
+def failure(proofs: list[Proof]) -> SelfTestError | None:
+    """The error to refuse with, when a required proof does not hold."""
+    broken = [proof for proof in proofs if proof.required and not proof.holds]
+    if not broken:
+        return None
+    what = "; ".join(f"{proof.name}: {proof.detail}" for proof in broken)
+    cure = next((proof.cure for proof in broken if proof.cure), "")
+    return SelfTestError(
+        f"the container could not prove what it promises: {what}",
+        next_step=cure or "run `agentenv doctor`; docs/isolation.md says what each promise needs",
+    )
+
+
+async def prove(
+    ground: Ground, slot: SlotProcess, host_namespaces: Mapping[str, str], address: tuple[str, int]
+) -> list[Proof]:
+    """Run the whole self-test in a slot that nobody uses yet. Raises StartTimeoutError when it takes too
+    long, SelfTestError when the agent breaks off; whether every required proof holds is :func:`failure`'s to say."""
+    runner = AgentRunner(slot.agent, DEADLINE_S)
+    try:
+        return await _prove(ground, slot, runner, host_namespaces, address)
+    except TimeoutError as error:  # before OSError, of which it is one: lateness proves nothing
+        raise StartTimeoutError(
+            f"the self-test did not finish within {DEADLINE_S:.0f} s", next_step="give the machine less to do at once"
+        ) from error
+    except (ProtocolError, OSError) as error:
+        raise SelfTestError(f"the self-test did not finish: {str(error) or type(error).__name__}") from error
+
+
+async def _prove(
+    ground: Ground,
+    slot: SlotProcess,
+    runner: AgentRunner,
+    host_namespaces: Mapping[str, str],
+    address: tuple[str, int],
+) -> list[Proof]:
+    spec = ground.spec
+    env = command_environment(spec)
+    probe = {"PROBE_ADDRESS": address[0], "PROBE_PORT": str(address[1])} if spec.allow_network else {}
+    want = Expected(
+        uid=ground.identity.slot_uid(slot.slot),
+        host_namespaces=host_namespaces,
+        workspace_bytes=spec.limits.workspace_bytes,
+        workspace_inodes=spec.limits.workspace_inodes,
+        tmp_bytes=spec.limits.tmp_bytes,
+        environment=frozenset(env) | frozenset(probe),
+        allow_network=spec.allow_network,
+    )
+    ran = await runner.run(["bash", "-c", SCRIPT], env | probe)
+    if ran.status != 0:
+        reason = (
+            f"bash could not be started: {os.strerror(ran.errno)}" if ran.errno else f"bash ended with {ran.status}"
+        )
+        return [Proof("commands run", False, detail=reason, cure="the machine needs /usr/bin/bash")]
+    report = parse_report(ran.stdout)
+    return [
+        *judge(report, want),
+        guard_proof(await runner.run([AGENT_PATH, "prove"], {})),
+        files_proof(await runner.run([FILES_PATH, WORKSPACE, "read", "../etc/passwd", "0", "1"], {})),
+        await _process_limit(ground, slot, runner, env, report),
+        _memory_limit(ground, slot, report),
+        await _kill_all(slot, runner, env),
+    ]
+
+
+async def _process_limit(
+    ground: Ground, slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str], report: Mapping[str, str]
+) -> Proof:
+    """Lower the real limit to what runs already, and see the next start refused."""
+    name, wanted = "process limit bites", str(ground.spec.limits.processes + OWN_PROCESSES)
+    if slot.plan is not None and slot.plan.pids_limit is not None:
+        before = slot.plan.pids_limit.read_text().strip()
+        slot.plan.pids_limit.write_text("1")
+        try:
+            refused = await runner.run(["true"], env)
+        finally:
+            slot.plan.pids_limit.write_text(before)
+        holds = refused.errno == errno.EAGAIN and before == wanted
+        return Proof(name, holds, detail=f"pids.max {before}; at its limit a start gives errno {refused.errno}")
+    before = report.get("max_processes", "?")
+    if ground.identity.mode != USER:  # another uid's limits cannot be changed without CAP_SYS_RESOURCE
+        return Proof("process limit", before == wanted, detail=f"RLIMIT_NPROC {before} of {wanted}")
+    # Only the soft limit: nobody here may raise a hard one again.
+    resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (1, int(wanted)))
+    try:
+        refused = await runner.run(["true"], env)
+    finally:
+        resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (int(wanted), int(wanted)))
+    holds = refused.errno == errno.EAGAIN and before == wanted
+    return Proof(name, holds, detail=f"RLIMIT_NPROC {before}; at its limit a start gives errno {refused.errno}")
+
+
+def _memory_limit(ground: Ground, slot: SlotProcess, report: Mapping[str, str]) -> Proof:
+    wanted = ground.spec.limits.memory_bytes
+    rounded = wanted - wanted % resource.getpagesize()
+    if slot.plan is not None and slot.plan.memory_limit is not None:
+        value = slot.plan.memory_limit.read_text().strip()
+        holds = value.isdigit() and rounded <= int(value) <= wanted
+        return Proof("memory limit", holds, detail=f"{slot.plan.memory_limit.name} {value} of {wanted}")
+    value = report.get("max_data_kib", "?")
+    return Proof("memory limit", value == str(wanted // 1024), detail=f"RLIMIT_DATA {value} KiB, per process")
+
+
+async def _kill_all(slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str]) -> Proof:
+    """Processes that left their session, their parent and their group must die like any other."""
+    script = "sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; echo up; sleep 1000"
+    await runner.leave_running(["bash", "-c", script], env)
+    killed = await runner.kill_all()
+    left = await _settled(slot)
+    return Proof("kill ends everything", left <= 1, detail=f"{killed} killed, {max(0, left - 1)} left")
+
+
+async def _settled(slot: SlotProcess) -> int:
+    """Processes in the slot's pid namespace once it has gone quiet (a killed one takes a moment, a long
+    one where the machine is busy)."""
+    ends = time.monotonic() + SETTLE_S
+    while (count := slot_population(slot)) > 1 and time.monotonic() < ends:  # noqa: ASYNC110 - /proc is asked
+        await asyncio.sleep(0.001)
+    return count
+
+
+def slot_population(slot: SlotProcess) -> int:
+    """How many processes live in the slot, the agent included."""
+    if slot.plan is not None:
+        return len(cgroups.members(slot.plan)) - 1
+    children = f"/proc/{slot.agent_pid}/task/{slot.agent_pid}/children"
+    return 1 + len(Path(children).read_text().split())
+
+
+def as_packets(proofs: list[Proof]) -> list[dict[str, object]]:
+    """The proofs as the server and the wire carry them."""
+    return [asdict(proof) for proof in proofs]

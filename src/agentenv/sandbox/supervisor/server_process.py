@@ -1,0 +1,209 @@
+"""The sandbox server as the supervisor's child: unprivileged, restarted when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentenv.errors import ProtocolError
+from agentenv.sandbox.control_protocol import MAX_PACKET_BYTES, Request, Told, encode, requested
+from agentenv.sandbox.slotagent import protocol
+from agentenv.sandbox.supervisor import cgroups, mounts, syscalls
+from agentenv.sandbox.supervisor.child import EXEC_FAILED, become, reset_signals, take_descriptors
+from agentenv.sandbox.supervisor.isolation import USER, Identity
+from agentenv.sandbox.supervisor.limits import CgroupPlan
+from agentenv.sandbox.supervisor.reaper import Reaper
+
+log = logging.getLogger(__name__)
+
+CONTROL_FD = 3
+LISTEN_FD = 4
+
+_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/"}
+
+
+def default_argv() -> list[str]:
+    """The server under this interpreter. ``-P -s`` keep the working directory and the user's own
+    packages out; ``-I`` would too, but it also ignores PYTHONPATH, by which a checkout that is not
+    installed finds itself (see :func:`environment`)."""
+    return [sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", "agentenv.sandbox.serve"]
+
+
+def environment() -> dict[str, str]:
+    """The server's whole environment: nothing of the caller's."""
+    return {**_ENVIRONMENT, "PYTHONPATH": str(Path(__file__).resolve().parents[3]), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+@dataclass(frozen=True)
+class ServerGround:
+    """What every server process of a container is started with."""
+
+    argv: Sequence[str]
+    identity: Identity
+    listener: socket.socket
+    private: Path
+    plan: CgroupPlan | None
+
+
+class ServerLink:
+    """The supervisor's end of the control socket: queued packets out, checked requests in.
+
+    ``on_request`` gets each request; ``on_broken`` is called once when the link cannot go on (EOF,
+    or a packet that breaks the contract), with the reason.
+    """
+
+    def __init__(
+        self, sock: socket.socket, slots: int, on_request: Callable[[Request], None], on_broken: Callable[[str], None]
+    ) -> None:
+        self._sock = sock
+        self._slots = slots
+        self._on_request = on_request
+        self._on_broken = on_broken
+        self._queue: deque[tuple[bytes, int | None]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self._read)
+
+    def send(self, packet: Told, fd: int | None = None) -> None:
+        """Queue one packet. ``fd`` is duplicated, so the caller may close its own at any time."""
+        if self._open:
+            self._queue.append((encode(packet), os.dup(fd) if fd is not None else None))
+            self._flush()
+
+    def drain(self) -> None:
+        """Take in what the (dead) server had sent, then :meth:`close`: what it said of its leases still holds."""
+        while self._open and self._read():
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Stop for good. May be called again."""
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        while self._queue:
+            _, fd = self._queue.popleft()
+            if fd is not None:
+                os.close(fd)
+
+    def _flush(self) -> None:
+        while self._queue:
+            packet, fd = self._queue[0]
+            try:
+                protocol.send(self._sock, packet, () if fd is None else (fd,))
+            except BlockingIOError:
+                self._loop.add_writer(self._sock.fileno(), self._flush)
+                return
+            except OSError as error:
+                self._break(f"the control socket: {error}")
+                return
+            self._queue.popleft()
+            if fd is not None:
+                os.close(fd)
+        self._loop.remove_writer(self._sock.fileno())
+
+    def _read(self) -> bool:
+        """Take one packet; whether there was one."""
+        try:
+            packet = self._sock.recv(MAX_PACKET_BYTES + 1)  # descriptors sent along are dropped by the kernel
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._break(f"the control socket: {error}")
+            return False
+        if not packet:
+            self._break("it closed its control socket")
+            return False
+        try:
+            request = requested(packet, self._slots)
+        except ProtocolError as error:
+            self._break(error.message)
+            return False
+        self._on_request(request)
+        return True
+
+    def _break(self, reason: str) -> None:
+        self.close()
+        self._on_broken(reason)
+
+
+@dataclass
+class ServerProcess:
+    """One life of the server."""
+
+    pid: int
+    exited: asyncio.Future[int]
+    link: ServerLink
+    serving: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def kill(self) -> None:
+        """SIGKILL it; ``exited`` tells when it is gone."""
+        self.link.close()
+        if not self.exited.done():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def start(
+    ground: ServerGround,
+    slots: int,
+    reaper: Reaper,
+    on_request: Callable[[Request], None],
+    on_broken: Callable[[str], None],
+) -> ServerProcess:
+    """Fork the server. It has said nothing yet: ``serving`` is the caller's to set."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        _become_server(ground, theirs)
+    exited = reaper.watch(pid)
+    theirs.close()
+    return ServerProcess(pid, exited, ServerLink(ours, slots, on_request, on_broken))
+
+
+def _become_server(ground: ServerGround, control: socket.socket) -> None:
+    """In the forked child: into its cgroup, its own view of the machine, its uid. Never returns."""
+    try:
+        if ground.plan is not None:
+            cgroups.join(ground.plan)
+        _take_own_view(ground)
+        _take_descriptors(control.fileno(), ground.listener.fileno())
+        reset_signals()
+        os.chdir("/")
+        become(ground.identity, ground.identity.server_uid, ground.identity.server_uid)
+        numbers = ["--control-fd", str(CONTROL_FD), "--listen-fd", str(LISTEN_FD)]
+        os.execve(ground.argv[0], [*ground.argv, *numbers], environment())  # noqa: S606
+    except BaseException as error:
+        os.write(2, f"starting the server: {error}\n".encode())
+    finally:
+        os._exit(EXEC_FAILED)
+
+
+def _take_own_view(ground: ServerGround) -> None:
+    """A mount namespace without the slots' mounts, in which the interpreter can be reached.
+
+    Without the slots' mounts also because a copy of a workspace's mount would keep its memory alive
+    after the reset that discards it.
+    """
+    mounts.enter_private_namespace()
+    syscalls.umount(str(ground.private), syscalls.MNT_DETACH)
+    if ground.identity.mode != USER:
+        mounts.show_to_everybody(mounts.unreachable(mounts.interpreter_directories()))
+
+
+def _take_descriptors(control: int, listener: int) -> None:
+    """stdin is empty; stdout goes to the log, because our own stdout carries events."""
+    take_descriptors({0: None, 1: 2, 2: 2, CONTROL_FD: control, LISTEN_FD: listener})

@@ -1,0 +1,341 @@
+"""One slot over time: started, reset, sealed, lost, quarantined; each change proved before told."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import math
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
+from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
+from agentenv.sandbox.supervisor import cgroups, limits, network, slot_process
+from agentenv.sandbox.supervisor.network import NetworkProcess
+from agentenv.sandbox.supervisor.reaper import Reaper, end_of
+from agentenv.sandbox.supervisor.slot_process import Ground, SlotProcess
+from agentenv.sandbox.supervisor.slot_states import SlotPhase, moved
+
+log = logging.getLogger(__name__)
+
+_START_ATTEMPTS = 3
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_FIRST_START_PATIENCE_S = 5.0
+_SEAL_PATIENCE_S = 15.0
+"""For how long a shortage is waited out where somebody waits for the slot; a reset waits as long as it takes."""
+_KILLED = f"exit code {128 + signal.SIGKILL}"
+_SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOBUFS)
+_PROOF_DEADLINE_S = 5.0
+_LOSSES = 5
+_LOSSES_WITHIN_S = 10.0
+
+
+class SlotReports(Protocol):
+    """Who is told what became of a slot."""
+
+    def ready(self, slot: SlotLife) -> None:
+        """The slot can be used; its ``kept`` says whether the workspace is the one of before."""
+
+    def failed(self, slot: SlotLife) -> None:
+        """The slot is quarantined for good; its ``reason`` says why."""
+
+    def lost(self, slot: SlotLife, loss: Loss, reason: str) -> None:
+        """The slot ended by itself; it is being reset, or given up."""
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What slots of one container share. ``gate`` bounds how many start at once."""
+
+    ground: Ground
+    reaper: Reaper
+    reports: SlotReports
+    gate: asyncio.Semaphore
+    network_tool: str | None
+
+
+@dataclass
+class CrashLoop:
+    """Tells a crash from a crash loop: ``limit`` crashes within ``within_s``."""
+
+    limit: int
+    within_s: float
+    times: deque[float] = field(default_factory=deque)
+
+    def crashed(self, now: float) -> bool:
+        """Note a crash at ``now``; True when this makes it a loop."""
+        self.times.append(now)
+        while self.times[0] < now - self.within_s:
+            self.times.popleft()
+        return len(self.times) >= self.limit
+
+
+class SlotLife:
+    """One slot. Read ``phase``, ``epoch``, ``lease``, ``process``; ask with :meth:`ask`."""
+
+    def __init__(self, shop: Workshop, number: int) -> None:
+        self.number = number
+        self.phase = SlotPhase.absent
+        self.epoch = 0
+        self.lease: dict[str, Any] | None = None
+        self.handed = False
+        """Whether a server has had the slot since the last reset. A slot that it had and for which no lease is
+        remembered may have been used, whatever it did or did not tell before it died."""
+        self.kept = False
+        self.reason = ""
+        self.process: SlotProcess | None = None
+        self._network: NetworkProcess | None = None
+        self._shop = shop
+        self._task: asyncio.Task[None] | None = None
+        self._reset_after = False
+        self._losses = CrashLoop(_LOSSES, _LOSSES_WITHIN_S)
+        self._limits: LimitWatch | None = None
+
+    def __repr__(self) -> str:
+        return f"<slot {self.number} {self.phase.value} epoch {self.epoch}{' leased' if self.lease else ''}>"
+
+    async def first_start(self) -> None:
+        """Bring the slot up for the first time. Raises SandboxUnavailableError instead of
+        quarantining: at start the container can still refuse to serve."""
+        self._move(SlotPhase.starting)
+        await self._start(fresh=True, patience_s=_FIRST_START_PATIENCE_S)
+        self._arrive(kept=False, tell=False)
+
+    def begin(self) -> None:
+        """Bring the slot up in the background; reports tell what came of it."""
+        self._begin(self._bring_up())
+
+    def reset(self) -> None:
+        """Make it anew. Asked for during a reset it is that reset; a quarantined slot stays what it is."""
+        if self.phase is SlotPhase.ready:
+            self._turn(SlotPhase.resetting)
+        elif self._sealing:
+            self._reset_after = True
+
+    def seal(self) -> None:
+        """New namespaces over the same workspace; ignored while the slot is not ready."""
+        if self.phase is SlotPhase.ready:
+            self._turn(SlotPhase.sealing)
+
+    def remember(self, lease: dict[str, Any] | None) -> None:
+        """Keep the lease for the next server; ignored while the slot is not ready."""
+        if self.phase is SlotPhase.ready:
+            self.lease = lease
+
+    async def settled(self) -> None:
+        """Wait until the slot is neither starting nor resetting."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait([self._task])
+
+    def _move(self, to: SlotPhase) -> None:
+        self.phase = moved(self.phase, to)
+
+    def _turn(self, to: SlotPhase) -> None:
+        self._move(to)
+        self._sealing = to is SlotPhase.sealing
+        if to is SlotPhase.resetting:
+            self.epoch += 1
+            self.lease, self.handed = None, False
+        self._begin(self._cycle())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.create_task(work, name=f"slot {self.number}")
+        self._task.add_done_callback(self._check_task)
+
+    def _check_task(self, task: asyncio.Task[None]) -> None:
+        """A mistake of ours in the work above must not leave the slot being reset for ever."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.error("slot %d: its task failed", self.number, exc_info=error)
+        if self.phase in (SlotPhase.starting, SlotPhase.resetting, SlotPhase.sealing):
+            self._quarantine(f"the supervisor failed at it: {error!r}")
+
+    _sealing = False
+
+    async def _cycle(self) -> None:
+        keep = self._sealing
+        if self._limits is not None:
+            self._limits.begin()
+        try:
+            await self._end()
+            if not keep:
+                await self._discard()
+        except OSError as error:
+            self._quarantine(f"could not be proved clean: {error or type(error).__name__}")
+            return
+        self._move(SlotPhase.starting)
+        await self._bring_up(keep=keep)
+
+    async def _bring_up(self, *, keep: bool = False) -> None:
+        if self.phase is SlotPhase.absent:
+            self._move(SlotPhase.starting)
+        try:
+            await self._start(fresh=not keep, patience_s=_SEAL_PATIENCE_S if keep else math.inf)
+        except SandboxUnavailableError as error:
+            if keep:
+                self._give_up_seal(error)
+            else:
+                self._quarantine(f"could not be started: {error}")
+        except OSError as error:
+            self._quarantine(f"a start that failed could not be undone: {error or type(error).__name__}")
+        else:
+            self._arrive(kept=keep)
+
+    def _give_up_seal(self, error: SandboxUnavailableError) -> None:
+        """The workspace cannot be had under new namespaces: its lease ends, the slot is made wholly anew."""
+        filled = self._limits is not None and self._limits.killed_by_own_limit()
+        loss = Loss.filled if filled else Loss.not_renewed
+        self._reset_after = False
+        self._shop.reports.lost(self, loss, f"it could not be sealed: {error.message}")
+        self._turn(SlotPhase.resetting)
+
+    async def _start(self, *, fresh: bool, patience_s: float) -> None:
+        """Make what the slot needs and start it. A start that failed is undone and tried again: a few times, and
+        for ``patience_s`` where something was only short at the moment.
+
+        Raises SandboxUnavailableError when that did not help, OSError when a start could not be undone.
+        """
+        began_s, attempt, pause_s = time.monotonic(), 0, _FIRST_PAUSE_S
+        while True:
+            attempt += 1
+            try:
+                async with self._shop.gate:
+                    if fresh:
+                        self._prepare()
+                    else:
+                        slot_process.reopen_workspace(self._shop.ground, self.number)
+                    await self._start_once()
+                return
+            except (OSError, SandboxUnavailableError) as error:
+                failure = error
+            await self._end()
+            if fresh:
+                await self._discard()
+            patient = is_shortage(failure) and time.monotonic() - began_s < patience_s
+            if attempt >= _START_ATTEMPTS and not patient:
+                raise SandboxUnavailableError(str(failure)) from failure
+            log.warning("slot %d: start %d failed: %s", self.number, attempt, failure)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _prepare(self) -> None:
+        ground = self._shop.ground
+        plan = ground.plan(self.number)
+        if plan is not None:
+            cgroups.make(plan)
+        slot_process.mount_workspace(ground, self.number)
+
+    async def _start_once(self) -> None:
+        shop = self._shop
+        self.process = await slot_process.start(shop.ground, self.number, shop.reaper)
+        if shop.network_tool is not None:
+            self._network = await network.attach(shop.ground, self.process, shop.reaper, shop.network_tool)
+
+    def _arrive(self, *, kept: bool, tell: bool = True) -> None:
+        assert self.process is not None
+        self._move(SlotPhase.ready)
+        self.kept = kept
+        self._sealing = False
+        self._watch_limits(self.process)
+        process = self.process
+        process.exited.add_done_callback(lambda ended: self._ended(process, ended))
+        if self._network is not None:
+            self._network.exited.add_done_callback(lambda ended: self._went_offline(process, ended))
+        if self._reset_after:
+            self._reset_after = False
+            self.reset()
+        elif tell:
+            self._shop.reports.ready(self)
+
+    def _watch_limits(self, process: SlotProcess) -> None:
+        if self._limits is not None:
+            self._limits.close()
+        self._limits = LimitWatch(limits.limit_files(process.plan))
+
+    def _ended(self, process: SlotProcess, ended: asyncio.Future[int]) -> None:
+        if self.phase is not SlotPhase.ready or process is not self.process or ended.cancelled():
+            return
+        status = ended.result()
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        loss = loss_of_end(code, killed_for_memory_above=self._killed_above())
+        self._lose(loss, f"the slot's agent ended by itself: {end_of(status)}")
+
+    def _went_offline(self, process: SlotProcess, ended: asyncio.Future[int]) -> None:
+        """Without its network the slot would go on and fail for a reason that nobody is told."""
+        if self.phase is not SlotPhase.ready or process is not self.process or ended.cancelled():
+            return
+        loss = loss_of_network(ended.result(), killed_for_memory_above=self._killed_above())
+        self._lose(loss, f"the slot's network ended by itself: {end_of(ended.result())}")
+
+    def _killed_above(self) -> bool:
+        return self._limits is not None and self._limits.take_above() == MEMORY_ABOVE
+
+    def _lose(self, loss: Loss, reason: str) -> None:
+        self._shop.reports.lost(self, loss, reason)
+        if self._losses.crashed(time.monotonic()):
+            self._quarantine(f"{reason}, {_LOSSES} times within {_LOSSES_WITHIN_S:.0f} s")
+            return
+        self._turn(SlotPhase.resetting)
+
+    async def _end(self) -> None:
+        """Kill all of the slot and prove it. Raises OSError (TimeoutError) when it cannot be proved."""
+        if self._network is not None:
+            await self._network.kill()
+            self._network = None
+        if self.process is not None:
+            await self.process.kill()
+            self.process = None
+        plan = self._shop.ground.plan(self.number)
+        if plan is None:
+            return
+        deadline = time.monotonic() + _PROOF_DEADLINE_S
+        while left := cgroups.members(plan):
+            if time.monotonic() > deadline:
+                raise OSError(f"{len(left)} processes survived SIGKILL for {_PROOF_DEADLINE_S:.0f} s")
+            cgroups.kill(plan)
+            await asyncio.sleep(0.001)
+
+    async def _discard(self) -> None:
+        """Remove the workspace and the cgroup. Raises OSError when either stays."""
+        ground = self._shop.ground
+        # In a thread: the kernel takes its time for a large workspace (300 ms a GiB), and other slots wait for us.
+        await asyncio.to_thread(_unmount, ground, self.number)
+        plan = ground.plan(self.number)
+        deadline = time.monotonic() + _PROOF_DEADLINE_S
+        while plan is not None and not cgroups.remove(plan):
+            if time.monotonic() > deadline:
+                raise OSError("its cgroup cannot be removed: the kernel still counts a process in it")
+            await asyncio.sleep(0.001)
+
+    def _quarantine(self, reason: str) -> None:
+        log.error("slot %d is quarantined: %s", self.number, reason)
+        self.reason = reason
+        self.lease = None
+        self._move(SlotPhase.quarantined)
+        self._shop.reports.failed(self)
+
+
+def _unmount(ground: Ground, slot: int) -> None:
+    try:
+        slot_process.unmount_workspace(ground, slot)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # nothing is mounted there: the start that failed had not come so far
+            raise
+
+
+def is_shortage(failure: Exception) -> bool:
+    """Whether a start failed for want of something that others may give back (processes, memory, time): the slot
+    itself is proved empty, and a later start may do. bwrap's words are all there is to tell it by."""
+    if isinstance(failure, TimeoutError) or isinstance(failure.__cause__, TimeoutError):
+        return True
+    if isinstance(failure, OSError) and failure.errno in _SHORT:
+        return True
+    words = str(failure)
+    return any(os.strerror(number) in words for number in _SHORT) or signal.SIGKILL.name in words or _KILLED in words

@@ -1,0 +1,407 @@
+"""PID 1 of a container: makes slots, keeps the server running, ends everything.
+
+One thread, one event loop. It has no network, reads nothing a slot wrote but the agent's HELLO and
+the self-test's report, and takes three requests from the server, checked in
+:mod:`agentenv.sandbox.control_protocol`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import resource
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError, StartTimeoutError
+from agentenv.sandbox.control_protocol import (
+    Hello,
+    Ping,
+    Pong,
+    Remember,
+    Request,
+    Reset,
+    Seal,
+    Serving,
+    SlotFailed,
+    SlotLost,
+    SlotReady,
+)
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.descriptors import needed
+from agentenv.sandbox.loop_watch import LoopWatch
+from agentenv.sandbox.supervisor import cgroups, child, events, isolation, mounts, rootfs, selftest, server_process
+from agentenv.sandbox.supervisor.isolation import Identity
+from agentenv.sandbox.supervisor.limits import CgroupLayout, limit_files, server_plan
+from agentenv.sandbox.supervisor.reaper import Reaper, end_of
+from agentenv.sandbox.supervisor.server_process import ServerGround, ServerProcess
+from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop, SlotLife, Workshop
+from agentenv.sandbox.supervisor.slot_process import Ground
+from agentenv.sandbox.supervisor.slot_states import SlotPhase
+from agentenv.wire.spec import SandboxSpec
+
+log = logging.getLogger(__name__)
+
+SERVING_DEADLINE_S = 30.0
+_SETTLE_DEADLINE_S = 30.0
+_LATE = f"it did not serve within {SERVING_DEADLINE_S:.0f} s"
+_CRASHES = 5
+_CRASHES_WITHIN_S = 10.0
+_FIRST_BACKOFF_S = 0.05
+_LONGEST_BACKOFF_S = 1.0
+_END_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """All that was found out and opened before the namespaces were entered."""
+
+    spec: SandboxSpec
+    token: str
+    identity: Identity
+    directory: Path
+    listener: socket.socket
+    layout: CgroupLayout | None
+    weaker: tuple[str, ...]
+    host_namespaces: Mapping[str, str]
+    bwrap: str
+    agent: Path
+    files: Path
+    launcher: Path
+    network_tool: str | None
+    shell: Path | None
+    server_argv: Sequence[str]
+    lifeline: bool
+
+
+class Supervisor:
+    """One container's life. Its ``ready``, ``failed`` and ``lost`` hear from the slots."""
+
+    def __init__(self, launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch) -> None:
+        self._launch = launch
+        self._pid = pid
+        self._watch = watch
+        self._reaper = reaper
+        self._server: ServerProcess | None = None
+        self._greeted = False
+        self._server_broke = ""
+        self._proofs: list[dict[str, object]] = []
+        ground, self._private = _prepare_ground(launch)
+        starting_at_once = 2 * len(os.sched_getaffinity(0))
+        shop = Workshop(ground, reaper, self, asyncio.Semaphore(starting_at_once), launch.network_tool)
+        self._ground = ground
+        self._slots = [SlotLife(shop, number) for number in range(launch.spec.slots)]
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises AgentEnvError when the container cannot serve (any more)."""
+        await self._start_slots_and_server()
+        await self._until_serving()
+        await self._until_settled()
+        port = self._launch.listener.getsockname()[1]
+        isolation_mode = self._launch.identity.mode
+        self._watch.begin()
+        events.emit("ready", port=port, pid=self._pid, isolation=isolation_mode, weaker=list(self._launch.weaker))
+        crashes = CrashLoop(_CRASHES, _CRASHES_WITHIN_S)
+        while True:
+            reason = await self._server_end()
+            log.error("the server ended: %s", reason)
+            if crashes.crashed(time.monotonic()):
+                raise SandboxUnavailableError(
+                    f"the server died {_CRASHES} times within {_CRASHES_WITHIN_S:.0f} s; the last time: {reason}",
+                    next_step="the log on standard error says why",
+                )
+            await asyncio.sleep(_backoff_s(len(crashes.times)))
+            self._reset_orphans()
+            self._start_server()
+            self._greet()
+            if await self._serving_or_end():
+                events.emit("server_restarted")
+
+    # ---- SlotReports
+
+    def ready(self, slot: SlotLife) -> None:
+        """Hand the slot to the server, if one has been greeted; otherwise the greeting will."""
+        if self._greeted and self._server is not None and slot.process is not None:
+            limits = limit_files(slot.process.plan)
+            packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits)
+            slot.handed = True
+            self._server.link.send(packet, slot.process.agent.fileno())
+
+    def failed(self, slot: SlotLife) -> None:
+        """Tell the server that the slot is quarantined."""
+        if self._greeted and self._server is not None:
+            self._server.link.send(SlotFailed(slot.number, slot.epoch, slot.reason))
+
+    def lost(self, slot: SlotLife, loss: Loss, reason: str) -> None:
+        """Tell the server that the slot ended by itself."""
+        log.warning("slot %d: %s", slot.number, reason)
+        if self._greeted and self._server is not None:
+            self._server.link.send(SlotLost(slot.number, loss, reason))
+
+    # ---- starting
+
+    async def _start_slots_and_server(self) -> None:
+        """The server's imports, the self-test and the other slots take their time side by side."""
+        self._start_server()
+        first, *others = self._slots
+        try:
+            await first.first_start()
+        except OSError as error:
+            raise SandboxUnavailableError(f"the first slot could not be made: {error}") from error
+        except SandboxUnavailableError as error:
+            raise isolation.explain_bwrap(error.message) from error
+        for slot in others:
+            slot.begin()
+        assert first.process is not None
+        address = self._probe_address()
+        proofs = await selftest.prove(self._ground, first.process, self._launch.host_namespaces, address)
+        self._proofs = selftest.as_packets(proofs)
+        broken = selftest.failure(proofs)
+        if broken is not None:
+            raise broken
+        first.reset()
+
+    def _probe_address(self) -> tuple[str, int]:
+        """Where a slot with network tries to reach the server, and must fail."""
+        host, port = self._launch.listener.getsockname()[:2]
+        return ("10.0.2.2" if host in ("0.0.0.0", "127.0.0.1", "::", "::1") else host), port  # noqa: S104
+
+    def _start_server(self) -> None:
+        self._server_broke = ""
+        self._greeted = False
+        layout = self._launch.layout
+        plan = server_plan(layout, self._launch.spec.container) if layout else None
+        ground = ServerGround(
+            self._launch.server_argv, self._launch.identity, self._launch.listener, self._private, plan
+        )
+        self._server = server_process.start(
+            ground, self._launch.spec.slots, self._reaper, self._request, self._link_broken
+        )
+
+    def _greet(self) -> None:
+        """Hello, then every slot there is: the living with their leases, the quarantined as failed."""
+        assert self._server is not None
+        launch = self._launch
+        self._server.link.send(
+            Hello(
+                dataclasses.asdict(launch.spec),
+                launch.token,
+                launch.identity.mode,
+                list(launch.weaker),
+                self._proofs,
+                isolation.SHELL_PATH if launch.shell else "",
+            )
+        )
+        self._greeted = True
+        for slot in self._slots:
+            if slot.phase is SlotPhase.ready:
+                slot.kept = slot.lease is not None
+                self.ready(slot)
+            elif slot.phase is SlotPhase.quarantined:
+                self.failed(slot)
+
+    async def _until_serving(self) -> None:
+        self._greet()
+        if not await self._serving_or_end():
+            failure = StartTimeoutError if self._server_broke == _LATE else SandboxUnavailableError
+            reason = await self._server_end()
+            raise failure(f"the server did not start: {reason}", next_step="the log on standard error says why")
+
+    async def _until_settled(self) -> None:
+        """Wait until every slot is ready or quarantined; a container with none is of no use."""
+        settling = [asyncio.ensure_future(slot.settled()) for slot in self._slots]
+        _, late = await asyncio.wait(settling, timeout=_SETTLE_DEADLINE_S)
+        for waiting in late:  # those slots go on trying
+            waiting.cancel()
+        if all(slot.phase is SlotPhase.quarantined for slot in self._slots):
+            raise SandboxUnavailableError(f"no slot could be made: {self._slots[0].reason}")
+        if not any(slot.phase is SlotPhase.ready for slot in self._slots):
+            raise StartTimeoutError(f"no slot could be made within {_SETTLE_DEADLINE_S:.0f} s: the log says why")
+
+    async def _serving_or_end(self) -> bool:
+        """Whether the server serves; False when it ended first, or had to be killed for silence."""
+        assert self._server is not None
+        server = self._server
+        serving = asyncio.create_task(server.serving.wait())
+        try:
+            waits: list[asyncio.Future[object]] = [serving, server.exited]  # type: ignore[list-item]
+            await asyncio.wait(waits, timeout=SERVING_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            serving.cancel()
+        if server.serving.is_set():
+            return True
+        if not server.exited.done():
+            self._server_broke = _LATE
+            server.kill()
+        return False
+
+    # ---- while serving
+
+    def _request(self, request: Request) -> None:
+        assert self._server is not None
+        match request:
+            case Serving():
+                self._server.serving.set()
+            case Ping():
+                self._server.link.send(Pong(self._watch.stalls()))
+            case Reset(number, epoch) if epoch == self._slots[number].epoch:
+                self._slots[number].reset()
+            case Seal(number, epoch) if epoch == self._slots[number].epoch:
+                self._slots[number].seal()
+            case Remember(number, epoch, lease) if epoch == self._slots[number].epoch:
+                self._slots[number].remember(lease)
+
+    def _link_broken(self, reason: str) -> None:
+        """A server without a link is of no use, and one that breaks the contract is not trusted."""
+        if self._server is not None and not self._server.exited.done():
+            self._server_broke = self._server_broke or reason
+            self._server.kill()
+
+    async def _server_end(self) -> str:
+        """Wait until the server's process is gone; why it is."""
+        assert self._server is not None
+        status = await asyncio.shield(self._server.exited)
+        self._server.link.drain()
+        self._greeted = False
+        return f"{end_of(status)}{f' ({self._server_broke})' if self._server_broke else ''}"
+
+    def _reset_orphans(self) -> None:
+        """Slots that the dead server had, and for which no lease is remembered: it may have been about to ask for
+        their reset, or to say whose they are."""
+        for slot in self._slots:
+            if slot.phase is SlotPhase.ready and slot.handed and slot.lease is None:
+                slot.reset()
+
+
+def _backoff_s(crashes: int) -> float:
+    return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (crashes - 1))
+
+
+def _prepare_ground(launch: Launch) -> tuple[Ground, Path]:
+    """The container's cgroups, private directory and template tree."""
+    spec, identity = launch.spec, launch.identity
+    if launch.layout is not None:
+        cgroups.make(server_plan(launch.layout, spec.container))
+    place = launch.directory / "private"
+    place.mkdir(exist_ok=True)
+    if identity.mode != isolation.USER:  # everything of an ordinary user's is reached under one uid
+        outside = (launch.agent, launch.files, launch.launcher, Path(launch.bwrap), Path(launch.network_tool or "/"))
+        needed = [*mounts.interpreter_directories(), launch.directory, *outside]
+        place = mounts.private_place(place, [*needed, *(Path(bind.source) for bind in spec.binds)])
+    mounts.mount_private(place, identity.own_uid)
+    etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
+    programs = {"slotagent": launch.agent, "slotfiles": launch.files}
+    if launch.shell is not None:
+        programs["bash"] = launch.shell
+    tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
+    return Ground(spec, identity, tree, launch.layout, launch.bwrap, launch.launcher), place
+
+
+def _watch_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """Standard input at EOF: whoever started us is gone, or closed it on purpose."""
+
+    def readable() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            stop.set()
+
+    loop.add_reader(0, readable)
+
+
+async def _live(launch: Launch, pid: int, watch: LoopWatch) -> int:
+    """The container's whole life; its exit code."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    reaper = Reaper(loop)
+    if launch.lifeline:
+        _watch_lifeline(loop, stop)
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        return await _until_stopped(launch, pid, reaper, watch, stopped)
+    finally:
+        stopped.cancel()
+        reaper.close()
+        await _end_everything(launch)
+
+
+async def _until_stopped(
+    launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch, stopped: asyncio.Task[bool]
+) -> int:
+    try:
+        serving = asyncio.create_task(Supervisor(launch, pid, reaper, watch).run())
+    except OSError as error:
+        return events.emit_failure(SandboxUnavailableError(f"the container could not be prepared: {error}"))
+    except AgentEnvError as error:
+        return events.emit_failure(error)
+    await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        serving.cancel()
+        await asyncio.wait([serving])
+        return 0
+    failure = serving.exception()
+    if isinstance(failure, AgentEnvError):
+        return events.emit_failure(failure)
+    log.error("the supervisor itself failed", exc_info=failure)
+    return events.emit_failure(SandboxUnavailableError(f"the supervisor itself failed: {failure!r}"))
+
+
+async def _end_everything(launch: Launch) -> None:
+    """Kill every process of this pid namespace, reap them all, remove the cgroups."""
+    deadline = time.monotonic() + _END_DEADLINE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGKILL)
+        if _reap_all():
+            break
+        await asyncio.sleep(0.002)
+    for base in launch.layout.base(launch.spec.container) if launch.layout else ():
+        cgroups.remove_tree(base)
+
+
+def _reap_all() -> bool:
+    """Reap what has died; True when no child is left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _too_few_descriptors(hard: int, slots: int) -> ConfigError:
+    return ConfigError(
+        "slots",
+        f"{slots} slots need a limit of {needed(slots)} open files at least, and here it is {hard}",
+        next_step="raise the hard limit (ulimit -Hn), or start fewer slots per container",
+    )
+
+
+def run(launch: Launch) -> int:
+    """Be the supervisor, as PID 1 of the new pid namespace. Returns the exit code."""
+    os.umask(0o022)
+    child.reserve_low_descriptors()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < needed(launch.spec.slots):
+        return events.emit_failure(_too_few_descriptors(hard, launch.spec.slots))
+    try:
+        pid = int(str(Path("/proc/self").readlink()))  # as the machine counts: still the old /proc
+        mounts.enter_private_namespace()
+        mounts.mount_proc()
+    except OSError as error:
+        return events.emit_failure(isolation.explain_namespaces(error))
+    with LoopWatch("supervisor") as watch, asyncio.Runner(loop_factory=watch.new_loop) as runner:
+        code = runner.run(_live(launch, pid, watch))
+    if code == 0:
+        events.emit("stopped")
+    return code

@@ -1,0 +1,150 @@
+"""Removes what containers that died left behind: ``python -m agentenv.sandbox.supervisor.sweep STATE_DIR``.
+
+A dead container leaves cgroup directories and its data directory; everything else (processes,
+mounts, sockets) went with its namespaces. The living are told from the dead by the lock each
+supervisor holds on ``STATE_DIR/<container>/lock`` for as long as it lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.sandbox.supervisor import cgroups
+
+LOCK_FILE = "lock"
+CGROUPS_FILE = "cgroups"
+_SWEPT_WITHIN_S = 5.0
+"""A sweep that kills what still lives takes up to 2 s for each hierarchy of cgroups."""
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What became of one dead container. ``left`` names what could not be removed."""
+
+    container: str
+    removed: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+class StillRunningError(RuntimeError):
+    """Somebody holds the container's lock."""
+
+
+def take_lock(directory: Path) -> int:
+    """Make ``directory`` and lock it; the descriptor is the lock.
+
+    Raises StillRunningError when a living supervisor holds it, OSError when it cannot be made.
+    """
+    ends_s = time.monotonic() + _SWEPT_WITHIN_S
+    while True:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+        try:
+            fd = _try_lock(directory, os.O_CREAT)
+        except FileNotFoundError:
+            continue  # a sweep removed the directory under us
+        except BlockingIOError:
+            # Held for long only by a supervisor that lives; for a moment, by a sweep of what was there before.
+            if time.monotonic() > ends_s:
+                raise StillRunningError(str(directory)) from None
+            time.sleep(0.01)
+            continue
+        if fd is not None:
+            return fd
+
+
+def _try_lock(directory: Path, flags: int = 0) -> int | None:
+    """The lock; None when the file went meanwhile. Raises BlockingIOError, FileNotFoundError."""
+    file = directory / LOCK_FILE
+    fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_at(fd, file):
+            return fd
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def record_cgroups(directory: Path, bases: tuple[Path, ...]) -> None:
+    """Note the container's cgroups before they are made, so that a sweep finds them."""
+    (directory / CGROUPS_FILE).write_text("".join(f"{base}\n" for base in bases))
+
+
+def sweep_container(directory: Path) -> Swept | None:
+    """Remove one dead container's cgroups (killing what still lives in them) and its directory.
+
+    None when it is alive, or gone already.
+    """
+    try:
+        lock = _try_lock(directory)
+    except OSError:  # its supervisor lives, or somebody else sweeps it, or has
+        return None
+    if lock is None:
+        return None
+    removed: list[str] = []
+    left: list[str] = []
+    try:
+        for base in _recorded(directory):
+            if base.is_dir():
+                (removed if cgroups.remove_tree(base) else left).append(str(base))
+        if not left:
+            shutil.rmtree(directory, ignore_errors=True)
+            (left if directory.exists() else removed).append(str(directory))
+    finally:
+        os.close(lock)
+    return Swept(directory.name, tuple(removed), tuple(left))
+
+
+def _recorded(directory: Path) -> list[Path]:
+    """Only cgroups that bear this container's name: the file is ours, but what it can do is not small."""
+    try:
+        lines = (directory / CGROUPS_FILE).read_text().splitlines()
+    except OSError:
+        return []
+    paths = [Path(line) for line in lines]
+    return [path for path in paths if path.parts[-2:] == ("agentenv", directory.name) and ".." not in path.parts]
+
+
+def sweep(state_dir: Path) -> list[Swept]:
+    """Remove everything dead containers left under ``state_dir``. The living are not touched."""
+    found: list[Swept] = []
+    with contextlib.suppress(OSError):
+        for directory in sorted(state_dir.iterdir()):
+            if directory.is_dir() and not directory.is_symlink():
+                swept = sweep_container(directory)
+                if swept is not None:
+                    found.append(swept)
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Sweep the directory named and print one JSON line per dead container."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m agentenv.sandbox.supervisor.sweep STATE_DIR\n")
+        return 2
+    found = sweep(Path(arguments[0]))
+    for swept in found:
+        line = {"container": swept.container, "removed": swept.removed, "left": swept.left}
+        sys.stdout.write(json.dumps(line) + "\n")
+    return 1 if any(swept.left for swept in found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
