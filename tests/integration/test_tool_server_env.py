@@ -168,7 +168,7 @@ async def test_a_text_is_shown_as_text(tmp_path: Path) -> None:
         assert above.splitlines() == [
             f"url: {site.url()}", "status: 200", "content_type: text/html", "title: T", "total_chars: 16",
         ]  # fmt: skip
-        assert below == "one\n\ntwo\n[it goes on: offset=8]"
+        assert below == "one\n\ntwo\n[more: offset=8]"
 
 
 @pytest.mark.parametrize(

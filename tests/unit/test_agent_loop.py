@@ -140,7 +140,7 @@ async def test_no_turn_and_no_call_begins_after_its_time() -> None:
     made = AgentLoop(model, session, TOOLS, AgentSettings(max_s=10.0), Timeline(lambda: now[0]))
     result = await made.run(START)
     assert (result.finish_reason, len(result.steps), len(session.calls)) == ("max_time", 1, 2)
-    assert "time for this task is over" in result.messages[-1]["content"], "every call has its answer"
+    assert "time limit of this task has been reached" in result.messages[-1]["content"], "every call has its answer"
     dawdling = AgentLoop(model, session, TOOLS, AgentSettings(max_s=1e-9), Timeline())
     assert len((await dawdling.run(START)).steps) == 1, "the first turn is had whatever happens"
 
@@ -187,7 +187,7 @@ async def test_a_flood_of_calls_in_one_message_is_cut() -> None:
     result = await loop(model, session, max_calls_per_turn=2).run(START)
     assert len(session.calls) == 2
     assert result.model_faults == 3
-    assert "at most 2" in result.messages[-2]["content"]
+    assert "only the first 2" in result.messages[-2]["content"]
 
 
 async def test_content_in_parts_is_joined() -> None:

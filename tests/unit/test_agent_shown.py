@@ -24,7 +24,8 @@ def test_silence_is_said() -> None:
 def test_a_timeout_and_an_oom_are_said() -> None:
     text = shown("bash", CallResult(id="c", exit_code=137, timed_out=True, oom_killed=True, duration_s=60.2), 1000)
     assert text.startswith(
-        "exit code: 137 (timed out after 60 s, everything it ran was stopped; killed: out of memory)"
+        "exit code: 137 (timed out after 60 s; the command and everything it started were killed; "
+        "killed: out of memory)"
     )
 
 
@@ -71,7 +72,7 @@ def test_cut_middle_keeps_head_and_tail_within_the_limit(text: str) -> None:
 
 def test_file_tools_read_as_text() -> None:
     read = CallResult(id="c", content={"text": "hello", "size_bytes": 9, "truncated": True, "lossy": True, "mode": 420})
-    assert shown("read_file", read, 100).startswith("hello\n[the file goes on; it has 9 bytes]\n[not valid UTF-8")
+    assert shown("read_file", read, 100).startswith("hello\n[truncated: the file has 9 bytes]\n[not valid UTF-8")
     wrote = CallResult(id="c", content={"size_bytes": 5, "created": True})
     assert shown("write_file", wrote, 100) == "created, 5 bytes"
     entries = [
@@ -79,7 +80,7 @@ def test_file_tools_read_as_text() -> None:
         {"path": "a/b", "kind": "file", "size_bytes": 7, "mode": 0, "modified_s": 0},
     ]
     listed = CallResult(id="c", content={"entries": entries, "truncated": True})
-    assert shown("list_files", listed, 100) == "a/\na/b  7\n[more entries were left out]"
+    assert shown("list_files", listed, 100) == "a/\na/b  7\n[more entries were omitted]"
 
 
 def test_artifacts_read_as_sums_and_half_a_base64_text_is_never_shown() -> None:
@@ -125,7 +126,7 @@ def test_a_sessions_output_is_shown_with_how_it_stands() -> None:
 
 def test_where_there_is_no_session_none_is_said_to_stand() -> None:
     reset: dict[str, JsonValue] = {"session": "default", "state": "none", "cwd": "/workspace", "note": "it was ended"}
-    assert shown("terminal", CallResult(id="c", content=reset), 1000) == "reset done\n(no output)\n[it was ended]"
+    assert shown("terminal", CallResult(id="c", content=reset), 1000) == "session reset\n(no output)\n[it was ended]"
     process: JsonValue = {"process": "p1", "command": "make", "state": "running", "runs_s": 0.0}
     text = shown("terminal", CallResult(id="c", content={**reset, "process": process, "note": "p1 began"}), 1000)
     assert text.startswith("still running")
@@ -142,7 +143,7 @@ def test_a_background_process_is_shown_with_how_it_stands() -> None:
     listed = shown("process", CallResult(id="c", content={"processes": [process]}), 1000)
     assert listed == "p1: running, 2.0 s, 7 bytes printed, make"
     for tool in ("process", "tmux"):
-        assert shown(tool, CallResult(id="c", content={}), 1000) == "(there are none)"
+        assert shown(tool, CallResult(id="c", content={}), 1000) == "(none)"
     noticed = shown("process", CallResult(id="c", content={"notices": ["p2 (x) ended"]}), 1000)
     assert noticed == "[p2 (x) ended]"
 
@@ -150,13 +151,13 @@ def test_a_background_process_is_shown_with_how_it_stands() -> None:
 @pytest.mark.parametrize(
     ("told", "state", "first"),
     [
-        ({"matched": False}, {"state": "running"}, "timed out after 2.0 s of waiting"),
+        ({"matched": False}, {"state": "running"}, "timed out after waiting 2.0 s"),
         ({"matched": False}, {"state": "exited", "exit_code": 3}, "exit code: 3"),
-        ({}, {"state": "running", "idle": False}, "timed out after 2.0 s of waiting"),
+        ({}, {"state": "running", "idle": False}, "timed out after waiting 2.0 s"),
         ({"matched": True}, {"state": "exited", "exit_code": 3}, "exit code: 3"),
-        ({"matched": True}, {"state": "running"}, "the session is running"),
-        ({}, {"state": "running", "idle": True}, "the session is running"),
-        ({}, {"state": "exited"}, "the session has ended"),
+        ({"matched": True}, {"state": "running"}, "session running"),
+        ({}, {"state": "running", "idle": True}, "session running"),
+        ({}, {"state": "exited"}, "session ended"),
     ],
 )
 def test_what_a_wait_in_tmux_came_to_is_said_first(
@@ -181,7 +182,7 @@ def test_a_recording_is_for_the_transcript_and_not_for_the_model() -> None:
 def test_matches_are_shown_as_grep_prints_them() -> None:
     content = {"matches": [{"path": "a.py", "line": 3, "text": "x = 1"}], "truncated": True, "binary_skipped": 2}
     text = shown("search", CallResult(id="c", content=content), 1000)
-    assert text == "a.py:3:x = 1\n[there are more matches; narrow the search]\n[2 binary files were skipped]"
+    assert text == "a.py:3:x = 1\n[more matches were omitted; narrow the search]\n[2 binary files were skipped]"
     assert shown("search", CallResult(id="c", content={"matches": []}), 1000) == "(no match)"
 
 
@@ -206,4 +207,4 @@ def test_a_model_reads_a_part_of_a_large_file_at_a_time(tool: str, arguments: di
 def test_a_model_is_told_where_a_file_goes_on() -> None:
     content: JsonValue = {"text": "abc", "size_bytes": 9, "mode": 420, "truncated": True, "next_offset": 3}
     told = shown("read_file", CallResult(id="c", exit_code=0, content=content), 100)
-    assert told == "abc\n[the file goes on; it has 9 bytes; read on with offset=3]"
+    assert told == "abc\n[truncated: the file has 9 bytes; continue with offset=3]"

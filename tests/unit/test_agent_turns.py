@@ -67,7 +67,7 @@ async def test_the_last_call_of_a_cut_message_is_not_run_unless_its_text_shows_t
         result = await loop(StubModel(Completion(both, "length", raw=raw), saying("fin")), session).run(START)
         assert len(session.calls) == ran
         assert result.model_faults == 2 - ran
-        assert ("cut off" in result.messages[4]["content"]) is (raw is None)
+        assert ("reached its length limit" in result.messages[4]["content"]) is (raw is None)
         assert result.steps[0].outcome == "truncated"
 
 

@@ -71,14 +71,14 @@ def test_the_schema_of_bash_is_what_a_model_should_read() -> None:
         "additionalProperties": False,
         "required": ["command"],
         "properties": {
-            "command": {"type": "string", "description": "The bash command to run. May be several lines."},
-            "cwd": {"type": "string", "description": "Directory to run in; the workspace by default."},
+            "command": {"type": "string", "description": "The bash command to run. It may span several lines."},
+            "cwd": {"type": "string", "description": "Working directory; by default the workspace."},
             "env": {
                 "type": "object",
                 "additionalProperties": {"type": "string"},
-                "description": "Extra environment variables.",
+                "description": "Additional environment variables.",
             },
-            "stdin": {"type": "string", "description": "Text given to the command on standard input."},
+            "stdin": {"type": "string", "description": "Text passed to the command on standard input."},
         },
     }
 

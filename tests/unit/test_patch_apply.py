@@ -62,13 +62,13 @@ def test_the_nearest_of_equal_places_is_taken() -> None:
     content = b"a\nx\n" * 10
     done = fit(content, b"@@ -11,2 +11,2 @@\n a\n-x\n+y\n")
     assert done.content == b"a\nx\n" * 5 + b"a\ny\n" + b"a\nx\n" * 4
-    assert "fits in 10 places (lines 1, 3, 5, 7, 9)" in failure(content, b"@@\n a\n-x\n+y\n")
+    assert "is ambiguous: it matches at 10 places (lines 1, 3, 5, 7, 9)" in failure(content, b"@@\n a\n-x\n+y\n")
 
 
 def test_fuzz_ignores_context_at_the_ends_and_keeps_the_files_own() -> None:
     hunk = b"@@ -3,5 +3,5 @@\n CHANGED\n line 4\n-line 5\n+five\n line 6\n CHANGED\n"
     assert fit(LINES, hunk) == Fit(LINES.replace(b"line 5\n", b"five\n"), 1, 0)
-    assert "The closest place is line 3, where 3 of its 5 old lines agree" in failure(LINES, hunk, fuzz=0)
+    assert "The closest place is line 3, where 3 of its 5 old lines match" in failure(LINES, hunk, fuzz=0)
     # never the changed lines themselves
     assert "does not apply" in failure(LINES, b"@@ -4,3 +4,3 @@\n line 4\n-other\n+five\n line 6\n", fuzz=3)
 
@@ -77,7 +77,7 @@ def test_insertions_by_number_alone() -> None:
     assert fit(b"a\nb\n", b"@@ -1,0 +2 @@\n+x\n").content == b"a\nx\nb\n"
     assert fit(b"", b"@@ -0,0 +1,2 @@\n+x\n+y\n").content == b"x\ny\n"
     assert "the file has 2 lines" in failure(b"a\nb\n", b"@@ -9,0 +10 @@\n+x\n")
-    assert "nothing says where" in failure(b"a\n", b"@@\n+x\n")
+    assert "neither context lines nor a line number" in failure(b"a\n", b"@@\n+x\n")
 
 
 def test_line_ends_of_the_file_are_kept() -> None:
@@ -102,13 +102,13 @@ def test_a_failure_shows_what_is_there_and_what_was_expected() -> None:
     assert text.startswith("hunk 1 of 1 (@@ -9,3 +9,3 @@, line 3 of the patch) does not apply.")
     assert "    10 ! line 10\n       ? line ten   <- what the patch expects\n    11   line 11" in text
     text = failure(LINES, b"@@ -9,2 +9,2 @@\n-nothing\n-like it\n+x\n")
-    assert "none of its lines is in the file" in text
+    assert "none of its lines are in the file" in text
     assert "     9   line 9" in text
 
 
 def test_applied_already_and_out_of_order_are_said() -> None:
     hunk = b"@@ -4,3 +4,3 @@\n line 4\n-line 5\n+five\n line 6\n"
-    assert "it is applied already, at line 4" in failure(fit(LINES, hunk).content, hunk)
+    assert "it is already applied, at line 4" in failure(fit(LINES, hunk).content, hunk)
     swapped = b"@@ -14 +14 @@\n-line 14\n+x\n@@ -2 +2 @@\n-line 2\n+y\n"
     assert "hunk 2 of 2" in failure(LINES, swapped)
     assert "before the hunk above it" in failure(LINES, swapped)

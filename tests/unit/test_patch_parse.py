@@ -87,7 +87,7 @@ def test_what_models_get_wrong_is_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (b"hello\n", "no file is named"),
+        (b"hello\n", "no file names"),
         (b"@@ -1 +1 @@\n-x\n+y\n", "line 1: a hunk comes before"),
         (b"--- a/x\n+++ b/x\nrubbish\n", "line 3: no '@@"),
         (b"--- a/x\n+++ b/x\n@@ -1 +1 @@\n", "line 3: the hunk .* has no lines"),
@@ -95,7 +95,7 @@ def test_what_models_get_wrong_is_understood() -> None:
         (b"diff --git a/x b/x\nGIT binary patch\n", "line 2: binary"),
         (b"diff --git a/x b/x\nnew file mode 120000\n", "not links"),
         (b"diff --git a/x b/x\nindex 1..2\n", "changes nothing"),
-        (b"--- x\n+++ x\n@@ -1 +1 @@\n-x\n+y\n", "strip=3 leaves nothing"),
+        (b"--- x\n+++ x\n@@ -1 +1 @@\n-x\n+y\n", "strip=3 removes all of"),
     ],
 )
 def test_what_is_no_diff_is_refused_with_its_line(text: bytes, why: str) -> None:

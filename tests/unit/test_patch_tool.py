@@ -79,9 +79,12 @@ async def test_one_hunk_that_fails_undoes_all(box: Box) -> None:
     ("patch", "says"),
     [
         ("--- a/none\n+++ b/none\n@@ -1 +1 @@\n-a\n+b\n", "none: there is no such file"),
-        ("--- /dev/null\n+++ b/one\n@@ -0,0 +1 @@\n+x\n", "one: the patch makes it as a new file, but it exists"),
-        ("--- a/one\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n", "one: it would be deleted, but 2 lines are left"),
-        ("diff --git a/one b/two\nrename from one\nrename to two\n", "two: it is in the way"),
+        (
+            "--- /dev/null\n+++ b/one\n@@ -0,0 +1 @@\n+x\n",
+            "one: the patch creates it as a new file, but it already exists",
+        ),
+        ("--- a/one\n+++ /dev/null\n@@ -1 +0,0 @@\n-a\n", "one: the patch deletes it, but does not remove 2"),
+        ("diff --git a/one b/two\nrename from one\nrename to two\n", "two: the new name is taken"),
     ],
 )
 async def test_what_does_not_fit_the_tree_is_said(box: Box, patch: str, says: str) -> None:
@@ -123,7 +126,7 @@ async def test_outside_is_refused_and_leaves_nothing(box: Box) -> None:
 
 
 async def test_text_that_is_no_diff_is_the_models_fault(box: Box) -> None:
-    with pytest.raises(InvalidArgumentsError, match="no file is named"):
+    with pytest.raises(InvalidArgumentsError, match="no file names"):
         await box.call("patch", patch="please change it")
     with pytest.raises(InvalidArgumentsError, match="fuzz"):
         await box.call("patch", patch=EDIT, fuzz=9)

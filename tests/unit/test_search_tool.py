@@ -111,7 +111,7 @@ async def test_bytes_that_are_no_text_do_no_harm(box: Box) -> None:
 
 
 async def test_wrong_calls(box: Box) -> None:
-    with pytest.raises(InvalidArgumentsError, match="never closed"):
+    with pytest.raises(InvalidArgumentsError, match="unclosed"):
         await box.call("search", pattern="(")
     with pytest.raises(PolicyRefusalError):
         await box.call("search", pattern="x", path="../outside")

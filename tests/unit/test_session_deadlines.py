@@ -79,6 +79,6 @@ async def test_a_call_that_nothing_answers_is_ended(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(sessions._processes, "call", never)
     listing = sessions.call(ProcessArguments(action="list"), asyncio.get_running_loop().time() + 0.1)
-    with pytest.raises(UnknownSessionError, match="does not answer"):
+    with pytest.raises(UnknownSessionError, match="does not respond"):
         await asyncio.wait_for(listing, 20)
     sessions.close()

@@ -124,7 +124,7 @@ async def test_another_name_of_loopback_is_loopback() -> None:
 )  # fmt: skip
 def test_a_number_that_is_no_address_is_no_name_either(host: str) -> None:
     """Some read it as an address: an HTTP client without asking the resolver, the C library when it is asked."""
-    with pytest.raises(PolicyRefusalError, match="neither a name nor an address"):
+    with pytest.raises(PolicyRefusalError, match="neither a host name nor an IP address"):
         allowing("*").judged(f"http://{host}/")
     with pytest.raises(ConfigError, match=r"network\.allow\.host"):
         allowing(host)

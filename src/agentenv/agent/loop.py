@@ -305,13 +305,15 @@ class AgentLoop:
 
     async def _result_of(self, call: RequestedCall, record: ToolRecord, number: int) -> CallResult:
         if number >= (limit := self._settings.max_calls_per_turn):
-            return _refused(call, "invalid_arguments", f"not run: at most {limit} tool calls are run of one message")
+            return _refused(
+                call, "invalid_arguments", f"not run: only the first {limit} tool calls of a message are executed"
+            )
         if call.cut:
             return _refused(
-                call, "invalid_arguments", "not run: your message was cut off at its length limit in this call"
+                call, "invalid_arguments", "not run: your message reached its length limit inside this call"
             )
         if self._out_of_time():
-            return _refused(call, "invalid_arguments", "not run: the time for this task is over")
+            return _refused(call, "invalid_arguments", "not run: the time limit of this task has been reached")
         if call.problem:
             return _refused(call, "invalid_arguments", call.problem)
         if call.tool not in self._names:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from agentenv.agent.ports import Message
 
 SYSTEM_PROMPT = """\
-You solve tasks on a Linux machine by calling tools. Your files are in /workspace, which is the \
-directory commands start in. Each bash call is a fresh shell: files stay, variables and directories \
-changed into do not. A command that runs too long is stopped and its partial output shown. Work step \
-by step, check your result by running it, and when the task is done answer without calling a tool."""
+You solve tasks on a Linux machine by calling tools. Your files are in /workspace, which is the initial \
+working directory. Each bash call starts a new shell: files persist, variables and directory changes \
+do not. A command that exceeds its time limit is stopped and its partial output is shown. Work step by \
+step, verify your result by running it, and when the task is done answer without calling a tool."""
 
 
 def opening(system_prompt: str, task: str) -> list[Message]:

@@ -47,7 +47,7 @@ def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
     if tool in SESSION_TOOLS and isinstance(result.content, dict):
         standing = session_standing(result.content)
         if is_listing(result.content):
-            return standing or "(there are none)"
+            return standing or "(none)"
         first = session_ending(result.content, result.exit_code, result.duration_s)
         nothing = "(no new output)" if tool == "process" else "(no output)"
         terminal = tool != "tmux" and has_pty(result.content)
@@ -85,7 +85,7 @@ def _command(
 def _ending(result: CallResult) -> str:
     notes = []
     if result.timed_out:
-        notes.append(f"timed out after {result.duration_s:.0f} s, everything it ran was stopped")
+        notes.append(f"timed out after {result.duration_s:.0f} s; the command and everything it started were killed")
     if result.oom_killed:
         notes.append("killed: out of memory")
     code = "none" if result.exit_code is None else result.exit_code
@@ -115,7 +115,7 @@ def _matches(content: dict[str, Any], limit_bytes: int) -> str:
     found = [f"{one['path']}:{one['line']}:{one['text']}" for one in content["matches"]]
     text = cut_middle("\n".join(found) or "(no match)", limit_bytes)
     skipped = {name: content.get(f"{name}_skipped") for name in ("binary", "large", "unreadable")}
-    notes = ["[there are more matches; narrow the search]"] if content.get("truncated") else []
+    notes = ["[more matches were omitted; narrow the search]"] if content.get("truncated") else []
     notes += [f"[{count} {name} files were skipped]" for name, count in skipped.items() if count]
     return "\n".join([text, *notes])
 
@@ -140,8 +140,8 @@ def _document(content: dict[str, Any], limit_bytes: int) -> str:
         f"{name}: {value}" for name, value in around.items() if isinstance(value, (str, int, float)) and value != ""
     ]
     text = cut_middle(content["text"], limit_bytes)
-    notes = [f"[it goes on: offset={content['next_offset']}]"] if content.get("next_offset") else []
-    notes += ["[the source was longer than what is read of one]"] if content.get("truncated") else []
+    notes = [f"[more: offset={content['next_offset']}]"] if content.get("next_offset") else []
+    notes += ["[the source was truncated]"] if content.get("truncated") else []
     return "\n".join([*lines, "", text, *notes]).strip()
 
 
@@ -151,7 +151,7 @@ def _file_text(content: dict[str, Any], limit_bytes: int) -> str:
         note
         for flag, note in (
             (content.get("truncated"), _goes_on(content)),
-            (content.get("lossy"), "not valid UTF-8; replaced bytes are shown as \ufffd"),
+            (content.get("lossy"), "not valid UTF-8; invalid bytes are shown as \ufffd"),
         )
         if flag
     ]
@@ -159,8 +159,8 @@ def _file_text(content: dict[str, Any], limit_bytes: int) -> str:
 
 
 def _goes_on(content: dict[str, Any]) -> str:
-    known = f"the file goes on; it has {content.get('size_bytes')} bytes"
-    return f"{known}; read on with offset={content['next_offset']}" if content.get("next_offset") else known
+    known = f"truncated: the file has {content.get('size_bytes')} bytes"
+    return f"{known}; continue with offset={content['next_offset']}" if content.get("next_offset") else known
 
 
 def _listing(content: dict[str, Any], limit_bytes: int) -> str:
@@ -171,4 +171,4 @@ def _listing(content: dict[str, Any], limit_bytes: int) -> str:
         for entry in content["entries"]
     ]
     text = cut_middle("\n".join(lines) or "(empty)", limit_bytes)
-    return text + ("\n[more entries were left out]" if content.get("truncated") else "")
+    return text + ("\n[more entries were omitted]" if content.get("truncated") else "")

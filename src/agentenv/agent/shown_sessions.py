@@ -16,18 +16,18 @@ def session_ending(content: Mapping[str, Any], exit_code: int | None, duration_s
     if exit_code is not None:
         return f"exit code: {exit_code}"
     if content.get("matched") is False or tmux.get("idle") is False:
-        return f"timed out after {duration_s:.1f} s of waiting"
+        return f"timed out after waiting {duration_s:.1f} s"
     if tmux:
-        return "the session is running" if tmux.get("state") == "running" else "the session has ended"
+        return "session running" if tmux.get("state") == "running" else "session ended"
     if process.get("state") == "running":
         return f"still running (waited {duration_s:.1f} s)"
     if content.get("waiting_for_input"):
         return f"waiting for input (after {duration_s:.1f} s): {_brief(content.get('command'))}"
     if content.get("state") == "none" and not process:
-        return "reset done"
+        return "session reset"
     if content.get("state") == "running":
         return f"still running (waited {duration_s:.1f} s): {_brief(content.get('command'))}"
-    return "no command ended"
+    return "no command has finished"
 
 
 def session_standing(content: Mapping[str, Any]) -> str:
@@ -46,7 +46,7 @@ def session_standing(content: Mapping[str, Any]) -> str:
     shown = ("matched", "written_bytes", "offset", "next_offset")
     lines += [f"[{name}: {content[name]}]" for name in shown if content.get(name)]
     if content.get("truncated"):
-        lines.append("[there is more output after this]")
+        lines.append("[more output follows]")
     lines += [f"[{text}]" for text in (content.get("note"), *(content.get("notices") or ())) if text]
     return "\n".join(lines)
 
@@ -65,7 +65,7 @@ def _facts(state: Mapping[str, Any]) -> str:
     if "runs_s" in state:
         facts.append(f"{state['runs_s']:.1f} s, {state.get('total_bytes', 0)} bytes printed")
     if state.get("unread_bytes"):
-        facts.append(f"{state['unread_bytes']} of them not read yet")
+        facts.append(f"{state['unread_bytes']} of them unread")
     if state.get("dropped_bytes"):
         facts.append(f"first {state['dropped_bytes']} bytes discarded")
     if state.get("command"):

@@ -122,11 +122,11 @@ class BrowserTools:
 
     async def browser_navigate(
         self,
-        url: Annotated[str, Field(min_length=1, max_length=8_192, description="A whole http:// or https:// URL.")],
+        url: Annotated[str, Field(min_length=1, max_length=8_192, description="Absolute http:// or https:// URL.")],
         *,
         run: ToolRun,
     ) -> dict[str, Any]:
-        """Open a URL in your browser page. Cookies and storage stay; look at the page with browser_snapshot."""
+        """Open a URL in the browser. Cookies and storage are kept; use browser_snapshot to see the page."""
         target = str(self._allowed.judged(url))
         page = await self._page(run.scope.trajectory)
         timeout_s = self._settings.navigation_timeout_s
@@ -136,22 +136,22 @@ class BrowserTools:
             if refused:
                 await gone_to(page, "about:blank", timeout_s)
         except PlaywrightTimeoutError as error:
-            raise ToolFailure(f"{target} was not loaded within {timeout_s:g} s") from error
+            raise ToolFailure(f"{target} did not load within {timeout_s:g} s") from error
         except PlaywrightError as error:
             self._refuse_lost(run.scope.trajectory, error)
-            raise ToolFailure(f"{target} cannot be opened: {_reason(error)}") from error
+            raise ToolFailure(f"cannot open {target}: {_reason(error)}") from error
         if refused:
             raise PolicyRefusalError(refused)
         return {"url": page.url, "status": answer.status if answer else None, "title": await _title(page)}
 
     async def browser_snapshot(
         self,
-        offset: Annotated[int, Field(ge=0, description="First character to return, to read on.")] = 0,
-        limit: Annotated[int, Field(ge=1, le=100_000, description="At most this many characters.")] = 20_000,
+        offset: Annotated[int, Field(ge=0, description="First character to return, to continue reading.")] = 0,
+        limit: Annotated[int, Field(ge=1, le=100_000, description="Maximum number of characters.")] = 20_000,
         *,
         run: ToolRun,
     ) -> dict[str, Any]:
-        """The page as an accessibility tree: roles, names, states, links; [ref=e5] names an element."""
+        """Return the page as an accessibility tree: roles, names, states, links. [ref=e5] identifies an element."""
         if run.scope.trajectory not in self._open:
             raise ToolFailure("no page is open; use browser_navigate first", keep=True)
         page = await self._page(run.scope.trajectory)
@@ -159,7 +159,7 @@ class BrowserTools:
             text = await page.aria_snapshot(mode="ai", timeout=self._settings.navigation_timeout_s * 1e3)
         except PlaywrightError as error:
             self._refuse_lost(run.scope.trajectory, error)
-            raise ToolFailure(f"no snapshot can be taken: {_reason(error)}") from error
+            raise ToolFailure(f"cannot take a snapshot: {_reason(error)}") from error
         text = self._redact(text[:_MOST_SNAPSHOT_CHARS])
         more = offset + limit < len(text)
         return {

@@ -87,7 +87,8 @@ class AllowList:
         folded = host.lower().rstrip(".")
         if ends_in_a_number(folded):
             raise PolicyRefusalError(
-                f"{folded} is neither a name nor an address", next_step="write an address as 192.0.2.1 or [2001:db8::1]"
+                f"{folded} is neither a host name nor an IP address",
+                next_step="write an address as 192.0.2.1 or [2001:db8::1]",
             )
         named = [rule for rule in self._rules if rule.names(folded)]
         if not named:
@@ -164,16 +165,16 @@ def parsed_url(url: str) -> URL:
     """An http(s) URL with a host. Raises: InvalidArgumentsError, written for the model."""
     try:
         if len(url) > _MOST_URL_CHARS:
-            raise ValueError(f"it is longer than {_MOST_URL_CHARS} characters")
+            raise ValueError(f"longer than {_MOST_URL_CHARS} characters")
         parsed = URL(url.strip())
         if parsed.scheme not in ("http", "https") or not parsed.raw_host or not parsed.port:
-            raise ValueError("give a whole http:// or https:// URL")
+            raise ValueError("give an absolute http:// or https:// URL")
         if not _HOST.fullmatch(parsed.raw_host):
-            raise ValueError("its host is none")
+            raise ValueError("its host is invalid")
         if parsed.user is not None or parsed.password is not None:
-            raise ValueError("leave user and password out of it")
+            raise ValueError("it must not contain a user name or password")
     except (ValueError, UnicodeError) as error:
-        raise InvalidArgumentsError(f"{shown(url)} is not a URL that can be fetched: {error}") from error
+        raise InvalidArgumentsError(f"{shown(url)} cannot be fetched: {error}") from error
     return parsed
 
 

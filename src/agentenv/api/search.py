@@ -157,7 +157,7 @@ class SearchTool:
     async def web_search(
         self,
         query: Annotated[str, Field(min_length=1, max_length=400, description="What to search for.")],
-        count: Annotated[int, Field(ge=1, le=20, description="How many results at most.")] = 8,
+        count: Annotated[int, Field(ge=1, le=20, description="Maximum number of results.")] = 8,
     ) -> dict[str, Any]:
         """Search the web. Returns titles, URLs and snippets; read a page with web_extract."""
         assert self._provider is not None  # unavailable otherwise

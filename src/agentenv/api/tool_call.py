@@ -223,7 +223,7 @@ class CallRunner:
         except TimeoutError as error:
             if not deadline.expired():
                 raise self._broken(call, error) from error
-            return self._result(call, stderr=f"no answer within {limit_s:g} s", timed_out=True), False
+            return self._result(call, stderr=f"timed out after {limit_s:g} s", timed_out=True), False
         except AgentEnvError:
             raise
         except Exception as error:
@@ -252,7 +252,9 @@ class CallRunner:
 def _not_replayed(tool: str, refused: Recording | None) -> AgentEnvError:
     """The refusal as it was recorded, else that there is nothing recorded."""
     if refused is None:
-        return PolicyRefusalError(f"this run has no network: {tool} answers only what was recorded, and this was not")
+        return PolicyRefusalError(
+            f"this run has no network: {tool} only replays recorded calls, and this one was not recorded"
+        )
     kind = by_code().get(refused.error, PolicyRefusalError)
     return (kind if issubclass(kind, (ToolCallError, PolicyRefusalError)) else PolicyRefusalError)(refused.message)
 

@@ -17,9 +17,9 @@ from agentenv.config import launch_environment
 
 _READING_S: Final = 20.0
 
-Url = Annotated[str, Field(min_length=1, max_length=8_192, description="A whole http:// or https:// URL.")]
-Offset = Annotated[int, Field(ge=0, description="First character of the text to return, to read on.")]
-Limit = Annotated[int, Field(ge=1, le=100_000, description="At most this many characters of the text.")]
+Url = Annotated[str, Field(min_length=1, max_length=8_192, description="Absolute http:// or https:// URL.")]
+Offset = Annotated[int, Field(ge=0, description="First character of the text to return, to continue reading.")]
+Limit = Annotated[int, Field(ge=1, le=100_000, description="Maximum number of characters of the text.")]
 
 
 class WebText(BaseModel):
@@ -72,7 +72,7 @@ class WebTools:
     async def http_fetch(
         self, url: Url, method: Literal["GET", "HEAD"] = "GET", offset: Offset = 0, limit: Limit = 20_000
     ) -> WebText:
-        """Fetch a URL and return the text of the answer as it is (JSON, HTML source, plain text), with its status."""
+        """Fetch a URL and return the response body unchanged (JSON, HTML source, plain text) and its status."""
         page = await self._fetcher.fetch(url, method)
         _refuse_binary(page)
         return self._part(page, "", page.text(), offset, limit, page.truncated)

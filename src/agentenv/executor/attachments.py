@@ -48,7 +48,7 @@ def without_large(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict
     for name, value in large.items():
         if len(value) > MAX_FILE_BYTES:
             raise InvalidArgumentsError(
-                f"{name}: {len(value)} bytes are too many; at most {MAX_FILE_BYTES} fit in one call",
+                f"{name}: {len(value)} bytes exceed the limit of {MAX_FILE_BYTES} bytes per call",
                 next_step="send it in smaller parts",
             )
     if len(large) > MAX_ATTACHMENTS:

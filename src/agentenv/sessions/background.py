@@ -91,7 +91,7 @@ class Background:
         fd = self._readers[0].fd if self.order.pty and self._readers else self._input
         if fd < 0 or not self.running:
             raise InvalidArgumentsError(
-                f"{self.name} takes no input: {'it' if self.running else 'it has ended and'} is closed"
+                f"{self.name} takes no input: {'its input is closed' if self.running else 'it has ended'}"
             )
         try:
             return os.write(fd, data) if data else 0

@@ -52,7 +52,7 @@ class ProcessCalls:
         """Start one, and wait until it runs or could not be started. Raises InvalidArgumentsError."""
         if sum(process.running for process in self._processes.values()) >= MAX_RUNNING:
             raise InvalidArgumentsError(
-                f"{MAX_RUNNING} background processes run in this slot", next_step="kill one that is not needed"
+                f"{MAX_RUNNING} background processes are already running", next_step="kill one that is not needed"
             )
         self._started += 1
         process = Background(self._host, f"p{self._started}", order, self._unread)
@@ -129,7 +129,7 @@ class ProcessCalls:
             offset=offset,
             next_offset=next_offset,
             truncated=next_offset < output.total_bytes,
-            note=f"the first {offset} bytes are no longer kept" if offset - wanted > 3 else "",
+            note=f"first {offset} bytes discarded" if offset - wanted > 3 else "",
         )
         return _answer(process, reply, text)
 
@@ -142,7 +142,7 @@ class ProcessCalls:
         while process.running and await process.changes.until(until_s):
             pass
         clamped = wanted_s > longest_s and process.running
-        note = f"waited at most {longest_s:.1f} s, not {wanted_s:g} s" if clamped else ""
+        note = f"waited {longest_s:.1f} s, the maximum, instead of {wanted_s:g} s" if clamped else ""
         answer = self._new_output(process, arguments.limit, newest=True, note=note)
         changed = {"waited_s": self._host.loop.time() - began_s, "clamped_to_s": longest_s if clamped else None}
         fields = {**answer.fields, "timed_out": True} if process.running else answer.fields
@@ -170,7 +170,9 @@ class ProcessCalls:
         while written < len(data) and process.running and self._host.loop.time() < until_s:
             await asyncio.sleep(0.005)
             written += process.write(data[written:])
-        note = "" if written == len(data) else f"it took {written} of {len(data)} bytes: it does not read its input"
+        note = (
+            "" if written == len(data) else f"wrote {written} of {len(data)} bytes: the process does not read its input"
+        )
         return _answer(process, ProcessReply(process=process.state(), written_bytes=written, note=note))
 
     async def _close(self, arguments: ProcessArguments, _: float) -> SessionAnswer:
@@ -183,10 +185,8 @@ class ProcessCalls:
     def _named(self, arguments: ProcessArguments) -> Background:
         process = self._processes.get(arguments.process or "")
         if process is None:
-            known = ", ".join(self._processes) or "there are none"
-            raise UnknownSessionError(
-                f"there is no background process {arguments.process!r}", next_step=f"known: {known}"
-            )
+            known = ", ".join(self._processes) or "none"
+            raise UnknownSessionError(f"no background process {arguments.process!r}", next_step=f"processes: {known}")
         return process
 
     def _new_output(self, process: Background, limit: int, *, newest: bool = False, note: str = "") -> SessionAnswer:
@@ -198,11 +198,9 @@ class ProcessCalls:
         text, offset, next_offset = output.read(begin, limit)
         gone = min(offset, output.dropped_bytes) - unread
         skipped = offset - max(unread, output.dropped_bytes)
-        notes = [f"{gone} bytes before this were discarded"] if gone > 3 else []
+        notes = [f"{gone} earlier bytes were discarded"] if gone > 3 else []
         if skipped > 3:
-            notes.append(
-                f"{skipped} bytes before this were skipped: action=log with offset={offset - skipped} reads them"
-            )
+            notes.append(f"{skipped} earlier bytes were skipped: read them with action=log, offset={offset - skipped}")
         process.polled_bytes = next_offset
         reply = ProcessReply(
             process=process.state(),
@@ -240,4 +238,4 @@ def _standing(state: ProcessState) -> str:
         if state.state == "running"
         else f"ended with exit code {state.exit_code} after {state.runs_s:.0f} s"
     )
-    return f"{state.process} ({shown}) {how}; {state.unread_bytes} bytes of its output were not read"
+    return f"{state.process} ({shown}) {how}; {state.unread_bytes} bytes of its output are unread"

@@ -42,8 +42,8 @@ class SlotSessions:
         except TimeoutError as error:
             log.warning("a call had no answer %g s after its deadline: %s", LATE_S, type(arguments).__name__)
             raise UnknownSessionError(
-                "the session does not answer",
-                next_step="end what stops or slows the other processes of the slot, then start the session again",
+                "the session does not respond",
+                next_step="end whatever stops or slows down the other processes, then start the session again",
             ) from error
 
     async def _answer(self, arguments: SessionArguments, deadline_s: float) -> SessionAnswer:

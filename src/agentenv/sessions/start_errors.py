@@ -7,10 +7,10 @@ import os
 from typing import Final
 
 _LIMITS: Final = {
-    errno.EAGAIN: "the slot has as many processes as it may have",
-    errno.ENOMEM: "the slot uses as much memory as it may use",
-    errno.EMFILE: "the slot has as many programs running as it may have: end some of them",
-    errno.ENOSPC: "the slot has as many terminals as it may have",
+    errno.EAGAIN: "the process limit of the slot is reached",
+    errno.ENOMEM: "the memory limit of the slot is reached",
+    errno.EMFILE: "the slot's limit of running programs is reached: end some of them",
+    errno.ENOSPC: "the terminal limit of the slot is reached",
 }
 
 

@@ -141,7 +141,7 @@ class Terminal:
         """Says what runs and what can be done."""
         for_s = self._host.loop.time() - self.command_began_s
         return SessionBusyError(
-            f"the session is busy: it has been running {self.shown_command!r} for {for_s:.1f} s",
+            f"the session is busy: {self.shown_command!r} has been running for {for_s:.1f} s",
             next_step="get its output with an empty command, send keys such as C-c, use another session, or reset it",
         )
 
@@ -149,7 +149,7 @@ class Terminal:
         """A key without a terminal, as the signal it stands for. Raises InvalidArgumentsError when it is none."""
         if (number := SIGNAL_KEYS.get(data)) is None:
             raise InvalidArgumentsError(
-                "without a PTY only C-c and C-\\ can be sent: commands have no input to type into",
+                "without a pty only C-c and C-\\ can be sent: commands have no terminal to read from",
                 next_step="reset the session with pty=true, or give the input in the command (a pipe, a here-document)",
             )
         if self.command is not None:
@@ -167,7 +167,7 @@ class Terminal:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise InvalidArgumentsError(f"the session's terminal does not take keys: {error.strerror}") from error
+            raise InvalidArgumentsError(f"the session's terminal does not accept keys: {error.strerror}") from error
 
     async def look(self) -> None:
         """To be called now and then while somebody waits for the command's end: sees whether the program

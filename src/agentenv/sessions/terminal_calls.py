@@ -55,8 +55,8 @@ class TerminalCalls:
         if arguments.reset:
             ended = await self._end(arguments.session)
             if not arguments.command:
-                note = "the session and all it ran were ended" if ended else "there was no such session to end"
-                return self._answer(arguments.session, note=f"{note}; a command starts a new shell")
+                note = "the session and everything it ran were killed" if ended else "there was no such session"
+                return self._answer(arguments.session, note=f"{note}; the next command starts a new shell")
         if arguments.command:
             return await self._run(arguments, deadline_s)
         terminal = self._known(arguments.session)
@@ -83,7 +83,7 @@ class TerminalCalls:
         started = terminal is None or terminal.phase is Phase.exited
         note = ""
         if terminal is None or started:
-            note = "a new shell: what the former one had set is gone" if name in self._setups else ""
+            note = "new shell: variables and settings of the previous one are gone" if name in self._setups else ""
             terminal = self._start(arguments)
         else:
             _check_same(terminal, arguments)
@@ -116,7 +116,7 @@ class TerminalCalls:
             pty=process.order.pty,
             process=process.state(),
             note=f"started as background process {process.name} in {posixpath.normpath(process.order.cwd)}: "
-            "see the process tool",
+            "use the process tool",
             notices=self._processes.notices(),
         )
         fields = {} if process.exit_code is None else {"exit_code": process.exit_code}
@@ -221,10 +221,8 @@ class TerminalCalls:
     def _known(self, name: str) -> Terminal:
         terminal = self._terminals.get(name)
         if terminal is None:
-            known = ", ".join(self._terminals) or "there are none"
-            raise UnknownSessionError(
-                f"there is no session {name!r}", next_step=f"a command starts one; sessions: {known}"
-            )
+            known = ", ".join(self._terminals) or "none"
+            raise UnknownSessionError(f"no session {name!r}", next_step=f"run a command to start it; sessions: {known}")
         return terminal
 
     def _start(self, arguments: TerminalArguments) -> Terminal:
@@ -233,7 +231,7 @@ class TerminalCalls:
             ended.close()
         if len(self._terminals) >= MAX_SESSIONS:
             raise InvalidArgumentsError(
-                f"this slot has {MAX_SESSIONS} sessions already", next_step="use one of them, or reset one to end it"
+                f"{MAX_SESSIONS} sessions already exist", next_step="use one of them, or end one with reset"
             )
         former = self._setups.pop(name, None) or Setup(self._host.workspace, {}, self._cap_bytes)
         workdir, env, pty = arguments.workdir, arguments.env, arguments.pty
@@ -267,7 +265,7 @@ class TerminalCalls:
             typed_bytes = sum(terminal.typed_bytes for terminal in self._terminals.values())
             if typed_bytes + len(command) > _MOST_TYPED_BYTES:
                 raise InvalidArgumentsError(
-                    "the sessions of this slot run too many large commands at once",
+                    "too many large commands are running in the sessions at once",
                     next_step="put the text in a file, or wait for one of them",
                 )
 
@@ -313,31 +311,33 @@ def _note(terminal: Terminal) -> str:
     if terminal.start_error:
         return "the session could not be started"
     if terminal.phase is Phase.exited:
-        return "the shell has ended; the next command starts a new one"
+        return "the shell has exited; the next command starts a new one"
     if terminal.busy and terminal.detached:
-        return "another program has taken the shell's place (exec); reset starts a new shell"
+        return "exec replaced the shell with another program; reset starts a new shell"
     if terminal.busy and terminal.mute:
-        return "the shell does not answer any more, for what the command did to it; reset starts a new shell"
+        return "the shell no longer responds after this command; reset starts a new shell"
     if terminal.busy and terminal.asks_input:
-        return "the program waits for input: answer it with input and keys, or end it with C-c or C-d"
+        return "the program is waiting for input: answer with input and keys, or end it with C-c or C-d"
     if terminal.busy:
-        return "still running: an empty command gets more output, C-c interrupts it; if that does not help, reset"
+        return (
+            "still running: send an empty command for more output, C-c to interrupt it, or reset if that does not help"
+        )
     return ""
 
 
 def _check_reachable(terminal: Terminal, name: str, *, harmless: bool) -> None:
     """Whether there is something that reads what is typed. Raises UnknownSessionError, InvalidArgumentsError."""
     if terminal.phase is Phase.exited:
-        raise UnknownSessionError(f"the session {name!r} has ended", next_step="a command starts it afresh")
+        raise UnknownSessionError(f"the session {name!r} has ended", next_step="run a command to start it again")
     if terminal.busy or (terminal.setup.pty and harmless):
         return
     if not terminal.setup.pty:
         raise InvalidArgumentsError(
-            f"nothing runs in session {name!r} that keys could reach", next_step="run a command first"
+            f"nothing is running in session {name!r} that could receive keys", next_step="run a command first"
         )
     raise InvalidArgumentsError(
-        f"nothing runs in session {name!r}: what is typed now would be read by the next program",
-        next_step="run a command first; what the shell should do is a command, not input",
+        f"nothing is running in session {name!r}: the next program would read what is typed now",
+        next_step="run a command first; give shell commands as command, not as input",
     )
 
 
@@ -347,6 +347,6 @@ def _check_same(terminal: Terminal, arguments: TerminalArguments) -> None:
     changed = changed or ("workdir" if arguments.workdir is not None else "env" if arguments.env is not None else "")
     if changed and not terminal.busy:
         raise InvalidArgumentsError(
-            f"the session {arguments.session!r} runs already: its {changed} was decided when it started",
+            f"session {arguments.session!r} is already running: its {changed} was set when it started",
             next_step="use cd or export in it, another session, or reset=true",
         )

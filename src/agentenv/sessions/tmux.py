@@ -154,11 +154,11 @@ class Tmux:
             raise LeaseLostError("the slot was lost")
         answer = answered.result() if done else None
         if answer is None:
-            how = "has ended" if done else "does not answer"
+            how = "has ended" if done else "does not respond"
             raise UnknownSessionError(f"the tmux session {self.setup.name!r} {how}", next_step="start it again")
         if not answer.ok:
             raise InvalidArgumentsError(f"tmux refused: {' '.join(answer.lines)[:500]}")
-        left_out = [f"[{answer.dropped_bytes} bytes before this are left out]"] if answer.dropped_bytes else []
+        left_out = [f"[{answer.dropped_bytes} earlier bytes were omitted]"] if answer.dropped_bytes else []
         return [*left_out, *answer.lines]
 
     async def state(self, *, idle: bool | None = None) -> TmuxState:

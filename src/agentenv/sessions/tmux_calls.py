@@ -45,9 +45,9 @@ class TmuxCalls:
                 return await self._list()
         tmux = self._sessions.get(arguments.session)
         if tmux is None:
-            known = ", ".join(self._sessions) or "there are none"
+            known = ", ".join(self._sessions) or "none"
             raise UnknownSessionError(
-                f"there is no tmux session {arguments.session!r}", next_step=f"start it; sessions: {known}"
+                f"no tmux session {arguments.session!r}", next_step=f"start it; sessions: {known}"
             )
         match arguments.action:
             case "send_keys":
@@ -74,11 +74,9 @@ class TmuxCalls:
         name = arguments.session
         former = self._sessions.get(name)
         if former is not None and former.alive:
-            raise InvalidArgumentsError(
-                f"there is a tmux session {name!r} already", next_step="use it, or stop it first"
-            )
+            raise InvalidArgumentsError(f"tmux session {name!r} already exists", next_step="use it, or stop it first")
         if len(self._sessions) >= MAX_SESSIONS:
-            raise InvalidArgumentsError(f"this slot has {MAX_SESSIONS} tmux sessions already", next_step="stop one")
+            raise InvalidArgumentsError(f"{MAX_SESSIONS} tmux sessions already exist", next_step="stop one")
         setup = TmuxSetup(
             name=name,
             command=arguments.command or None,
@@ -212,5 +210,5 @@ class TmuxCalls:
         if waited_in_vain and state.state == "running":
             fields["timed_out"] = True
         elif waited_in_vain:
-            said["note"] = "the session ended first"
+            said["note"] = "the session ended before that"
         return SessionAnswer(TmuxReply(session=state, recording=tmux.take_recording(), **said), fields)

@@ -128,7 +128,7 @@ def _sentence(schema: Mapping[str, Any], problem: dict[str, Any]) -> str:
         hint = f"; did you mean '{match}'?" if match else ""
         return f"unknown argument '{where}'{hint} (allowed: {', '.join(properties) or 'none'})"
     message = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ")
-    subject = f"argument '{where}'" if where else "the arguments together:"
+    subject = f"argument '{where}'" if where else "invalid arguments:"
     return f"{subject} {message[:1].lower()}{message[1:]} (got {shown(problem['input'])})"
 
 

@@ -58,58 +58,64 @@ Columns = Annotated[int, Field(ge=2, le=1_000)]
 
 
 class TerminalArguments(WireModel):
-    """Run a command in a bash that stays; get more of its output; send it keys; start it afresh."""
+    """Run a command in a persistent bash session, get more of its output, send it keys, or start over."""
 
     command: CommandText | None = Field(
         default=None,
-        description="Command to run in the session; may be several lines. Empty: more output of what runs.",
+        description="Command to run in the session. It may span several lines. An empty command returns more output "
+        "of the one that is running.",
     )
-    session: SessionName = Field(default="default", description="Which session; a new name starts a new one.")
+    session: SessionName = Field(default="default", description="Name of the session. A new name starts a new session.")
     timeout_s: WaitS | None = Field(
         default=None,
-        description="How long to wait for the command to end. It goes on after that; an empty command asks again. "
-        "With pty the answer comes earlier when the program waits for input.",
+        description="Seconds to wait for the command to finish. It keeps running after that; an empty command waits "
+        "again. With pty, the result comes early when the program waits for input.",
     )
     keys: Keys = Field(
         default=(),
-        description='Keys for the running program, such as ["C-c"] or ["Up", "Enter"]. An element that names no key is '
-        "typed as text. Without pty only C-c and C-\\ work.",
+        description='Keys to send to the running program, such as ["C-c"] or ["Up", "Enter"]. An element that is not '
+        "a key name is typed as text. Without pty only C-c and C-\\ work.",
     )
     input: InputText | None = Field(
-        default=None, description="Text to type into the running program, before `keys`. Needs pty; not for commands."
+        default=None,
+        description="Text to type into the running program, before `keys`. Requires pty; not for commands.",
     )
     pty: bool | None = Field(
         default=None,
-        description="Give the session a terminal (a PTY). Decided when it starts, false by default; kept when its "
-        "shell ends and a new one starts.",
+        description="Give the session a terminal (PTY). Set when the session starts, false by default; kept when its "
+        "shell is restarted.",
     )
-    reset: bool = Field(default=False, description="Kill the session and all it runs; a command then starts afresh.")
+    reset: bool = Field(
+        default=False,
+        description="Kill the session and everything it runs. A command given with it runs in a new shell.",
+    )
     workdir: PathText | None = Field(
         default=None,
-        description="Directory to start in: of a new session, or of a background process (by default the session's "
-        "current one).",
+        description="Initial directory of a new session, or of a background process (by default the session's "
+        "current directory).",
     )
     env: Environment | None = Field(
         default=None,
-        description="Extra environment variables, as for workdir. A background process also has the session's own "
-        "`env`, but nothing exported since.",
+        description="Additional environment variables of a new session or a background process. A background process "
+        "also gets the session's `env`, but not what was exported later.",
     )
     background: bool = Field(
-        default=False, description="Start the command as a background process instead (see the `process` tool)."
+        default=False, description="Run the command as a background process (see the `process` tool)."
     )
     check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
-        default=None, description="For background: later results say how it stands, at most so often (seconds)."
+        default=None,
+        description="For background: later results report on the process, at most once in this many seconds.",
     )
 
     @model_validator(mode="after")
     def _one_thing(self) -> TerminalArguments:
         typing = bool(self.keys) or self.input is not None
         if self.command and typing:
-            raise ValueError("give either command or keys and input: keys go to what already runs")
+            raise ValueError("give either command or keys and input: keys and input go to the program that is running")
         if typing and self.reset:
-            raise ValueError("give either reset or keys and input: after a reset nothing runs")
+            raise ValueError("give either reset or keys and input: after a reset nothing is running")
         if self.background and (typing or self.reset or not self.command):
-            raise ValueError("background needs a command, and takes neither keys, input nor reset")
+            raise ValueError("background requires a command and cannot be combined with keys, input or reset")
         if self.command is None and not typing and not self.reset:
             raise ValueError("give a command (an empty one for more output), keys, input or reset")
         return self
@@ -151,40 +157,43 @@ class TerminalReply(WireModel):
 
 
 class ProcessArguments(WireModel):
-    """Start, watch, feed and end background processes."""
+    """Manage background processes: start them, read their output, write to them, end them."""
 
     action: Literal["start", "list", "poll", "log", "wait", "kill", "write", "submit", "close"] = Field(
-        description="start a command; list all; poll: state and new output; log: kept output from an offset; wait for "
-        "its end; kill it; write input; submit: input and Enter; close: end of input."
+        description="start a command; list all processes; poll: state and new output; log: kept output from an "
+        "offset; wait: until it ends; kill it; write input; submit: write input, then Enter; close: end "
+        "of input."
     )
-    process: SessionName | None = Field(default=None, description="Which process (its id, such as p1).")
+    process: SessionName | None = Field(default=None, description="Process id, such as p1.")
     command: CommandText | None = Field(default=None, description="For start: the bash command.")
-    workdir: PathText | None = Field(default=None, description="For start: directory, the workspace by default.")
-    env: Environment | None = Field(default=None, description="For start: extra environment variables.")
-    pty: bool = Field(default=False, description="For start: give it a terminal (a PTY).")
-    check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
-        default=None, description="For start: later results say how it stands, at most so often (seconds)."
+    workdir: PathText | None = Field(
+        default=None, description="For start: working directory; by default the workspace."
     )
-    input: InputText | None = Field(default=None, description="For write and submit: the text.")
-    timeout_s: WaitS | None = Field(default=None, description="For wait: how long at most.")
+    env: Environment | None = Field(default=None, description="For start: additional environment variables.")
+    pty: bool = Field(default=False, description="For start: give it a terminal (PTY).")
+    check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
+        default=None, description="For start: later results report on the process, at most once in this many seconds."
+    )
+    input: InputText | None = Field(default=None, description="For write and submit: the text to write.")
+    timeout_s: WaitS | None = Field(default=None, description="For wait: maximum number of seconds to wait.")
     signal: Literal["KILL", "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"] = Field(
         default="KILL",
-        description="For kill: the signal to send. KILL ends the process and everything it started; the others go to "
-        "its process group, which may handle them.",
+        description="For kill: the signal to send. KILL ends the process and everything it started; other signals go "
+        "to its process group, which may handle them.",
     )
     offset: Annotated[int, Field(ge=0)] | None = Field(
-        default=None, description="For log: first byte; by default the last `limit` bytes."
+        default=None, description="For log: offset of the first byte; by default the last `limit` bytes."
     )
-    limit: Annotated[int, Field(ge=1, le=200_000)] = Field(default=20_000, description="At most so many bytes.")
+    limit: Annotated[int, Field(ge=1, le=200_000)] = Field(default=20_000, description="Maximum number of bytes.")
 
     @model_validator(mode="after")
     def _complete(self) -> ProcessArguments:
         if self.action == "start" and not (self.command or "").strip():
-            raise ValueError("start needs a command")
+            raise ValueError("start requires a command")
         if self.action in ("poll", "log", "wait", "kill", "write", "submit", "close") and self.process is None:
-            raise ValueError(f"{self.action} needs a process (list names them)")
+            raise ValueError(f"{self.action} requires a process (list shows them)")
         if self.action == "write" and self.input is None:
-            raise ValueError("write needs input")
+            raise ValueError("write requires input")
         return self
 
 
@@ -206,48 +215,54 @@ class ProcessReply(WireModel):
 
 
 class TmuxArguments(WireModel):
-    """Drive full-screen programs in tmux: start a session, type, wait, look at the screen."""
+    """Drive full-screen programs in tmux: start a session, send keys, wait, capture the screen."""
 
     action: Literal["start", "send_keys", "wait", "capture", "resize", "stop", "list"] = Field(
-        description="start a session; send_keys; wait for a text, for an idle shell, or for the end; capture the "
-        "screen; resize; stop; list all."
+        description="start a session; send_keys; wait for a text, an idle shell or the end of the session; capture "
+        "the screen; resize; stop; list all sessions."
     )
-    session: SessionName = Field(default="main", description="Which tmux session.")
-    command: CommandText | None = Field(default=None, description="For start: the program; a bash by default.")
-    workdir: PathText | None = Field(default=None, description="For start: directory, the workspace by default.")
-    env: Environment | None = Field(default=None, description="For start: extra environment variables.")
+    session: SessionName = Field(default="main", description="Name of the tmux session.")
+    command: CommandText | None = Field(default=None, description="For start: the program to run; by default bash.")
+    workdir: PathText | None = Field(
+        default=None, description="For start: working directory; by default the workspace."
+    )
+    env: Environment | None = Field(default=None, description="For start: additional environment variables.")
     rows: Rows = Field(default=40, description="For start and resize: height of the screen.")
     columns: Columns = Field(default=120, description="For start and resize: width of the screen.")
-    record: bool = Field(default=True, description="For start: record the session (asciicast).")
+    record: bool = Field(default=True, description="For start: record the session as an asciicast.")
     text: InputText | None = Field(
         default=None, description="For send_keys: text to type, before `keys`. For wait: the text to wait for."
     )
     keys: Keys = Field(
         default=(),
-        description='For send_keys: keys in order, such as ["C-c"] or ["ls", "Enter"]. An element that names no key is '
-        "typed as text.",
+        description='For send_keys: keys to send in order, such as ["C-c"] or ["ls", "Enter"]. An element that is '
+        "not a key name is typed as text.",
     )
     block: bool = Field(
-        default=False, description="For send_keys: wait until what was started has ended and the shell is idle again."
+        default=False, description="For send_keys: wait until the command has finished and the shell is idle again."
     )
     until: Literal["text", "idle", "exit"] | None = Field(
-        default=None, description="For wait: what for; by default the text when there is one, else idle."
+        default=None, description="For wait: what to wait for; by default the text if one is given, else idle."
     )
-    min_wait_s: WaitS = Field(default=0.0, description="For send_keys: wait at least so long before looking.")
-    max_wait_s: WaitS = Field(default=30.0, description="For send_keys with block, and wait: wait at most so long.")
+    min_wait_s: WaitS = Field(
+        default=0.0, description="For send_keys: minimum number of seconds to wait before the screen is captured."
+    )
+    max_wait_s: WaitS = Field(
+        default=30.0, description="For wait, and for send_keys with block: maximum number of seconds to wait."
+    )
     what: Literal["screen", "scrollback", "difference"] = Field(
         default="screen",
-        description="For capture: the screen; all that scrolled off it too; or what is new since the last capture.",
+        description="For capture: the visible screen; the scrollback as well; or what is new since the last capture.",
     )
 
     @model_validator(mode="after")
     def _complete(self) -> TmuxArguments:
         if self.action == "send_keys" and not self.keys and not self.text:
-            raise ValueError("send_keys needs text or keys")
+            raise ValueError("send_keys requires text or keys")
         if self.action == "wait" and self.until == "text" and not self.text:
-            raise ValueError("wait for text needs text")
+            raise ValueError("waiting for text requires text")
         if self.min_wait_s > self.max_wait_s:
-            raise ValueError("min_wait_s must not be more than max_wait_s")
+            raise ValueError("min_wait_s must not be greater than max_wait_s")
         return self
 
 

@@ -22,12 +22,12 @@ def _no_nul(value: str) -> str:
 
 
 class BashArguments(WireModel):
-    """Run a command in a fresh ``bash -c`` in the workspace; nothing of the shell's state is kept."""
+    """Run a command in a new shell in the workspace. No state of the shell is kept."""
 
-    command: str = Field(description="The bash command to run. May be several lines.")
-    cwd: str | None = Field(default=None, description="Directory to run in; the workspace by default.")
-    env: dict[str, str] | None = Field(default=None, description="Extra environment variables.")
-    stdin: str | None = Field(default=None, description="Text given to the command on standard input.")
+    command: str = Field(description="The bash command to run. It may span several lines.")
+    cwd: str | None = Field(default=None, description="Working directory; by default the workspace.")
+    env: dict[str, str] | None = Field(default=None, description="Additional environment variables.")
+    stdin: str | None = Field(default=None, description="Text passed to the command on standard input.")
 
     @field_validator("command")
     @classmethod
@@ -51,14 +51,14 @@ class BashArguments(WireModel):
 
 
 class ReadFileArguments(WireModel):
-    """Read a file of the workspace."""
+    """Read a file in the workspace."""
 
     path: PathArgument = Field(description="File to read, relative to the workspace.")
-    offset: Annotated[int, Field(ge=0)] = Field(default=0, description="First byte to read.")
+    offset: Annotated[int, Field(ge=0)] = Field(default=0, description="Offset of the first byte to read.")
     limit: Annotated[int, Field(ge=1, le=MAX_FILE_BYTES)] | None = Field(
         default=None,
-        description="At most this many bytes. By default the whole file, or its first MiB: the answer says where to "
-        "read on.",
+        description="Maximum number of bytes to read. By default the whole file, up to 1 MiB: the result says where "
+        "to continue.",
     )
     binary: bool = Field(default=False, description="Return the bytes as base64 instead of text.")
 
@@ -79,15 +79,15 @@ class ReadFileReply(WireModel):
 
 
 class WriteFileArguments(WireModel):
-    """Write a file of the workspace, whole; its parent directories are made."""
+    """Write a whole file in the workspace; missing parent directories are created."""
 
     path: PathArgument = Field(description="File to write, relative to the workspace.")
-    text: str | None = Field(default=None, description="The new content, as text.")
-    data: Base64 | None = Field(default=None, description="The new content, as base64 (instead of text).")
+    text: str | None = Field(default=None, description="The new content as text.")
+    data: Base64 | None = Field(default=None, description="The new content as base64, instead of text.")
     mode: Annotated[int, Field(ge=0, le=0o777)] | None = Field(
         default=None,
-        description="Permission bits as a decimal number (493 is 0755, 420 is 0644); "
-        "kept from the old file, or 0644, by default.",
+        description="Permission bits as a decimal number (493 is 0755, 420 is 0644). By default those of the "
+        "existing file, or 0644.",
     )
 
 
@@ -99,12 +99,12 @@ class WriteFileReply(WireModel):
 
 
 class ListFilesArguments(WireModel):
-    """List a directory of the workspace."""
+    """List a directory in the workspace."""
 
     path: PathArgument = Field(default=".", description="Directory to list, relative to the workspace.")
-    depth: Annotated[int, Field(ge=1, le=64)] = Field(default=1, description="Levels to descend.")
-    limit: Annotated[int, Field(ge=1, le=100_000)] = Field(default=2_000, description="At most so many entries.")
-    hidden: bool = Field(default=True, description="Also list names that begin with a dot.")
+    depth: Annotated[int, Field(ge=1, le=64)] = Field(default=1, description="Number of levels to descend.")
+    limit: Annotated[int, Field(ge=1, le=100_000)] = Field(default=2_000, description="Maximum number of entries.")
+    hidden: bool = Field(default=True, description="Include names that begin with a dot.")
 
 
 class FileEntry(WireModel):
@@ -125,15 +125,16 @@ class ListFilesReply(WireModel):
 
 
 class ArtifactsArguments(WireModel):
-    """List or read files of the workspace with their SHA-256, archive a path as tar, or extract a tar into it."""
+    """List or read files with their SHA-256, pack a path into a tar archive, or extract one."""
 
     action: Literal["archive", "extract", "list", "read"] = Field(
-        description="archive a path, extract data into it, list the files below it, or read one file"
+        description="archive: pack a path into a tar; extract: unpack data into a directory; list: list the files "
+        "below a path; read: read one file."
     )
-    path: PathArgument = Field(
-        default=".", description="What to archive, list or read, or the directory to extract into."
+    path: PathArgument = Field(default=".", description="Path to archive, list or read, or directory to extract into.")
+    data: Base64 | None = Field(
+        default=None, description="For extract: the tar archive (plain or gzip), base64-encoded."
     )
-    data: Base64 | None = Field(default=None, description="For extract: the tar (plain or gzip), base64.")
 
 
 class ArtifactFile(WireModel):
@@ -154,17 +155,20 @@ class ArtifactsReply(WireModel):
 
 
 class PatchArguments(WireModel):
-    """Apply a unified diff to files of the workspace: all of it, or nothing."""
+    """Apply a unified diff to files in the workspace: all of it, or nothing."""
 
     patch: str = Field(
-        description="A unified diff (git or plain), for one or more files. Line numbers may be off; context may not."
+        description="A unified diff (git or plain) of one or more files. Line numbers may be wrong; context lines "
+        "must match."
     )
-    path: PathArgument = Field(default=".", description="Directory the diff's file names are relative to.")
+    path: PathArgument = Field(default=".", description="Directory that the file names in the diff are relative to.")
     strip: Annotated[int, Field(ge=0, le=10)] | None = Field(
-        default=None, description="Leading parts to remove from file names; by default the a/ and b/ of git diffs."
+        default=None,
+        description="Number of leading components to remove from file names; by default only the a/ and b/ of git "
+        "diffs.",
     )
     fuzz: Annotated[int, Field(ge=0, le=3)] = Field(
-        default=2, description="How many lines at each end of a hunk's context may be ignored to find its place."
+        default=2, description="Maximum number of context lines at each end of a hunk that may be ignored to place it."
     )
 
 
@@ -186,18 +190,20 @@ class PatchReply(WireModel):
 
 
 class SearchArguments(WireModel):
-    """Search the files of the workspace, line by line, for a regular expression."""
+    """Search files in the workspace for a regular expression, line by line."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
-        description="Regular expression, matched line by line. No look-around, no back-references."
+        description="Regular expression, matched against each line. Look-around and back-references are not supported."
     )
     path: PathArgument = Field(default=".", description="File or directory to search, relative to the workspace.")
     glob: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
-        default=None, description="Only files of this name, such as *.py; with a slash, of this path (src/*.py)."
+        default=None,
+        description="Search only files with this name, such as *.py, or with this path if it contains a slash "
+        "(src/*.py).",
     )
-    ignore_case: bool = Field(default=False, description="Match upper and lower case alike.")
-    literal: bool = Field(default=False, description="Take the pattern as plain text.")
-    limit: Annotated[int, Field(ge=1, le=10_000)] = Field(default=200, description="At most so many matching lines.")
+    ignore_case: bool = Field(default=False, description="Ignore case.")
+    literal: bool = Field(default=False, description="Treat the pattern as plain text.")
+    limit: Annotated[int, Field(ge=1, le=10_000)] = Field(default=200, description="Maximum number of matching lines.")
 
 
 class SearchMatch(WireModel):

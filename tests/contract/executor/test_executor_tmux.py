@@ -197,7 +197,7 @@ async def test_no_wait_outlasts_the_session(session: ToolSession, end: str) -> N
         assert (ended.timed_out, reply(ended)["waited_s"] < 15) == (False, True), ended
         waited = await tmux(session, "wait", text="never", max_wait_s=30)
         assert (reply(waited)["matched"], waited.timed_out, reply(waited)["waited_s"] < 15) == (False, False, True)
-        assert reply(waited)["note"] == "the session ended first"
+        assert reply(waited)["note"] == "the session ended before that"
         await tmux(session, "stop")
 
 

@@ -59,7 +59,7 @@ async def test_a_model_reads_why_a_patch_does_not_fit(session: ToolSession) -> N
     await seeded(session)
     result = await session.call("patch", {"patch": DIFF.replace("-x = 1", "-x = 7")})
     assert (result.fault, result.exit_code) == ("none", 1)
-    assert "closest place is line 1, where 2 of its 3 old lines agree" in result.stderr
+    assert "closest place is line 1, where 2 of its 3 old lines match" in result.stderr
     assert "     2 ! x = 1\n       ? x = 7   <- what the patch expects" in result.stderr
     result = await session.call("patch", {"patch": "change x to 2"})
     assert (result.fault, result.error) == ("model", "invalid_arguments")

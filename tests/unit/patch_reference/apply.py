@@ -84,7 +84,8 @@ class _File:
                 found = self._positions(old, taken, tolerant)
                 if hunk.start is None and len(found) > 1:
                     places = ", ".join(str(start + 1) for start in found[:5])
-                    return f"fits in {len(found)} places (lines {places}): give more context, or line numbers"
+                    ambiguous = f"is ambiguous: it matches at {len(found)} places (lines {places})"
+                    return f"{ambiguous}; add context lines or line numbers"
                 if found:
                     expected = found[0] if hunk.start is None else hunk.start - 1 + offset + front
                     start = min(found, key=lambda at: abs(at - expected))
@@ -109,11 +110,11 @@ class _File:
     def _insertion(self, hunk: Hunk, taken: int, offset: int) -> _Place | str:
         if hunk.start is None:
             if self.lines:
-                return "has no line of context and no line number: nothing says where it belongs"
+                return "has neither context lines nor a line number to place it"
             return _Place(0, 0, hunk.new, 0, 0)
         start = hunk.start + offset
         if not taken <= start <= len(self.lines):
-            return f"inserts after line {start}, but the file has {len(self.lines)} lines: give lines of context"
+            return f"inserts after line {start}, but the file has {len(self.lines)} lines: add context lines"
         lines = self._ended(hunk.new, start) if self._has_crlf(start) else hunk.new
         return _Place(start, 0, lines, 0, 0)
 
@@ -151,23 +152,23 @@ class _File:
 
     def _why(self, hunk: Hunk, taken: int, offset: int, fuzz: int) -> str:
         if hunk.new and (there := self._positions(hunk.new, 0, True)):
-            return f"does not apply: it is applied already, at line {there[0] + 1}"
+            return f"does not apply: it is already applied, at line {there[0] + 1}"
         if (before := self._positions(hunk.old, 0, True)) and before[0] < taken:
             return (
                 f"does not apply: its lines are at line {before[0] + 1}, before the hunk above it; "
-                "put hunks in the order of their lines, and let none overlap"
+                "hunks must be in line order and must not overlap"
             )
         ignoring = f", even without up to {fuzz} lines of context at each end" if fuzz else ""
         best = self._nearest(hunk.old)
         if best is None:
             at = max(0, min((hunk.start or 1) - 1 + offset, len(self.lines)))
             shown = self._shown(at, min(len(hunk.old), _MAX_SHOWN))
-            return f"does not apply: none of its lines is in the file{ignoring}.\nThe file has there:\n{shown}"
+            return f"does not apply: none of its lines are in the file{ignoring}.\nThe file contains there:\n{shown}"
         start, equal = best
         differing = self._compared(hunk.old, start)
         return (
             f"does not apply{ignoring}. The closest place is line {start + 1}, where {equal} of its "
-            f"{len(hunk.old)} old lines agree:\n{differing}"
+            f"{len(hunk.old)} old lines match:\n{differing}"
         )
 
     def _nearest(self, old: list[bytes]) -> tuple[int, int] | None:

@@ -93,7 +93,7 @@ class _Parser:
             if len(found) > MAX_FILES:
                 raise self._wrong(f"the patch changes more than {MAX_FILES} files")
         if not found:
-            raise PatchTextError("no file is named: a unified diff has '--- old' and '+++ new' lines, then '@@' hunks")
+            raise PatchTextError("no file names: a unified diff has '--- old' and '+++ new' lines, then '@@' hunks")
         return found
 
     # -- headers -----------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class _Parser:
         if part.deletes:
             part.new = None
         if part.old is None and part.new is None:
-            raise PatchTextError(f"line {part.at_line}: this part names no file")
+            raise PatchTextError(f"line {part.at_line}: this part does not name a file")
         if not (part.hunks or part.creates or part.deletes or part.renames or part.copies or part.mode is not None):
             raise PatchTextError(f"line {part.at_line}: this part of the patch changes nothing")
         return part
@@ -140,7 +140,7 @@ class _Parser:
                 part.new = self._stripped(_unquoted(rest[3:]), bare=True)
                 part.renames, part.copies = word == b"rename", word == b"copy"
             case (b"GIT", b"binary") | (b"Binary", b"files"):
-                raise self._wrong("binary patches are not understood; write the file with write_file instead")
+                raise self._wrong("binary patches are not supported; use write_file instead")
             case _:
                 return False
         return True
@@ -188,7 +188,7 @@ class _Parser:
             count = max(0, count - 1)
         parts = name.split(b"/")
         if len(parts) <= count:
-            raise self._wrong(f"strip={self._strip} leaves nothing of {name.decode(errors='replace')!r}")
+            raise self._wrong(f"strip={self._strip} removes all of {name.decode(errors='replace')!r}")
         return b"/".join(parts[count:])
 
     # -- hunks -------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class _Parser:
                 raise PatchTextError(f"line {hunk.at_line}: the hunk {header} has no lines")
             part.hunks.append(hunk)
         if not part.hunks:
-            raise self._wrong("no '@@ -1,2 +1,3 @@' hunk follows the file's names")
+            raise self._wrong("no '@@ -1,2 +1,3 @@' hunk follows the file names")
 
     def _body(self, hunk: Hunk, counts: list[int] | None) -> None:
         while self._at < len(self._lines):

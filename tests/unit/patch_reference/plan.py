@@ -52,7 +52,7 @@ async def planned(asked: PatchArguments, read: Read) -> Plan:
         parts = parse(asked.patch.encode("utf-8", "surrogateescape"), asked.strip)
     except PatchTextError as error:
         raise InvalidArgumentsError(
-            f"patch: {error}", next_step="send a unified diff, as git diff writes it"
+            f"patch: {error}", next_step="send a unified diff, as written by git diff"
         ) from error
     work = _Work(asked, read)
     for part in parts:
@@ -81,7 +81,7 @@ class _Work:
         elif before is None:
             raise self._failed(source, "there is no such file")
         if (part.renames or part.copies) and await self._content(path) is not None and path != source:
-            raise self._failed(path, "it is in the way: a file of that name exists")
+            raise self._failed(path, "the new name is taken: a file of that name already exists")
         try:
             fit = apply_hunks(before.content, part.hunks, self._asked.fuzz)
         except HunkFailedError as error:
@@ -89,9 +89,7 @@ class _Work:
         if part.deletes:
             if fit.content:
                 left = fit.content.count(b"\n") + (not fit.content.endswith(b"\n"))
-                raise self._failed(
-                    path, f"it would be deleted, but {left} lines are left that the patch does not remove"
-                )
+                raise self._failed(path, f"the patch deletes it, but does not remove {left} of its lines")
             self._plan.files[path] = None
         else:
             self._plan.files[path] = Held(fit.content, before.mode if part.mode is None else part.mode)
@@ -117,7 +115,9 @@ class _Work:
 
     def _check_absent(self, path: str, held: Held | None) -> None:
         if held is not None and held.content:
-            raise self._failed(path, "the patch makes it as a new file, but it exists; diff against the file as it is")
+            raise self._failed(
+                path, "the patch creates it as a new file, but it already exists; make a diff against the existing file"
+            )
 
     async def _content(self, path: str) -> Held | None:
         return self._plan.files[path] if path in self._plan.files else await self._original(path)
@@ -133,7 +133,7 @@ class _Work:
     def _path(self, name: bytes) -> str:
         text = os.fsdecode(name)
         if b"\0" in name or not text.strip("/"):
-            raise InvalidArgumentsError("patch: a file name in it is empty or holds a NUL")
+            raise InvalidArgumentsError("patch: a file name is empty or contains a NUL byte")
         base = self._asked.path.rstrip("/")
         return text if text.startswith("/") or base in ("", ".", "/workspace") else f"{base}/{text}"
 

@@ -68,7 +68,7 @@ class TooManyRunsError(ValueError):
     """The slot holds as many of the server's descriptors (or as many runs) as it may: nothing was started."""
 
     def __init__(self) -> None:
-        super().__init__("the slot has as many programs running as it may have: end some of them")
+        super().__init__("the slot's limit of running programs is reached: end some of them")
 
 
 class _Run:

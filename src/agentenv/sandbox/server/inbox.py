@@ -78,7 +78,7 @@ class Attached:
     def text(self, field: str, max_bytes: int) -> str:
         """All of it as text. Raises InvalidArgumentsError when it is larger than ``max_bytes``, or no UTF-8."""
         if self.size_bytes > max_bytes:
-            raise InvalidArgumentsError(f"{field}: {self.size_bytes} bytes are too many; at most {max_bytes} are taken")
+            raise InvalidArgumentsError(f"{field}: {self.size_bytes} bytes exceed the limit of {max_bytes} bytes")
         try:
             return os.pread(self.fd, self.size_bytes, 0).decode()
         except UnicodeDecodeError as error:

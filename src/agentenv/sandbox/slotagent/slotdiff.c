@@ -166,7 +166,7 @@ static char *room_for_name(size_t bytes) {
 
 static char *kept(struct bytes name) {
     if (memchr(name.at, 0, name.count))
-        wrong(line_number, "a file name in it is empty or holds a NUL");
+        wrong(line_number, "a file name is empty or contains a NUL byte");
     return memcpy(room_for_name(name.count), name.at, name.count);
 }
 
@@ -208,7 +208,7 @@ static struct bytes stripped(struct bytes name, bool prefixed, bool bare) {
         const char *slash = memchr(rest.at, '/', rest.count);
         if (!slash) {
             struct text text = {0};
-            addf(&text, "line %u: strip=%d leaves nothing of '", line_number, strip);
+            addf(&text, "line %u: strip=%d removes all of '", line_number, strip);
             add_shown(&text, name.at, name.count, SHOWN_NAME);
             add(&text, "'", 1);
             explain(NO_PATCH, &text);
@@ -295,7 +295,7 @@ static bool take_extended(struct part *part) {
         part->new = kept(stripped(unquoted(from(rest, 3)), false, true));
         part->renames = rename, part->copies = copy;
     } else if (begins(text, "GIT binary") || begins(text, "Binary files")) {
-        wrong(line_number, "binary patches are not understood; write the file with write_file instead");
+        wrong(line_number, "binary patches are not supported; use write_file instead");
     } else {
         return false;
     }
@@ -445,7 +445,7 @@ static void take_hunks(struct part *part) {
         take_hunk();
     part->hunks = patch->hunk_count - part->first_hunk;
     if (!part->hunks)
-        wrong(line_number, "no '@@ -1,2 +1,3 @@' hunk follows the file's names");
+        wrong(line_number, "no '@@ -1,2 +1,3 @@' hunk follows the file names");
 }
 
 /* ---- parts ---- */
@@ -467,7 +467,7 @@ static struct part take_git_part(void) {
     if (part.deletes)
         part.new = NULL;
     if (!part.old && !part.new)
-        wrong(part.at_line, "this part names no file");
+        wrong(part.at_line, "this part does not name a file");
     if (!part.hunks && !part.creates && !part.deletes && !part.renames && !part.copies && part.mode < 0)
         wrong(part.at_line, "this part of the patch changes nothing");
     return part;
@@ -498,7 +498,7 @@ void parse_patch(struct patch *into, int strip_parts) {
     }
     if (!patch->part_count) {
         struct text text = {0};
-        addf(&text, "no file is named: a unified diff has '--- old' and '+++ new' lines, then '@@' hunks");
+        addf(&text, "no file names: a unified diff has '--- old' and '+++ new' lines, then '@@' hunks");
         explain(NO_PATCH, &text);
     }
 }

@@ -223,10 +223,10 @@ static void take_rows(const struct hunk *hunk) {
 }
 
 static bool say_ambiguous(const struct places *places, struct text *why) {
-    addf(why, "fits in %zu places (lines ", places->count);
+    addf(why, "is ambiguous: it matches at %zu places (lines ", places->count);
     for (size_t i = 0; i < places->count && i < SHOWN_PLACES; i++)
         addf(why, "%s%zu", i ? ", " : "", places->first[i] + 1);
-    addf(why, "): give more context, or line numbers");
+    addf(why, "); add context lines or line numbers");
     return false;
 }
 
@@ -235,12 +235,12 @@ static bool find_insertion(const struct hunk *hunk, size_t taken, int64_t offset
     *place = (struct place_of_hunk){0};
     if (hunk->start < 0) {
         if (file.count)
-            addf(why, "has no line of context and no line number: nothing says where it belongs");
+            addf(why, "has neither context lines nor a line number to place it");
         return !file.count;
     }
     int64_t start = hunk->start + offset;
     if (start < (int64_t)taken || start > (int64_t)file.count) {
-        addf(why, "inserts after line %lld, but the file has %zu lines: give lines of context", (long long)start,
+        addf(why, "inserts after line %lld, but the file has %zu lines: add context lines", (long long)start,
              file.count);
         return false;
     }
@@ -478,13 +478,13 @@ static void explain_misfit(const struct hunk *hunk, size_t taken, int64_t offset
     if (hunk->new)
         found = places_of(row.new, hunk->new, 0, true, 0);
     if (found.count) {
-        addf(why, "does not apply: it is applied already, at line %zu", found.first[0] + 1);
+        addf(why, "does not apply: it is already applied, at line %zu", found.first[0] + 1);
         return;
     }
     found = places_of(row.old, hunk->old, 0, true, 0);
     if (found.count && found.first[0] < taken) {
         addf(why, "does not apply: its lines are at line %zu, before the hunk above it; "
-                  "put hunks in the order of their lines, and let none overlap", found.first[0] + 1);
+                  "hunks must be in line order and must not overlap", found.first[0] + 1);
         return;
     }
     struct text ignoring = {0};
@@ -493,13 +493,13 @@ static void explain_misfit(const struct hunk *hunk, size_t taken, int64_t offset
     add(&ignoring, "", 1);
     size_t start, equal = 0;
     if (!find_nearest(hunk, &start)) {
-        addf(why, "does not apply: none of its lines is in the file%s.\nThe file has there:\n", ignoring.bytes);
+        addf(why, "does not apply: none of its lines are in the file%s.\nThe file contains there:\n", ignoring.bytes);
         show_file(why, (hunk->start > 0 ? hunk->start : 1) - 1 + offset, least(hunk->old, MAX_SHOWN));
         return;
     }
     for (size_t i = 0; i < hunk->old; i++)
         equal += agrees(start + i, row.old[i]);
-    addf(why, "does not apply%s. The closest place is line %zu, where %zu of its %zu old lines agree:\n",
+    addf(why, "does not apply%s. The closest place is line %zu, where %zu of its %zu old lines match:\n",
          ignoring.bytes, start + 1, equal, hunk->old);
     compare(why, hunk, start);
 }

@@ -81,7 +81,7 @@ static void read_file(struct file *into) {
 /* The file of that name in the diff, as the parts before left it; its place in `files`. */
 static size_t file_of(const char *name) {
     if (!name[strspn(name, "/")])
-        misfit("patch", "a file name in it is empty");
+        misfit("patch", "a file name is empty");
     bool joined = *base && *name != '/';
     char *path;
     if (asprintf(&path, "%s%s%s", joined ? base : "", joined ? "/" : "", name) < 0)
@@ -122,7 +122,7 @@ static void check_whole(const struct file *file, const struct fit *fit) {
     for (size_t i = 0; i < fit->count; i++)
         left += fit->bytes[i] == '\n';
     char *why;
-    if (asprintf(&why, "it would be deleted, but %zu lines are left that the patch does not remove", left) < 0)
+    if (asprintf(&why, "the patch deletes it, but does not remove %zu of its lines", left) < 0)
         fail(ENOMEM);
     misfit(file->path, why);
 }
@@ -148,11 +148,11 @@ static struct told take_part(const struct patch *patch, const struct part *part,
     static struct file nothing;
     nothing = (struct file){.path = source->path, .mode = 0644};
     if (part->creates && source->exists && source->bytes)
-        misfit(path->path, "the patch makes it as a new file, but it exists; diff against the file as it is");
+        misfit(path->path, "the patch creates it as a new file, but it already exists; make a diff against the existing file");
     if (!part->creates && !source->exists)
         misfit(source->path, "there is no such file");
     if ((part->renames || part->copies) && path->exists && at != from)
-        misfit(path->path, "it is in the way: a file of that name exists");
+        misfit(path->path, "the new name is taken: a file of that name already exists");
     struct file *before = part->creates ? &nothing : source;
     struct fit fit = fitted(patch, part, before, fuzz);
     mode_t mode = part->mode < 0 ? before->mode : (mode_t)part->mode;

@@ -156,9 +156,9 @@ def _plain(archive: BinaryIO) -> BinaryIO:
         if len(plain) > MAX_FILE_BYTES or stream.unconsumed_tail:
             raise InvalidArgumentsError(f"data decompresses to more than {MAX_FILE_BYTES} bytes")
         if not stream.eof:
-            raise EOFError("the gzip stream is cut short")
+            raise EOFError("the gzip stream is truncated")
         rest = stream.unused_data.lstrip(b"\0")  # gzip may pad its end with zeros
-    raise InvalidArgumentsError(f"data is gzip of more than {_MAX_GZIP_MEMBERS} parts")
+    raise InvalidArgumentsError(f"data has more than {_MAX_GZIP_MEMBERS} gzip members")
 
 
 class _Plan:
@@ -205,12 +205,12 @@ class _Plan:
         if name.startswith("/") or ".." in name.split("/"):
             raise PolicyRefusalError(f"{_shown(name)} in the archive leads outside the destination")
         if "\0" in name:
-            raise ValueError("a name holds a NUL")
+            raise ValueError("a name contains a NUL byte")
         clean = posixpath.normpath(name)
         parent = posixpath.dirname(clean)
         while parent:
             if parent in self._links:
-                raise PolicyRefusalError(f"{_shown(name)} in the archive lies behind a link of the same archive")
+                raise PolicyRefusalError(f"{_shown(name)} in the archive is below a link of the same archive")
             parent = posixpath.dirname(parent)
         return clean
 
@@ -220,7 +220,7 @@ class _Plan:
         if not target or target.startswith("/") or reached == ".." or reached.startswith("../"):
             raise PolicyRefusalError(f"the link {_shown(name)} in the archive leads outside the destination")
         if "\0" in target:
-            raise ValueError("a link holds a NUL")
+            raise ValueError("a link contains a NUL byte")
         self._links.add(name)
         self._files.pop(os.fsencode(name), None)
         self._records.append(Record("l", os.fsencode(name), os.fsencode(target)))
@@ -235,7 +235,7 @@ class _Plan:
             )
         self._total_bytes += len(record.content)
         if self._total_bytes > MAX_FILE_BYTES:
-            raise InvalidArgumentsError(f"the archive holds more than {MAX_FILE_BYTES} bytes")
+            raise InvalidArgumentsError(f"the archive contains more than {MAX_FILE_BYTES} bytes")
         self._files[path] = record
         self._records.append(record)
 
@@ -252,7 +252,7 @@ class _Plan:
         stream = self._tar.extractfile(member)
         content = stream.read() if stream else b""
         if len(content) != member.size:
-            raise EOFError(f"{_shown(member.name)} is cut short")
+            raise EOFError(f"{_shown(member.name)} is truncated")
         return content
 
     def _modified_ns(self, member: tarfile.TarInfo) -> int:

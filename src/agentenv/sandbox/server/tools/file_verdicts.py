@@ -13,7 +13,7 @@ _OUTSIDE, _UNSUPPORTED_KERNEL, _NOT_REGULAR, CUT_SHORT, TOO_LARGE, USAGE, DOES_N
 _ERRNO_OF = {_NOT_REGULAR: errno.EINVAL, TOO_LARGE: errno.EFBIG}
 _TEXT_OF = {
     _NOT_REGULAR: "is not a regular file",
-    TOO_LARGE: f"exceeds the {MAX_FILE_BYTES} bytes or {MAX_ENTRIES} entries one file operation may carry",
+    TOO_LARGE: f"exceeds the limit of {MAX_FILE_BYTES} bytes or {MAX_ENTRIES} entries of one file operation",
 }
 
 

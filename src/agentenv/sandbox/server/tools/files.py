@@ -223,7 +223,7 @@ class _Files:
     async def _extract(self, asked: ArtifactsArguments) -> WireModel:
         archive: bytes | Attached | None = self._attached.get("data", asked.data)
         if archive is None:
-            raise InvalidArgumentsError("artifacts: extract needs data, the tar to extract")
+            raise InvalidArgumentsError("artifacts: extract requires data, the tar archive")
         if isinstance(archive, bytes):
             _check_size(archive)
         size_bytes = len(archive) if isinstance(archive, bytes) else archive.size_bytes
@@ -255,7 +255,7 @@ class _Files:
             printed = await self._call("search", asked.path, *given, output_bytes=_OVERHEAD_BYTES)
         except _FailedError as failed:
             if failed.outcome.exit_code == errno.ERANGE:
-                raise InvalidArgumentsError("search: the pattern is too large", next_step="search for less") from None
+                raise InvalidArgumentsError("search: the pattern is too large", next_step="use a shorter one") from None
             raise
         return await _worked(len(printed), lambda: found(bytes(printed), asked))
 
@@ -305,7 +305,7 @@ def _unpacked(archive: bytes | Attached) -> tuple[bytes, ArtifactsReply]:
 
 def _check_size(data: bytes) -> None:
     if len(data) > MAX_FILE_BYTES:
-        raise InvalidArgumentsError(f"{len(data)} bytes are too many; at most {MAX_FILE_BYTES} fit in one call")
+        raise InvalidArgumentsError(f"{len(data)} bytes exceed the limit of {MAX_FILE_BYTES} bytes per call")
 
 
 def _without_end(printed: bytes | memoryview) -> Iterator[Record]:

@@ -28,7 +28,7 @@ def patch_text(asked: PatchArguments) -> bytes:
     """The diff, as slotfiles takes it on its standard input. Raises InvalidArgumentsError when it is too long."""
     text = asked.patch.encode("utf-8", "surrogateescape")
     if len(text) > MAX_FILE_BYTES:
-        raise InvalidArgumentsError(f"patch: {len(text)} bytes are too many; at most {MAX_FILE_BYTES} fit in one call")
+        raise InvalidArgumentsError(f"patch: {len(text)} bytes exceed the limit of {MAX_FILE_BYTES} bytes per call")
     return text
 
 
@@ -47,7 +47,7 @@ def check_patched(exit_code: int, printed: bytes | memoryview) -> None:
     why = str(reader.view()[:_MAX_WHY_BYTES], "utf-8", "replace")
     if exit_code == DOES_NOT_FIT:
         raise PatchFailedError(why)
-    raise InvalidArgumentsError(f"patch: {why}", next_step="send a unified diff, as git diff writes it")
+    raise InvalidArgumentsError(f"patch: {why}", next_step="send a unified diff, as written by git diff")
 
 
 def patched(printed: bytes | memoryview) -> PatchReply:

@@ -69,7 +69,7 @@ def parse_arguments(tool: str, arguments: dict[str, Any]) -> WireModel:
     """
     model = ARGUMENTS.get(tool)
     if model is None:
-        raise UnknownToolError(f"there is no tool {tool!r}", next_step=f"use one of: {', '.join(ARGUMENTS)}")
+        raise UnknownToolError(f"unknown tool {tool!r}", next_step=f"use one of: {', '.join(ARGUMENTS)}")
     try:
         return model.model_validate(arguments)
     except ValidationError as error:

@@ -51,7 +51,7 @@ class Translated:
 def translated(asked: SearchArguments) -> Translated:
     """Raises InvalidArgumentsError when the pattern is wrong, or asks for more than there is."""
     if "\n" in asked.pattern or "\0" in asked.pattern:
-        raise _wrong("it holds a line break or NUL, but every line is matched by itself")
+        raise _wrong("it contains a line break or NUL byte, but lines are matched one at a time")
     if asked.literal and not asked.ignore_case:
         return Translated(asked.pattern, "F")
     if asked.literal:
@@ -89,14 +89,14 @@ class _Translator:
         while self._at < len(self._text):
             self._one()
         if self._depth:
-            raise _wrong("a '(' is never closed")
+            raise _wrong("unclosed '('")
         needle = "" if self._alternatives or self._ignore_case else max(self._runs, key=len)
         kept = needle if len(needle) >= _MIN_NEEDLE else ""
         return Translated("".join(self._out), "i" if self._ignore_case else "-", kept)
 
     def _flags(self, letters: str) -> None:
         if unknown := set(letters) - set("imsuU"):
-            raise _wrong(f"the flag {min(unknown)!r} is not understood; (?i) is")
+            raise _wrong(f"the flag {min(unknown)!r} is not supported; only (?i) is")
         self._ignore_case = self._ignore_case or "i" in letters
 
     def _one(self) -> None:
@@ -135,7 +135,7 @@ class _Translator:
 
     def _escape(self) -> None:
         if self._at >= len(self._text):
-            raise _wrong("it ends in a backslash")
+            raise _wrong("it ends with a backslash")
         letter = self._text[self._at]
         self._at += 1
         if letter in _OUTSIDE:
@@ -147,7 +147,7 @@ class _Translator:
         elif letter in _CONTROL:
             self._literal(_CONTROL[letter])
         elif letter in "nr":
-            raise _wrong(f"\\{letter} cannot match: every line is matched by itself, without its end")
+            raise _wrong(f"\\{letter} cannot match: lines are matched one at a time, without their end")
         elif letter.isdigit() or letter == "k":
             raise _wrong("back-references are not supported")
         elif letter.isascii() and letter.isalpha():
@@ -161,7 +161,7 @@ class _Translator:
         found = re.compile(code).match(self._text, self._at)
         number = int(found[1] or found[2], 16) if found else 0
         if not found or number > 0x10FFFF or number in (0, 10) or 0xD800 <= number < 0xE000:
-            raise _wrong(f"\\{letter} names no character a line can have")
+            raise _wrong(f"\\{letter} is not a character that a line can contain")
         self._at = found.end()
         return chr(number)
 
@@ -172,7 +172,9 @@ class _Translator:
             return
         if not (named := re.compile(r"\?(?::|P?<[A-Za-z_]\w*>)").match(self._text, self._at)):
             what = self._text[self._at : self._at + 3]
-            hint = "look-around is not supported" if re.match(r"\?<?[=!]", what) else "only (?:...) and (?i) are"
+            hint = (
+                "look-around is not supported" if re.match(r"\?<?[=!]", what) else "only (?:...) and (?i) are supported"
+            )
             raise _wrong(f"({what}: {hint}")
         self._at = named.end()
         self._emit("(")
@@ -180,12 +182,12 @@ class _Translator:
     def _close(self) -> None:
         self._depth -= 1
         if self._depth < 0:
-            raise _wrong("a ')' closes nothing")
+            raise _wrong("unmatched ')'")
         self._emit(")")
 
     def _repeat(self, sign: str) -> None:
         if not self._out or self._out[-1] in ("(", "|", "^"):
-            raise _wrong(f"{sign!r} repeats nothing")
+            raise _wrong(f"nothing to repeat before {sign!r}")
         self._optional()
         self._out.append(sign)
         if self._text.startswith(("?", "+"), self._at):  # lazy and possessive: the same lines match, nearly always
@@ -203,7 +205,7 @@ class _Translator:
             raise _wrong(f"more than {_MAX_REPEAT} repetitions")
         self._at = found.end()
         if not self._out or self._out[-1] in ("(", "|", "^"):
-            raise _wrong("'{' repeats nothing")
+            raise _wrong("nothing to repeat before '{'")
         self._optional()
         self._out.append(f"{{{low}{found[2] or ''}{'' if high is None else high}}}")
         if self._text.startswith("?", self._at):
@@ -226,7 +228,7 @@ class _Translator:
         first = True
         while True:
             if self._at >= len(self._text):
-                raise _wrong("a '[' is never closed")
+                raise _wrong("unclosed '['")
             if self._text[self._at] == "]" and not first:
                 self._at += 1
                 break
@@ -243,7 +245,7 @@ class _Translator:
 
     def _named(self, found: re.Match[str]) -> str:
         if found[1] or found[2] not in _CLASSES:
-            raise _wrong(f"{found[0]} is no class of characters")
+            raise _wrong(f"{found[0]} is not a character class")
         self._at = found.end()
         return f"[:{found[2]}:]"
 
@@ -253,7 +255,7 @@ class _Translator:
         if character != "\\":
             return character
         if self._at >= len(self._text):
-            raise _wrong("a '[' is never closed")
+            raise _wrong("unclosed '['")
         letter = self._text[self._at]
         self._at += 1
         if letter in "DWSbB":
@@ -272,7 +274,7 @@ class _Translator:
         self._at += 1
         end = self._member()
         if end < start:
-            raise _wrong(f"the range {start}-{end} runs backwards")
+            raise _wrong(f"the range {start}-{end} is reversed")
         if end.isascii():
             return f"{start}-{end}"
         self._spelt_out += ord(end) - ord(start) + 1
@@ -299,7 +301,7 @@ def _quoted(character: str) -> str:
 
 def _wrong(why: str) -> InvalidArgumentsError:
     return InvalidArgumentsError(
-        f"search: the pattern is wrong: {why}", next_step="or set literal to search for plain text"
+        f"search: invalid pattern: {why}", next_step="correct it, or set literal to search for plain text"
     )
 
 
