@@ -61,7 +61,7 @@ def main(
         print_error(error, as_json=False)
         sys.exit(exit_code_of(error))
     except InterruptedBySignalError as ended:
-        err().print(f"[yellow]ended by {ended}[/]; nothing was left running")
+        err().print(f"[yellow]interrupted by {ended}[/]; nothing was left running")
         sys.exit(128 + ended.number)
 
 

@@ -53,16 +53,16 @@ class PoolSettings(Settings):
     idle_containers_after_s: Seconds = 60.0
     """A container with no lease for this long may be scaled away, down to ``min_containers``."""
     suspect_after_s: Seconds = 5.0
-    """A container that has not answered for this long takes no new leases."""
+    """A container that has not responded for this long takes no new leases."""
     gone_after_s: Seconds = 12.0
-    """A container that has not answered for this long is given up: its leases end typed. That is noticed
+    """A container that has not responded for this long is given up: its leases end typed. That is noticed
     up to half of ``suspect_after_s`` late, so at 12 s a cut ends every lease behind it within 15 s."""
     reset_timeout_s: Seconds = 30.0
     """For this long a released lease waits for its slot's reset. A container in which one takes longer, or whose
     supervisor has not answered for as long, takes no new leases and is replaced when its last lease has ended."""
     start_timeout_s: Seconds = 60.0
     target_idle_slots: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Slots kept free beyond what is asked for, so that a burst finds them warm."""
+    """Spare slots kept free beyond the current demand, so that a burst finds them ready."""
     scale_cooldown_s: Seconds = 5.0
     """After the number of containers moved, it does not go down for this long (or for half of
     ``idle_containers_after_s``, if that is less)."""

@@ -96,7 +96,7 @@ async def test_every_verb_finds_the_farm_another_process_keeps(farm: Farm) -> No
         assert (code, stdout) == (3, "42\n")
         code, text, _ = await farm.run("status")
         assert code == 0
-        assert "all is well" in text
+        assert "healthy" in text
 
         samples = await scraped(status["metrics_url"])
         assert samples.one("agentenv_pool_containers", state="ready") == 2

@@ -107,7 +107,7 @@ async def test_shell_keeps_where_it_is(machine: Machine) -> None:
         "shell", *ISOLATION, stdin=b"cd /tmp\nexport A='x  y'\npwd; echo \"$A\"\n(exit 4)\n"
     )
     assert (stdout, code) == ("/tmp\nx  y\n", 4)
-    assert "A fresh slot" in stderr
+    assert "A new slot" in stderr
 
 
 async def test_shell_writes_a_result_for_each_line(machine: Machine) -> None:

@@ -82,7 +82,7 @@ def test_a_farm_is_started_looked_at_used_scaled_and_ended(cluster: Cluster, com
     assert all(container["node"] for container in status["containers"])
     assert {container["isolation"] for container in status["containers"]} == {"full"}
     code, text, _ = command.run("status", *job)
-    assert (code, "all is well" in text) == (0, True), text
+    assert (code, "healthy" in text) == (0, True), text
 
     assert all(container["age_s"] > 0 for container in status["containers"])
     with command.start("metrics", *job, "--port", "0", "--json") as serving:

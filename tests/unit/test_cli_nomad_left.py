@@ -74,7 +74,7 @@ async def test_a_job_without_containers_is_stopped_and_no_more(
     """A farm that lives submits it again with the token that is there: to remove that would cut it off."""
     (orphan,), changes = await collected(monkeypatch, allocations, 23 * 60)
     assert orphan.removed
-    assert "no container of it runs, 23 min after it was last submitted" in orphan.why
+    assert "none of its containers is running, 23 min after it was last submitted" in orphan.why
     assert changes == ["DELETE /v1/job/farm purge=false"]
 
 

@@ -79,7 +79,7 @@ def test_an_unknown_backend_is_refused_with_those_there_are() -> None:
 def test_no_farm_is_said_with_how_to_have_one() -> None:
     result = run("status")
     assert result.exit_code == 1
-    assert "no farm runs" in result.stdout
+    assert "no farm is running" in result.stdout
     assert "agentenv up" in result.stdout
 
 
@@ -186,7 +186,7 @@ def test_a_whole_farm_is_well() -> None:
     sight = farm(answering(0, SlotState.free, SlotState.leased))
     assert sight.well
     said = text(sight)
-    assert "all is well" in said
+    assert "healthy" in said
     assert "1 free, 1 leased" in said
     assert "12, 3 running" in said
     assert "2 min" in said

@@ -29,7 +29,7 @@ def test_each_path_gets_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
     for side in ("a", "b"):
         (tmp_path / side / "x").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="two paths are called 'x'"):
+    with pytest.raises(ConfigError, match="two paths have the name 'x'"):
         upload.named([tmp_path / "a/x", tmp_path / "b/x"])
 
 

@@ -92,7 +92,7 @@ def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> 
         ({"distribution": '{"terminal": 2}'}, "distribution", "0 to 1"),
         ({"distribution": "research", "enabled_toolsets": "web"}, "distribution", "beside enabled_toolsets"),
         ({"min_containers": 5, "max_containers": 4}, "min_containers", "max_containers=4"),
-        ({"max_containers": 1, "slots_per_container": 4, "hook_slots": 4}, "hook_slots", "leave none for rollouts"),
+        ({"max_containers": 1, "slots_per_container": 4, "hook_slots": 4}, "hook_slots", "leaves none for rollouts"),
         ({"require_sandbox": False, "isolation": "full"}, "require_sandbox", "auto or user"),
         ({"enabled_toolsets": "files,bash", "disabled_toolsets": "bash"}, "disabled_toolsets", "'bash'"),
         ({"tool_call_parser": "guess"}, "tool_call_parser", "hermes"),

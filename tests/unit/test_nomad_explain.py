@@ -130,7 +130,7 @@ def test_hopeless_is_what_was_not_followed_by_a_start() -> None:
 def test_a_slow_start_tells_nomads_last_word() -> None:
     slow = slow_start(allocation(events=(TaskEvent("Template", "Missing: nomad.var"),)), 61)
     assert "61 s; Nomad's last word: Template: Missing: nomad.var" in slow.reason
-    assert "no Nomad client has taken it up" in slow_start(allocation(), 61).reason
+    assert "no Nomad client has started it yet" in slow_start(allocation(), 61).reason
 
 
 @pytest.mark.parametrize(

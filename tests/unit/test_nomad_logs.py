@@ -18,7 +18,7 @@ LOGS = {"stderr": "one\ntwo\n", "stdout": json.dumps(REFUSAL) + "\n"}
 
 @pytest.mark.parametrize(
     ("client", "said"),
-    [("failed", ["one", "two", "it did not serve: no cgroup (set cgroupns)"]), ("running", ["one", "two"])],
+    [("failed", ["one", "two", "it did not become ready: no cgroup (set cgroupns)"]), ("running", ["one", "two"])],
 )
 async def test_why_a_container_refused_to_serve_is_in_its_log(client: str, said: list[str]) -> None:
     stub = {"ID": ID, "Name": "farm.sandbox[0]", "NodeID": "n", "ModifyIndex": 1, "ClientStatus": client}

@@ -91,7 +91,7 @@ def test_a_timeout_tells_all_there_is_to_know() -> None:
     ("changes", "advice"),
     [
         ({}, "raise max_containers"),
-        ({"max_containers": 9}, "more containers are being started"),
+        ({"max_containers": 9}, "more containers are starting"),
         ({"slots": {}, "containers": {}}, "no container has become ready yet"),
     ],
 )
@@ -101,7 +101,7 @@ def test_a_timeout_says_what_to_do(changes: dict[str, object], advice: str) -> N
 
 def test_unavailable_names_cause_and_cure() -> None:
     error = unavailable_error(StartFailed("bwrap is missing", "apt-get install bubblewrap", permanent=True))
-    assert str(error) == "no sandbox can be started: bwrap is missing (apt-get install bubblewrap)"
+    assert str(error) == "no container can be started: bwrap is missing (apt-get install bubblewrap)"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from agentenv.wire.leases import LeaseRequest
 
 @pytest.mark.parametrize("name", ["a\0b", "a\x1b[2J", "a\nb", "a\x7f", "a\x9b2J", "a\u2028b", "\t"])
 def test_a_trajectory_is_not_named_with_control_characters(name: str) -> None:
-    with pytest.raises(ValidationError, match="holds the control character"):
+    with pytest.raises(ValidationError, match="contains the control character"):
         LeaseRequest(slot=0, trajectory=name, ttl_s=5, request_id="r" * 16)
 
 

@@ -122,5 +122,5 @@ def _as_float(score: Any) -> float:
         return float(score)
     except Exception as error:
         raise TaskError(
-            f"the verifier must return a finite number, and {score!r:.200} is none: {type(error).__name__}: {error}"
+            f"the verifier must return a finite number, got {score!r:.200} ({type(error).__name__}: {error})"
         ) from error

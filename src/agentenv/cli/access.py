@@ -15,5 +15,5 @@ def access_to(backend: Backend, job: str | None) -> FarmAccess:
 
         return NomadFarm.from_options(job)
     if job is not None:
-        raise ConfigError("--job", f"means nothing with {backend}", next_step="add --backend nomad")
+        raise ConfigError("--job", f"is not valid with {backend}", next_step="add --backend nomad")
     return LocalFarm(backend)

@@ -46,7 +46,7 @@ def root(
     context: typer.Context,
     backend: RootBackendOption = None,
     version: Annotated[  # noqa: ARG001 - its callback has acted
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """A farm of sandbox slots for reinforcement learning of LLM agents.

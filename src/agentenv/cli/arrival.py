@@ -63,6 +63,6 @@ class Arrival:
             failed = self._last_failure
             because = f"; last: {failed.reason}" if failed is not None else ""
             raise SandboxUnavailableError(
-                f"{len(self.running)} of {self.goal} containers answer after {timeout_s:g} s{because}",
-                next_step=failed.next_step if failed is not None and failed.next_step else "give it more --timeout",
+                f"{len(self.running)} of {self.goal} containers are ready after {timeout_s:g} s{because}",
+                next_step=failed.next_step if failed is not None and failed.next_step else "raise --timeout",
             ) from None

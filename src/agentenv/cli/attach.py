@@ -118,7 +118,7 @@ class Remote:
     def _asked(self, **arguments: Any) -> CallResult:
         result = self._call("process", arguments)
         if result.fault != "none":
-            raise InfraError(f"the slot's shell is gone: {result.message}")
+            raise InfraError(f"the shell in the slot has ended: {result.message}")
         return result
 
 

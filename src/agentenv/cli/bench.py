@@ -16,11 +16,11 @@ from agentenv.cli.present import print_json, verb
 @verb
 def bench(
     context: typer.Context,
-    quick: Annotated[bool, typer.Option("--quick", help="Short rounds: minutes less, figures rougher.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Short rounds: minutes faster, less precise.")] = False,
     backend: Annotated[
-        str | None, typer.Option("--backend", "-b", help="local, nomad, or local,nomad: measured in turn in one run.")
+        str | None, typer.Option("--backend", "-b", help="local, nomad, or local,nomad to measure both in one run.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Directory of results.json.")] = Path("out/bench"),
+    out: Annotated[Path, typer.Option("--out", help="Directory to write results.json to.")] = Path("out/bench"),
     as_json: JsonOption = False,
 ) -> None:
     """Measure throughput, latency and isolation beside their baselines, in one run.

@@ -19,7 +19,7 @@ def checkout_root(needed: str) -> Path:
     if not (root / needed).is_dir():
         raise ConfigError(
             needed,
-            "is part of the source checkout, and agentenv is not installed from one",
+            "requires a source checkout, and agentenv is not installed from one",
             next_step="clone the repository and run `make setup` there",
         )
     return root

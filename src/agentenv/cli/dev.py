@@ -69,7 +69,7 @@ def down(as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"engine": engine})
     else:
-        out().print(f"[green]gone[/] Docker engine {engine}")
+        out().print(f"[green]stopped[/] Docker engine {engine}")
 
 
 @dev.command()
@@ -98,4 +98,6 @@ def _show(found: ClusterStatus) -> None:
         for line in lines:
             console.print(f"  {escape(line)}", soft_wrap=True)
     for line in found.abandoned:
-        console.print(f"[yellow]left by a dead run[/] {escape(line)} (`agentenv dev down` removes it)", soft_wrap=True)
+        console.print(
+            f"[yellow]left over from a dead run[/] {escape(line)} (`agentenv dev down` removes it)", soft_wrap=True
+        )

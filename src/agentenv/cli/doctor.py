@@ -20,17 +20,17 @@ from agentenv.wire.server import Proof
 _WORDS = {Level.ok: "[green]ok[/]", Level.weaker: "[yellow]weaker[/]", Level.broken: "[red]broken[/]"}
 _VERDICTS = {
     Level.ok: "[green]Everything agentenv promises holds on this machine.[/]",
-    Level.weaker: "[yellow]It works here; what is marked weaker holds less than agentenv promises.[/]",
-    Level.broken: "[red]Slots cannot be had here until what is marked broken is cured.[/]",
+    Level.weaker: "[yellow]Slots work here; what is marked weaker provides less than agentenv promises.[/]",
+    Level.broken: "[red]Slots cannot run here until what is marked broken is fixed.[/]",
 }
 
 
 @verb
 def doctor(
     start: Annotated[
-        bool, typer.Option("--start/--no-start", help="Really start a container with one slot and see its proofs.")
+        bool, typer.Option("--start/--no-start", help="Start a container with one slot and show its proofs.")
     ] = True,
-    cure: Annotated[bool, typer.Option("--cure", help="Print only the commands that cure what was found.")] = False,
+    cure: Annotated[bool, typer.Option("--cure", help="Print only the commands that fix what was found.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what works on this machine, what is weaker, and how to cure it. Changes nothing.
@@ -112,7 +112,7 @@ def _show(findings: list[Finding], proofs: tuple[Proof, ...]) -> None:
     console = out()
     console.print(table)
     if proofs:
-        console.print(f"\n[bold]What the container proved on itself[/] ({len(proofs)})")
+        console.print(f"\n[bold]What the container proved about itself[/] ({len(proofs)})")
         console.print(_proof_table(proofs))
     console.print(f"\n{_VERDICTS[worst(findings)]}")
 

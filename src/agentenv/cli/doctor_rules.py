@@ -73,14 +73,14 @@ def _privilege(facts: Facts) -> Finding:
         return Finding(
             "isolation",
             Level.broken,
-            "root without CAP_SYS_ADMIN: neither full nor user isolation can be had",
+            "root without CAP_SYS_ADMIN: neither full nor user isolation is possible",
             "grant the container SYS_ADMIN, or start as an ordinary user",
         )
     return Finding(
         "isolation",
         Level.weaker,
         "user: not root, so all slots share one uid behind user namespaces",
-        "start as root for one uid per slot; or ask for isolation=user by name",
+        "start as root for one uid per slot, or set isolation=user explicitly",
     )
 
 
@@ -109,9 +109,9 @@ def _user_namespaces(facts: Facts) -> Finding:
 
 def _bwrap(facts: Facts) -> Finding:
     if facts.bwrap_version is None and facts.bwrap_refusal is not None:  # it is there
-        said = facts.bwrap_refusal or "it says no version"
+        said = facts.bwrap_refusal or "it reports no version"
         return Finding(
-            "bubblewrap", Level.broken, f"bwrap does not run: {said}", "install it anew", _install("bubblewrap")
+            "bubblewrap", Level.broken, f"bwrap does not run: {said}", "reinstall it", _install("bubblewrap")
         )
     if facts.bwrap_version is None:
         return Finding(
@@ -165,7 +165,7 @@ def _network(facts: Facts) -> Finding:
         return Finding(
             "network in a slot",
             Level.weaker,
-            "off; allow_network cannot be had: not everybody may open /dev/net/tun, as udev would have it",
+            "off; allow_network is not possible: not every user may open /dev/net/tun, which udev normally allows",
             "modprobe tun, chmod 0666 /dev/net/tun",
         )
     if facts.network_stacks:
@@ -173,7 +173,7 @@ def _network(facts: Facts) -> Finding:
     return Finding(
         "network in a slot",
         Level.weaker,
-        "off; allow_network cannot be had",
+        "off; allow_network is not possible",
         "install slirp4netns",
         _install("slirp4netns"),
     )
@@ -181,11 +181,11 @@ def _network(facts: Facts) -> Finding:
 
 def _fast_shell(facts: Facts) -> Finding:
     if facts.bash_static:
-        return Finding("fast shell", Level.ok, "bash-static, used where its version is that of bash")
+        return Finding("fast shell", Level.ok, "bash-static, used if its version is the same as that of bash")
     return Finding(
         "fast shell",
         Level.weaker,
-        "bash-static is not installed: the same, but each call costs about 0.4 core-ms more",
+        "bash-static is not installed: everything works, but each call takes about 0.4 ms more CPU time",
         "install bash-static",
         _install("bash-static"),
     )
@@ -202,10 +202,10 @@ def _tmux(facts: Facts) -> Finding:
 def _limits(facts: Facts) -> Finding:
     files = facts.open_files_hard
     if files is not None and files < 4096:
-        return Finding("ulimits", Level.weaker, f"{files} open files at most", f"nofile 65536 {_WHERE_LIMITS}")
+        return Finding("ulimits", Level.weaker, f"limit of {files} open files", f"nofile 65536 {_WHERE_LIMITS}")
     processes = facts.processes_hard
     if processes is not None and not facts.root and processes < 1000:
-        return Finding("ulimits", Level.weaker, f"{processes} processes at most", f"nproc 16384 {_WHERE_LIMITS}")
+        return Finding("ulimits", Level.weaker, f"limit of {processes} processes", f"nproc 16384 {_WHERE_LIMITS}")
     return Finding("ulimits", Level.ok, f"open files {_count(files)}, processes {_count(processes)}")
 
 
@@ -230,14 +230,14 @@ def _memory(facts: Facts) -> Finding:
     free = facts.memory_available_bytes
     detail = f"{_size(free)} available; workspaces live in memory, each up to its limit"
     if free is not None and free < 512 * MIB:
-        return Finding("memory", Level.weaker, detail, "fewer slots, or a smaller limits.workspace_bytes")
+        return Finding("memory", Level.weaker, detail, "use fewer slots, or a smaller limits.workspace_bytes")
     return Finding("memory", Level.ok, detail)
 
 
 def _shm(facts: Facts) -> Finding:
     if facts.shm_bytes is None:
-        return Finding("shared memory", Level.ok, "missing here; slots bring their own")
-    return Finding("shared memory", Level.ok, f"{_size(facts.shm_bytes)} free; slots bring their own")
+        return Finding("shared memory", Level.ok, "missing here; slots have their own")
+    return Finding("shared memory", Level.ok, f"{_size(facts.shm_bytes)} free; slots have their own")
 
 
 def _state(facts: Facts) -> Finding:
@@ -266,7 +266,7 @@ def _stale(facts: Facts) -> Finding:
         "dead containers",
         Level.weaker,
         f"{len(stale)} left behind: {', '.join(stale[:3])}{' …' if len(stale) > 3 else ''}",
-        "the next start sweeps them; or now",
+        "the next start removes them; or remove them now",
         ("agentenv gc",),
     )
 

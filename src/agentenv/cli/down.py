@@ -24,7 +24,7 @@ def down(backend: BackendOption = None, job: JobOption = None, as_json: JsonOpti
     """
     chosen = backend_of(backend)
     access = access_to(chosen, job)
-    with err().status("ending the farm"):
+    with err().status("stopping the farm"):
         done = run_to_end(access.down())
     if as_json:
         print_json({"backend": chosen.value, "done": done})

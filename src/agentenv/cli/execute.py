@@ -45,7 +45,9 @@ from agentenv.wire.calls import CallResult
 
 @verb
 def execute(
-    command: Annotated[list[str], typer.Argument(help="The command, or one argument of bash text.", metavar="COMMAND")],
+    command: Annotated[
+        list[str], typer.Argument(help="The command, or a single argument of bash text.", metavar="COMMAND")
+    ],
     timeout_s: TimeoutOption = 60.0,
     network: NetworkOption = False,
     isolation: IsolationOption = Isolation.auto,
@@ -54,9 +56,7 @@ def execute(
     own: OwnOption = False,
     upload: UploadOption = None,
     download: DownloadOption = None,
-    with_stdin: Annotated[
-        bool, typer.Option("--stdin", help="Give the command this command's standard input.")
-    ] = False,
+    with_stdin: Annotated[bool, typer.Option("--stdin", help="Pass standard input to the command.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run one command in a fresh slot; its output and exit code become this command's.
@@ -146,7 +146,7 @@ def notes(result: CallResult) -> list[str]:
     if result.fault != "none":
         said.append(f"{result.error}: {result.message}")
     if result.timed_out:
-        said.append(f"ended by its deadline after {result.duration_s:.1f} s")
+        said.append(f"timed out after {result.duration_s:.1f} s")
     if result.oom_killed:
         said.append("the slot ran out of memory and the kernel killed a process in it")
     for stream, dropped in (("stdout", result.stdout_dropped_bytes), ("stderr", result.stderr_dropped_bytes)):

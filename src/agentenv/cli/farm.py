@@ -55,8 +55,8 @@ async def open_farm(
     if backend is Backend.nomad and own:
         raise ConfigError(
             "--own, --network, --isolation",
-            "a Nomad farm is as it was started",
-            next_step="without --backend nomad the container is of this machine; a farm with network is "
+            "cannot be changed for a running Nomad farm",
+            next_step="without --backend nomad the container runs on this machine; a farm with network is "
             "`agentenv up --backend nomad --network`",
         )
     if not own:
@@ -66,7 +66,7 @@ async def open_farm(
                 yield executor
             return
         if backend is Backend.nomad:
-            raise SandboxUnavailableError(f"{census.where}: no farm runs there", next_step=census.next_step)
+            raise SandboxUnavailableError(f"{census.where}: no farm is running there", next_step=census.next_step)
     async with open_executor(container, backend) as executor:
         yield executor
 
@@ -82,7 +82,7 @@ async def _attached(census: Census) -> AsyncIterator[ToolExecutor]:
         if container.place.handle is not None
     ]
     if not handles:
-        why = "; ".join(census.waiting_for) or "none of its containers answers"
+        why = "; ".join(census.waiting_for) or "none of its containers responds"
         raise SandboxUnavailableError(f"{census.where}: {why}", next_step="see `agentenv status`")
     fixed = PoolSettings(min_containers=len(handles), max_containers=len(handles))
     async with (

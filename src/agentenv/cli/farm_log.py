@@ -55,7 +55,7 @@ async def lines_of(path: Path, *, containing: str = "", tail: int, follow: bool)
         file = path.open(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ConfigError(
-            "logs", f"there is no log at {path}", next_step="`agentenv up` starts a farm that writes one"
+            "logs", f"no log at {path}", next_step="`agentenv up` starts a farm that writes one"
         ) from error
     try:
         for line in deque((line for line in file if containing in line), maxlen=tail):

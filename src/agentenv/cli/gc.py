@@ -22,20 +22,18 @@ from agentenv.sandbox.supervisor.sweep import sweep
 def gc(
     backend: BackendOption = None,
     job: JobOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed; remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     end_leases: Annotated[
-        bool, typer.Option("--end-leases", help="End leases nobody renews, instead of waiting for their end.")
+        bool, typer.Option("--end-leases", help="End leases that nobody renews, instead of waiting until they expire.")
     ] = False,
     observe_s: Annotated[
         float,
-        typer.Option(
-            "--observe", min=0, metavar="SECONDS", help="How long leases are watched for a renewal; 0: they are not."
-        ),
+        typer.Option("--observe", min=0, metavar="SECONDS", help="How long to watch leases for a renewal; 0: do not."),
     ] = 6.0,
     unattended_after_s: Annotated[
         float,
         typer.Option(
-            "--unattended-after", min=10, metavar="SECONDS", help="Nomad: a run not heard from for so long is dead."
+            "--unattended-after", min=10, metavar="SECONDS", help="Nomad: a run that is silent for so long is dead."
         ),
     ] = UNATTENDED_AFTER_S,
     as_json: JsonOption = False,
@@ -119,7 +117,7 @@ def _show(backend: Backend, found: list[Orphan], *, dry_run: bool) -> None:
         console.print(f"{did} {orphan.kind} {escape(orphan.name)}: {escape(orphan.why)}{problem}", soft_wrap=True)
     removed = sum(orphan.removed for orphan in found)
     if not found:
-        console.print(f"{backend}: nothing is left over")
+        console.print(f"{backend}: nothing to remove")
     elif not dry_run:
         console.print(f"{backend}: {len(found)} found, {removed} removed")
     else:

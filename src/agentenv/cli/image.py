@@ -17,7 +17,7 @@ from agentenv.image import IMAGE
 if TYPE_CHECKING:  # the docker SDK is in [farm]; it is imported when a verb runs
     from agentenv.image import ImageStatus
 
-image = typer.Typer(no_args_is_help=True, help="The image every container of a farm on Nomad runs.")
+image = typer.Typer(no_args_is_help=True, help="The image that the containers of a Nomad farm run.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Repository and tag.")]
 
@@ -26,7 +26,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Repository an
 @verb
 def build(
     name: NameArgument = IMAGE,
-    again: Annotated[bool, typer.Option("--again", help="Build even when there is one of this very source.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Build even if an image of this source exists.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Build the image with this machine's Docker engine, unless it is there and current.

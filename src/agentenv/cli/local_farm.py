@@ -65,7 +65,7 @@ class FarmNotice:
                 self._containers[container] |= {"state": "draining", "detail": reason}
             case ContainerGone(container, reason):
                 if self._containers.pop(container, None) is not None:
-                    self._faults.append(f"container {container} is gone: {reason}")
+                    self._faults.append(f"container {container} ended: {reason}")
             case StartFailed(reason):
                 self._faults.append(f"a container did not start: {reason}")
         self.say()
@@ -86,7 +86,7 @@ async def noticed(backend: Backend, goal: int) -> AsyncIterator[FarmNotice]:
     except AlreadyAnnouncedError as error:
         raise ConfigError(
             "up",
-            f"a {backend} farm runs already (process {error.said.get('pid', 'unknown')})",
+            f"a {backend} farm is already running (process {error.said.get('pid', 'unknown')})",
             next_step="see `agentenv status`; `agentenv down` ends it",
         ) from None
     with announcement:
@@ -144,11 +144,11 @@ class LocalFarm:
         missing = goal - len(places)
         return Census(
             self._backend.value,
-            f"{where}, kept by process {said['pid']}",
+            f"{where}, run by process {said['pid']}",
             exists=True,
             goal=goal,
             places=places,
-            waiting_for=(f"{missing} of {goal} containers are being started",) if missing > 0 else (),
+            waiting_for=(f"{missing} of {goal} containers are starting",) if missing > 0 else (),
             faults=tuple(said.get("faults", ())),
             metrics_url=said.get("metrics_url"),
         )
@@ -157,7 +157,7 @@ class LocalFarm:
         """See :class:`FarmAccess`. Raises SandboxUnavailableError when it does not end."""
         said = self._said()
         if said is None:
-            return f"no {self._backend} farm runs on this machine"
+            return f"no {self._backend} farm is running on this machine"
         pid = int(said["pid"])
         try:
             os.kill(pid, signal.SIGTERM)
@@ -174,7 +174,7 @@ class LocalFarm:
                     await asyncio.sleep(_STOP_POLL_S)
         except TimeoutError:
             raise SandboxUnavailableError(
-                f"process {pid} has not ended within {_STOP_TIMEOUT_S:g} s",
+                f"process {pid} did not end within {_STOP_TIMEOUT_S:g} s",
                 next_step=f"`kill -9 {pid}` ends it with all its containers; then `agentenv gc`",
             ) from None
         return f"ended process {pid} and its {len(said.get('containers', ()))} containers"

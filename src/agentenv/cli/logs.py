@@ -35,11 +35,11 @@ def logs(
             autocompletion=_complete,
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    tail: Annotated[int, typer.Option("--tail", "-n", min=0, max=100_000, help="Begin so many lines back.")] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until Ctrl-C.")] = False,
+    tail: Annotated[int, typer.Option("--tail", "-n", min=0, max=100_000, help="Start this many lines back.")] = 100,
     backend: BackendOption = None,
     job: JobOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write each line as one JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write each line as a JSON document.")] = False,
 ) -> None:
     """Show what the farm's containers log: supervisor, sandbox server, reasons of failed starts.
 
@@ -82,7 +82,7 @@ async def _local_lines(
         yield named, line
     if not known and tail:
         raise ConfigError(
-            "CONTAINER", f"the log has no line of {container!r}", next_step="see `agentenv status`, or `agentenv logs`"
+            "CONTAINER", f"the log has no lines of {container!r}", next_step="see `agentenv status`, or `agentenv logs`"
         )
 
 

@@ -22,8 +22,8 @@ from agentenv.metrics.readings import Reading
 def metrics(
     backend: BackendOption = None,
     job: JobOption = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0: any free port.")] = 9100,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 9100,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     as_json: JsonOption = False,
 ) -> None:
     """Serve the Prometheus metrics of a farm's containers at one address, until Ctrl-C.

@@ -60,7 +60,7 @@ class NomadFarm:
             places = await self._places(api, alive, names, token, created)
         waiting = waiting_for(snapshot)
         if token is None:
-            waiting.append("its containers cannot be asked: its Nomad variable has no item `token`")
+            waiting.append("its containers cannot be queried: its Nomad variable has no item `token`")
         return Census(
             "nomad",
             self.where,
@@ -100,7 +100,7 @@ class NomadFarm:
             known = await api.job() is not None
             async with owned(api, "agentenv down"):
                 await end_job(api)
-        return f"purged {self.where} and its token" if known else f"{self.where}: no farm runs there"
+        return f"purged {self.where} and its token" if known else f"{self.where}: no farm is running there"
 
     async def logs(self, container: str | None, *, tail: int, follow: bool) -> AsyncIterator[tuple[str, str]]:
         """Lines of standard error, each with its allocation. Raises ConfigError when there is no such container."""
@@ -146,7 +146,7 @@ async def _log(api: OperatorApi, one: facts.Allocation, tail: int) -> list[str]:
     """The last lines of its standard error, and why it refused to serve: that alone is said on standard output."""
     lines = (await api.log_tail(one.id, "stderr")).splitlines()
     if _ended(one) and (said := failed_event(await api.log_tail(one.id, "stdout"))) is not None:
-        lines.append(f"it did not serve: {said.reason}" + (f" ({said.next_step})" if said.next_step else ""))
+        lines.append(f"it did not become ready: {said.reason}" + (f" ({said.next_step})" if said.next_step else ""))
     return lines[-tail:]
 
 
@@ -174,7 +174,7 @@ async def end_job(api: OperatorApi) -> None:
                 await asyncio.sleep(0.2)
     except TimeoutError:
         raise SandboxUnavailableError(
-            f"{left} allocations of {api.settings.job_id} have not ended after {_END_TIMEOUT_S:g} s",
+            f"{left} allocations of {api.settings.job_id} are still running after {_END_TIMEOUT_S:g} s",
             next_step="see `nomad node status`: a client that is down reports nothing; then `agentenv gc`",
         ) from None
     await api.end_job(purge=True)
@@ -192,7 +192,7 @@ def waiting_for(snapshot: facts.Snapshot) -> list[str]:
     for one in snapshot.allocations:
         if one.desired == "run" and one.client == "pending":
             last = one.events[-1] if one.events else None
-            latest_word = f"{last.kind}: {last.message}" if last else "no Nomad client has taken it up"
+            latest_word = f"{last.kind}: {last.message}" if last else "no Nomad client has started it yet"
             said.append(f"container {one.id[:8]} is starting: {latest_word}")
     said += [f"node {node.name or node.id[:8]} is being drained" for node in snapshot.nodes if node.draining]
     return said

@@ -47,26 +47,28 @@ def judge_job(job: JobFacts, unattended_after_s: float = UNATTENDED_AFTER_S) -> 
     if not job.registered:
         if job.token_age_s < unattended_after_s:
             return None  # a farm that is just being made writes its token first
-        return Orphan("token", f"nomad/jobs/{job.id}", "its job is not registered any more")
+        return Orphan("token", f"nomad/jobs/{job.id}", "its job is no longer registered")
     if not job.sandbox:
         return None
     if job.stopped:
-        return Orphan("job", job.id, "it was stopped, and is only remembered")
+        return Orphan("job", job.id, "stopped; only its record is left")
     if job.kept:
         return None
     if not job.running:
         if job.idle_s is None or job.idle_s <= max(IDLE_JOB_AFTER_S, unattended_after_s):
             return None
         since = f"{job.idle_s / 60:.0f} min after it was last submitted"
-        return Orphan("job", job.id, f"no container of it runs, {since}; a run that still wants it submits it again")
+        return Orphan(
+            "job", job.id, f"none of its containers is running, {since}; a run that still needs it submits it again"
+        )
     if len(job.heard_s) < job.running:
         silent = job.running - len(job.heard_s)
-        problem = f"{silent} of {job.running} containers do not answer, so whose they are cannot be told"
+        problem = f"{silent} of {job.running} containers do not respond, so their owner is unknown"
         return Orphan("job", job.id, "perhaps a run that died", problem=f"{problem}; `agentenv down` ends it")
     quiet_s = min(job.heard_s)
     if quiet_s < unattended_after_s:
         return None
-    return Orphan("job", job.id, f"its run died: nobody has been heard from for {quiet_s:.0f} s")
+    return Orphan("job", job.id, f"its run is dead: silent for {quiet_s:.0f} s")
 
 
 def is_sandbox(job: Mapping[str, Any]) -> bool:

@@ -31,7 +31,7 @@ EXIT_TIMED_OUT = 124
 """A command ended by its deadline, as coreutils' `timeout` says it."""
 
 WAYS_TO_END = (
-    "Exit codes: 0 done · 1 not all is well · 2 wrong usage or setting · 124 the command's time was up · "
+    "Exit codes: 0 done · 1 something is degraded · 2 wrong usage or setting · 124 the command timed out · "
     "125 agentenv itself failed · 128+n ended by signal n. AGENTENV_DEBUG=1 shows logs and tracebacks."
 )
 
@@ -109,7 +109,7 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
             print_error(error, as_json=bool(kwargs.get("as_json")))
             raise typer.Exit(exit_code_of(error)) from None
         except InterruptedBySignalError as ended:
-            err().print(f"[yellow]ended by {ended}[/]; nothing was left running")
+            err().print(f"[yellow]interrupted by {ended}[/]; nothing was left running")
             raise typer.Exit(128 + ended.number) from None
         except BrokenPipeError:  # `agentenv exec … | head`: the reader has what it wanted
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -127,7 +127,7 @@ def _extras_named() -> Iterator[None]:
         if error.name is None or error.name.startswith("agentenv"):
             raise
         raise ConfigError(
-            "agentenv", f"this verb needs the package {error.name}", next_step="pip install 'agentenv[farm]'"
+            "agentenv", f"this command requires the package {error.name}", next_step="pip install 'agentenv[farm]'"
         ) from error
 
 

@@ -43,9 +43,9 @@ STATE = "/tmp/.agentenv-shell"  # noqa: S108 - inside the slot, whose /tmp is it
 _RESTORE = f"[ ! -r {STATE} ] || . {STATE}\n"
 _SAVE = f"""trap '__code=$?; {{ printf "cd -- %q\\n" "$PWD"; export -p; }} >{STATE}; exit "$__code"' EXIT\n"""
 _LEAVE = re.compile(r"\s*(?:exit|logout)\s*(\d*)\s*;?\s*")
-_TERMINAL_BANNER = """[bold]A fresh slot[/] ({isolation}, network {network}). exit or Ctrl-D leaves and wipes it."""
-_BANNER = """[bold]A fresh slot[/] ({isolation}, network {network}). Each line is one bash call in it.
-Kept from line to line: files, background processes, the directory, exported variables.
+_TERMINAL_BANNER = """[bold]A new slot[/] ({isolation}, network {network}). exit or Ctrl-D leaves and wipes it."""
+_BANNER = """[bold]A new slot[/] ({isolation}, network {network}). Each line is one bash call.
+Kept between lines: files, background processes, the directory, exported variables.
 Not kept: functions, aliases, unexported variables, shell options. No terminal: no vim, no prompts; \
 output appears when a command ends.
 Ctrl-C ends the running command, Ctrl-D leaves and wipes the slot."""
@@ -61,9 +61,7 @@ def shell(
     own: OwnOption = False,
     upload: UploadOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No banner.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Write the result of each line as one line of JSON instead.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the result of each line as one line of JSON.")] = False,
 ) -> None:
     """A terminal in a fresh slot; leaving wipes it.
 

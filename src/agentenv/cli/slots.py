@@ -44,7 +44,7 @@ def slots(
     """
     sight = run_to_end(look(access_to(backend_of(backend), job)))
     if not sight.census.exists:
-        raise SandboxUnavailableError(f"{sight.census.where}: no farm runs", next_step=sight.census.next_step)
+        raise SandboxUnavailableError(f"{sight.census.where}: no farm is running", next_step=sight.census.next_step)
     chosen = [
         row
         for row in slot_rows(sight)
@@ -81,5 +81,7 @@ def _seconds(value: object) -> float | None:
 def _silent(sight: FarmSight) -> bool:
     silent = [container for container in sight.containers if not container.answers]
     for container in silent:
-        err().print(f"[yellow]not seen:[/] {escape(container.place.id)}: {escape(container.problem)}", soft_wrap=True)
+        err().print(
+            f"[yellow]unreachable:[/] {escape(container.place.id)}: {escape(container.problem)}", soft_wrap=True
+        )
     return bool(silent)

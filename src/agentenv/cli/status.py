@@ -37,12 +37,12 @@ _STATE_COLOURS = {"running": "green", "pending": "yellow", "starting": "yellow",
 def status(
     backend: BackendOption = None,
     job: JobOption = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it anew until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C.")] = False,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.2, metavar="SECONDS", help="Between two looks of --watch.")
+        float, typer.Option("--interval", min=0.2, metavar="SECONDS", help="Time between two refreshes of --watch.")
     ] = 2.0,
     scrape: Annotated[
-        list[str] | None, typer.Option("--scrape", metavar="URL", help="Also ask a trainer's /metrics elsewhere.")
+        list[str] | None, typer.Option("--scrape", metavar="URL", help="Also read a trainer's /metrics at this URL.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -50,7 +50,7 @@ def status(
 
     The queue is that of every process on this machine that serves metrics (--env.metrics_port), and of those
     named with --scrape. With --watch, --json writes one document per line.
-    Exit code 0: all is well · 1: something is missing, or no farm runs.
+    Exit code 0: healthy · 1: something is degraded, or no farm is running.
 
     [bold]Examples[/bold]
 
@@ -105,16 +105,16 @@ async def _looked_at(access: FarmAccess, urls: Sequence[str]) -> object:
 def shown(sight: FarmSight) -> RenderableType:
     """The page."""
     census = sight.census
-    verdict = "[green]all is well[/]" if sight.well else "[yellow]not all is well[/]"
+    verdict = "[green]healthy[/]" if sight.well else "[yellow]something is degraded[/]"
     if not census.exists:
-        page: list[RenderableType] = [f"[bold]{escape(census.where)}[/]: no farm runs"]
+        page: list[RenderableType] = [f"[bold]{escape(census.where)}[/]: no farm is running"]
         if census.next_step:
             page.append(f"[bold]next[/]  {escape(census.next_step)}")
         return Group(*page, *_queue(sight.pools))
     slots = ", ".join(f"{count} {state}" for state, count in sorted(sight.slots.items())) or "none seen"
     page = [
         f"[bold]{escape(census.where)}[/]: {verdict}",
-        f"containers  {sight.answering} of {census.goal} answer · slots  {slots}",
+        f"containers  {sight.answering} of {census.goal} ready · slots  {slots}",
     ]
     if census.owner:
         page.append(f"owner       {escape(census.owner)}")

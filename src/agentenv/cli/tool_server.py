@@ -26,13 +26,11 @@ def tool_server(
         Path | None, typer.Option("--config", "-c", help="Its TOML file: secrets, allow list, search, cassettes.")
     ] = None,
     token_file: Annotated[
-        Path, typer.Option(help="Where the bearer token is; made, for your eyes only, when it is not there.")
+        Path, typer.Option(help="File of the bearer token; created, readable only by you, if it does not exist.")
     ] = Path("tool-server.token"),
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8790,
-    check: Annotated[
-        bool, typer.Option("--check", help="Read the config, say what there is to call, and end.")
-    ] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8790,
+    check: Annotated[bool, typer.Option("--check", help="Read the config, list its tools and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run external tools (web search, web pages, a browser, your own) outside the sandbox.
@@ -51,7 +49,7 @@ def tool_server(
         from agentenv.api.settings import ToolServerSettings
     except ImportError as error:
         raise ConfigError(
-            "tool-server", f"needs more packages: {error}", next_step="pip install 'agentenv[farm]'"
+            "tool-server", f"requires more packages: {error}", next_step="pip install 'agentenv[farm]'"
         ) from error
     settings = ToolServerSettings.from_file(config) if config else ToolServerSettings()
     if check:
@@ -81,7 +79,7 @@ async def _serve(
             print_json_line({"event": "ready", "url": url, "token_file": str(token_file), "tools": names})
         else:
             _show(server.describe(), as_json=False)
-            err().print(f"[green]listening[/] on {url} · token in {escape(str(token_file))} · Ctrl-C ends it")
+            err().print(f"[green]listening[/] on {url} · token in {escape(str(token_file))} · Ctrl-C stops it")
         await asyncio.Event().wait()
 
 

@@ -40,17 +40,19 @@ from agentenv.wire.spec import MIB
 @verb
 def up(
     backend: BackendOption = None,
-    containers: Annotated[int, typer.Option("--containers", "-n", min=1, max=10_000, help="How many containers.")] = 1,
-    slots: Annotated[int, typer.Option(min=1, max=1000, help="Slots in each container.")] = 10,
+    containers: Annotated[int, typer.Option("--containers", "-n", min=1, max=10_000, help="Number of containers.")] = 1,
+    slots: Annotated[int, typer.Option(min=1, max=1000, help="Slots per container.")] = 10,
     isolation: IsolationOption = Isolation.auto,
     network: NetworkOption = False,
     slot_memory_mib: Annotated[int | None, typer.Option("--slot-memory", metavar="MIB", help="Of each slot.")] = None,
     workspace_mib: Annotated[int | None, typer.Option("--workspace", metavar="MIB", help="Of each slot.")] = None,
     metrics_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Serve the farm's Prometheus metrics here (0: any free port). Not nomad."),
+        typer.Option(
+            min=0, max=65535, help="Port to serve the farm's Prometheus metrics on (0: any free port). Not with nomad."
+        ),
     ] = None,
-    metrics_host: Annotated[str, typer.Option(help="The address metrics are served on.")] = "127.0.0.1",
+    metrics_host: Annotated[str, typer.Option(help="Address to serve metrics on.")] = "127.0.0.1",
     job: JobOption = None,
     image: Annotated[str | None, typer.Option(help="Nomad: the image of the containers.")] = None,
     memory_mib: Annotated[
@@ -58,14 +60,17 @@ def up(
     ] = None,
     oversubscribe: Annotated[
         bool,
-        typer.Option("--oversubscribe-memory", help="Nomad: --memory may be less than the slots may use together."),
+        typer.Option(
+            "--oversubscribe-memory", help="Nomad: allow --memory to be less than the slots may use together."
+        ),
     ] = False,
     variables: Annotated[
         list[str] | None,
         typer.Option("--var", metavar="NAME=HCL", help="Nomad: a variable of the job file. May be repeated."),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", min=1, metavar="SECONDS", help="The longest until all containers answer.")
+        float,
+        typer.Option("--timeout", min=1, metavar="SECONDS", help="How long to wait until all containers are ready."),
     ] = 300.0,
     as_json: JsonOption = False,
 ) -> None:
@@ -100,7 +105,7 @@ def up(
         if metrics_port is not None:
             raise ConfigError(
                 "--metrics-port",
-                "up does not stay with nomad",
+                "up does not keep running with nomad",
                 next_step="`agentenv metrics --backend nomad` serves them",
             )
         try:
@@ -110,20 +115,20 @@ def up(
             }  # fmt: skip
             told = run_to_end(bring_up(settings, containers, timeout_s, named))
         except InterruptedBySignalError as ended:
-            err().print(f"[yellow]ended by {ended}[/]: Nomad goes on; `agentenv down` ends the job")
+            err().print(f"[yellow]interrupted by {ended}[/]: the Nomad job keeps running; `agentenv down` ends it")
             raise typer.Exit(128 + ended.number) from None
         _say(told, as_json=as_json, stays=False, job=job)
         return
     if oversubscribe or any(option is not None for option in (job, image, memory_mib, variables)):
         raise ConfigError(
             "--job, --image, --memory, --oversubscribe-memory, --var",
-            f"mean nothing with {chosen}",
+            f"are not valid with {chosen}",
             next_step="add --backend nomad",
         )
     try:
         run_to_end(_keep(chosen, settings, containers, timeout_s, metrics_port, metrics_host, as_json))
     except InterruptedBySignalError as ended:
-        err().print(f"ended by {ended}; every container is stopped")
+        err().print(f"interrupted by {ended}; every container is stopped")
 
 
 def _named(variables: Iterable[str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ def named(paths: Sequence[Path]) -> dict[str, Path]:
             raise ConfigError("--upload", str(error)) from error
         name = whole.name or "root"
         if name in found:
-            raise ConfigError("--upload", f"two paths are called {name!r}", next_step="rename one of them")
+            raise ConfigError("--upload", f"two paths have the name {name!r}", next_step="rename one of them")
         found[name] = whole
     return found
 

@@ -80,55 +80,64 @@ class AgentFields(BaseModel):
         default="local", description="local: processes here; nomad: a cluster's; fake: no isolation, for tests"
     )
     allow_network: bool = Field(default=False, description="Give slots network access")
-    require_sandbox: bool = Field(default=True, description="Refuse to run where isolation is weaker than promised")
+    require_sandbox: bool = Field(default=True, description="Refuse to run if isolation is weaker than promised")
     require_stateful_sandbox: bool = Field(
-        default=False, description="Refuse to run without a tool of persistent shells"
+        default=False, description="Refuse to run without a persistent-shell tool (terminal or tmux)"
     )
-    isolation: Literal["auto", "full", "user"] = Field(default="auto", description="Isolation asked for by name")
+    isolation: Literal["auto", "full", "user"] = Field(default="auto", description="Isolation mode of the slots")
     slots_per_container: int = Field(default=10, ge=1, le=1000)
     min_containers: int = Field(default=1, ge=0, le=10_000)
     max_containers: int = Field(default=10, ge=1, le=10_000)
-    target_idle_slots: int = Field(default=0, ge=0, le=100_000, description="Slots kept free beyond what is asked for")
-    scale_cooldown_s: float = Field(default=5.0, gt=0, description="The farm does not shrink this long after it moved")
-    hook_slots: int = Field(
-        default=0, ge=0, description="Slots kept from rollouts, for agents that hooks run (run_agent)"
+    target_idle_slots: int = Field(
+        default=0, ge=0, le=100_000, description="Spare slots kept free beyond the current demand"
     )
-    acquire_timeout_s: float = Field(default=30.0, gt=0, description="Longest wait for a slot of the pool")
-    lease_ttl_s: float = Field(default=30.0, gt=0, description="A lease without a heartbeat this long ends")
-    start_timeout_s: float = Field(default=60.0, gt=0, description="Longest start of a container")
+    scale_cooldown_s: float = Field(
+        default=5.0, gt=0, description="Minimum time between scaling and the next scale-down"
+    )
+    hook_slots: int = Field(default=0, ge=0, description="Slots reserved for agents that hooks run (run_agent)")
+    acquire_timeout_s: float = Field(default=30.0, gt=0, description="Maximum wait for a slot of the pool")
+    lease_ttl_s: float = Field(default=30.0, gt=0, description="A lease expires after this long without a heartbeat")
+    start_timeout_s: float = Field(default=60.0, gt=0, description="Maximum time for a container to start")
     slot_processes: int = Field(default=400, ge=1)
     slot_memory_mib: int = Field(default=2048, ge=1)
     slot_workspace_mib: int = Field(default=1024, ge=1)
     sandbox_env: TextObject = Field(default_factory=dict, description="Environment variables of every command (JSON)")
-    sandbox_binds: Names = Field(default_factory=list, description="Host paths shown read-only: source:target,...")
+    sandbox_binds: Names = Field(default_factory=list, description="Host paths mounted read-only: source:target,...")
     # With tool_pool_mode="nomad"; token, namespace, region and TLS come from Nomad's own NOMAD_* variables
     nomad_address: str | None = Field(default=None, description="http(s)://host:port; NOMAD_ADDR by default")
-    sandbox_job_id: str = Field(default="agentenv-sandbox", description="The farm's job: one farm per job")
+    sandbox_job_id: str = Field(default="agentenv-sandbox", description="Nomad job of the farm; one farm per job")
     sandbox_image: str = Field(default="agentenv-sandbox:local", min_length=1)
     driver: Literal["docker", "raw_exec", "apptainer"] = "docker"
     container_memory_mib: int | None = Field(
-        default=None, ge=64, description="Hard limit of a container, its slots included; enough for all by default"
+        default=None, ge=64, description="Memory limit of a container with its slots; by default enough for all of them"
     )
     container_memory_oversubscription: bool = Field(
-        default=False, description="container_memory_mib may be less than its slots may use together"
+        default=False, description="Allow container_memory_mib to be less than its slots may use together"
     )
-    container_cpu_mhz: int = Field(default=500, ge=1, description="Reserved for a container by the scheduler")
+    container_cpu_mhz: int = Field(default=500, ge=1, description="CPU reserved for a container by the scheduler")
     sandbox_job_variables: TextObject = Field(
-        default_factory=dict, description="More variables of the job file: HCL expressions by name (JSON)"
+        default_factory=dict, description="Additional job file variables: HCL expressions by name (JSON)"
     )
     purge_job_on_start: bool = False
     purge_job_on_shutdown: bool = True
     # Tool calls
-    tool_batch_window_ms: float = Field(default=20.0, ge=0, description="Longest a call waits for company")
+    tool_batch_window_ms: float = Field(
+        default=20.0, ge=0, description="How long a call may wait to be batched with others"
+    )
     tool_max_batch_size: int = Field(default=200, ge=1, le=1000)
     tool_timeout_s: float = Field(default=60.0, gt=0, description="Time limit of one tool call")
     enabled_toolsets: Names | None = Field(default=None, description="Toolsets or tool names; all by default")
     disabled_toolsets: Names | None = None
-    distribution: str | None = Field(default=None, description="Toolsets drawn per group: a name, or JSON of chances")
-    distribution_seed: int = Field(default=0, description="Of the draws: the same seed draws the same tools")
+    distribution: str | None = Field(
+        default=None,
+        description="Distribution the toolsets of a group are drawn from: a name, or JSON of probabilities",
+    )
+    distribution_seed: int = Field(default=0, description="Seed of the draws: the same seed draws the same tools")
     tool_server_url: str | None = Field(default=None, description="External tools: a URL, or inprocess")
-    tool_server_token: str | None = Field(default=None, repr=False, description="Or file:PATH of it")
-    tool_server_config: str | None = Field(default=None, description="With inprocess: its TOML file")
+    tool_server_token: str | None = Field(
+        default=None, repr=False, description="Bearer token of the tool server, or file:PATH"
+    )
+    tool_server_config: str | None = Field(default=None, description="With inprocess: the TOML file of the tool server")
     tool_call_parser: str | None = Field(
         default=None, description="Format of a vllm or sglang server's text: hermes, qwen, ... (docs/models.md)"
     )
@@ -136,36 +145,58 @@ class AgentFields(BaseModel):
     metrics_port: int | None = Field(
         default=None, ge=0, le=65535, description="Serve Prometheus metrics on this port (0: any free one)"
     )
-    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="Address metrics are served on")
+    metrics_host: str = Field(default="127.0.0.1", min_length=1, description="Address to serve metrics on")
     # The agent
     agent_max_steps: int = Field(default=50, ge=1)
     agent_max_s: float | None = Field(
-        default=5400.0, gt=0, description="No turn or call begins later; it is verified as it is. Below worker_timeout"
+        default=5400.0,
+        gt=0,
+        description="Time limit of a rollout: no turn or call starts later, then it is verified. Must be below worker_timeout",
     )
     agent_temperature: float | None = Field(default=None, ge=0)
-    agent_max_tokens: int | None = Field(default=None, ge=1, description="Per model turn")
+    agent_max_tokens: int | None = Field(default=None, ge=1, description="Maximum tokens per model turn")
     agent_tool_delay_s: float = Field(default=0.0, ge=0)
-    agent_context_tokens: int | None = Field(default=None, ge=1, description="Prompt and answer of a turn together")
-    agent_keep_tool_outputs: int | None = Field(
-        default=None, ge=0, description="Kept whole when older ones must be shortened to fit agent_context_tokens"
+    agent_context_tokens: int | None = Field(
+        default=None, ge=1, description="Maximum tokens of prompt and answer of a turn together"
     )
-    agent_send_reasoning: bool = Field(default=False, description="Send earlier reasoning back (OpenAI-type servers)")
-    agent_shown_bytes: int = Field(default=32 * 1024, ge=256, description="Of each output, as shown to the model")
+    agent_keep_tool_outputs: int | None = Field(
+        default=None,
+        ge=0,
+        description="Number of recent tool outputs kept whole when older ones are shortened to fit agent_context_tokens",
+    )
+    agent_send_reasoning: bool = Field(
+        default=False, description="Send earlier reasoning back to the model (OpenAI-type servers)"
+    )
+    agent_shown_bytes: int = Field(
+        default=32 * 1024, ge=256, description="Maximum bytes of a tool output shown to the model"
+    )
     system_prompt: str = SYSTEM_PROMPT
-    extra_body: JsonObject | None = Field(default=None, description="Sent with each model request (JSON)")
-    model_timeout_s: float = Field(default=1200.0, gt=0, description="One model turn, the server's queue included")
-    send_trajectory_id: bool = Field(default=False, description="Send the trajectory's name as `user`")
+    extra_body: JsonObject | None = Field(default=None, description="Additional fields of each model request (JSON)")
+    model_timeout_s: float = Field(
+        default=1200.0, gt=0, description="Timeout of a model turn, including the server's queue"
+    )
+    send_trajectory_id: bool = Field(
+        default=False, description="Send the trajectory's name as `user` in model requests"
+    )
     # Failures
     verification: Literal["live", "sealed"] = "live"
-    infra_retries: int = Field(default=2, ge=0, le=100, description="New slots tried per rollout")
-    infra_retry_delay_s: float = Field(default=1.0, ge=0, description="Before the second attempt; then doubled")
-    item_retries: int = Field(default=2, ge=0, le=100, description="Times an item whose whole group failed returns")
-    give_up_after_failed_groups: int = Field(default=10, ge=1, description="In a row, `process` then stops")
+    infra_retries: int = Field(
+        default=2, ge=0, le=100, description="Attempts on a new slot after an infrastructure failure"
+    )
+    infra_retry_delay_s: float = Field(
+        default=1.0, ge=0, description="Delay before the second attempt, doubled for each further one"
+    )
+    item_retries: int = Field(
+        default=2, ge=0, le=100, description="How often an item is tried again after its whole group failed"
+    )
+    give_up_after_failed_groups: int = Field(
+        default=10, ge=1, description="Consecutive failed groups after which `process` stops"
+    )
     # Items and records
     dataset_name: str | None = Field(default=None, description="A .jsonl file, or a dataset for `datasets`")
     dataset_split: str = "train"
     prompt_field: str = "prompt"
-    eval_items: int = Field(default=0, ge=0, description="Items evaluate() runs; 0: none")
+    eval_items: int = Field(default=0, ge=0, description="Number of items evaluate() runs; 0: none")
     rollouts_path: str | None = Field(default=None, description="Append each group's transcripts to this .jsonl")
     # Names of the older sibling
     max_agent_turns: int | None = Field(default=None, ge=1, description="Same as agent_max_steps")
@@ -280,7 +311,7 @@ def explained(env: object, config: AgentFields) -> Iterator[None]:
             raise ConfigError(
                 "tokenizer_name",
                 f"{getattr(config, 'tokenizer_name', None)!r} cannot be loaded: {said}",
-                next_step="allowed: a Hugging Face name that can be fetched from here, or a local directory",
+                next_step="allowed: a Hugging Face name that can be downloaded here, or a local directory",
             ) from error
         if hasattr(env, "tokenizer") and isinstance(error, OSError):
             raise ConfigError(
@@ -343,7 +374,7 @@ def _refuse_tool_contradictions(config: AgentFields) -> None:
     if config.distribution is not None:
         distribution(config.distribution)
         if config.enabled_toolsets is not None:
-            raise ConfigError("distribution", "is set beside enabled_toolsets", next_step="set one of them")
+            raise ConfigError("distribution", "cannot be combined with enabled_toolsets", next_step="set one of them")
 
 
 def _refuse_contradictions(config: AgentFields) -> None:
@@ -352,7 +383,7 @@ def _refuse_contradictions(config: AgentFields) -> None:
         raise ConfigError("min_containers", problem, next_step="allowed: 0 to max_containers")
     slots = config.max_containers * config.slots_per_container
     if config.hook_slots >= slots:
-        problem = f"{config.hook_slots} of {slots} slots leave none for rollouts"
+        problem = f"{config.hook_slots} of {slots} slots leaves none for rollouts"
         raise ConfigError("hook_slots", problem, next_step=f"allowed: 0 to {slots - 1} (max_containers times slots)")
     _refuse_tool_contradictions(config)
     if not config.require_sandbox and config.isolation == "full":
@@ -365,7 +396,7 @@ def _refuse_contradictions(config: AgentFields) -> None:
         parser_named(config.tool_call_parser)
     if config.agent_keep_tool_outputs is not None and config.agent_context_tokens is None:
         raise ConfigError(
-            "agent_keep_tool_outputs", "says nothing without agent_context_tokens", next_step="set both, or neither"
+            "agent_keep_tool_outputs", "has no effect without agent_context_tokens", next_step="set both, or neither"
         )
     _refuse_nomad_contradictions(config)
 

@@ -231,7 +231,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
             if url := await stack.enter_async_context(meter.serving(pool, executor)):
                 logger.info("metrics are at %s", url)
             async with await pool.lease("setup", timeout_s=config.start_timeout_s):
-                logger.info("slots can be had: %r", pool)
+                logger.info("slots are available: %r", pool)
             self._farm = Farm(
                 sessions=executor,
                 tools=tuple(catalog.openai_tools()),

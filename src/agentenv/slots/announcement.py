@@ -28,7 +28,7 @@ class AlreadyAnnouncedError(Exception):
     """A living process has said this already; ``said`` is what."""
 
     def __init__(self, said: Mapping[str, Any]) -> None:
-        super().__init__("another process lives under this name")
+        super().__init__("another process has this name")
         self.said = said
 
 

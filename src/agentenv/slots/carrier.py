@@ -78,7 +78,7 @@ class Carrier:
         async with self._doors.leases:
             left_s = deadline - self._clock()
             if left_s <= 0:
-                raise AcquireTimeoutError("the deadline passed before the container was asked")
+                raise AcquireTimeoutError("the deadline passed before the request was sent")
             await self._lease(lease_id, slot, trajectory, min(left_s, self._settings.suspect_after_s))
 
     async def _lease(self, lease_id: int, slot: int, trajectory: str, timeout_s: float) -> None:
@@ -135,7 +135,7 @@ class Carrier:
                 logger.debug("slot %s/%d is not ours to release: %s", self.handle.id, slot, error)
                 key, request, state = None, None, SlotState.resetting
             except Exception:  # the slot is asked after, however what was asked for it went wrong
-                logger.exception("slot %s/%d could not be given back", self.handle.id, slot)
+                logger.exception("slot %s/%d could not be released", self.handle.id, slot)
                 key, request, state = None, None, SlotState.resetting
             if state in (SlotState.free, SlotState.quarantined):
                 return state

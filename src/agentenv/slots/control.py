@@ -76,7 +76,7 @@ class ContainerControl:
         version = self._object(raw).get("protocol")
         if version != PROTOCOL_VERSION:
             raise errors.ProtocolError(
-                f"container {self.handle.id} speaks protocol {version!r}, this side {PROTOCOL_VERSION}",
+                f"container {self.handle.id} speaks protocol {version!r}, this client {PROTOCOL_VERSION}",
                 next_step="use the same agentenv release on both sides",
             )
         return self._parse(ServerInfo, raw)
@@ -149,7 +149,7 @@ class ContainerControl:
         return bytes(raw)
 
     def _lost(self, method: str, path: str, timeout_s: float, error: Exception) -> errors.ConnectionLostError:
-        what = f"no answer within {timeout_s:.1f} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
+        what = f"no response within {timeout_s:.1f} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
         return errors.ConnectionLostError(f"container {self.handle.id}: {method} {path}: {what}")
 
     def _refusal(self, status: int, raw: bytes) -> errors.AgentEnvError:

@@ -91,7 +91,7 @@ class SlotPool:
 
     async def __aenter__(self) -> Self:
         if self._session is not None or self._closing is not None:
-            raise PoolClosedError("a SlotPool is opened once", next_step="make a new one")
+            raise PoolClosedError("a SlotPool can be opened only once", next_step="make a new one")
         self._session = open_session()
         try:
             await self._backend.__aenter__()
@@ -183,7 +183,7 @@ class SlotPool:
         """For :meth:`SlotLease.seal`."""
         carrier = self._carriers.get(lease.container.id)
         if lease.released or carrier is None:
-            raise StaleLeaseError(f"{lease!r} cannot be sealed any more")
+            raise StaleLeaseError(f"{lease!r} can no longer be sealed")
         try:
             await carrier.control.seal(lease.key, timeout_s=_SEAL_TIMEOUT_S)
         except (LeaseLostError, SlotDestroyedError) as error:
@@ -245,7 +245,7 @@ class SlotPool:
             # A mistake of ours, or something that cannot be put into a request: it would be so at every other slot.
             logger.exception("slot %d of %s could not be asked for", grant.slot, grant.container)
             self._refuse_for_good(
-                grant, InfraError(f"the lease of {grant.trajectory!r} could not be asked for: {error!r}")
+                grant, InfraError(f"the lease of {grant.trajectory!r} could not be requested: {error!r}")
             )
         else:
             self._perform(self._ledger.confirm(grant.lease, self._clock()))
@@ -319,7 +319,7 @@ class SlotPool:
                 try:
                     self._on_event(event)
                 except Exception:  # the next event must be heard whatever this one led to
-                    logger.exception("an event of the backend's could not be taken in: %r", event)
+                    logger.exception("an event of the backend could not be processed: %r", event)
                 self._wake.set()
 
     def _on_event(self, event: ContainerEvent) -> None:
@@ -355,7 +355,7 @@ class SlotPool:
             states = await carrier.inventory()
         except AgentEnvError as error:
             self._count(error)
-            self._give_up(container, f"its inventory could not be taken: {error}")
+            self._give_up(container, f"its slots could not be listed: {error}")
             return
         self._perform(self._ledger.inventory(container, states, self._clock()))
         try:
@@ -374,11 +374,11 @@ class SlotPool:
         self._perform(self._ledger.recovered(container, now))
         carrier = self._carriers.get(container)
         if carrier is not None and carrier.supervisor_silent_s > self._settings.reset_timeout_s:
-            self._stuck(container, f"its supervisor has not answered for {carrier.supervisor_silent_s:.0f} s")
+            self._stuck(container, f"its supervisor has not responded for {carrier.supervisor_silent_s:.0f} s")
 
     def _silent(self, container: str, verdict: Verdict) -> None:
         if verdict is Verdict.gone:
-            self._give_up(container, f"it has not answered for {self._settings.gone_after_s:g} s")
+            self._give_up(container, f"it has not responded for {self._settings.gone_after_s:g} s")
         else:
             self._ledger.suspect(container)
 

@@ -36,12 +36,12 @@ def _next_step(now: PoolStatistics, at_maximum: bool, start_failed: StartFailed 
         return "raise acquire_timeout_s: no container has become ready yet"
     if at_maximum:
         return "raise max_containers or slots_per_container, run fewer trajectories at once, or raise acquire_timeout_s"
-    return "raise acquire_timeout_s: more containers are being started"
+    return "raise acquire_timeout_s: more containers are starting"
 
 
 def unavailable_error(failed: StartFailed) -> SandboxUnavailableError:
     """The error of everybody, once no container can ever serve here."""
-    return SandboxUnavailableError(f"no sandbox can be started: {failed.reason}", next_step=failed.next_step)
+    return SandboxUnavailableError(f"no container can be started: {failed.reason}", next_step=failed.next_step)
 
 
 def check_arguments(trajectory: str, timeout_s: float | None) -> None:
@@ -53,6 +53,6 @@ def check_arguments(trajectory: str, timeout_s: float | None) -> None:
     except UnicodeEncodeError as error:
         raise ConfigError("trajectory", f"{trajectory!r} is not valid text: {error.reason}") from error
     if found := control_character_in(trajectory):
-        raise ConfigError("trajectory", f"{trajectory!r} holds the control character {found}")
+        raise ConfigError("trajectory", f"{trajectory!r} contains the control character {found}")
     if timeout_s is not None and not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise ConfigError("timeout_s", f"got {timeout_s!r}", next_step="allowed: a positive number of seconds")

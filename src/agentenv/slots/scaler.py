@@ -80,6 +80,6 @@ class Scaler:
         try:
             await self._backend.scale(count)
         except AgentEnvError as error:
-            logger.warning("scaling to %d containers failed, tried again soon: %s", count, error)
+            logger.warning("scaling to %d containers failed and will be retried: %s", count, error)
             raise
         self._told = count

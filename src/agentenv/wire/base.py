@@ -42,7 +42,7 @@ def control_character_in(text: str) -> str | None:
 
 def _on_one_line(text: str) -> str:
     if found := control_character_in(text):
-        raise ValueError(f"holds the control character {found}")
+        raise ValueError(f"contains the control character {found}")
     return text
 
 

@@ -151,7 +151,7 @@ def _end_cure(allocation: Allocation) -> str:
 def slow_start(allocation: Allocation, waited_s: float, error: str = "") -> StartFailed:
     """It neither serves nor fails."""
     last = allocation.events[-1] if allocation.events else None
-    latest = f"Nomad's last word: {last.kind}: {last.message}" if last else "no Nomad client has taken it up"
+    latest = f"Nomad's last word: {last.kind}: {last.message}" if last else "no Nomad client has started it yet"
     return StartFailed(
         f"{allocation.container} ({allocation.client}) does not serve after {waited_s:.0f} s; {error or latest}",
         next_step="raise start_timeout_s if it is only slow (a large image, say); else `nomad alloc status "
