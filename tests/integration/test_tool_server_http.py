@@ -252,7 +252,7 @@ async def test_the_wrong_token_is_a_setting_and_a_stranger_no_tool_server(counte
                 pass
     async with Web() as stranger:
         stranger.pages["/v1/tools"] = answering({"tools": "none"})
-        with pytest.raises(ProtocolError, match="is no tool server"):
+        with pytest.raises(ProtocolError, match="is not a tool server"):
             async with client(stranger.url("")):
                 pass
         stranger.pages["/v1/tools"] = answering({"boot": "b", "version": "9", "protocol": 99, "tools": []})

@@ -148,7 +148,7 @@ async def test_it_allows_no_more(server: Server, settings: NomadSettings) -> Non
             assert refusal.code == 403, path
 
 
-@pytest.mark.parametrize(("token", "said"), [(None, "wants an ACL token"), ("nonsense", "refuses it")])
+@pytest.mark.parametrize(("token", "said"), [(None, "requires an ACL token"), ("nonsense", "refuses it")])
 async def test_without_a_token_that_has_it_the_setting_is_named(server: Server, token: str | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
         await NomadFarm(NomadSettings(address=server.address, token=token)).census()

@@ -201,7 +201,7 @@ async def test_an_image_that_comes_late(cluster: Cluster, job_id: str) -> None:
     late = f"{job_id}:1"
     with backend_on(cluster, job_id, image=late) as backend:
         async with SlotPool(backend, SEVERAL) as pool:
-            with pytest.raises(SandboxUnavailableError, match="cannot be had"):
+            with pytest.raises(SandboxUnavailableError, match="cannot pull"):
                 await pool.lease("early", timeout_s=60)
             assert cluster.docker.images.get(cluster.image).tag(late)
             try:

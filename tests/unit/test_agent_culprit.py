@@ -327,7 +327,7 @@ CASES = {
     ),
     "the container is lost while the model works": Case(ContainerLostError, AGAIN, failing(LOST)),
     "the container cannot be reached": Case(ConnectionLostError, AGAIN, failing(ConnectionLostError("silent"))),
-    "a call's result cannot be had": Case(CallLostError, AGAIN, failing(CallLostError("restarted"))),
+    "a call's result is lost": Case(CallLostError, AGAIN, failing(CallLostError("restarted"))),
     "the model's commands destroy the slot": Case(
         SlotDestroyedError, BY_HOOK, answering(fault="policy", error="slot_destroyed", message="its agent was killed")
     ),

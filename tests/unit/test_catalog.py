@@ -226,7 +226,7 @@ def validated(tool: str, arguments: dict[str, Any] | str) -> dict[str, Any] | Ag
 def test_subset_keeps_the_catalogs_order_and_refuses_unknown_names() -> None:
     assert CATALOG.subset(["read_file", "bash"]).names == ("bash", "read_file")
     assert CATALOG.subset([]).names == ()
-    with pytest.raises(ConfigError, match=r"no tool is named 'bsh'; did you mean 'bash'\?"):
+    with pytest.raises(ConfigError, match=r"unknown tool 'bsh'; did you mean 'bash'\?"):
         CATALOG.subset(["bsh"])
     with pytest.raises(UnknownToolError):
         CATALOG.subset(["bash"]).validate("read_file", {"path": "x"})

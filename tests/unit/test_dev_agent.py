@@ -73,7 +73,7 @@ http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 '''
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a Nomad client runs as root only")
+@pytest.mark.skipif(os.geteuid() != 0, reason="a Nomad client must run as root")
 def test_an_agent_whose_client_missed_its_server_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

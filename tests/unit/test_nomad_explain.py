@@ -62,7 +62,7 @@ def test_an_image_that_cannot_be_had_is_named_and_final() -> None:
     pull = TaskEvent("Driver Failure", "Failed to pull `nope:1`: Error response from daemon: pull access denied")
     failed = start_failure(allocation(client="failed", events=(pull,)), "nope:1", "", "")
     assert failed.permanent
-    assert failed.reason.startswith("image 'nope:1' cannot be had: Failed to pull")
+    assert failed.reason.startswith("cannot pull image 'nope:1': Failed to pull")
     assert "agentenv image build" in failed.next_step
 
 
@@ -129,7 +129,7 @@ def test_hopeless_is_what_was_not_followed_by_a_start() -> None:
 
 def test_a_slow_start_tells_nomads_last_word() -> None:
     slow = slow_start(allocation(events=(TaskEvent("Template", "Missing: nomad.var"),)), 61)
-    assert "61 s; Nomad's last word: Template: Missing: nomad.var" in slow.reason
+    assert "61 s; Nomad's last event: Template: Missing: nomad.var" in slow.reason
     assert "no Nomad client has started it yet" in slow_start(allocation(), 61).reason
 
 
@@ -138,7 +138,7 @@ def test_a_slow_start_tells_nomads_last_word() -> None:
     [
         (0, "connection refused", False, SandboxUnavailableError, "NOMAD_ADDR"),
         (403, "Permission denied", True, ConfigError, "token: Nomad at http://n:4646 refuses it"),
-        (403, "Permission denied", False, ConfigError, "wants an ACL token"),
+        (403, "Permission denied", False, ConfigError, "requires an ACL token"),
         (404, "Namespace not found", False, ConfigError, "namespace: 'mine' does not exist"),
         (500, "No path to region", False, ConfigError, "NOMAD_REGION"),
         (500, "rpc error", False, SandboxUnavailableError, "rpc error (see the Nomad servers' log"),

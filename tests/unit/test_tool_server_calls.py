@@ -110,7 +110,7 @@ def test_a_server_knows_its_tools_limits_and_secrets() -> None:
         ToolServer([Counted().tool(), Counted().tool(name="other"), Counted().tool()])
     with pytest.raises(ConfigError, match="did you mean 'ask'"):
         ToolServer([Counted().tool()], ToolServerSettings(limits={"asks": ToolLimits(timeout_s=1)}))
-    with pytest.raises(ConfigError, match="no secret is named 'vault'"):
+    with pytest.raises(ConfigError, match="unknown secret 'vault'"):
         ToolServer([Counted().tool(secrets=("vault",))])
 
 
@@ -292,7 +292,7 @@ async def test_what_an_earlier_server_may_have_run_is_lost_unless_twice_does_no_
     counted = Counted()
     tools = [counted.tool(), counted.tool(name="look", repeatable=True), counted.tool(name="page", stateful=True)]
     async with ToolServer(tools) as server:
-        with pytest.raises(CallLostError, match="may have run before"):
+        with pytest.raises(CallLostError, match="may already have run"):
             await server.call(request(server, boot="earlier"))
         assert (await server.call(request(server, "look", boot="earlier"))).result is not None
         first = await server.call(request(server, "page"))

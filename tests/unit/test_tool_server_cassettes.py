@@ -248,7 +248,7 @@ async def test_half_a_line_left_by_a_crash_is_cut_off_and_a_broken_one_named(tmp
     await cassette.answer("b", keeping("b", "x" * 100_000))
     assert [line["key"] for line in lines(path)] == ["a", "b"]
     path.write_bytes(b"{oops}\n" + whole)
-    with pytest.raises(InfraError, match=r"c\.jsonl:1 is no recording"):
+    with pytest.raises(InfraError, match=r"c\.jsonl:1 is not a valid recording"):
         Cassette(path)
 
 

@@ -141,7 +141,7 @@ def test_credentials_go_to_their_host_only() -> None:
     assert allowed.headers_for(allowed.judged("https://api.example/x")) == {"Authorization": "Bearer value-of-key"}
     assert allowed.headers_for(allowed.judged("http://api.example/x")) == {}
     assert allowed.headers_for(allowed.judged("https://www.api.example/x")) == {}
-    with pytest.raises(ConfigError, match="no secret is named 'key'"):
+    with pytest.raises(ConfigError, match="unknown secret 'key'"):
         allowing(rule)
     with pytest.raises(ConfigError, match="would go to every host"):
         allowing({**rule, "host": "*"}, secrets=Secrets({"key": "value-of-key"}))

@@ -48,7 +48,7 @@ def test_paths_are_taken_from_the_files_directory(tmp_path: Path) -> None:
 
 def test_a_secret_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ToolServerSettings.model_validate({"secrets": {"key": {"env": "SOME_KEY_OF_A_TEST"}}})
-    with pytest.raises(ConfigError, match=r"nothing is in \$SOME_KEY_OF_A_TEST"):
+    with pytest.raises(ConfigError, match=r"\$SOME_KEY_OF_A_TEST is empty"):
         settings.secret_values()
     monkeypatch.setenv("SOME_KEY_OF_A_TEST", "value-of-key")
     assert settings.secret_values() == {"key": "value-of-key"}

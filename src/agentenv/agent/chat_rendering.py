@@ -34,7 +34,7 @@ PROBE_TOOL: ToolDefinition = {
 }
 
 TOOLS_PROMPT = """\
-You have these tools, described by one JSON object a line:
+You have these tools, described by one JSON object per line:
 <tools>
 {definitions}
 </tools>

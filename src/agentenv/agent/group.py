@@ -87,7 +87,7 @@ class ItemRetries:
         self._failures[key] += 1
         errors = sorted({transcript.error for transcript in transcripts})
         if self._failures[key] <= self._limit:
-            logger.warning("item %s: no member of its group could be scored; it returns. %s", key, errors)
+            logger.warning("item %s: no member of its group could be scored; it will be retried. %s", key, errors)
             return [item]
         del self._failures[key]
         logger.error("item %s dropped: %d groups failed. %s", key, self._limit + 1, errors)

@@ -27,9 +27,11 @@ def _from_lines(path: Path) -> list[dict[str, Any]]:
         # Not splitlines(): JSON may hold U+2028 and its like unescaped, and they end no line here.
         items = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, ValueError) as error:
-        raise ConfigError("dataset_name", f"cannot read {path}: {error}", next_step="one JSON object a line") from error
+        raise ConfigError(
+            "dataset_name", f"cannot read {path}: {error}", next_step="one JSON object per line"
+        ) from error
     if not all(isinstance(item, dict) for item in items):
-        raise ConfigError("dataset_name", f"{path} has a line that is no JSON object")
+        raise ConfigError("dataset_name", f"{path} has a line that is not a JSON object")
     return items
 
 

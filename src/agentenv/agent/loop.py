@@ -169,7 +169,7 @@ class AgentLoop:
         self._timeline = timeline or Timeline()
         chosen, known = settings.tools, [tool["function"]["name"] for tool in tools]
         if unknown := sorted(set(chosen or ()) - set(known)):
-            raise ConfigError("tools", f"no tool is named {unknown[0]!r}", next_step=f"known: {', '.join(known)}")
+            raise ConfigError("tools", f"unknown tool {unknown[0]!r}", next_step=f"known: {', '.join(known)}")
         self._tools = [tool for tool in tools if chosen is None or tool["function"]["name"] in chosen]
         self._names = [tool["function"]["name"] for tool in self._tools]
         self._calls_made = 0
@@ -221,7 +221,7 @@ class AgentLoop:
         return ConfigError(
             "agent_context_tokens" if limited else "context length",
             f"the first prompt does not fit: {overflow}",
-            next_step="raise what bounds it (agent_context_tokens, the model server's own limit, the trainer's "
+            next_step="raise its limit (agent_context_tokens, the model server's own limit, the trainer's "
             "max_token_length), or shorten the task, the system prompt or the list of tools",
         )
 

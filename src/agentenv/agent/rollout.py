@@ -98,7 +98,7 @@ class Rollout:
                 return self._transcript(attempt, trajectory, await self._destroyed(attempt, error), earlier)
             if error is None or not self._another(error, attempt, number):
                 return self._transcript(attempt, trajectory, error, earlier)
-            logger.warning("%s: attempt %d failed on our side, trying again: %s", trajectory, number, _named(error))
+            logger.warning("%s: attempt %d failed for infrastructure, retrying: %s", trajectory, number, _named(error))
             earlier.append(_named(error))
             await asyncio.sleep(min(MAX_RETRY_DELAY_S, self._farm.infra_retry_delay_s * 2 ** (number - 1)))
 
@@ -119,7 +119,7 @@ class Rollout:
             if isinstance(error, asyncio.CancelledError) and genuinely_cancelled():
                 raise
             if attempt.failure is None and attempt.score is not None:
-                logger.exception("%s: the slot was not given back in good order; the score stands", attempt.trajectory)
+                logger.exception("%s: the slot could not be released; the score stands", attempt.trajectory)
                 return None
             return self._failure(attempt, attempt.failure or error)
         return None

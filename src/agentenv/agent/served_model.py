@@ -162,5 +162,5 @@ def ended_by(finish_reason: Any) -> str:
     """The finish reason. Raises: ModelServerError when it is none of a finished message: what there is of such a
     message is no answer, and must not be scored as one."""
     if finish_reason not in ENDS:
-        raise ModelServerError(f"the model's server broke the message off (finish_reason {finish_reason!r})")
+        raise ModelServerError(f"the model's server aborted the message (finish_reason {finish_reason!r})")
     return str(finish_reason)

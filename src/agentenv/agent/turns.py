@@ -61,9 +61,9 @@ def _held() -> _Turn | None:
 
 def _refusal(any_kept: bool) -> ConfigError:
     if any_kept:
-        return ConfigError("hook_slots", "an agent that a hook runs cannot wait for the slot of another one")
+        return ConfigError("hook_slots", "an agent run by a hook cannot wait for the slot of another one")
     return ConfigError(
         "hook_slots",
-        "is 0, and a hook runs an agent while its rollout has a slot: rollouts could wait so for each other for ever",
-        next_step="set it to how many such agents may run at once; rollouts then have that many slots less",
+        "is 0, and a hook runs an agent while its rollout has a slot: rollouts could wait for each other forever",
+        next_step="set it to how many such agents may run at once; rollouts then have that many fewer slots",
     )

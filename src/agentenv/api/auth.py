@@ -18,7 +18,7 @@ _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 def checked_token(token: str, where: str) -> str:
     """``token``, if it can be one. Raises ConfigError when it is too short or no header could carry it."""
     if len(token) < _SHORTEST or not _TOKEN.fullmatch(token):
-        raise ConfigError(where, "holds no usable token", next_step=f"at least {_SHORTEST} printable characters")
+        raise ConfigError(where, "contains no usable token", next_step=f"at least {_SHORTEST} printable characters")
     return token
 
 

@@ -22,10 +22,11 @@ class Budgets:
         """Count one call; or say, for the model to read, why it may not be made (nothing is counted then)."""
         own = _of(self._trajectories, scope.trajectory)
         if per_trajectory is not None and own[tool] >= per_trajectory:
-            return f"{tool} may be called {_times(per_trajectory)}, and has been; go on without it"
+            return f"{tool} may be called {_times(per_trajectory)}: the limit is reached, continue without it"
         group = _of(self._groups, scope.group) if scope.group else Counter[str]()
         if per_group is not None and group[tool] >= per_group:
-            return f"{tool} may be called {_times(per_group)} by the whole group, and has been; go on without it"
+            reached = "the limit is reached, continue without it"
+            return f"{tool} may be called {_times(per_group)} by the whole group: {reached}"
         own[tool] += 1
         group[tool] += 1
         return None

@@ -147,8 +147,10 @@ def _read(path: Path) -> list[Recording]:
         try:
             found.append(Recording.model_validate_json(line))
         except ValidationError as error:
-            cure = "mend or remove that line"
-            raise InfraError(f"{path}:{number} is no recording: {error.errors()[0]['msg']}", next_step=cure) from error
+            cure = "fix or remove that line"
+            raise InfraError(
+                f"{path}:{number} is not a valid recording: {error.errors()[0]['msg']}", next_step=cure
+            ) from error
     return found
 
 

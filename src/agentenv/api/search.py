@@ -131,7 +131,7 @@ class HttpSearch:
             if answer.status != 200:
                 said = raw[:300].decode("utf-8", "replace")
                 raise InfraError(
-                    f"the search provider {self._name} refused us: HTTP {answer.status}: {said}",
+                    f"the search provider {self._name} refused the request: HTTP {answer.status}: {said}",
                     next_step="see its key and url in the tool server's [search]",
                 )
         return _hits(raw, dialect, self._name)
@@ -182,7 +182,7 @@ def _hits(raw: bytes, dialect: SearchDialect, name: str) -> list[SearchResult]:
             raise TypeError(f"{dialect.results} is no list")
         return [_hit(entry, dialect) for entry in found if isinstance(entry, dict) and entry.get(dialect.link)]
     except (ValueError, TypeError, RecursionError) as error:
-        raise InfraError(f"the search provider {name} answered something else than agreed: {error}") from error
+        raise InfraError(f"the search provider {name} sent an unexpected response: {error}") from error
 
 
 def _hit(entry: Mapping[str, Any], dialect: SearchDialect) -> SearchResult:

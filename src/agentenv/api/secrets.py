@@ -43,7 +43,7 @@ class Secrets:
         """Raises ConfigError when no secret of that name is declared."""
         if name not in self._values:
             known = ", ".join(self._values) or "none"
-            raise ConfigError("secrets", f"no secret is named {name!r}", next_step=f"declare it; declared: {known}")
+            raise ConfigError("secrets", f"unknown secret {name!r}", next_step=f"declare it; declared: {known}")
         return self._values[name]
 
     def chosen(self, names: Iterable[str]) -> dict[str, str]:

@@ -181,6 +181,6 @@ class ToolServerSettings(Settings):
             value: Any = read_secret(name, source.file) if source.file else environment_value(source.env or "")
             if not value:
                 where = source.file or f"${source.env}"
-                raise ConfigError(f"secrets.{name}", f"nothing is in {where}", next_step="put the value there")
+                raise ConfigError(f"secrets.{name}", f"{where} is empty", next_step="put the value there")
             found[name] = value
         return found

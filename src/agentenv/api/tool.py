@@ -152,7 +152,7 @@ def _arguments_of(function: Callable[..., Any], called: str) -> tuple[type[BaseM
     try:
         hints = get_type_hints(function, include_extras=True)
     except NameError as error:
-        raise ConfigError(f"tool {called}", f"a type is not known: {error}") from error
+        raise ConfigError(f"tool {called}", f"unknown type: {error}") from error
     fields: dict[str, Any] = {}
     wants_run: str | None = None
     for parameter in inspect.signature(function).parameters.values():

@@ -245,8 +245,8 @@ class CallRunner:
     def _broken(self, call: _Prepared, error: Exception) -> InfraError:
         """A tool that raised what it should not: ours, never the model's. The log has the place, without secrets."""
         told = "".join(traceback.format_exception(error))
-        logger.error("tool %s broke:\n%s", call.tool.name, self._secrets.redactor.text(told))
-        return InfraError(f"the tool {call.tool.name} broke: {type(error).__name__}: {error}")
+        logger.error("tool %s failed:\n%s", call.tool.name, self._secrets.redactor.text(told))
+        return InfraError(f"the tool {call.tool.name} failed: {type(error).__name__}: {error}")
 
 
 def _not_replayed(tool: str, refused: Recording | None) -> AgentEnvError:

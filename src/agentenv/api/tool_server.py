@@ -87,7 +87,7 @@ class ToolServer:
             if name not in self._tools:
                 match = closest(name, self._tools)
                 hint = f"; did you mean {match!r}?" if match else ""
-                raise ConfigError("limits", f"no tool is named {name!r}{hint}")
+                raise ConfigError("limits", f"unknown tool {name!r}{hint}")
         for tool in self._tools.values():
             self._secrets.chosen(tool.secrets)
         self._resources = resources
@@ -195,7 +195,7 @@ class ToolServer:
             try:
                 await resource.ended(trajectory)
             except Exception:
-                logger.exception("%s: something a tool held could not be closed", trajectory)
+                logger.exception("%s: a resource of a tool could not be closed", trajectory)
 
     def _refuse_lost(self, request: ToolCallRequest, held: _Held) -> None:
         tool = self._tools.get(request.tool)
@@ -207,7 +207,7 @@ class ToolServer:
                 "or heard nothing of it for too long"
             )
         if request.boot != self.boot and not tool.repeatable:
-            raise CallLostError(f"the tool server was started anew; call {request.id} may have run before")
+            raise CallLostError(f"the tool server was restarted; call {request.id} may already have run")
 
     async def _sweep(self) -> None:
         idle_s = self._settings.trajectory_idle_s
@@ -216,7 +216,7 @@ class ToolServer:
             silent_since = asyncio.get_running_loop().time() - idle_s
             for trajectory, held in tuple(self._trajectories.items()):
                 if held.heard_at < silent_since and not held.running:
-                    logger.warning("%s: not heard of for %g s; what it held is closed", trajectory, idle_s)
+                    logger.warning("%s: no request for %g s; its state is closed", trajectory, idle_s)
                     await self.ended(trajectory)
 
 

@@ -169,7 +169,7 @@ def launch(
     root.
     """
     if os.geteuid() != 0:
-        raise SandboxUnavailableError("a Nomad client runs as root only", next_step="sudo make nomad-dev")
+        raise SandboxUnavailableError("a Nomad client must run as root", next_step="sudo make nomad-dev")
     place.root.mkdir(parents=True, exist_ok=True)
     place.config.write_text(local_config(place, ports, name, role, server_rpc or ports.rpc))
     argv = [str(program), "agent", "-config", str(shipped.path("nomad/dev.hcl")), "-config", str(place.config)]
@@ -196,7 +196,7 @@ def start(place: AgentPlace, program: Path, ports: Ports, *, name: str, engine_f
     except SandboxUnavailableError as error:
         kill(place)
         raise SandboxUnavailableError(
-            f"{error.message}; its last words: {processes.last_words(place.log)}", next_step=f"see {place.log}"
+            f"{error.message}; its last log lines: {processes.last_words(place.log)}", next_step=f"see {place.log}"
         ) from error
     return where
 
@@ -273,7 +273,7 @@ def remove(place: AgentPlace) -> None:
         _unmount(point)
     shutil.rmtree(place.root, ignore_errors=True)
     if place.root.exists():
-        raise SandboxUnavailableError(f"{place.root} cannot be removed", next_step="see what uses it: fuser -vm")
+        raise SandboxUnavailableError(f"{place.root} cannot be removed", next_step="find what uses it: fuser -vm")
 
 
 def mounts_below(mountinfo: str, root: Path) -> list[str]:

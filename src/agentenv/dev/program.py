@@ -76,8 +76,8 @@ def _obtain(kept: Path, report: Report) -> None:
         made.chmod(0o755)
         if version_of(made) is None:
             raise SandboxUnavailableError(
-                "the nomad program that was just made does not run",
-                next_step="install nomad, and see that it is on PATH",
+                "the nomad program that was just built does not run",
+                next_step="install nomad and check that it is on PATH",
             )
         made.replace(kept)
 
@@ -106,7 +106,7 @@ def download(output: Path, releases: str, report: Report, *, version: str = VERS
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             output.write_bytes(archive.read("nomad"))
     except (zipfile.BadZipFile, KeyError) as error:
-        raise ReleaseError(f"{name} is no release: {error}") from error
+        raise ReleaseError(f"{name} is not a valid release: {error}") from error
 
 
 def checksum_of(name: str, sums: str) -> str:
@@ -156,8 +156,8 @@ def build(output: Path, directory: Path, report: Report, why: str) -> None:
     go = shutil.which("go")
     if go is None:
         raise SandboxUnavailableError(
-            f"nomad is not installed, its release cannot be had ({why}), and there is no go to build it",
-            next_step="install nomad, or Go 1.26 or newer, and see that it is on PATH",
+            f"nomad is not installed, its release cannot be downloaded ({why}), and there is no go to build it",
+            next_step="install nomad, or Go 1.26 or newer, and check that it is on PATH",
         )
     module = directory / "module"
     module.mkdir()
@@ -167,7 +167,7 @@ def build(output: Path, directory: Path, report: Report, why: str) -> None:
     if not output.exists():
         raise SandboxUnavailableError(
             f"building nomad failed: {' | '.join(words[-10:])}"[:1200],
-            next_step="install nomad, or see that go (1.26 or newer) can reach its module proxy",
+            next_step="install nomad, or check that go (1.26 or newer) can reach its module proxy",
         )
 
 

@@ -151,7 +151,8 @@ class AgentFields(BaseModel):
     agent_max_s: float | None = Field(
         default=5400.0,
         gt=0,
-        description="Time limit of a rollout: no turn or call starts later, then it is verified. Must be below worker_timeout",
+        description="Time limit of a rollout: no turn or call starts later, and it is verified as it is. "
+        "Must be below worker_timeout",
     )
     agent_temperature: float | None = Field(default=None, ge=0)
     agent_max_tokens: int | None = Field(default=None, ge=1, description="Maximum tokens per model turn")
@@ -162,7 +163,7 @@ class AgentFields(BaseModel):
     agent_keep_tool_outputs: int | None = Field(
         default=None,
         ge=0,
-        description="Number of recent tool outputs kept whole when older ones are shortened to fit agent_context_tokens",
+        description="Recent tool outputs kept whole when older ones are shortened to fit agent_context_tokens",
     )
     agent_send_reasoning: bool = Field(
         default=False, description="Send earlier reasoning back to the model (OpenAI-type servers)"

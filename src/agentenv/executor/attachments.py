@@ -128,7 +128,7 @@ class Attachments:
         try:
             return Attachment.model_validate_json(told)
         except ValidationError as error:
-            raise ProtocolError("the answer to an attachment is none") from error
+            raise ProtocolError("the response to an attachment is malformed") from error
 
     async def _fetch(self, lease: bytes, call_id: str, part: Attachment, sink: _Sink) -> None:
         trouble = _Trouble(self._silence_s)

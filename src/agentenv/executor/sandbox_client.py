@@ -522,7 +522,7 @@ class SandboxClient:
             try:
                 message = server_message.validate_json(text)
             except ValidationError as error:
-                raise ProtocolError(f"the container sent what is no server message: {error}") from error
+                raise ProtocolError(f"the container sent an unknown message: {error}") from error
             self._lost_at, self._fruitless = None, 0
             if isinstance(message, Result):
                 self._take_result(message.result, len(text))

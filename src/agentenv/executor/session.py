@@ -299,7 +299,7 @@ class ToolSession:
         try:
             await self._host.external.ended(self.trajectory)
         except Exception:
-            logger.exception("the tool server could not be told that %s has ended", self.trajectory)
+            logger.exception("the tool server could not be notified that %s has ended", self.trajectory)
 
     def _counted(self, tool: str, result: CallResult, timing: CallTiming | None = None) -> CallResult:
         self._host.tally.model_faults += result.fault == "model"

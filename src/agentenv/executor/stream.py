@@ -130,7 +130,7 @@ def _checked(body: bytes) -> ServerInfo:
             )
         return ServerInfo.model_validate(raw)
     except (ValueError, KeyError, ValidationError) as error:
-        raise ProtocolError(f"the handshake is not a sandbox server's: {error}") from error
+        raise ProtocolError(f"the handshake is not that of a sandbox server: {error}") from error
 
 
 def _refusal(status: int, body: bytes) -> Exception:

@@ -210,8 +210,8 @@ class ToolServerClient:
             except _GONE as error:
                 if loop.time() + pause_s > give_up_at:
                     raise ConnectionLostError(
-                        f"the tool server at {self._url} was out of reach for {self._deadline_s:g} s: {_said(error)}",
-                        next_step="see that it runs (`agentenv tool-server`) and that tool_server_url is right",
+                        f"the tool server at {self._url} was unreachable for {self._deadline_s:g} s: {_said(error)}",
+                        next_step="check that it is running (`agentenv tool-server`) and tool_server_url",
                     ) from error
                 if cut is not None and not isinstance(error, aiohttp.ClientConnectorError):
                     cut.append(error)
@@ -238,7 +238,9 @@ class ToolServerClient:
         try:
             return kind.model_validate_json(told)
         except ValidationError as error:
-            raise ProtocolError(f"what answers at {self._url} is no tool server: {error.errors()[0]['msg']}") from error
+            raise ProtocolError(
+                f"the service at {self._url} is not a tool server: {error.errors()[0]['msg']}"
+            ) from error
 
     def _say_later(self, path: str, body: BaseModel) -> None:
         async def say() -> None:

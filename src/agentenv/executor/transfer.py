@@ -230,7 +230,7 @@ def _failure(broken: BrokenOffError, remote: str) -> Exception:
     if broken.code == NOT_REGULAR:
         return OSError(errno.EINVAL, "is not a regular file", where)
     if broken.code == TOO_LARGE:
-        return OSError(errno.EFBIG, "has more entries than one transfer may carry", where)
+        return OSError(errno.EFBIG, "exceeds the number of entries of one transfer", where)
     code = _as_errno(broken.code)
     return OSError(code, os.strerror(code), where)
 
@@ -243,7 +243,7 @@ async def _upload_reply(response: aiohttp.ClientResponse) -> TransferReply:
     try:
         return TransferReply.model_validate_json(await response.read())
     except ValidationError as error:
-        raise errors.ProtocolError("the answer to an upload is none") from error
+        raise errors.ProtocolError("the response to an upload is malformed") from error
 
 
 async def _refusal(response: aiohttp.ClientResponse) -> errors.AgentEnvError:

@@ -23,7 +23,7 @@ MADE_HERE = f"agentenv-base:{SUITE}"
 _LEFT_OUT = ("doc/*", "man/*", "locale/*", "info/*", "lintian/*", "bash-completion/*")
 _TIMEOUT_S = 1200
 _LAST_WORDS = 800
-_ARCHIVE = "see that Debian's archive can be reached"
+_ARCHIVE = "check that Debian's archive is reachable"
 
 
 def base_image(client: docker.DockerClient, cache: Path, report: Report) -> str:
@@ -70,7 +70,7 @@ def mmdebstrap_argv(output: Path) -> list[str]:
 def _make(tarball: Path, refused: str) -> None:
     if shutil.which("mmdebstrap") is None:
         raise SandboxUnavailableError(
-            f"no base image can be had: {FROM_REGISTRY} could not be pulled ({refused}), mmdebstrap is not installed",
+            f"no base image is available: {FROM_REGISTRY} could not be pulled ({refused}), mmdebstrap is not installed",
             next_step="apt-get install mmdebstrap, or make a registry reachable",
         )
     tarball.parent.mkdir(parents=True, exist_ok=True)
@@ -104,5 +104,5 @@ def _import(client: docker.DockerClient, tarball: Path) -> None:
         tarball.unlink(missing_ok=True)  # half a file would fail for ever
         raise SandboxUnavailableError(
             f"the Docker engine refused the base image: {error}",
-            next_step="try again: it is made anew; see the engine's log",
+            next_step="try again: it is rebuilt; see the engine's log",
         ) from error

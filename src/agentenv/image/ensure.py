@@ -111,7 +111,7 @@ def build_image(name: str = IMAGE, *, client: docker.DockerClient, report: Repor
     """Build it now, whatever there is. Raises SandboxUnavailableError with the failing step's last words."""
     cache = cache_dir() / "image"
     base = base_image(client, cache, report)
-    report(Step("packages", "fetching what is not in the cache"))
+    report(Step("packages", "downloading what is not cached"))
     site = site_directory(cache, shipped.path("constraints.txt"))
     ours = _package_entries()
     labels = _labels(_content(ours), base)
@@ -188,7 +188,7 @@ def _follow(stream: Iterator[dict[str, str]], report: Report) -> None:
             if "error" in line:
                 raise SandboxUnavailableError(
                     f"building the image failed: {line['error'].strip()}; before that: {' | '.join(words)[-600:]}",
-                    next_step="see that Debian's archive can be reached; `agentenv image build` goes on where it was",
+                    next_step="check that Debian's archive is reachable; `agentenv image build` resumes the build",
                 )
     except (DockerException, OSError) as error:
         raise SandboxUnavailableError(

@@ -18,7 +18,7 @@ _GLIBC_MINORS = (36, 35, 34, 31, 28, 27, 24, 17)
 """Newest first: manylinux tags a Debian 12 (glibc 2.36) takes."""
 _TIMEOUT_S = 600
 _LAST_WORDS = 600
-_INDEX = "see that pip can reach its package index"
+_INDEX = "check that pip can reach its package index"
 
 
 def pip_argv(python: str, target: Path, constraints: Path, machine: str) -> list[str]:

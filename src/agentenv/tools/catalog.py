@@ -83,7 +83,7 @@ class ToolCatalog:
         for name in sorted(wanted - self._specs.keys()):
             match = closest(name, self._specs)
             hint = f"; did you mean {match!r}?" if match else ""
-            raise ConfigError("tools", f"no tool is named {name!r}{hint}", next_step=f"known: {', '.join(self._specs)}")
+            raise ConfigError("tools", f"unknown tool {name!r}{hint}", next_step=f"known: {', '.join(self._specs)}")
         return ToolCatalog(spec for spec in self.specs if spec.name in wanted)
 
     def openai_tools(self) -> list[dict[str, Any]]:

@@ -52,10 +52,10 @@ def choose_mode(wanted: str, uid: int) -> str:
     if wanted == FULL:
         raise SandboxUnavailableError(
             "isolation=full needs root: an own uid and cgroup per slot",
-            next_step="start it as root, or ask for less by name: isolation=user",
+            next_step="start it as root, or accept less explicitly: isolation=user",
         )
     raise SandboxUnavailableError(
-        "isolation=user cannot be had as root: a slot must never run as uid 0",
+        "isolation=user is not possible as root: a slot must never run as uid 0",
         next_step="start it as an ordinary user, or use isolation=full",
     )
 

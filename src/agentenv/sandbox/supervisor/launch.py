@@ -194,8 +194,8 @@ def _prepare(
     weaker = isolation.weaker(identity, layout.controllers if layout else (), why_none)
     if spec.isolation == isolation.FULL and weaker:
         raise SandboxUnavailableError(
-            f"isolation=full cannot be had here: {' '.join(weaker)}",
-            next_step="give this process writable cgroups, or accept less by name: isolation=auto",
+            f"isolation=full is not possible here: {' '.join(weaker)}",
+            next_step="give this process writable cgroups, or accept less explicitly: isolation=auto",
         )
     return Launch(
         spec=spec,

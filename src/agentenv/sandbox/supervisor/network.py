@@ -59,8 +59,8 @@ def find_tool() -> str:
         )
     if not everybody_may_open(TUN):
         raise SandboxUnavailableError(
-            f"allow_network needs a {TUN} that everybody may open, and here only its owner may",
-            next_step=f"chmod 0666 {TUN} (as udev does: it is of use to nobody but the owner of a network namespace)",
+            f"allow_network needs a {TUN} that every user may open, and here only its owner may",
+            next_step=f"chmod 0666 {TUN} (as udev does: only the owner of a network namespace can use it)",
         )
     return found
 

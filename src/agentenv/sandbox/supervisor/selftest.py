@@ -243,7 +243,7 @@ async def prove(
         return await _prove(ground, slot, runner, host_namespaces, address)
     except TimeoutError as error:  # before OSError, of which it is one: lateness proves nothing
         raise StartTimeoutError(
-            f"the self-test did not finish within {DEADLINE_S:.0f} s", next_step="give the machine less to do at once"
+            f"the self-test did not finish within {DEADLINE_S:.0f} s", next_step="reduce the load of the machine"
         ) from error
     except (ProtocolError, OSError) as error:
         raise SelfTestError(f"the self-test did not finish: {str(error) or type(error).__name__}") from error
@@ -289,7 +289,7 @@ async def _process_limit(
     ground: Ground, slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str], report: Mapping[str, str]
 ) -> Proof:
     """Lower the real limit to what runs already, and see the next start refused."""
-    name, wanted = "process limit bites", str(ground.spec.limits.processes + OWN_PROCESSES)
+    name, wanted = "process limit holds", str(ground.spec.limits.processes + OWN_PROCESSES)
     if slot.plan is not None and slot.plan.pids_limit is not None:
         before = slot.plan.pids_limit.read_text().strip()
         slot.plan.pids_limit.write_text("1")

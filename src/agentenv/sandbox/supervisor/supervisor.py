@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 SERVING_DEADLINE_S = 30.0
 _SETTLE_DEADLINE_S = 30.0
-_LATE = f"it did not serve within {SERVING_DEADLINE_S:.0f} s"
+_LATE = f"it was not ready within {SERVING_DEADLINE_S:.0f} s"
 _CRASHES = 5
 _CRASHES_WITHIN_S = 10.0
 _FIRST_BACKOFF_S = 0.05

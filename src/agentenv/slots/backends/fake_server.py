@@ -201,7 +201,7 @@ class FakeServer:
         try:
             return await handler(request)
         except ValidationError as error:
-            return _error(400, "protocol", f"{error.error_count()} mistakes: {error.errors()[0]['msg']}")
+            return _error(400, "protocol", f"{error.error_count()} validation errors: {error.errors()[0]['msg']}")
         except AgentEnvError as error:
             gone = isinstance(error, (StaleLeaseError, SlotDestroyedError))
             return _error(409 if gone else 400, error.code, str(error))

@@ -391,7 +391,7 @@ def without_large(result: CallResult) -> tuple[CallResult, dict[str, bytes]]:
 def _validated(call: Call) -> WireModel:
     model = ARGUMENTS.get(call.tool)
     if model is None:
-        raise UnknownToolError(f"no tool is named {call.tool!r}", next_step=f"use one of {', '.join(ARGUMENTS)}")
+        raise UnknownToolError(f"unknown tool {call.tool!r}", next_step=f"use one of {', '.join(ARGUMENTS)}")
     try:
         return model.model_validate(call.arguments)
     except ValidationError as error:

@@ -11,15 +11,15 @@ def unacceptable(info: ServerInfo, settings: ContainerSettings) -> StartFailed |
     """Why a server must not be used under these settings, or None. Pure."""
     if settings.isolation in ("full", "user") and info.isolation != settings.isolation:
         return StartFailed(
-            f"isolation {settings.isolation!r} was asked for, {info.container} offers {info.isolation!r}",
-            next_step="run as root for 'full', or name the isolation you accept",
+            f"isolation {settings.isolation!r} was requested, {info.container} provides {info.isolation!r}",
+            next_step="run as root for 'full', or set the isolation you accept",
             permanent=True,
         )
     if settings.isolation == "auto" and settings.require_sandbox and info.isolation != "full":
         weaker = f": {info.weaker[0]}" if info.weaker else ""
         return StartFailed(
             f"the sandbox of {info.container} is weaker than promised ({info.isolation!r}){weaker}",
-            next_step="run as root, or ask for less by name: isolation='user' (--isolation user), "
+            next_step="run as root, or accept less explicitly: isolation='user' (--isolation user), "
             "or require_sandbox=False",
             permanent=True,
         )
@@ -32,8 +32,8 @@ def unacceptable(info: ServerInfo, settings: ContainerSettings) -> StartFailed |
         )
     if info.slots != settings.slots_per_container:
         return StartFailed(
-            f"{info.container} has {info.slots} slots, {settings.slots_per_container} were asked for",
-            next_step="make slots_per_container what the farm's containers have, or start them anew",
+            f"{info.container} has {info.slots} slots, {settings.slots_per_container} were requested",
+            next_step="set slots_per_container to what the farm's containers have, or restart them",
             foreign=True,
         )
     return None

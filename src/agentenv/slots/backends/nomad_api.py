@@ -342,7 +342,7 @@ def _failure(error: Exception) -> NomadError:
     if isinstance(reply, requests.Response):
         return NomadError(reply.status_code, " ".join(reply.text.split())[:500] or f"status {reply.status_code}")
     if isinstance(error, (ValueError, KeyError)) and not isinstance(error, requests.RequestException):
-        return NomadError(502, f"the answer is not what Nomad's API says: {error!r}")
+        return NomadError(502, f"unexpected response of Nomad's API: {error!r}")
     cause = reply if isinstance(reply, Exception) else error
     while isinstance(inner := getattr(cause, "reason", None) or (cause.args or (None,))[0], Exception):
         cause = inner  # urllib3 wraps what happened in where it happened

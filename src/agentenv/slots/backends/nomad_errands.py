@@ -91,7 +91,7 @@ class Errands:
                 except (ConnectionLostError, NomadError) as error:
                     problem = error.message
                 except AgentEnvError as error:
-                    return StartFailed(f"{allocation.container} refuses us: {error.message}", error.next_step)
+                    return StartFailed(f"{allocation.container} refuses the request: {error.message}", error.next_step)
             await asyncio.sleep(pause_s)
             pause_s = min(_RETRY_MAX_S, pause_s * 2)
         return slow_start(allocation, waited_s, problem)

@@ -103,7 +103,7 @@ def start_failure(allocation: Allocation, image: str, stdout: str, stderr: str) 
     if (said := failed_event(stdout)) is not None:
         return replace(said, reason=f"{said.reason}; it logged: {_tail(stderr)}") if "log" in said.next_step else said
     words = _tail(stderr) or _tail(stdout)
-    ended = f"{allocation.container} ended before it served: {end_of(allocation)}"
+    ended = f"{allocation.container} ended before it was ready: {end_of(allocation)}"
     return StartFailed(
         f"{ended}; {f'it logged: {words}' if words else 'it logged nothing'}", next_step=_end_cure(allocation)
     )
@@ -113,7 +113,7 @@ def _driver_failure(event: TaskEvent, image: str) -> StartFailed:
     message = " ".join(event.message.split())[:_WORDS_CHARACTERS]
     if _IMAGE.search(message):
         return StartFailed(
-            f"image {image!r} cannot be had: {message}",
+            f"cannot pull image {image!r}: {message}",
             next_step="name an image the nodes have or can pull (sandbox_image), or build it: `agentenv image build`",
             permanent=True,
         )
@@ -151,9 +151,9 @@ def _end_cure(allocation: Allocation) -> str:
 def slow_start(allocation: Allocation, waited_s: float, error: str = "") -> StartFailed:
     """It neither serves nor fails."""
     last = allocation.events[-1] if allocation.events else None
-    latest = f"Nomad's last word: {last.kind}: {last.message}" if last else "no Nomad client has started it yet"
+    latest = f"Nomad's last event: {last.kind}: {last.message}" if last else "no Nomad client has started it yet"
     return StartFailed(
-        f"{allocation.container} ({allocation.client}) does not serve after {waited_s:.0f} s; {error or latest}",
+        f"{allocation.container} ({allocation.client}) is not ready after {waited_s:.0f} s; {error or latest}",
         next_step="raise start_timeout_s if it is only slow (a large image, say); else `nomad alloc status "
         f"{allocation.id[:8]}` tells more",
     )
@@ -172,8 +172,8 @@ def opening_error(error: NomadError, address: str, namespace: str, token_given: 
     text = error.message
     if error.status == 0:
         return SandboxUnavailableError(
-            f"no Nomad server answers at {address}: {text}",
-            next_step="start one (`make nomad-dev`), or set nomad_address or NOMAD_ADDR to where one is",
+            f"no Nomad server responds at {address}: {text}",
+            next_step="start one (`make nomad-dev`), or set nomad_address or NOMAD_ADDR to the address of one",
         )
     if error.status == 403:
         if token_given:
@@ -181,9 +181,9 @@ def opening_error(error: NomadError, address: str, namespace: str, token_given: 
                 "token", f"Nomad at {address} refuses it: {text}",
                 next_step="set NOMAD_TOKEN to one with the policy of docs/operations.md",
             )  # fmt: skip
-        return ConfigError("token", f"Nomad at {address} wants an ACL token", next_step="set NOMAD_TOKEN")
+        return ConfigError("token", f"Nomad at {address} requires an ACL token", next_step="set NOMAD_TOKEN")
     if "No path to region" in text:
-        return ConfigError("region", f"Nomad at {address} knows no such region: {text}", next_step="set NOMAD_REGION")
+        return ConfigError("region", f"Nomad at {address} has no such region: {text}", next_step="set NOMAD_REGION")
     if "amespace" in text and ("not found" in text or "nonexistent" in text or "does not exist" in text):
         return ConfigError(
             "namespace", f"{namespace!r} does not exist at {address}", next_step=f"`nomad namespace apply {namespace}`"

@@ -118,7 +118,7 @@ class Follower:
 
     def _trouble(self, error: NomadError) -> None:
         if self._answering:
-            logger.warning("Nomad does not answer; the containers that are known go on: %s", error)
+            logger.warning("Nomad does not respond; known containers keep running: %s", error)
         self._answering = self._streaming and error.status != 0
         self.problem = error.message
 

@@ -116,7 +116,7 @@ def check_shape(shape: JobShape, containers: ContainerSettings, settings: NomadS
         raise ConfigError(
             "slots_per_container",
             f"is {containers.slots_per_container}, but the job asks for {shape.slots} slots in each container",
-            next_step="make them one: set slots_per_container, and leave the job variable `slots` alone",
+            next_step="make them equal: set slots_per_container, and leave the job variable `slots` alone",
         )
     pids = enough_pids(shape.slots, shape.slot_processes)
     if 0 < shape.pids_limit < pids:

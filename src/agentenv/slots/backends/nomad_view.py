@@ -200,7 +200,7 @@ class FleetView:
         commands: list[Command] = [StopAllocation(one.fact.id, "it is drained")]
         if silent or one.fact.client == "lost":
             # Nobody will report its end: its node is not there.
-            commands += self._end(one, "it is drained, and does not answer" if silent else "it is drained", now)
+            commands += self._end(one, "it is drained and does not respond" if silent else "it is drained", now)
         return commands
 
     # -- what the pool wants ---------------------------------------------------------------------
