@@ -52,7 +52,7 @@ def make_backend(name: str, slots: int, *, memory_mib: int = NOMAD_MEMORY_MIB) -
     if name == "local":
         return LocalBackend(settings)
     if name == "nomad":
-        from agentenv.slots.backends.nomad import NomadBackend  # late: needs python-nomad
+        from agentenv.slots.backends.nomad.backend import NomadBackend  # late: needs python-nomad
 
         job = f"agentenv-bench-{secrets.token_hex(4)}"
         nomad = NomadSettings.from_environment(job_id=job, memory_mib=memory_mib, memory_oversubscription=True)

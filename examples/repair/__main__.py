@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentenv.cli.present import InterruptedBySignalError, err, exit_code_of, print_error, run_to_end
+from agentenv.cli.output import InterruptedBySignalError, err, exit_code_of, print_error, run_to_end
 from agentenv.config import debug
 from agentenv.errors import AgentEnvError
 from examples.repair.settings import DemoSettings

@@ -20,9 +20,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from agentenv.agent.shown_sessions import SESSION_TOOLS
+from agentenv.agent.session_observations import SESSION_TOOLS
 from agentenv.agent.transcript import GroupRecord, ToolRecord
-from agentenv.cli.present import err, out
+from agentenv.cli.output import err, out
 from agentenv.config import debug
 from agentenv.errors import ConfigError, InfraError
 from agentenv.report import read_records, write_report

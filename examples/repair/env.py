@@ -19,7 +19,7 @@ from agentenv import AgentEnv, AgentEnvConfig, ToolContext
 from agentenv.agent.loop import AgentResult
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.base import ContainerBackend
-from agentenv.slots.backends.open import make_backend
+from agentenv.slots.backends.registry import make_backend
 from agentenv.wire.spec import Bind
 from examples.repair.packages import Catalogue, Package, fetch
 from examples.repair.tasks import Task, injected, make_tasks

@@ -18,13 +18,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agentenv import AgentEnv, AgentEnvConfig, ToolContext
-from agentenv.agent.items import load_items
+from agentenv.agent.datasets import load_items
 from agentenv.agent.loop import AgentResult
 from agentenv.config import cache_dir
 from agentenv.env.config import Names
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.base import ContainerBackend
-from agentenv.slots.backends.open import make_backend
+from agentenv.slots.backends.registry import make_backend
 from agentenv.wire.spec import Bind
 from examples.repair.packages import fetch_runner
 from examples.swe import repositories

@@ -211,7 +211,7 @@ def _backend(name: str, settings: ContainerSettings, start_timeout_s: float) -> 
 
         return LocalBackend(settings)
     if name == "nomad":
-        from agentenv.slots.backends.nomad import NomadBackend
+        from agentenv.slots.backends.nomad.backend import NomadBackend
 
         # A job of its own: closing a script's sandbox must not end a farm's containers.
         job = NomadSettings.from_environment(job_id=f"agentenv-sandbox-{secrets.token_hex(4)}")

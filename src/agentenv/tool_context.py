@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, overload
 
 from agentenv.agent.loop import checked
-from agentenv.agent.ports import Session
+from agentenv.agent.protocols import Session
 from agentenv.errors import (
     AgentEnvError,
     InfraError,

@@ -10,7 +10,7 @@ import pytest
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from agentenv.agent.parsers import PARSERS
-from agentenv.agent.ports import opened
+from agentenv.agent.protocols import opened
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.env.models import EnvModels
 from agentenv.errors import ConfigError

@@ -20,8 +20,8 @@ from starlette.datastructures import URL
 from starlette.requests import Request
 
 from agentenv.api.inprocess import InProcessTools
+from agentenv.api.serve import served
 from agentenv.api.tool_server import ToolServer
-from agentenv.api.tool_serving import served
 from agentenv.errors import (
     AcquireTimeoutError,
     CallLostError,

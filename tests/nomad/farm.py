@@ -9,7 +9,7 @@ import subprocess
 from uuid import uuid4
 
 from agentenv.config import ContainerSettings, NomadSettings
-from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.slots.backends.nomad.backend import NomadBackend
 
 
 class KillableNomad(NomadBackend):

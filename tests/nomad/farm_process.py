@@ -16,7 +16,7 @@ from pathlib import Path
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 

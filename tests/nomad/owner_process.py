@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.slots.backends.base import StartFailed
-from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.slots.backends.nomad.backend import NomadBackend
 
 
 def say(**line: object) -> None:

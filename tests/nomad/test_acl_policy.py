@@ -21,9 +21,9 @@ from agentenv.cli.sight import Census
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.dev.agent import AgentPlace, Ports, Role, local_config
 from agentenv.errors import ConfigError
-from agentenv.slots.backends.nomad import NomadBackend
-from agentenv.slots.backends.nomad_explain import NomadError
-from agentenv.slots.backends.nomad_job import job_text, job_variables
+from agentenv.slots.backends.nomad.backend import NomadBackend
+from agentenv.slots.backends.nomad.explain import NomadError
+from agentenv.slots.backends.nomad.job import job_text, job_variables
 from tests.nomad.cluster import Cluster, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]

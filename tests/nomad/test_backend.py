@@ -15,9 +15,9 @@ from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ConfigError, SandboxUnavailableError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted
-from agentenv.slots.backends.nomad import NomadBackend
-from agentenv.slots.backends.nomad_job import job_text
-from agentenv.slots.backends.nomad_stream import SILENT_AFTER_S, EventStream, open_stream_session
+from agentenv.slots.backends.nomad.backend import NomadBackend
+from agentenv.slots.backends.nomad.job import job_text
+from agentenv.slots.backends.nomad.stream import SILENT_AFTER_S, EventStream, open_stream_session
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.slots.slot import ContainerState
@@ -228,7 +228,7 @@ async def test_a_cluster_where_nothing_happens_is_not_a_dead_stream(cluster: Clu
 
 
 async def test_without_an_event_stream_lists_do(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentenv.slots.backends.nomad_stream._PATH", "/v1/event/nothing")
+    monkeypatch.setattr("agentenv.slots.backends.nomad.stream._PATH", "/v1/event/nothing")
     backend = _farm(cluster)
     async with _pool(backend) as pool:
         lease = await pool.lease("t")

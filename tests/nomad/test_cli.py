@@ -164,7 +164,7 @@ def test_a_lease_nobody_renews_is_shown_and_ended(cluster: Cluster, command: Com
 RUN_THAT_DIES = """
 import asyncio, sys
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
-from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.pool import SlotPool
 
 async def main():

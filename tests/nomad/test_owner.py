@@ -22,8 +22,8 @@ from agentenv.cli.nomad_operator import OperatorApi
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ConfigError, JobOwnedError
 from agentenv.slots.backends.base import ContainerStarted
-from agentenv.slots.backends.nomad import NomadBackend
-from agentenv.slots.backends.nomad_holder import Holder
+from agentenv.slots.backends.nomad.backend import NomadBackend
+from agentenv.slots.backends.nomad.holder import Holder
 from agentenv.slots.pool import SlotPool
 from tests.contract.conftest import Client, until
 from tests.nomad.cluster import Cluster, wait_for

@@ -24,7 +24,7 @@ from agentenv import shipped
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ContainerLostError, LeaseLostError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerHandle, ContainerStarted
-from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.pool import SlotPool
 from tests.nomad import farm_process
 from tests.nomad.cluster import Cluster, running_cluster, wait_for

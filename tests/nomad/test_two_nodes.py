@@ -13,7 +13,7 @@ import pytest
 from agentenv.config import ContainerSettings
 from agentenv.dev import program
 from agentenv.errors import LeaseLostError
-from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.slots.backends.nomad.backend import NomadBackend
 from tests.nomad.cluster import Cluster, wait_for
 from tests.nomad.traffic import LEASE_END_S, Farm, farm_at_work, until
 from tests.nomad.two_nodes import Node, TwoNodes, two_nodes

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.agent.ports import Completion, Message, ToolDefinition
+from agentenv.agent.protocols import Completion, Message, ToolDefinition
 from agentenv.agent.rollout import Farm
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.turns import Turns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentenv.slots.backends.base import ContainerHandle
-from agentenv.slots.backends.nomad_facts import Allocation, TaskEvent
+from agentenv.slots.backends.nomad.facts import Allocation, TaskEvent
 
 STARTED = TaskEvent("Started", "Task started by client")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.agent.process_run import ProcessRun
+from agentenv.agent.generate import ProcessRun
 from agentenv.errors import (
     ConnectionLostError,
     InfraError,

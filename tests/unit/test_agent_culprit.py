@@ -18,9 +18,9 @@ import pytest
 from agentenv import errors
 from agentenv.agent.alone import run_alone
 from agentenv.agent.culprit import DOUBTFUL, worth_another
-from agentenv.agent.ports import Completion, ContextOverflow
+from agentenv.agent.models.openai import ServedModel, ask
+from agentenv.agent.protocols import Completion, ContextOverflow
 from agentenv.agent.rollout import Rollout
-from agentenv.agent.served_model import ServedModel, ask
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.token_sequences import TokenSequence, sequence_of
 from agentenv.agent.transcript import Transcript

@@ -13,9 +13,9 @@ import pytest
 
 from agentenv.agent.group import run_group
 from agentenv.agent.jsonable import deeper_than
-from agentenv.agent.ports import Completion, Message
-from agentenv.agent.records import RolloutLog
+from agentenv.agent.protocols import Completion, Message
 from agentenv.agent.rollout import Rollout
+from agentenv.agent.rollout_log import RolloutLog
 from agentenv.agent.transcript import GroupRecord
 from agentenv.config import PoolSettings
 from agentenv.errors import ModelServerError

@@ -12,8 +12,8 @@ import aiohttp
 import openai
 import pytest
 
-from agentenv.agent.ports import ContextOverflow
-from agentenv.agent.served_model import ENDS, ServedModel, completion_of, failure_of
+from agentenv.agent.models.openai import ENDS, ServedModel, completion_of, failure_of
+from agentenv.agent.protocols import ContextOverflow
 from agentenv.errors import ConfigError, DoubtfulTurnError, ModelServerError
 from agentenv.testing import Call, Failure, Reply, ScriptedPolicy, Turn, load_script
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentenv.agent.items import load_items
+from agentenv.agent.datasets import load_items
 from agentenv.agent.jsonable import clean_text, item_id, item_record, jsonable
-from agentenv.agent.records import RolloutLog, append_record
+from agentenv.agent.rollout_log import RolloutLog, append_record
 from agentenv.agent.sequences import placeholder_tokens, scored_group
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.errors import ConfigError
@@ -53,7 +53,7 @@ def test_what_cannot_be_written_whole_is_taken_back(tmp_path: Path, monkeypatch:
             raise OSError(28, "No space left on device")
         return real(file, data[: len(data) - 50])
 
-    monkeypatch.setattr("agentenv.agent.records.os.write", full_after_some)
+    monkeypatch.setattr("agentenv.agent.rollout_log.os.write", full_after_some)
     with pytest.raises(OSError, match="No space"):
         append_record(path, record())
     assert path.read_bytes() == before

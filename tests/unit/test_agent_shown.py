@@ -6,7 +6,7 @@ import pytest
 from pydantic import JsonValue
 
 from agentenv.agent.loop import MODEL_READ_BYTES, bounded
-from agentenv.agent.shown import cut_middle, shown
+from agentenv.agent.observations import cut_middle, shown
 from agentenv.sessions.head_tail import seam
 from agentenv.wire.calls import CallResult
 from tests.unit.agent_stubs import ok

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import SandboxUnavailableError
+from agentenv.run_files import AlreadyAnnouncedError, Announcement, announced, is_held
 from agentenv.sandbox.supervisor.sweep import sweep
-from agentenv.slots.announcement import AlreadyAnnouncedError, Announcement, announced, is_held
 
 SAY_AND_WAIT = """
 import sys
 from pathlib import Path
-from agentenv.slots.announcement import Announcement
+from agentenv.run_files import Announcement
 with Announcement.open(Path(sys.argv[1]), "farm", "x") as announcement:
     announcement.say({"hello": 1})
     print("said", flush=True)

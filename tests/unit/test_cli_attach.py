@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.cli.attach import Modes, attach, can_attach, pause_s
+from agentenv.cli.terminal import Modes, attach, can_attach, pause_s
 from agentenv.errors import InfraError, LeaseLostError
 from agentenv.wire.calls import CallResult
 

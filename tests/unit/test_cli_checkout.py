@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from agentenv.cli import checkout
+from agentenv.cli import source_checkout
 from agentenv.cli.app import app
-from agentenv.cli.present import InterruptedBySignalError
+from agentenv.cli.output import InterruptedBySignalError
 from agentenv.errors import ConfigError
 
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(checkout, "checkout_root", lambda _needed: tmp_path)
+    monkeypatch.setattr(source_checkout, "checkout_root", lambda _needed: tmp_path)
     return tmp_path
 
 
@@ -31,12 +31,12 @@ def write(root: Path, text: str) -> None:
 
 def test_its_exit_code_is_ours(root: Path) -> None:
     write(root, "import sys; sys.exit(int(sys.argv[1]))")
-    assert checkout.run_module("child", ["3"]) == 3
+    assert source_checkout.run_module("child", ["3"]) == 3
 
 
 def test_death_by_signal_is_128_plus_its_number(root: Path) -> None:
     write(root, "import os; os.kill(os.getpid(), 9)")
-    assert checkout.run_module("child", []) == 137
+    assert source_checkout.run_module("child", []) == 137
 
 
 def test_a_signal_reaches_it_and_we_wait_until_it_has_unwound(root: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_signal_reaches_it_and_we_wait_until_it_has_unwound(root: Path) -> Non
     )
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(InterruptedBySignalError):
-        checkout.run_module("child", [])
+        source_checkout.run_module("child", [])
     assert (root / "unwound").read_text() == str(int(signal.SIGTERM))
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -82,7 +82,7 @@ def test_what_it_prints_can_be_kept_off_stdout(root: Path) -> None:
     ],
 )
 def test_what_it_is_told_to_write_to_is_known(root: Path, arguments: list[str], named: str) -> None:
-    assert checkout.directory_named(arguments, Path("out/demo")) == root / named
+    assert source_checkout.directory_named(arguments, Path("out/demo")) == root / named
 
 
 def test_the_demos_document_names_the_files_of_this_run_and_no_older_ones(
@@ -129,5 +129,5 @@ def test_the_benchmarks_document_is_the_one_they_wrote(root: Path, monkeypatch: 
 
 def test_without_a_checkout_the_way_out_is_named() -> None:
     with pytest.raises(ConfigError, match="source checkout") as refused:
-        checkout.checkout_root("no-such-directory")
+        source_checkout.checkout_root("no-such-directory")
     assert "make setup" in refused.value.next_step

@@ -15,10 +15,10 @@ from agentenv.cli.app import app
 from agentenv.cli.arrival import Arrival
 from agentenv.cli.farm_log import lines_of, logging_to
 from agentenv.cli.farm_metrics import of_farm
+from agentenv.cli.format import count_of, duration, mib, short
 from agentenv.cli.options import choose
 from agentenv.cli.sight import Census, ContainerSight, FarmSight, Place, PoolSight, as_json
 from agentenv.cli.status import shown
-from agentenv.cli.words import count_of, duration, mib, short
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.metrics.scrape import parse
 from agentenv.slots.backends.base import ContainerGone, ContainerHandle, ContainerStarted, StartFailed

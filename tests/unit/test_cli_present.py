@@ -10,7 +10,7 @@ import signal
 import pytest
 import typer
 
-from agentenv.cli.present import InterruptedBySignalError, exit_code_of, run_to_end, verb
+from agentenv.cli.output import InterruptedBySignalError, exit_code_of, run_to_end, verb
 from agentenv.errors import AgentEnvError, ConfigError, InvalidArgumentsError, SandboxUnavailableError
 
 

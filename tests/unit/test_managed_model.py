@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from atroposlib.envs.server_handling.managed_server import DummyManagedServer
 
-from agentenv.agent.chat_rendering import ChatRenderer
-from agentenv.agent.managed_model import ManagedModel, PromptTokenizer
+from agentenv.agent.models.chat_template import ChatRenderer
+from agentenv.agent.models.managed import ManagedModel, PromptTokenizer
 from agentenv.agent.parsers import parser_named
-from agentenv.agent.ports import ContextOverflow
 from agentenv.agent.prompts import opening
+from agentenv.agent.protocols import ContextOverflow
 from agentenv.agent.token_sequences import TokenSequence, sequence_of
 from agentenv.errors import ModelServerError
 from agentenv.tools.catalog import ToolCatalog

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.agent.chat_rendering import ChatRenderer
+from agentenv.agent.models.chat_template import ChatRenderer
 from agentenv.agent.parsers import parser_named
 from agentenv.agent.prompts import opening
 from agentenv.errors import ConfigError

@@ -17,8 +17,8 @@ from atroposlib.envs.server_handling.managed_server import ManagedServer
 from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
-from agentenv.agent.ports import ContextOverflow
-from agentenv.agent.served_model import failure_of
+from agentenv.agent.models.openai import failure_of
+from agentenv.agent.protocols import ContextOverflow
 from agentenv.env import model_servers
 from agentenv.env.model_servers import SERVERS, Refused, with_tokenizer
 from agentenv.errors import ModelServerError

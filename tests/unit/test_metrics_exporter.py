@@ -15,7 +15,7 @@ from agentenv.metrics.catalog import METRICS
 from agentenv.metrics.exporter import KIND, Meter, exporting
 from agentenv.metrics.readings import Reading
 from agentenv.metrics.scrape import Samples, parse, scrape
-from agentenv.slots.announcement import announced
+from agentenv.run_files import announced
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog

@@ -14,11 +14,11 @@ from aiohttp.test_utils import TestServer
 from agentenv.cli.nomad_farm import NomadFarm
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.errors import AgentEnvError, JobOwnedError
-from agentenv.slots.backends import nomad_count, nomad_errands, nomad_owner
-from agentenv.slots.backends.nomad import NomadBackend
-from agentenv.slots.backends.nomad_api import NomadApi
-from agentenv.slots.backends.nomad_errands import Errands
-from agentenv.slots.backends.nomad_explain import NomadError
+from agentenv.slots.backends.nomad import allocation_tasks, count, owner
+from agentenv.slots.backends.nomad.allocation_tasks import Errands
+from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.slots.backends.nomad.backend import NomadBackend
+from agentenv.slots.backends.nomad.explain import NomadError
 
 JOB = {"ID": "farm", "ModifyIndex": 1, "TaskGroups": [{"Name": "sandbox", "Count": 0}]}
 LOCK = "/v1/var/nomad/jobs/farm/owner"
@@ -73,10 +73,10 @@ async def served(cluster: Cluster) -> AsyncIterator[str]:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nomad_owner, "BEAT_S", 0.02)
-    monkeypatch.setattr(nomad_owner, "LOOK_S", 0.01)
-    monkeypatch.setattr(nomad_count, "RETRY_MIN_S", 0.01)
-    monkeypatch.setattr(nomad_errands, "_RETRY_MAX_S", 0.02)
+    monkeypatch.setattr(owner, "BEAT_S", 0.02)
+    monkeypatch.setattr(owner, "LOOK_S", 0.01)
+    monkeypatch.setattr(count, "RETRY_MIN_S", 0.01)
+    monkeypatch.setattr(allocation_tasks, "_RETRY_MAX_S", 0.02)
 
 
 def _farm(address: str, **settings: Any) -> NomadBackend:

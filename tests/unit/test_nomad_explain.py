@@ -7,7 +7,7 @@ import json
 import pytest
 
 from agentenv.errors import ConfigError, SandboxUnavailableError
-from agentenv.slots.backends.nomad_explain import (
+from agentenv.slots.backends.nomad.explain import (
     NomadError,
     end_of,
     hopeless,
@@ -16,7 +16,7 @@ from agentenv.slots.backends.nomad_explain import (
     slow_start,
     start_failure,
 )
-from agentenv.slots.backends.nomad_facts import TaskEvent
+from agentenv.slots.backends.nomad.facts import TaskEvent
 from tests.unit.nomad_samples import STARTED, allocation
 
 

@@ -10,10 +10,10 @@ import pytest
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError, SandboxUnavailableError
-from agentenv.slots.backends.nomad import NomadBackend, builds_image
-from agentenv.slots.backends.nomad_api import NomadApi
-from agentenv.slots.backends.nomad_facts import Allocation, Evaluation, Job, Node, TaskEvent, events
-from agentenv.slots.backends.nomad_job import (
+from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.slots.backends.nomad.backend import NomadBackend, builds_image
+from agentenv.slots.backends.nomad.facts import Allocation, Evaluation, Job, Node, TaskEvent, events
+from agentenv.slots.backends.nomad.job import (
     JOB_FILES,
     SERVER_PROCESSES,
     SLOT_OWN_PROCESSES,
@@ -24,8 +24,8 @@ from agentenv.slots.backends.nomad_job import (
     job_text,
     job_variables,
 )
-from agentenv.slots.backends.nomad_owner import JobOwner
-from agentenv.slots.backends.open import make_backend
+from agentenv.slots.backends.nomad.owner import JobOwner
+from agentenv.slots.backends.registry import make_backend
 from agentenv.wire.spec import MIB, Bind, SlotLimits
 
 

@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestServer
 
 from agentenv.cli.nomad_operator import OperatorApi, follow_log
 from agentenv.config import ContainerSettings, NomadSettings
-from agentenv.slots.backends.nomad_job import job_text, job_variables
-from agentenv.slots.backends.nomad_stream import EventStream, open_stream_session
+from agentenv.slots.backends.nomad.job import job_text, job_variables
+from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session
 
 ID = "0" * 8
 JOB = {"ID": "farm", "ModifyIndex": 1, "TaskGroups": []}

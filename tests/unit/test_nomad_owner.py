@@ -13,11 +13,11 @@ import pytest
 
 from agentenv.config import NomadSettings
 from agentenv.errors import JobOwnedError, SandboxUnavailableError
-from agentenv.slots.backends import nomad_owner
-from agentenv.slots.backends.nomad_api import Lock
-from agentenv.slots.backends.nomad_explain import NomadError
-from agentenv.slots.backends.nomad_holder import Holder, process_mark
-from agentenv.slots.backends.nomad_owner import PATIENCE_S, SURE_S, WATCH_S, JobOwner, Watch
+from agentenv.slots.backends.nomad import owner
+from agentenv.slots.backends.nomad.api import Lock
+from agentenv.slots.backends.nomad.explain import NomadError
+from agentenv.slots.backends.nomad.holder import Holder, process_mark
+from agentenv.slots.backends.nomad.owner import PATIENCE_S, SURE_S, WATCH_S, JobOwner, Watch
 
 THEIRS = Holder(
     run="exp7", user="ann", host="gpu3", pid="17", process="boot:pid:[1]:17:5", agentenv="0.1", since="then"
@@ -73,8 +73,8 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nomad_owner, "BEAT_S", 0.01)
-    monkeypatch.setattr(nomad_owner, "LOOK_S", 0.005)
+    monkeypatch.setattr(owner, "BEAT_S", 0.01)
+    monkeypatch.setattr(owner, "LOOK_S", 0.005)
 
 
 def _owner(variable: Variable, **given: Any) -> JobOwner:

@@ -11,13 +11,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agentenv.config import NomadSettings
-from agentenv.slots.backends import nomad_count, nomad_follow, nomad_stream
-from agentenv.slots.backends.nomad_count import CountKeeper
-from agentenv.slots.backends.nomad_explain import NomadError
-from agentenv.slots.backends.nomad_facts import Fact, Job, Snapshot
-from agentenv.slots.backends.nomad_follow import Follower
-from agentenv.slots.backends.nomad_stream import EventStream, open_stream_session
-from agentenv.slots.backends.nomad_view import FleetView
+from agentenv.slots.backends.nomad import count, follow
+from agentenv.slots.backends.nomad.count import CountKeeper
+from agentenv.slots.backends.nomad.explain import NomadError
+from agentenv.slots.backends.nomad.facts import Fact, Job, Snapshot
+from agentenv.slots.backends.nomad.follow import Follower
+from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session
+from agentenv.slots.backends.nomad.view import FleetView
 
 
 class _Api:
@@ -72,11 +72,11 @@ async def _until(condition: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (nomad_count, nomad_follow):
+    for module in (count, follow):
         monkeypatch.setattr(module, "RETRY_MIN_S", 0.01)
-    monkeypatch.setattr(nomad_follow, "TICK_S", 0.01)
-    monkeypatch.setattr(nomad_follow, "POLL_S", 0.02)
-    monkeypatch.setattr(nomad_count, "RESCHEDULE_GAP_S", 0.01)
+    monkeypatch.setattr(follow, "TICK_S", 0.01)
+    monkeypatch.setattr(follow, "POLL_S", 0.02)
+    monkeypatch.setattr(count, "RESCHEDULE_GAP_S", 0.01)
 
 
 async def _keep(api: _Api, resubmitted: list[int]) -> tuple[CountKeeper, asyncio.Task[None]]:
@@ -198,7 +198,7 @@ async def test_what_is_not_understood_ends_neither_the_stream_nor_the_lists(capl
 
 async def test_a_stream_that_is_silent_for_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats keep it; without them it would be waited for for ever where no packet says that the server is gone."""
-    monkeypatch.setattr(nomad_stream, "SILENT_AFTER_S", 1.0)
+    monkeypatch.setattr("agentenv.slots.backends.nomad.stream.SILENT_AFTER_S", 1.0)
 
     async def stream(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -20,9 +20,9 @@ import pytest
 from agentenv.cli.nomad_operator import follow_log
 from agentenv.config import NomadSettings
 from agentenv.errors import ConfigError
-from agentenv.slots.backends.nomad_api import NomadApi
-from agentenv.slots.backends.nomad_explain import NomadError
-from agentenv.slots.backends.nomad_stream import EventStream, open_stream_session
+from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.slots.backends.nomad.explain import NomadError
+from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session
 
 TLS = Path(__file__).parent / "nomad_tls"
 ALL = {

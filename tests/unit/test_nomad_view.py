@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from agentenv.config import ContainerSettings
+from agentenv.slots.backends.acceptance import unacceptable
 from agentenv.slots.backends.base import ContainerDraining, ContainerGone, ContainerStarted, StartFailed
-from agentenv.slots.backends.handshake import unacceptable
-from agentenv.slots.backends.nomad_facts import Evaluation, Job, Node, Snapshot, TaskEvent
-from agentenv.slots.backends.nomad_view import (
+from agentenv.slots.backends.nomad.facts import Evaluation, Job, Node, Snapshot, TaskEvent
+from agentenv.slots.backends.nomad.view import (
     KICKS,
     STARTS_AT_ONCE,
     AwaitEmpty,

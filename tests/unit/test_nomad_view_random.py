@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentenv.slots.backends.base import ContainerDraining, ContainerGone, ContainerStarted, StartFailed
-from agentenv.slots.backends.nomad_facts import Allocation, Node, Snapshot
-from agentenv.slots.backends.nomad_view import AwaitEmpty, Command, FleetView, Forget, Report, Shake
+from agentenv.slots.backends.nomad.facts import Allocation, Node, Snapshot
+from agentenv.slots.backends.nomad.view import AwaitEmpty, Command, FleetView, Forget, Report, Shake
 from tests.unit.nomad_samples import handle
 
 NODES = ("n1", "n2")

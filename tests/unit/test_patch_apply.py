@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentenv.sandbox.server.tools.file_verdicts import DOES_NOT_FIT
 from agentenv.sandbox.server.tools.patch import PatchFailedError, check_patched, patched
+from agentenv.sandbox.server.tools.slotfiles_exit_codes import DOES_NOT_FIT
 from agentenv.sandbox.slotagent.build import ensure_built
 
 LINES = b"".join(b"line %d\n" % number for number in range(1, 21))

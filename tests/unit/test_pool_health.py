@@ -6,11 +6,11 @@ import pytest
 
 from agentenv.config import ContainerSettings
 from agentenv.errors import ConfigError
+from agentenv.slots.backends.acceptance import unacceptable
 from agentenv.slots.backends.base import StartFailed
-from agentenv.slots.backends.handshake import unacceptable
 from agentenv.slots.health import Silence, Verdict
 from agentenv.slots.ledger import Expire
-from agentenv.slots.refusals import check_arguments, timeout_error, unavailable_error
+from agentenv.slots.pool_errors import check_arguments, timeout_error, unavailable_error
 from agentenv.slots.slot import ContainerState
 from agentenv.slots.statistics import Durations, PoolStatistics
 from agentenv.wire.leases import SlotState

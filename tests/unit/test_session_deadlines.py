@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.errors import UnknownSessionError
 from agentenv.sessions import slot_sessions, tmux
-from agentenv.sessions.brief import output_of
+from agentenv.sessions.run_once import output_of
 from agentenv.slots.backends.fake_sessions import FakeHost, FakeSessions
 from agentenv.wire.sessions import ProcessArguments, TmuxArguments, TmuxReply
 

@@ -11,7 +11,7 @@ from agentenv.sandbox.server.agent_link import AgentLink
 from agentenv.sandbox.server.process import Outcome, Process, SlotIo
 from agentenv.sandbox.server.session_host import SlotProgram
 from agentenv.sandbox.slotagent.protocol import SpawnStep, Usage
-from agentenv.sessions.port import Program
+from agentenv.sessions.host import Program
 
 USAGE = Usage(0.0, 0.0, 0)
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from agentenv.sessions.head_tail import seam
+from agentenv.sessions.output_window import Tap
 from agentenv.sessions.rolling import Rolling
 from agentenv.sessions.slot_sessions import SlotSessions
-from agentenv.sessions.tap import Tap
 from agentenv.sessions.terminal import Terminal
 from agentenv.sessions.unread import Unread
 from agentenv.slots.backends.fake_sessions import FakeSessions

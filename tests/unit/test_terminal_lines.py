@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from agentenv.errors import InvalidArgumentsError
-from agentenv.sessions import lines
+from agentenv.sessions import shell_protocol
 from agentenv.sessions.keys import key_bytes
 
 TOKENS = (
@@ -88,7 +88,7 @@ def generated(count: int) -> list[str]:
 
 def test_what_is_taken_for_plain_is_whole_to_bash() -> None:
     """Were it not, the shell would take what is typed behind it for a part of it."""
-    plain = [text for text in generated(80_000) if lines.is_plain(text)]
+    plain = [text for text in generated(80_000) if shell_protocol.is_plain(text)]
     assert len(plain) > 300
     for start in range(0, len(plain), 200):
         some = plain[start : start + 200]
@@ -107,7 +107,7 @@ def test_what_is_taken_for_plain_is_whole_to_bash() -> None:
     ],
 )  # fmt: skip
 def test_everyday_commands_are_plain(command: str) -> None:
-    assert lines.is_plain(command)
+    assert shell_protocol.is_plain(command)
 
 
 @pytest.mark.parametrize(
@@ -118,20 +118,20 @@ def test_everyday_commands_are_plain(command: str) -> None:
     ],
 )  # fmt: skip
 def test_what_bash_must_be_asked_about(command: str) -> None:
-    assert not lines.is_plain(command)
+    assert not shell_protocol.is_plain(command)
 
 
 def test_a_pathological_text_is_decided_quickly() -> None:
     for text in ("a" * 4000 + "'", "a " * 2000 + "(", "a;" * 2000 + "(", '"$x' * 1001, "$x" * 2000 + "`"):
-        assert not lines.is_plain(text)
+        assert not shell_protocol.is_plain(text)
 
 
 def test_an_answer_is_known_by_its_nonce_alone() -> None:
     said = b"bash: /abc/3/,1 ,0 ,3/himB//tmp/a b/abc/: No such file or directory\n"
-    assert lines.report("abc", said) == lines.Report(3, (1, 0, 3), "himB", "/tmp/a b")
-    assert lines.report("abd", said) is None
-    assert lines.report("abc", said[:30]) is None
-    odd = lines.report("abc", b"noise /abc/0/,0/h//a\n/b/abc/ rest")
+    assert shell_protocol.report("abc", said) == shell_protocol.Report(3, (1, 0, 3), "himB", "/tmp/a b")
+    assert shell_protocol.report("abd", said) is None
+    assert shell_protocol.report("abc", said[:30]) is None
+    odd = shell_protocol.report("abc", b"noise /abc/0/,0/h//a\n/b/abc/ rest")
     assert odd is not None
     assert odd.cwd == "/a\n/b"
 
@@ -148,8 +148,8 @@ def test_an_answer_is_known_by_its_nonce_alone() -> None:
     ],
 )
 def test_the_last_status_is_put_back(exit_code: int, statuses: tuple[int, ...], typed: str) -> None:
-    restored = lines.restored(lines.Report(exit_code, statuses, "", "/"))
-    assert restored == (f"{typed}{lines.NOTHING}\n" if typed else "")
+    restored = shell_protocol.restored(shell_protocol.Report(exit_code, statuses, "", "/"))
+    assert restored == (f"{typed}{shell_protocol.NOTHING}\n" if typed else "")
 
 
 @pytest.mark.parametrize(

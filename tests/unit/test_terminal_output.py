@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from agentenv.sessions.head_tail import HeadTail, seam
-from agentenv.sessions.lines import marker_line
+from agentenv.sessions.output_window import MAX_MARKER_BYTES, Tap
 from agentenv.sessions.rolling import Rolling
-from agentenv.sessions.tap import MAX_MARKER_BYTES, Tap
+from agentenv.sessions.shell_protocol import marker_line
 from agentenv.sessions.unread import Unread
 from agentenv.slots.backends.fake_sessions import FakeHost
 

@@ -6,8 +6,8 @@ import uuid
 
 from agentenv.agent.culprit import of_another_slot
 from agentenv.agent.loop import AgentLoop, AgentResult
-from agentenv.agent.ports import opened
 from agentenv.agent.prompts import opening
+from agentenv.agent.protocols import opened
 from agentenv.agent.rollout import Farm
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.turns import inside_a_turn

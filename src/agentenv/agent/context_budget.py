@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentenv.agent.ports import Message
+from agentenv.agent.protocols import Message
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.transcript import Shortening
 

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from agentenv.agent.loop import AgentResult
-from agentenv.agent.ports import Handle
+from agentenv.agent.protocols import Handle
 from agentenv.agent.settings import AgentSettings
 from agentenv.errors import InfraError, SlotDestroyedError, TaskError
 

@@ -15,9 +15,17 @@ from typing import Any
 
 from agentenv.agent.context_budget import ContextBudget
 from agentenv.agent.jsonable import DEEPEST_ARGUMENTS, clean_text, deeper_than, jsonable
-from agentenv.agent.ports import REASONING_FIELDS, Completion, ContextOverflow, Message, Model, Session, ToolDefinition
+from agentenv.agent.observations import cut_middle, shown
+from agentenv.agent.protocols import (
+    REASONING_FIELDS,
+    Completion,
+    ContextOverflow,
+    Message,
+    Model,
+    Session,
+    ToolDefinition,
+)
 from agentenv.agent.settings import AgentSettings
-from agentenv.agent.shown import cut_middle, shown
 from agentenv.agent.timeline import Timeline
 from agentenv.agent.transcript import FinishReason, Phase, Shortening, Step, StepOutcome, ToolRecord
 from agentenv.errors import CallLostError, ConfigError, InfraError, SlotDestroyedError, by_code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentenv.agent.ports import Message
+from agentenv.agent.protocols import Message
 
 SYSTEM_PROMPT = """\
 You solve tasks on a Linux machine by calling tools. Your files are in /workspace, which is the initial \

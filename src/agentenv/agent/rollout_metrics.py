@@ -7,8 +7,8 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from agentenv.agent.shown import cut_middle
-from agentenv.agent.shown_sessions import SESSION_TOOLS
+from agentenv.agent.observations import cut_middle
+from agentenv.agent.session_observations import SESSION_TOOLS
 from agentenv.agent.transcript import ToolRecord, Transcript
 
 KEPT_VALUES = 10_000

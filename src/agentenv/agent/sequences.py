@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from agentenv.agent.jsonable import jsonable
-from agentenv.agent.ports import Message
+from agentenv.agent.protocols import Message
 from agentenv.agent.transcript import Transcript
 
 logger = logging.getLogger(__name__)

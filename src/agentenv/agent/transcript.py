@@ -119,7 +119,7 @@ class Transcript(Record):
     shortenings: list[Shortening] = Field(default_factory=list)
     last_recordings: list[dict[str, Any]] = Field(default_factory=list)
     """What recorded tmux sessions printed after the model's last call to each. The rest of their recordings is
-    in the results of the calls; :func:`agentenv.agent.recordings.recordings_of` joins them."""
+    in the results of the calls; :func:`agentenv.agent.tmux_recordings.recordings_of` joins them."""
     sequences: list[SequenceSummary] = Field(default_factory=list)
     """What a managed server's tokens came to: more than one when the conversation stopped extending."""
     token_sequences: list[TokenSequence] = Field(default_factory=list, exclude=True, repr=False)

@@ -18,7 +18,7 @@ from agentenv.cli.image import image
 from agentenv.cli.logs import logs
 from agentenv.cli.metrics import metrics
 from agentenv.cli.options import RootBackendOption, for_every_verb
-from agentenv.cli.present import WAYS_TO_END
+from agentenv.cli.output import WAYS_TO_END
 from agentenv.cli.shell import shell
 from agentenv.cli.slots import slots
 from agentenv.cli.status import status

@@ -7,7 +7,7 @@ import asyncio
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from agentenv.cli.present import err
+from agentenv.cli.output import err
 from agentenv.errors import SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerEvent, ContainerGone, ContainerStarted, StartFailed
 

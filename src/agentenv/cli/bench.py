@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from agentenv.cli.checkout import directory_named, run_module
 from agentenv.cli.options import JsonOption
-from agentenv.cli.present import print_json, verb
+from agentenv.cli.output import print_json, verb
+from agentenv.cli.source_checkout import directory_named, run_module
 
 
 @verb

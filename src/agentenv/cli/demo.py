@@ -7,9 +7,9 @@ from pathlib import Path
 
 import typer
 
-from agentenv.cli.checkout import directory_named, run_module
 from agentenv.cli.options import Backend, BackendOption, JobOption, JsonOption, backend_of
-from agentenv.cli.present import print_json, verb
+from agentenv.cli.output import print_json, verb
+from agentenv.cli.source_checkout import directory_named, run_module
 from agentenv.errors import ConfigError
 
 _CLOCK_SLACK_S = 0.1

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from agentenv.cli.options import JsonOption
-from agentenv.cli.present import EXIT_NOT_ALL_WELL, out, print_json, verb
+from agentenv.cli.output import EXIT_NOT_ALL_WELL, out, print_json, verb
 from agentenv.cli.progress import shown
 from agentenv.dev import HTTP_PORT
 

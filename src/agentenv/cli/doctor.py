@@ -13,7 +13,7 @@ from agentenv.cli import farm
 from agentenv.cli.doctor_facts import Facts, gather
 from agentenv.cli.doctor_rules import Finding, Level, judge, worst
 from agentenv.cli.options import JsonOption
-from agentenv.cli.present import out, print_json, run_to_end, verb
+from agentenv.cli.output import out, print_json, run_to_end, verb
 from agentenv.errors import AgentEnvError
 from agentenv.wire.server import Proof
 

@@ -6,7 +6,7 @@ from rich.markup import escape
 
 from agentenv.cli.access import access_to
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
-from agentenv.cli.present import err, print_json, run_to_end, verb
+from agentenv.cli.output import err, print_json, run_to_end, verb
 
 
 @verb

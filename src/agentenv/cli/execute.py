@@ -25,7 +25,7 @@ from agentenv.cli.options import (
     UploadOption,
     backend_of,
 )
-from agentenv.cli.present import (
+from agentenv.cli.output import (
     EXIT_INFRA,
     EXIT_TIMED_OUT,
     EXIT_USAGE,

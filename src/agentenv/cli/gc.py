@@ -13,7 +13,7 @@ from agentenv.cli.doctor_facts import current_stale_containers, swept_directorie
 from agentenv.cli.gc_leases import orphaned_leases
 from agentenv.cli.options import Backend, BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.orphans import UNATTENDED_AFTER_S, Orphan
-from agentenv.cli.present import EXIT_NOT_ALL_WELL, err, out, print_json, run_to_end, verb
+from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, out, print_json, run_to_end, verb
 from agentenv.config import NomadSettings, state_dir
 from agentenv.sandbox.supervisor.sweep import sweep
 

@@ -15,8 +15,8 @@ from agentenv.cli.nomad_operator import OperatorApi
 from agentenv.cli.orphans import JobFacts, Orphan, is_sandbox, judge_job
 from agentenv.config import NomadSettings
 from agentenv.errors import AgentEnvError
-from agentenv.slots.announcement import is_locked
-from agentenv.slots.backends.nomad_api import KEPT
+from agentenv.run_files import is_locked
+from agentenv.slots.backends.nomad.api import KEPT
 from agentenv.slots.control import ContainerControl, open_session
 
 _ANSWER_TIMEOUT_S = 3.0

@@ -1,7 +1,7 @@
 """A farm of this machine that outlives one command: kept by ``agentenv up``, found by the other verbs.
 
 Its containers end with the process that started them, so ``up`` stays; it says in the state directory
-(:mod:`agentenv.slots.announcement`) where they can be reached. That file holds their tokens: mode 0600.
+(:mod:`agentenv.run_files`) where they can be reached. That file holds their tokens: mode 0600.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentenv.cli.options import Backend
 from agentenv.cli.sight import Census, Place
 from agentenv.config import state_dir
 from agentenv.errors import ConfigError, SandboxUnavailableError
-from agentenv.slots.announcement import AlreadyAnnouncedError, Announcement, announced, is_held
+from agentenv.run_files import AlreadyAnnouncedError, Announcement, announced, is_held
 from agentenv.slots.backends.base import (
     ContainerBackend,
     ContainerDraining,

@@ -12,7 +12,7 @@ from agentenv.cli.access import access_to
 from agentenv.cli.farm_log import lines_of
 from agentenv.cli.local_farm import log_file
 from agentenv.cli.options import Backend, BackendOption, JobOption, backend_of, choose
-from agentenv.cli.present import InterruptedBySignalError, print_json_line, run_to_end, verb
+from agentenv.cli.output import InterruptedBySignalError, print_json_line, run_to_end, verb
 from agentenv.errors import ConfigError
 
 

@@ -12,7 +12,7 @@ from agentenv.config import state_dir
 from agentenv.errors import AgentEnvError
 from agentenv.metrics.exporter import KIND
 from agentenv.metrics.scrape import Samples, scrape
-from agentenv.slots.announcement import announced
+from agentenv.run_files import announced
 from agentenv.slots.control import ContainerControl, open_session
 
 ANSWER_TIMEOUT_S = 3.0

@@ -12,7 +12,7 @@ from agentenv.cli.access import access_to
 from agentenv.cli.farm_metrics import of_farm
 from agentenv.cli.look import containers_seen
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
-from agentenv.cli.present import InterruptedBySignalError, err, print_json_line, run_to_end, verb
+from agentenv.cli.output import InterruptedBySignalError, err, print_json_line, run_to_end, verb
 from agentenv.cli.sight import FarmAccess, FarmSight
 from agentenv.metrics.exporter import exporting
 from agentenv.metrics.readings import Reading

@@ -14,10 +14,10 @@ from agentenv.cli.options import choose
 from agentenv.cli.sight import Census, Place
 from agentenv.config import NomadSettings
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
-from agentenv.slots.backends import nomad_facts as facts
 from agentenv.slots.backends.base import ContainerHandle
-from agentenv.slots.backends.nomad_explain import end_of, failed_event, placement
-from agentenv.slots.backends.nomad_owner import JobOwner
+from agentenv.slots.backends.nomad import facts as facts
+from agentenv.slots.backends.nomad.explain import end_of, failed_event, placement
+from agentenv.slots.backends.nomad.owner import JobOwner
 
 _FAULTS_SHOWN = 5
 _ADDRESSES_AT_ONCE = 8

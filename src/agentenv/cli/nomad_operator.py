@@ -11,11 +11,11 @@ from typing import Any, Self
 import aiohttp
 
 from agentenv.config import NomadSettings
-from agentenv.slots.backends import nomad_facts as facts
-from agentenv.slots.backends.nomad import checked_address
-from agentenv.slots.backends.nomad_api import KEPT, VARIABLES, NomadApi
-from agentenv.slots.backends.nomad_explain import NomadError, opening_error
-from agentenv.slots.backends.nomad_stream import open_stream_session
+from agentenv.slots.backends.nomad import facts as facts
+from agentenv.slots.backends.nomad.api import KEPT, VARIABLES, NomadApi
+from agentenv.slots.backends.nomad.backend import checked_address
+from agentenv.slots.backends.nomad.explain import NomadError, opening_error
+from agentenv.slots.backends.nomad.stream import open_stream_session
 
 
 @dataclass(frozen=True)

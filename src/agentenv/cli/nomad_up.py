@@ -12,7 +12,7 @@ from agentenv.cli.nomad_farm import NomadFarm
 from agentenv.cli.nomad_operator import OperatorApi
 from agentenv.cli.sight import as_json
 from agentenv.config import ContainerSettings, NomadSettings
-from agentenv.slots.backends.nomad import NomadBackend
+from agentenv.slots.backends.nomad.backend import NomadBackend
 
 
 async def bring_up(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from agentenv.cli.present import err
+from agentenv.cli.output import err
 from agentenv.image.progress import Report, Step, silent
 
 _STILL_S = 15.0

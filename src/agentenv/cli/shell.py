@@ -21,7 +21,6 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from rich.markup import escape
 
 from agentenv.cli import farm
-from agentenv.cli.attach import attach, can_attach
 from agentenv.cli.execute import notes
 from agentenv.cli.options import (
     BackendOption,
@@ -34,7 +33,8 @@ from agentenv.cli.options import (
     UploadOption,
     backend_of,
 )
-from agentenv.cli.present import InterruptedBySignalError, err, verb
+from agentenv.cli.output import InterruptedBySignalError, err, verb
+from agentenv.cli.terminal import attach, can_attach
 from agentenv.cli.upload import named, put_all
 from agentenv.executor.session import ToolSession
 from agentenv.wire.calls import CallResult

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentenv.cli.access import access_to
+from agentenv.cli.format import duration, short
 from agentenv.cli.look import look
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
-from agentenv.cli.present import EXIT_NOT_ALL_WELL, err, out, print_json, run_to_end, verb
+from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, out, print_json, run_to_end, verb
 from agentenv.cli.sight import FarmSight, slot_rows
-from agentenv.cli.words import duration, short
 from agentenv.errors import SandboxUnavailableError
 from agentenv.wire.leases import SlotState
 

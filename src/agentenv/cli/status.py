@@ -13,9 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentenv.cli.access import access_to
+from agentenv.cli.format import count_of, duration, mib, short
 from agentenv.cli.look import look
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
-from agentenv.cli.present import (
+from agentenv.cli.output import (
     EXIT_NOT_ALL_WELL,
     InterruptedBySignalError,
     out,
@@ -25,7 +26,6 @@ from agentenv.cli.present import (
     verb,
 )
 from agentenv.cli.sight import ContainerSight, FarmAccess, FarmSight, PoolSight, as_json
-from agentenv.cli.words import count_of, duration, mib, short
 from agentenv.errors import AgentEnvError
 from agentenv.metrics.scrape import Samples
 from agentenv.wire.leases import SlotState

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from agentenv.cli.options import JsonOption
-from agentenv.cli.present import err, out, print_json_line, run_to_end, verb
+from agentenv.cli.output import err, out, print_json_line, run_to_end, verb
 from agentenv.config import debug
 from agentenv.errors import ConfigError
 
@@ -71,7 +71,7 @@ async def _serve(
     settings: ToolServerSettings, token: str, token_file: Path, host: str, port: int, as_json: bool
 ) -> None:
     from agentenv.api.assembly import tool_server as assembled
-    from agentenv.api.tool_serving import served
+    from agentenv.api.serve import served
 
     async with assembled(settings) as server, served(server, token, host=host, port=port) as url:
         if as_json:

@@ -26,7 +26,7 @@ from agentenv.cli.options import (
     NetworkOption,
     backend_of,
 )
-from agentenv.cli.present import InterruptedBySignalError, err, print_json, run_to_end, verb
+from agentenv.cli.output import InterruptedBySignalError, err, print_json, run_to_end, verb
 from agentenv.cli.sight import as_json as sight_as_json
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import ConfigError

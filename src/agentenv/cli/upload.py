@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from agentenv.cli.present import err
+from agentenv.cli.output import err
 from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalError
 from agentenv.executor import transfer
 from agentenv.executor.transfer import Lease

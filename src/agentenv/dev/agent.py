@@ -18,8 +18,8 @@ from agentenv import shipped
 from agentenv.dev import processes
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
+from agentenv.run_files import is_locked
 from agentenv.sandbox.supervisor import syscalls
-from agentenv.slots.announcement import is_locked
 
 _MARK = "AGENTENV_CLUSTER"
 _OWNER = "owner.lock"

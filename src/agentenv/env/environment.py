@@ -28,19 +28,19 @@ from pydantic import Field, ValidationError
 from tenacity import RetryError
 
 from agentenv.agent.alone import run_alone
+from agentenv.agent.datasets import load_items
 from agentenv.agent.evaluation import summary
+from agentenv.agent.generate import ProcessRun
 from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group
 from agentenv.agent.hooks import call_hook
-from agentenv.agent.items import load_items
 from agentenv.agent.jsonable import item_id
-from agentenv.agent.lifetime import closed_at_end
 from agentenv.agent.loop import AgentResult
-from agentenv.agent.ports import Model
-from agentenv.agent.process_run import ProcessRun
-from agentenv.agent.records import RolloutLog
+from agentenv.agent.protocols import Model
 from agentenv.agent.rollout import Farm, Rollout
+from agentenv.agent.rollout_log import RolloutLog
 from agentenv.agent.sequences import exact_group, scored_group
 from agentenv.agent.settings import AgentSettings
+from agentenv.agent.shutdown import closed_at_end
 from agentenv.agent.transcript import Transcript
 from agentenv.agent.turns import Turns
 from agentenv.config import explain
@@ -53,7 +53,7 @@ from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.exporter import Meter
 from agentenv.slots.backends.base import ContainerBackend
-from agentenv.slots.backends.open import make_backend
+from agentenv.slots.backends.registry import make_backend
 from agentenv.slots.pool import SlotPool
 from agentenv.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog

@@ -13,11 +13,11 @@ from typing import Any
 from atroposlib.envs.server_handling.managed_server import ManagedServer
 from atroposlib.envs.server_handling.server_manager import ServerManager
 
-from agentenv.agent.chat_rendering import ChatRenderer
-from agentenv.agent.managed_model import TEMPLATE_OPTIONS, ManagedModel, PromptTokenizer
+from agentenv.agent.models.chat_template import ChatRenderer
+from agentenv.agent.models.managed import TEMPLATE_OPTIONS, ManagedModel, PromptTokenizer
+from agentenv.agent.models.openai import ServedModel
 from agentenv.agent.parsers import parser_named
-from agentenv.agent.ports import Model
-from agentenv.agent.served_model import ServedModel
+from agentenv.agent.protocols import Model
 from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError
 

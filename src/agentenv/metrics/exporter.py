@@ -20,7 +20,7 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics import readings
 from agentenv.metrics.calls import CallCounts
 from agentenv.metrics.readings import Reading
-from agentenv.slots.announcement import Announcement
+from agentenv.run_files import Announcement
 from agentenv.slots.histogram import Buckets
 from agentenv.slots.pool import SlotPool
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 KIND = "metrics"
-"""Under what a process announces where it can be scraped (:mod:`agentenv.slots.announcement`)."""
+"""Under what a process announces where it can be scraped (:mod:`agentenv.run_files`)."""
 
 Read = Callable[[], Awaitable[Iterable[Reading]]]
 """Raises AgentEnvError when there is nothing to be read this time: whoever scrapes is answered 503."""

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentenv.agent.recordings import recordings_of
-from agentenv.agent.shown import content_shown
-from agentenv.agent.shown_sessions import SESSION_TOOLS, session_standing
+from agentenv.agent.observations import content_shown
+from agentenv.agent.session_observations import SESSION_TOOLS, session_standing
+from agentenv.agent.tmux_recordings import recordings_of
 from agentenv.agent.transcript import GroupRecord, Phase, Step, ToolRecord, Transcript
 
 PAGE_BUDGET_BYTES = 48 * 1024 * 1024

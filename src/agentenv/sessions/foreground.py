@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentenv.sessions.brief import output_of
-from agentenv.sessions.port import Host
+from agentenv.sessions.host import Host
+from agentenv.sessions.run_once import output_of
 
 _PTS_MAJOR = 136
 _LOOK_S = 2.0

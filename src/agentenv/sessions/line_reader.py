@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agentenv.sessions.allowance import Allowance
-from agentenv.sessions.port import Host
+from agentenv.sessions.host import Host
 from agentenv.sessions.reader import Reader
 
 LINES_PER_TURN = 256

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer
 from agentenv.sessions.background import Background, Order
-from agentenv.sessions.port import Host
+from agentenv.sessions.host import Host
 from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import ProcessArguments, ProcessReply, ProcessState
 

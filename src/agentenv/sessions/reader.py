@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from agentenv.sessions.allowance import Allowance
-from agentenv.sessions.port import Host
+from agentenv.sessions.host import Host
 
 _READ_BYTES = 64 * 1024
 _DRAIN_BYTES = 1024 * 1024

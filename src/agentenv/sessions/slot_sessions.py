@@ -8,7 +8,7 @@ from typing import assert_never
 
 from agentenv.errors import UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer
-from agentenv.sessions.port import Host
+from agentenv.sessions.host import Host
 from agentenv.sessions.process_calls import ProcessCalls
 from agentenv.sessions.terminal_calls import TerminalCalls
 from agentenv.sessions.tmux_calls import TmuxCalls

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, SessionBusyError
-from agentenv.sessions import foreground, lines
+from agentenv.sessions import foreground, shell_protocol
+from agentenv.sessions.command_socket import Typist
+from agentenv.sessions.condition import Changes
+from agentenv.sessions.host import Host, Program, Started
 from agentenv.sessions.keys import SIGNAL_KEYS
-from agentenv.sessions.port import Host, Program, Started
+from agentenv.sessions.output_window import Tap
 from agentenv.sessions.ptys import number_of, terminal_env
 from agentenv.sessions.start_errors import not_started
-from agentenv.sessions.tap import Tap
-from agentenv.sessions.typist import Typist
 from agentenv.sessions.unread import Unread
-from agentenv.sessions.waiting import Changes
 
 CANNOT_START = 126
 _MARKER_WAIT_S = 1.0
@@ -90,8 +90,8 @@ class Terminal:
         self._host = host
         self._nonce = ""
         self._said = b""
-        self._answer: lines.Report | None = None
-        self._last = lines.Report(0, (0,), "", setup.cwd)
+        self._answer: shell_protocol.Report | None = None
+        self._last = shell_protocol.Report(0, (0,), "", setup.cwd)
         self._aliases = False
         self._marker_timer: asyncio.TimerHandle | None = None
         self._out: Tap | None = None
@@ -185,7 +185,7 @@ class Terminal:
         self._looks = self._looks + 1 if all_read and waits.commands and self._answer is None else 0
         if self._looks == _ASK_AGAIN_LOOKS:
             # bash has the first question still, and comes back to it (and to its marker) without the editor.
-            self._typist.type(lines.question(self._nonce, marker=False) + lines.without_editor())
+            self._typist.type(shell_protocol.question(self._nonce, marker=False) + shell_protocol.without_editor())
         elif self._looks == _MUTE_LOOKS:
             self.mute = True
             self.changes.tell()
@@ -235,7 +235,7 @@ class Terminal:
         try:
             started = self._host.start(
                 Program(
-                    argv=lines.SHELL_ARGV,
+                    argv=shell_protocol.SHELL_ARGV,
                     env={**env, **self.setup.env},
                     cwd=self.setup.cwd,
                     stdin=self._typist.questions,
@@ -249,7 +249,7 @@ class Terminal:
             raise InvalidArgumentsError(f"terminal: env is too large: {error}") from error
         finally:
             self._typist.started()
-        self._ask(lines.first_lines(terminal=self.setup.pty))
+        self._ask(shell_protocol.first_lines(terminal=self.setup.pty))
         return started
 
     def on_started(self, fds: tuple[int, ...]) -> None:
@@ -258,7 +258,7 @@ class Terminal:
         taps = [Tap(self._host, fd, cap_bytes, self.changes.tell, terminal=pty, unread=unread) for fd in fds]
         self._out, self._err = taps[0], taps[1] if len(taps) > 1 else None
         if self.setup.pty:
-            self._out.expect(self._nonce, lines.marker_line(self._nonce), self._settle)
+            self._out.expect(self._nonce, shell_protocol.marker_line(self._nonce), self._settle)
         self._settle()
 
     def on_failed(self, error: int, *, cwd: bool) -> None:
@@ -289,25 +289,25 @@ class Terminal:
 
     def _begin(self) -> None:
         assert self.command is not None
-        if not lines.fits(self.command):
-            self._run(lines.evaluated(self.command))
-        elif not self._aliases and lines.is_plain(self.command):
-            self._run(lines.native(self.command, plain=True))
+        if not shell_protocol.fits(self.command):
+            self._run(shell_protocol.evaluated(self.command))
+        elif not self._aliases and shell_protocol.is_plain(self.command):
+            self._run(shell_protocol.native(self.command, plain=True))
         else:
             self.phase = Phase.checking
-            self._ask(lines.check(self.command), marker=False)
+            self._ask(shell_protocol.check(self.command), marker=False)
 
     def _checked(self, *, whole: bool) -> None:
         assert self.command is not None
-        self._run(lines.native(self.command) if whole else lines.evaluated(self.command))
+        self._run(shell_protocol.native(self.command) if whole else shell_protocol.evaluated(self.command))
 
     def _run(self, text: str) -> None:
         assert self.command is not None
         self._aliases = self._aliases or any(word in self.command for word in _ALIASING)
         self.phase = Phase.running
-        before = lines.typed_ahead_dropped() if self._typed_at else ""
+        before = shell_protocol.typed_ahead_dropped() if self._typed_at else ""
         self._typed_at = False
-        self._ask(before + lines.restored(self._last) + text)
+        self._ask(before + shell_protocol.restored(self._last) + text)
 
     def _ask(self, text: str, *, marker: bool = True) -> None:
         """Type this, and have the shell say how it stands once it has done it. In one piece: each piece
@@ -317,9 +317,9 @@ class Terminal:
         self._answer = None
         self._looks = 0
         marker = marker and self.setup.pty
-        self._typist.type(text + lines.question(self._nonce, marker=marker))
+        self._typist.type(text + shell_protocol.question(self._nonce, marker=marker))
         if marker and self._out is not None:
-            self._out.expect(self._nonce, lines.marker_line(self._nonce), self._settle)
+            self._out.expect(self._nonce, shell_protocol.marker_line(self._nonce), self._settle)
 
     def _heard(self, said: bytes) -> None:
         """The shell says something, or (nothing) hangs up."""
@@ -332,7 +332,7 @@ class Terminal:
             self._typist.close()
             self.detached = True
             return
-        answer = lines.report(self._nonce, self._said)
+        answer = shell_protocol.report(self._nonce, self._said)
         if answer is None or self._answer is not None:
             return
         self._answer = answer
@@ -377,7 +377,7 @@ class Terminal:
         self._result, self._result_told = answer.exit_code, False
         self.changes.tell()
 
-    def _ready(self, answer: lines.Report) -> None:
+    def _ready(self, answer: shell_protocol.Report) -> None:
         """The shell is up: what an interactive bash says when it finds no terminal is nobody's output."""
         for tap in (self._out, self._err):
             if tap is not None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from agentenv.errors import InvalidArgumentsError, UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer, output_fields
+from agentenv.sessions.host import Host
 from agentenv.sessions.keys import key_bytes
-from agentenv.sessions.port import Host
 from agentenv.sessions.process_calls import ProcessCalls
 from agentenv.sessions.terminal import Phase, Setup, Terminal
 from agentenv.sessions.unread import Unread

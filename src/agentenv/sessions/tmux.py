@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, UnknownSessionError
 from agentenv.sessions.asciicast import Recorder
-from agentenv.sessions.brief import output_of
+from agentenv.sessions.command_socket import Typist
+from agentenv.sessions.condition import Changes
+from agentenv.sessions.host import Host, Program
 from agentenv.sessions.line_reader import LineReader
-from agentenv.sessions.port import Host, Program
 from agentenv.sessions.reader import Reader
+from agentenv.sessions.run_once import output_of
 from agentenv.sessions.start_errors import not_started
 from agentenv.sessions.tmux_control import Answer, ControlParser, Event, Noticed, Printed
-from agentenv.sessions.typist import Typist
 from agentenv.sessions.unread import Unread
-from agentenv.sessions.waiting import Changes
 from agentenv.wire.sessions import TmuxState
 
 HISTORY_LINES = 50_000

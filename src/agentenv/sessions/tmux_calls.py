@@ -9,8 +9,8 @@ from typing import Any
 
 from agentenv.errors import InvalidArgumentsError, UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer
-from agentenv.sessions.brief import output_of
-from agentenv.sessions.port import Host
+from agentenv.sessions.host import Host
+from agentenv.sessions.run_once import output_of
 from agentenv.sessions.tmux import Tmux, TmuxSetup
 from agentenv.sessions.tmux_text import difference, pressing, trimmed, typing
 from agentenv.sessions.unread import Unread

@@ -32,12 +32,12 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.carrier import Carrier, Doors, Stale
+from agentenv.slots.container_link import Carrier, Doors, Stale
 from agentenv.slots.control import ContainerControl, open_session
 from agentenv.slots.health import Verdict
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
-from agentenv.slots.refusals import check_arguments, timeout_error, unavailable_error
+from agentenv.slots.pool_errors import check_arguments, timeout_error, unavailable_error
 from agentenv.slots.scaler import Scaler
 from agentenv.slots.statistics import PoolStatistics, Tally
 from agentenv.slots.tasks import finish

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentenv.agent.chat_rendering import ChatTokenizer
+from agentenv.agent.models.chat_template import ChatTokenizer
 from agentenv.agent.parsers import ParsedCall, ToolCallParser, parser_named
 from agentenv.testing.script import Failure, Reply, Turn
 

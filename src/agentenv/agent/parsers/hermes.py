@@ -22,7 +22,7 @@ from agentenv.agent.parsers.base import (
     decoded,
     object_or_text,
 )
-from agentenv.agent.ports import ToolDefinition
+from agentenv.agent.protocols import ToolDefinition
 
 
 class TaggedJsonParser(ToolCallParser):

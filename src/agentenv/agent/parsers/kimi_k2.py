@@ -18,7 +18,7 @@ from agentenv.agent.parsers.base import (
     as_text,
     checked_name,
 )
-from agentenv.agent.ports import ToolDefinition
+from agentenv.agent.protocols import ToolDefinition
 
 SECTIONS = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>")
 SECTION_END = "<|tool_calls_section_end|>"

@@ -21,7 +21,7 @@ from agentenv.agent.parsers.base import (
     checked_name,
     object_or_text,
 )
-from agentenv.agent.ports import ToolDefinition
+from agentenv.agent.protocols import ToolDefinition
 
 PYTHON_TAG = "<|python_tag|>"
 OBJECT = re.compile(r'\{\s*+"(?:[^"\\]|\\.){0,256}+"\s*+:', re.DOTALL)

@@ -24,7 +24,7 @@ from agentenv.agent.parsers.base import (
     checked_name,
     object_or_text,
 )
-from agentenv.agent.ports import ToolDefinition
+from agentenv.agent.protocols import ToolDefinition
 
 MARK = "[TOOL_CALLS]"
 CALL_ID = re.compile(r"[a-zA-Z0-9]{9}\Z")

@@ -22,7 +22,7 @@ from agentenv.agent.parsers.base import (
     checked_name,
 )
 from agentenv.agent.parsers.typed import Schemas
-from agentenv.agent.ports import ToolDefinition
+from agentenv.agent.protocols import ToolDefinition
 
 CALL, CALL_END = "<tool_call>", "</tool_call>"
 FUNCTION, FUNCTION_END = "<function=", "</function>"

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentenv.agent.ports import ToolDefinition
+from agentenv.agent.protocols import ToolDefinition
 
 LITERAL_BYTES = 64 * 1024
 LITERALS = 64

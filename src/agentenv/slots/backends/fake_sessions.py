@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from agentenv.sessions.port import Program, ProgramEvents
+from agentenv.sessions.host import Program, ProgramEvents
 from agentenv.sessions.ptys import set_size
 from agentenv.sessions.slot_sessions import SlotSessions
 
@@ -27,7 +27,7 @@ _ANSWERS_FD = 9
 
 
 class FakeHost:
-    """One fake slot as sessions see it (:class:`agentenv.sessions.port.Host`)."""
+    """One fake slot as sessions see it (:class:`agentenv.sessions.host.Host`)."""
 
     def __init__(self, workspace: Path, env: Mapping[str, str]) -> None:
         self.loop = asyncio.get_running_loop()

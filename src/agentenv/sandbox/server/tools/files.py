@@ -26,11 +26,11 @@ from agentenv.sandbox.server.tools.artifacts import (
     unpack,
 )
 from agentenv.sandbox.server.tools.file_records import Reader, Record
-from agentenv.sandbox.server.tools.file_verdicts import TOO_LARGE, as_data, check_verdict
 from agentenv.sandbox.server.tools.patch import PatchFailedError, check_patched, patch_text, patched
 from agentenv.sandbox.server.tools.registry import parse_arguments
 from agentenv.sandbox.server.tools.runner import Finished, SlotRunner
 from agentenv.sandbox.server.tools.search import found, translated
+from agentenv.sandbox.server.tools.slotfiles_exit_codes import TOO_LARGE, as_data, check_verdict
 from agentenv.sessions.head_tail import whole_end
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES, WireModel
 from agentenv.wire.tools import (

@@ -11,7 +11,7 @@ from typing import Any, Final
 from agentenv.errors import InvalidArgumentsError, ProtocolError
 from agentenv.sandbox.server.tools.artifacts import readable_name
 from agentenv.sandbox.server.tools.file_records import Reader
-from agentenv.sandbox.server.tools.file_verdicts import DOES_NOT_FIT, NO_PATCH
+from agentenv.sandbox.server.tools.slotfiles_exit_codes import DOES_NOT_FIT, NO_PATCH
 from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.tools import PatchArguments, PatchedFile, PatchReply
 

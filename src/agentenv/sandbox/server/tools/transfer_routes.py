@@ -19,8 +19,8 @@ from agentenv.errors import LeaseLostError, ProtocolError
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.tools.artifacts import readable_name
 from agentenv.sandbox.server.tools.file_records import Reader
-from agentenv.sandbox.server.tools.file_verdicts import CUT_SHORT, USAGE, as_data, check_verdict
 from agentenv.sandbox.server.tools.files import PROGRAM
+from agentenv.sandbox.server.tools.slotfiles_exit_codes import CUT_SHORT, USAGE, as_data, check_verdict
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER, MAX_ENTRIES, Entry, TransferReply

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agentenv.agent.loop import checked
-from agentenv.agent.ports import Session
+from agentenv.agent.protocols import Session
 from agentenv.agent.transcript import Step, ToolRecord, Transcript
 from agentenv.sessions.asciicast import recordings
 

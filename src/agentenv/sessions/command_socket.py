@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from agentenv.sessions.port import Host
+from agentenv.sessions.host import Host
 
 _READ_BYTES = 16 * 1024
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from agentenv.agent.parsers.base import ParsedCall, ToolCallParser, as_json
-from agentenv.agent.ports import Message, ToolDefinition
+from agentenv.agent.protocols import Message, ToolDefinition
 from agentenv.errors import ConfigError
 
 logger = logging.getLogger(__name__)

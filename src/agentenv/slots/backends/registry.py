@@ -31,7 +31,7 @@ def make_backend(
             return LocalBackend(containers, start_timeout_s=start_timeout_s)
         case "nomad":
             try:
-                from agentenv.slots.backends.nomad import NomadBackend
+                from agentenv.slots.backends.nomad.backend import NomadBackend
             except ModuleNotFoundError as error:
                 raise ConfigError(
                     "tool_pool_mode", f"'nomad' needs {error.name}", next_step="pip install 'agentenv[farm]'"

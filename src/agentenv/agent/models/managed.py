@@ -1,7 +1,7 @@
 """A :class:`Model` on a managed server, which keeps the exact tokens, masks and logprobs of what was said.
 
 Its text is parsed here, by the family's parser. Every prompt but the first continues the sequence before
-it token by token (:mod:`agentenv.agent.chat_rendering`); where that cannot be, a new sequence begins, and
+it token by token (:mod:`agentenv.agent.models.chat_template`); where that cannot be, a new sequence begins, and
 the ones before it stay. Needs no atroposlib: the server comes in by shape.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Protocol, Self
 
-from agentenv.agent.chat_rendering import ChatRenderer, ChatTokenizer
 from agentenv.agent.jsonable import DEEPEST_ARGUMENTS, clean_text, deeper_than
+from agentenv.agent.models.chat_template import ChatRenderer, ChatTokenizer
+from agentenv.agent.models.openai import ask, check_first, ended_by, least_room
 from agentenv.agent.parsers.base import Parsed, as_json, without_end
-from agentenv.agent.ports import Completion, ContextOverflow, Message, ToolDefinition
-from agentenv.agent.served_model import ask, check_first, ended_by, least_room
+from agentenv.agent.protocols import Completion, ContextOverflow, Message, ToolDefinition
 from agentenv.agent.token_sequences import TokenSequence, sequence_of
 from agentenv.errors import DoubtfulTurnError, ModelServerError
 

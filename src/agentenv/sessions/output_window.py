@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from agentenv.sessions.head_tail import HeadTail, seam, whole_end
-from agentenv.sessions.port import Host
+from agentenv.sessions.host import Host
 from agentenv.sessions.reader import Reader
 from agentenv.sessions.unread import Unread
 

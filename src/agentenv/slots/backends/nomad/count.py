@@ -7,10 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from agentenv.errors import AgentEnvError
-from agentenv.slots.backends.nomad_api import NomadApi
-from agentenv.slots.backends.nomad_explain import NomadError
-from agentenv.slots.backends.nomad_facts import Job
-from agentenv.slots.backends.nomad_view import FleetView
+from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.slots.backends.nomad.explain import NomadError
+from agentenv.slots.backends.nomad.facts import Job
+from agentenv.slots.backends.nomad.view import FleetView
 
 logger = logging.getLogger(__name__)
 

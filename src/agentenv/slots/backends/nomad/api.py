@@ -1,7 +1,7 @@
 """The few requests to Nomad that the backend makes: python-nomad, in threads, with deadlines. No decisions.
 
 The library is synchronous (``requests``); the event stream, which must be cancellable and must tell
-silence from death, is not read through it (see :mod:`agentenv.slots.backends.nomad_stream`).
+silence from death, is not read through it (see :mod:`agentenv.slots.backends.nomad.stream`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from nomad.api.exceptions import BaseNomadException, TimeoutNomadException
 from requests.adapters import HTTPAdapter
 
 from agentenv.config import NomadSettings
-from agentenv.slots.backends import nomad_facts as facts
-from agentenv.slots.backends.nomad_explain import NomadError
-from agentenv.slots.backends.nomad_holder import Holder
+from agentenv.slots.backends.nomad import facts as facts
+from agentenv.slots.backends.nomad.explain import NomadError
+from agentenv.slots.backends.nomad.holder import Holder
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
 from agentenv.slots.backends.base import StartFailed
-from agentenv.slots.backends.nomad_facts import Allocation, TaskEvent
+from agentenv.slots.backends.nomad.facts import Allocation, TaskEvent
 
 _PERMANENT = frozenset({"sandbox_unavailable", "self_test_failed", "config", "protocol"})
 """Codes of the container's `failed` event that starting again cannot help."""

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from agentenv.slots.backends import nomad_facts as facts
-from agentenv.slots.backends.nomad_api import NomadApi
-from agentenv.slots.backends.nomad_explain import NomadError
-from agentenv.slots.backends.nomad_stream import EventStream, pause
+from agentenv.slots.backends.nomad import facts as facts
+from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.slots.backends.nomad.explain import NomadError
+from agentenv.slots.backends.nomad.stream import EventStream, pause
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentenv.cli.present import ENDING_SIGNALS, InterruptedBySignalError
+from agentenv.cli.output import ENDING_SIGNALS, InterruptedBySignalError
 from agentenv.errors import ConfigError
 
 

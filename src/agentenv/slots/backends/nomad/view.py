@@ -1,6 +1,6 @@
 """What is to be done and reported, given what Nomad says. Pure: no I/O, no clock of its own.
 
-Every method returns commands, in order, for :mod:`agentenv.slots.backends.nomad` to perform. Whatever the
+Every method returns commands, in order, for :mod:`agentenv.slots.backends.nomad.backend` to perform. Whatever the
 order in which facts and answers arrive, late or twice:
 
 - a container is reported started at most once, only while its allocation runs, and after its handshake;
@@ -24,8 +24,8 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.backends.nomad_explain import end_of, hopeless, placement, slow_start
-from agentenv.slots.backends.nomad_facts import Allocation, Evaluation, Fact, Job, Node, Snapshot
+from agentenv.slots.backends.nomad.explain import end_of, hopeless, placement, slow_start
+from agentenv.slots.backends.nomad.facts import Allocation, Evaluation, Fact, Job, Node, Snapshot
 
 STARTS_AT_ONCE = 32
 """Containers Nomad is asked for beyond those that serve: a start storm is a ramp."""

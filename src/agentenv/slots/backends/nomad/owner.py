@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Literal
 
 from agentenv.errors import AgentEnvError, ConfigError, JobOwnedError, SandboxUnavailableError
-from agentenv.slots.backends.nomad_api import Lock, NomadApi
-from agentenv.slots.backends.nomad_explain import NomadError
-from agentenv.slots.backends.nomad_holder import Holder
+from agentenv.slots.backends.nomad.api import Lock, NomadApi
+from agentenv.slots.backends.nomad.explain import NomadError
+from agentenv.slots.backends.nomad.holder import Holder
 from agentenv.slots.tasks import finish
 
 logger = logging.getLogger(__name__)

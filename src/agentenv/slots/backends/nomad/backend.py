@@ -1,6 +1,6 @@
 """Containers as allocations of one Nomad job: the same sandbox server, on a cluster.
 
-What is decided is in :mod:`agentenv.slots.backends.nomad_view` (pure); this performs it. Nomad may be
+What is decided is in :mod:`agentenv.slots.backends.nomad.view` (pure); this performs it. Nomad may be
 down or restart at any time: what containers are known goes on, and is reconciled when Nomad is back.
 """
 
@@ -18,17 +18,17 @@ from urllib.parse import urlsplit
 
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.errors import ConfigError, JobOwnedError, SandboxUnavailableError
-from agentenv.slots.backends import nomad_facts as facts
 from agentenv.slots.backends.base import ContainerEvent, ContainerHandle, ContainerStarted, StartFailed
-from agentenv.slots.backends.nomad_api import NomadApi
-from agentenv.slots.backends.nomad_count import CountKeeper
-from agentenv.slots.backends.nomad_errands import Errands
-from agentenv.slots.backends.nomad_explain import NomadError, opening_error
-from agentenv.slots.backends.nomad_follow import Follower, Following
-from agentenv.slots.backends.nomad_job import JobShape, check_shape, check_standing, job_text, job_variables
-from agentenv.slots.backends.nomad_owner import JobOwner
-from agentenv.slots.backends.nomad_stream import EventStream, open_stream_session
-from agentenv.slots.backends.nomad_view import (
+from agentenv.slots.backends.nomad import facts as facts
+from agentenv.slots.backends.nomad.allocation_tasks import Errands
+from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.slots.backends.nomad.count import CountKeeper
+from agentenv.slots.backends.nomad.explain import NomadError, opening_error
+from agentenv.slots.backends.nomad.follow import Follower, Following
+from agentenv.slots.backends.nomad.job import JobShape, check_shape, check_standing, job_text, job_variables
+from agentenv.slots.backends.nomad.owner import JobOwner
+from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session
+from agentenv.slots.backends.nomad.view import (
     AwaitEmpty,
     Command,
     Diagnose,

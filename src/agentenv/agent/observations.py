@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agentenv.agent.shown_sessions import SESSION_TOOLS, has_pty, is_listing, session_ending, session_standing
+from agentenv.agent.session_observations import SESSION_TOOLS, has_pty, is_listing, session_ending, session_standing
 from agentenv.agent.terminal_text import rendered, without_overwritten
 from agentenv.sessions.head_tail import seam
 from agentenv.wire.calls import CallResult

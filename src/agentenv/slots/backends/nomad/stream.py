@@ -16,7 +16,7 @@ import aiohttp
 
 from agentenv.config import NomadSettings
 from agentenv.errors import ConfigError
-from agentenv.slots.backends.nomad_explain import NomadError
+from agentenv.slots.backends.nomad.explain import NomadError
 
 SILENT_AFTER_S = 45.0
 """Nomad sends a heartbeat every 30 s (nomad/event_endpoint.go of 1.11.3)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agentenv.sessions.port import Host, Program
+from agentenv.sessions.host import Host, Program
 from agentenv.sessions.reader import Reader
 
 _MOST_BYTES = 64 * 1024

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agentenv.agent.hooks import genuinely_cancelled
-from agentenv.agent.ports import REASONING_FIELDS, Completion, ContextOverflow, Message, ToolDefinition
+from agentenv.agent.protocols import REASONING_FIELDS, Completion, ContextOverflow, Message, ToolDefinition
 from agentenv.errors import DoubtfulTurnError, ModelServerError
 
 OVERFLOW_MARKS = (

@@ -1,0 +1,1 @@
+"""Clients of model servers, and the rendering of conversations by chat templates."""

@@ -1,0 +1,1 @@
+"""A farm as a job of a Nomad cluster."""
