@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.agent.protocols import Completion, Message, ToolDefinition
-from agentenv.agent.rollout import Farm
+from agentenv.agent.rollout import RolloutServices
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.turns import Turns
 from agentenv.tool_context import ToolContext
@@ -140,8 +140,8 @@ class StubHooks:
         return 0.0
 
 
-def farm(sessions: StubSessions, model: Callable[[str], Any] | None = None, **more: Any) -> Farm:
-    return Farm(
+def farm(sessions: StubSessions, model: Callable[[str], Any] | None = None, **more: Any) -> RolloutServices:
+    return RolloutServices(
         sessions=sessions,
         tools=TOOLS,
         model_for=model or (lambda _: StubModel(calling(("bash", '{"command": "ls"}')), saying("done"))),

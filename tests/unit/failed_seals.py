@@ -11,12 +11,12 @@ import pytest
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.server import slot
-from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
 from agentenv.sandbox.supervisor import slot_process
-from agentenv.sandbox.supervisor.slot_lifecycle import SlotLife, Workshop
+from agentenv.sandbox.supervisor.slot_lifecycle import SlotLifecycle, SlotServices
 from agentenv.sandbox.supervisor.slot_states import SlotPhase
 from agentenv.wire.leases import LeaseRequest, SlotState
 
@@ -27,13 +27,13 @@ class _Told:
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
 
-    def ready(self, slot: SlotLife) -> None:
+    def ready(self, slot: SlotLifecycle) -> None:
         raise AssertionError(f"{slot} was to fail")
 
-    def failed(self, slot: SlotLife) -> None:
+    def failed(self, slot: SlotLifecycle) -> None:
         self._slot.failed(slot.epoch, slot.reason)
 
-    def lost(self, _: SlotLife, loss: Loss, reason: str) -> None:
+    def lost(self, _: SlotLifecycle, loss: Loss, reason: str) -> None:
         self._slot.lost(loss, reason)
 
 
@@ -77,12 +77,12 @@ async def _seal(kill: Any, limits: Any = None) -> None:
     loop = asyncio.get_running_loop()
     supervisor = SimpleNamespace(remember=lambda *_: None, reset=lambda *_: None)
     poller = cast("Poller", SimpleNamespace(loop=loop))
-    slot = Slot(0, Shared(poller, cast("SupervisorLink", supervisor), {}, 1000, 10, spare_shells=False))
+    slot = Slot(0, ServerContext(poller, cast("SupervisorLink", supervisor), {}, 1000, 10, spare_shells=False))
     slot.state = SlotState.free
     lease = slot.grant(LeaseRequest(slot=0, trajectory="t", ttl_s=30, request_id="r" * 16))
     slot._called = True  # the model's commands ran here
     ground: Any = SimpleNamespace(plan=lambda _: None)
-    life = SlotLife(Workshop(ground, cast("Any", None), _Told(slot), asyncio.Semaphore(1), None), 0)
+    life = SlotLifecycle(SlotServices(ground, cast("Any", None), _Told(slot), asyncio.Semaphore(1), None), 0)
     life.phase, life.process, life._limits = SlotPhase.ready, cast("Any", SimpleNamespace(kill=kill)), limits
     supervisor.seal = lambda *_: life.seal()
     try:

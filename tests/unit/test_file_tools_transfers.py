@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sandbox.server.tools.file_records import Reader
+from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.runner import Finished
 from agentenv.slots.local_trees import Tally, TreeWriter, stream_of
 from agentenv.wire.transfers import CHUNKED, BrokenOffError, Entry, chunk
@@ -56,7 +56,7 @@ async def test_its_sha256_is_the_standards_at_every_length(hardened: Box, tmp_pa
         assert (hardened.path / f"back/{size:07}").read_bytes() == (hardened.path / f"tree/{size:07}").read_bytes()
     wrong = Entry("f", size=CHUNKED).encode() + chunk(b"abc") + chunk(b"") + hashlib.sha256(b"abd").digest()
     done = await slotfiles(hardened, "receive", "wrong", stdin=wrong + Entry("e").encode())
-    assert (done.exit_code, Reader(done.stdout).record().kind) == (74, "x")
+    assert (done.exit_code, RecordReader(done.stdout).record().kind) == (74, "x")
     assert not (hardened.path / "wrong").exists()
 
 

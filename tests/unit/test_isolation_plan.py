@@ -266,7 +266,7 @@ async def test_lateness_is_no_verdict(
 ) -> None:
     """On an overloaded machine the next start may do: backends try again, waiters wait on."""
 
-    async def prove(*_: object) -> list[selftest.Proof]:
+    async def prove(*_: object) -> list[selftest.Verdict]:
         raise raised
 
     monkeypatch.setattr(selftest, "_prove", prove)

@@ -17,10 +17,10 @@ from agentenv.slots.backends.nomad.view import (
     Command,
     Diagnose,
     FleetView,
-    Forget,
-    Report,
+    ForgetAllocation,
+    Handshake,
+    ReportEvent,
     Reschedule,
-    Shake,
     StopAllocation,
 )
 from agentenv.wire.server import ServerInfo
@@ -40,20 +40,20 @@ def _serving(*ids: str) -> FleetView:
 
 
 def _events(commands: list[Command]) -> list[object]:
-    return [command.event for command in commands if isinstance(command, Report)]
+    return [command.event for command in commands if isinstance(command, ReportEvent)]
 
 
 def _kinds(commands: list[Command]) -> list[type]:
-    return [type(command.event) if isinstance(command, Report) else type(command) for command in commands]
+    return [type(command.event) if isinstance(command, ReportEvent) else type(command) for command in commands]
 
 
 def test_a_container_is_started_when_it_runs_and_has_shaken_hands() -> None:
     view = _view()
     assert view.update(allocation(at=5, client="pending", task_state="pending", address=None), 0) == []
     running = allocation(at=6)
-    assert view.update(running, 1) == [Shake("a", running)]
+    assert view.update(running, 1) == [Handshake("a", running)]
     assert view.update(allocation(at=7), 1) == [], "one handshake is enough"
-    assert view.shaken("a", handle("a"), 2) == [Report(ContainerStarted(handle("a")))]
+    assert view.shaken("a", handle("a"), 2) == [ReportEvent(ContainerStarted(handle("a")))]
     assert view.shaken("a", handle("a"), 2) == []
     assert (view.serving, view.alive) == (1, 1)
     assert repr(view) == "<FleetView 1 serving, 1 alive, index 0>"
@@ -63,7 +63,7 @@ def test_an_address_once_known_is_kept_though_lists_leave_it_out() -> None:
     view = _view()
     view.update(allocation(at=5, client="pending", task_state="pending"), 0)
     (shake,) = view.update(Snapshot(9, (allocation(at=6, address=None),)), 0)
-    assert isinstance(shake, Shake)
+    assert isinstance(shake, Handshake)
     assert shake.allocation.address == "127.0.0.1:20000"
 
 
@@ -73,7 +73,7 @@ def test_its_end_is_told_once_with_the_reason() -> None:
     end = allocation(at=20, client="failed", task_state="dead", failed=True, events=(STARTED, killed))
     commands = view.update(end, 100)
     reason = f"Nomad reports failed: {killed.message}"
-    assert commands == [Forget("a"), Report(ContainerGone("a", reason)), Reschedule()]
+    assert commands == [ForgetAllocation("a"), ReportEvent(ContainerGone("a", reason)), Reschedule()]
     assert view.update(end, 101) == []
     assert view.update(Snapshot(30, (end,)), 102) == []
     assert view.update(Snapshot(40, ()), 103) == []
@@ -98,16 +98,16 @@ def test_what_a_list_no_longer_has_is_gone_unless_it_is_newer() -> None:
 def test_a_cluster_that_began_anew_has_nothing_of_before() -> None:
     view = _serving()
     view.update(Snapshot(500, (allocation(at=400),)), 0)
-    assert _kinds(view.update(Snapshot(7, ()), 1)) == [Forget, ContainerGone]
-    assert _kinds(view.update(allocation("b", at=8), 2)) == [Shake]
+    assert _kinds(view.update(Snapshot(7, ()), 1)) == [ForgetAllocation, ContainerGone]
+    assert _kinds(view.update(allocation("b", at=8), 2)) == [Handshake]
 
 
 def test_a_task_restarted_in_place_is_another_container() -> None:
     view = _serving()
     again = view.update(allocation(at=20, task_state="pending", restarts=1), 10)
-    assert _kinds(again) == [Forget, ContainerGone]
+    assert _kinds(again) == [ForgetAllocation, ContainerGone]
     (shake,) = view.update(allocation(at=21, restarts=1), 11)
-    assert isinstance(shake, Shake)
+    assert isinstance(shake, Handshake)
     assert shake.container == "a.1"
     assert view.shaken("a", handle("a"), 12) == [], "the first container's handshake is too late"
     assert _events(view.shaken("a.1", handle("a.1"), 12)) == [ContainerStarted(handle("a.1"))]
@@ -119,27 +119,27 @@ def test_a_task_restarted_in_place_is_another_container() -> None:
 def test_a_stopped_allocation_drains_until_it_is_empty() -> None:
     view = _serving()
     commands = view.update(allocation(at=20, desired="stop"), 1)
-    assert commands == [Report(ContainerDraining("a", "Nomad stops its allocation")), AwaitEmpty("a", None)]
+    assert commands == [ReportEvent(ContainerDraining("a", "Nomad stops its allocation")), AwaitEmpty("a", None)]
     assert view.update(allocation(at=21, desired="stop"), 2) == []
     assert view.emptied("a", 3, silent=False) == [StopAllocation("a", "it is drained")]
     end = allocation(at=22, desired="stop", client="complete", task_state="dead")
-    assert _kinds(view.update(end, 4)) == [Forget, ContainerGone]
+    assert _kinds(view.update(end, 4)) == [ForgetAllocation, ContainerGone]
 
 
 def test_a_draining_node_takes_no_new_leases_and_gives_its_deadline() -> None:
     view = _serving("a", "b")
     commands = view.update(Node("n1", 30, "east", draining=True, drain_s=90), 1)
-    assert commands[:2] == [Report(ContainerDraining("a", "node east is being drained")), AwaitEmpty("a", 90)]
+    assert commands[:2] == [ReportEvent(ContainerDraining("a", "node east is being drained")), AwaitEmpty("a", 90)]
     assert _kinds(commands[2:]) == [ContainerDraining, AwaitEmpty]
     assert view.update(Node("n1", 31, "east", draining=True), 2) == []
     assert view.update(allocation("c", at=32), 3) == [], "a container that starts there is of no use"
-    assert _kinds(view.update(Node("n1", 33, "east"), 4)) == [Shake], "until the drain is called off"
+    assert _kinds(view.update(Node("n1", 33, "east"), 4)) == [Handshake], "until the drain is called off"
 
 
 def test_a_handshake_of_a_container_that_is_to_go_is_given_up() -> None:
     view = _view()
     view.update(allocation(), 0)
-    assert view.update(allocation(at=20, desired="stop"), 1) == [Forget("a")]
+    assert view.update(allocation(at=20, desired="stop"), 1) == [ForgetAllocation("a")]
     assert view.shaken("a", handle("a"), 2) == []
 
 
@@ -149,7 +149,7 @@ def test_a_lost_node_is_not_the_end_of_a_container_that_answers(desired: str) ->
     commands = view.update(allocation(at=20, client="lost", desired=desired), 1)
     assert _events(commands) == [ContainerDraining("a", "Nomad has lost its node")]
     assert view.alive == 0
-    assert _kinds(view.emptied("a", 30, silent=True)) == [StopAllocation, Forget, ContainerGone]
+    assert _kinds(view.emptied("a", 30, silent=True)) == [StopAllocation, ForgetAllocation, ContainerGone]
     assert view.emptied("a", 31, silent=True) == []
 
 
@@ -167,7 +167,7 @@ def test_a_refused_container_is_reported_and_stopped_after_a_pause() -> None:
         view.update(allocation(id_, at=at), 0)
         refused = StartFailed("7 slots, 2 were asked for")
         report, stop = view.shaken(id_, refused, 1)
-        assert report == Report(refused)
+        assert report == ReportEvent(refused)
         assert isinstance(stop, StopAllocation)
         pauses.append(stop.after_s)
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
@@ -185,7 +185,7 @@ def test_a_container_of_somebody_elses_settings_is_reported_and_left_alone() -> 
         ContainerSettings(slots_per_container=10),
     )
     assert refused is not None
-    assert view.shaken("a", refused, 1) == [Report(refused)]
+    assert view.shaken("a", refused, 1) == [ReportEvent(refused)]
     assert "has 16 slots, 10 were asked for" in refused.reason
 
 
@@ -195,7 +195,7 @@ def test_a_start_that_fails_is_diagnosed_once() -> None:
     assert view.update(broken, 0) == [Diagnose(broken)]
     assert view.update(replace(broken, modify_index=6), 1) == [], "it is still being tried"
     ended = allocation(at=7, client="failed", task_state="dead", failed=True, events=broken.events)
-    assert view.update(ended, 1) == [Forget("a"), Reschedule()]
+    assert view.update(ended, 1) == [ForgetAllocation("a"), Reschedule()]
 
 
 def test_crash_loops_are_left_to_nomads_delays() -> None:
@@ -228,7 +228,7 @@ def test_history_is_no_news() -> None:
 def test_containers_that_run_are_adopted() -> None:
     view = _view()
     commands = view.update(Snapshot(9, (allocation("a", at=4), allocation("b", at=5))), 0)
-    assert _kinds(commands) == [Shake, Shake]
+    assert _kinds(commands) == [Handshake, Handshake]
 
 
 def test_a_slow_start_is_told_once_per_timeout() -> None:
@@ -246,7 +246,7 @@ def test_why_nothing_is_placed_is_told_when_it_changes_and_after_each_start() ->
     view = _view()
     failures = {"sandbox": {"NodesEvaluated": 3, "DimensionExhausted": {"memory": 3}}}
     (report,) = view.update(Evaluation("e1", 5, "blocked", failures), 0)
-    assert isinstance(report, Report)
+    assert isinstance(report, ReportEvent)
     assert isinstance(report.event, StartFailed)
     assert "memory exhausted on 3 nodes" in report.event.reason
     assert not report.event.permanent

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agentenv.slots.backends.base import ContainerDraining, ContainerGone, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad.facts import Allocation, Node, Snapshot
-from agentenv.slots.backends.nomad.view import AwaitEmpty, Command, FleetView, Forget, Report, Shake
+from agentenv.slots.backends.nomad.view import AwaitEmpty, Command, FleetView, ForgetAllocation, Handshake, ReportEvent
 from tests.unit.nomad_samples import handle
 
 NODES = ("n1", "n2")
@@ -143,24 +143,24 @@ class Cluster(RuleBasedStateMachine):
     def _perform(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
-                case Shake(container, allocation):
+                case Handshake(container, allocation):
                     assert allocation.client == "running"
                     assert container not in self.heard, "no handshake with one that is gone, or known"
                     assert container not in self.shaking
                     self.shaking.add(container)
                     self.shaken.append(container)
-                case Forget(container):
+                case ForgetAllocation(container):
                     self.shaking.discard(container)
                 case AwaitEmpty(container):
                     assert self.heard[container] == ["started", "draining"]
                     self.emptied.append(container)
-                case Report(ContainerStarted(started)):
+                case ReportEvent(ContainerStarted(started)):
                     assert started.id not in self.heard, "started once, and never again once gone"
                     self.heard[started.id] = ["started"]
-                case Report(ContainerDraining(container)):
+                case ReportEvent(ContainerDraining(container)):
                     assert self.heard[container] == ["started"]
                     self.heard[container].append("draining")
-                case Report(ContainerGone(container)):
+                case ReportEvent(ContainerGone(container)):
                     assert self.heard[container] in (["started"], ["started", "draining"])
                     self.heard[container].append("gone")
 

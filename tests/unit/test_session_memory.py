@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentenv.sessions.head_tail import seam
-from agentenv.sessions.output_window import Tap
+from agentenv.sessions.output_window import OutputWindow
 from agentenv.sessions.rolling import Rolling
 from agentenv.sessions.slot_sessions import SlotSessions
 from agentenv.sessions.terminal import Terminal
@@ -110,7 +110,7 @@ async def test_what_is_closed_leaves_nothing(tmp_path: Path, no_collector: None)
         kept = [
             weakref.ref(found)
             for found in gc.get_objects()
-            if isinstance(found, (Terminal, Tap, Rolling)) and found._unread is unread
+            if isinstance(found, (Terminal, OutputWindow, Rolling)) and found._unread is unread
         ]
         assert len(kept) >= 4 + 6 + 4
         sessions.close()

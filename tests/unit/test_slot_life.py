@@ -17,8 +17,8 @@ from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.supervisor import network, slot_lifecycle, slot_process
 from agentenv.sandbox.supervisor.reaper import Reaper
-from agentenv.sandbox.supervisor.slot_lifecycle import SlotLife, Workshop, is_shortage
-from agentenv.sandbox.supervisor.slot_process import Ground, SlotProcess
+from agentenv.sandbox.supervisor.slot_lifecycle import SlotLifecycle, SlotServices, is_shortage
+from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
 from agentenv.sandbox.supervisor.slot_states import SlotPhase
 
 
@@ -26,19 +26,19 @@ class Reports:
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def ready(self, slot: SlotLife) -> None:
+    def ready(self, slot: SlotLifecycle) -> None:
         self.heard.append("ready")
 
-    def failed(self, slot: SlotLife) -> None:
+    def failed(self, slot: SlotLifecycle) -> None:
         self.heard.append(f"failed: {slot.reason}")
 
-    def lost(self, slot: SlotLife, loss: Loss, reason: str) -> None:
+    def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         self.heard.append(f"lost: {loss}")
 
 
-def _life(reports: Reports) -> SlotLife:
-    ground = cast("Ground", SimpleNamespace(plan=lambda _: None))
-    return SlotLife(Workshop(ground, cast("Reaper", None), reports, asyncio.Semaphore(1), None), 0)
+def _life(reports: Reports) -> SlotLifecycle:
+    ground = cast("SlotSetup", SimpleNamespace(plan=lambda _: None))
+    return SlotLifecycle(SlotServices(ground, cast("Reaper", None), reports, asyncio.Semaphore(1), None), 0)
 
 
 async def test_discarding_a_large_workspace_does_not_stop_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_a_shortage_is_told_from_a_failure() -> None:
     assert [is_shortage(error) for error in broken] == [False] * len(broken)
 
 
-async def _started(life: SlotLife, monkeypatch: pytest.MonkeyPatch, failures: list[Exception]) -> int:
+async def _started(life: SlotLifecycle, monkeypatch: pytest.MonkeyPatch, failures: list[Exception]) -> int:
     """Begin the slot; each start fails with the next of ``failures``, after the last it is let be. How many began."""
     began = 0
     never = asyncio.Event()
@@ -156,7 +156,9 @@ async def test_a_network_that_is_late_leaves_nothing_running(monkeypatch: pytest
     reaper = Reaper(asyncio.get_running_loop())
     try:
         with pytest.raises(TimeoutError):
-            await network.attach(cast("Ground", SimpleNamespace(spec=None)), cast("SlotProcess", None), reaper, "tool")
+            await network.attach(
+                cast("SlotSetup", SimpleNamespace(spec=None)), cast("SlotProcess", None), reaper, "tool"
+            )
         with pytest.raises(ProcessLookupError):
             os.kill(int(told.read_text()), 0)
     finally:

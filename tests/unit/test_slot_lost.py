@@ -14,7 +14,7 @@ from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, PROCESSES_ABOVE, LimitFiles
 from agentenv.sandbox.server import slot
-from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.supervisor.slot_lifecycle import _SEAL_PATIENCE_S
 from agentenv.sandbox.supervisor.slot_process import HELLO_DEADLINE_S, KILL_DEADLINE_S
@@ -25,7 +25,7 @@ from agentenv.wire.leases import LeaseRequest, SlotState
 def _leased(supervisor: Any) -> Slot:
     shared = MagicMock(reply_memory=16, supervisor=supervisor)
     shared.poller.loop = asyncio.get_running_loop()
-    slot = Slot(0, cast("Shared", shared))
+    slot = Slot(0, cast("ServerContext", shared))
     slot.state = SlotState.free
     slot.grant(LeaseRequest(slot=0, trajectory="t", ttl_s=60, request_id="r" * 16))
     return slot

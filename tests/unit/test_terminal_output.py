@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.sessions.head_tail import HeadTail, seam
-from agentenv.sessions.output_window import MAX_MARKER_BYTES, Tap
+from agentenv.sessions.output_window import MAX_MARKER_BYTES, OutputWindow
 from agentenv.sessions.rolling import Rolling
 from agentenv.sessions.shell_protocol import marker_line
 from agentenv.sessions.unread import Unread
@@ -28,7 +28,7 @@ class Wired:
         self.host = FakeHost(Path("/"), {})
         read, self.write_fd = os.pipe()
         self.marked = 0
-        self.tap = Tap(self.host, read, cap_bytes, lambda: None, terminal=terminal, unread=Unread())
+        self.tap = OutputWindow(self.host, read, cap_bytes, lambda: None, terminal=terminal, unread=Unread())
 
     def expect(self) -> None:
         self.tap.expect(NONCE, marker_line(NONCE), self._mark)

@@ -13,9 +13,9 @@ import pytest
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.server import process
 from agentenv.sandbox.server.agent_link import AgentLink
-from agentenv.sandbox.server.call_runner import Workbench
-from agentenv.sandbox.server.calls import Asked
-from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.call_runner import CallRunner
+from agentenv.sandbox.server.calls import CallInFlight
+from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
@@ -29,18 +29,18 @@ class Outlet:
     closed = False
     waits = True
 
-    def deliver(self, asked: Asked) -> None:
+    def deliver(self, asked: CallInFlight) -> None:
         pass
 
     def refuse(self, call_id: str, message: bytes) -> None:
         pass
 
 
-def _asked(arguments: dict[str, Any]) -> Asked:
+def _asked(arguments: dict[str, Any]) -> CallInFlight:
     key = LeaseKey(slot=0, epoch=0, secret="s" * 16)
     call = Call(id="c" * 8, lease=key, tool="bash", arguments=arguments, timeout_s=5.0, boot="b" * 16)
     memory = ReplyMemory({}, max_count=9, max_unsent_bytes=2**20, max_sent_bytes=2**20)
-    asked = Asked(call, BashArguments.model_validate(arguments), memory, Outlet(), time.monotonic())
+    asked = CallInFlight(call, BashArguments.model_validate(arguments), memory, Outlet(), time.monotonic())
     memory.begin(asked)
     return asked
 
@@ -56,11 +56,11 @@ async def test_a_call_that_cannot_be_begun_is_answered_and_nobody_else_is(
     poller = Poller(asyncio.get_running_loop())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = AgentLink(ours, poller, 0, lambda *_: None)
-    shared = Shared(poller, cast("SupervisorLink", None), {}, 4096, 9, spare_shells=False)
+    shared = ServerContext(poller, cast("SupervisorLink", None), {}, 4096, 9, spare_shells=False)
     over: list[bool] = []
     lost: list[tuple[Loss, str]] = []
     io = SlotIo(link, poller)
-    bench = Workbench(shared, io, lambda: over.append(True), lambda *said: lost.append(said))
+    bench = CallRunner(shared, io, lambda: over.append(True), lambda *said: lost.append(said))
     asked = _asked({"command": "cat", "stdin": "x"})
     bench.begin(asked)
     async with asyncio.timeout(10):

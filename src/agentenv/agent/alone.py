@@ -8,13 +8,13 @@ from agentenv.agent.culprit import of_another_slot
 from agentenv.agent.loop import AgentLoop, AgentResult
 from agentenv.agent.prompts import opening
 from agentenv.agent.protocols import opened
-from agentenv.agent.rollout import Farm
+from agentenv.agent.rollout import RolloutServices
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.turns import inside_a_turn
 from agentenv.errors import SlotDestroyedError
 
 
-async def run_alone(farm: Farm, settings: AgentSettings, task: str) -> AgentResult:
+async def run_alone(farm: RolloutServices, settings: AgentSettings, task: str) -> AgentResult:
     """Run it until it answers; nothing is scored.
 
     Raises: InfraError; ConfigError when the first prompt does not fit the model, or in a hook without slots kept for

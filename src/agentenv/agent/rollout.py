@@ -34,7 +34,7 @@ MAX_RETRY_DELAY_S = 30.0
 
 
 @dataclass(frozen=True)
-class Farm:
+class RolloutServices:
     """What every rollout of an environment shares.
 
     ``turns`` bounds how many rollouts hold or ask for a slot at once: a trajectory waits there for
@@ -79,7 +79,7 @@ class Rollout:
     """
 
     def __init__(
-        self, farm: Farm, hooks: Hooks, item: Any, item_id: str, *, retries_together: int | None = None
+        self, farm: RolloutServices, hooks: Hooks, item: Any, item_id: str, *, retries_together: int | None = None
     ) -> None:
         self._farm = farm
         self._hooks = hooks

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from agentenv.cli.output import err
-from agentenv.image.progress import Report, Step, silent
+from agentenv.image.progress import BuildStep, Report, silent
 
 _STILL_S = 15.0
 """Between two words of a step where there is no terminal."""
@@ -50,7 +50,7 @@ class _Lines:
         self._name = ""
         self._began = self._said = time.monotonic()
 
-    def report(self, step: Step) -> None:
+    def report(self, step: BuildStep) -> None:
         """Show this step."""
         if step.name != self._name:
             self.finish()

@@ -21,7 +21,7 @@ from pathlib import Path
 from agentenv import shipped
 from agentenv.config import cache_dir, nomad_releases
 from agentenv.errors import SandboxUnavailableError
-from agentenv.image.progress import Report, Step
+from agentenv.image.progress import BuildStep, Report
 
 VERSION = "1.11.3"
 OLDEST = (1, 8, 0)
@@ -43,7 +43,7 @@ def nomad_program(report: Report, *, search_path: str | None = None) -> Path:
     ``search_path`` replaces ``$PATH`` in the search for one that is installed. Raises
     SandboxUnavailableError naming what failed.
     """
-    report(Step("nomad", "looking for it"))
+    report(BuildStep("nomad", "looking for it"))
     installed = shutil.which("nomad", path=search_path)
     if installed is not None and (version := version_of(Path(installed))) is not None and version >= OLDEST:
         return Path(installed)
@@ -71,7 +71,7 @@ def _obtain(kept: Path, report: Report) -> None:
         try:
             download(made, nomad_releases(), report)
         except ReleaseError as error:
-            report(Step("nomad", f"no release ({error.message}); building it"))
+            report(BuildStep("nomad", f"no release ({error.message}); building it"))
             build(made, Path(directory), report, error.message)
         made.chmod(0o755)
         if version_of(made) is None:
@@ -128,7 +128,7 @@ def _fetch(url: str, report: Report) -> bytes:
             while part := answer.read(_CHUNK_BYTES):
                 parts.append(part)
                 done += len(part)
-                report(Step("nomad", f"downloading {url.rpartition('/')[2]}", done, total))
+                report(BuildStep("nomad", f"downloading {url.rpartition('/')[2]}", done, total))
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         raise ReleaseError(f"{url} cannot be fetched: {reason}") from error
@@ -190,7 +190,7 @@ def _compile(argv: list[str], module: Path, report: Report) -> list[str]:
         for line in process.stderr:
             words = [*words[-39:], line.strip()]
             packages += not line.startswith("go: ")
-            report(Step("nomad", f"building: {packages} packages, {line.strip()[:80]}"))
+            report(BuildStep("nomad", f"building: {packages} packages, {line.strip()[:80]}"))
         try:
             process.wait(timeout=_BUILD_TIMEOUT_S)
         finally:
@@ -205,6 +205,6 @@ def _one_at_a_time(directory: Path, report: Report) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report(Step("nomad", "another process is getting it"))
+            report(BuildStep("nomad", "another process is getting it"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -36,7 +36,7 @@ from agentenv.agent.hooks import call_hook
 from agentenv.agent.jsonable import item_id
 from agentenv.agent.loop import AgentResult
 from agentenv.agent.protocols import Model
-from agentenv.agent.rollout import Farm, Rollout
+from agentenv.agent.rollout import Rollout, RolloutServices
 from agentenv.agent.rollout_log import RolloutLog
 from agentenv.agent.sequences import exact_group, scored_group
 from agentenv.agent.settings import AgentSettings
@@ -47,7 +47,7 @@ from agentenv.config import explain
 from agentenv.env.config import AgentFields, explained, joined_negatives
 from agentenv.env.model_servers import SERVERS, server_type_of, with_tokenizer
 from agentenv.env.models import EnvModels
-from agentenv.env.tools import EnvTools, GroupFarms, default_tool_server
+from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
 from agentenv.env.tracking import WandbReporting
 from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.executor.tool_executor import ToolExecutor
@@ -204,8 +204,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         self._models = EnvModels(config, kind, self.server, self.tokenizer, self._trainer_limit)
         self.counts: Counter[str] = Counter()
         self._items = None
-        self._farm: Farm | None = None
-        self._group_farms: GroupFarms
+        self._farm: RolloutServices | None = None
+        self._group_farms: GroupServices
         self._env_tools = EnvTools(config)
         self._resources = AsyncExitStack()
         self._retries = ItemRetries(config.item_retries)
@@ -232,7 +232,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
                 logger.info("metrics are at %s", url)
             async with await pool.lease("setup", timeout_s=config.start_timeout_s):
                 logger.info("slots are available: %r", pool)
-            self._farm = Farm(
+            self._farm = RolloutServices(
                 sessions=executor,
                 tools=tuple(catalog.openai_tools()),
                 model_for=self.model_for,
@@ -329,7 +329,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
             self.counts["records_lost"] += 1
         return transcripts
 
-    def _opened(self) -> Farm:
+    def _opened(self) -> RolloutServices:
         if self._farm is None:
             raise InfraError("the environment is not set up", next_step="use it as 'async with env', or call setup()")
         return self._farm

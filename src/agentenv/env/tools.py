@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from agentenv.agent.rollout import Farm
+from agentenv.agent.rollout import RolloutServices
 from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError
 from agentenv.executor.session import ExternalTools
@@ -138,14 +138,14 @@ class GroupTools:
 
 
 @dataclass(frozen=True)
-class GroupFarms:
+class GroupServices:
     """What each group's rollouts share: the environment's farm, with the group's own tools and name."""
 
-    farm: Farm
+    farm: RolloutServices
     executor: ToolExecutor
     draws: GroupTools
 
-    def of(self, group: str, item: str) -> Farm:
+    def of(self, group: str, item: str) -> RolloutServices:
         """The farm of this group. Long item ids are told to tool servers by their digest."""
         told = item if len(item) <= _MOST_ITEM_CHARS else hashlib.sha256(item.encode("utf-8", "replace")).hexdigest()
         sessions = GroupSessions(self.executor, group, told)
@@ -178,6 +178,6 @@ class EnvTools:
         """Everything hooks may call, and who runs what is not the slot's."""
         return self._outside.runnable(offered), self._outside.run
 
-    def group_farms(self, farm: Farm, executor: ToolExecutor, offered: ToolCatalog) -> GroupFarms:
+    def group_farms(self, farm: RolloutServices, executor: ToolExecutor, offered: ToolCatalog) -> GroupServices:
         """Raises: ConfigError when the distribution names what is not offered."""
-        return GroupFarms(farm, executor, GroupTools(offered, self._distribution, self._config.distribution_seed))
+        return GroupServices(farm, executor, GroupTools(offered, self._distribution, self._config.distribution_seed))

@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 from agentenv.image.context import IMAGE, LABEL_CONTENT
-from agentenv.image.progress import Report, Step, silent
+from agentenv.image.progress import BuildStep, Report, silent
 
 if TYPE_CHECKING:
     from agentenv.image.engine import connect
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = [
     "IMAGE",
     "LABEL_CONTENT",
+    "BuildStep",
     "ImageStatus",
     "Report",
-    "Step",
     "build_image",
     "connect",
     "ensure_image",

@@ -14,7 +14,7 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound
 
 from agentenv.errors import SandboxUnavailableError
-from agentenv.image.progress import Report, Step
+from agentenv.image.progress import BuildStep, Report
 
 SUITE = "bookworm"
 FROM_REGISTRY = f"debian:{SUITE}-slim"
@@ -34,7 +34,7 @@ def base_image(client: docker.DockerClient, cache: Path, report: Report) -> str:
     for name in (MADE_HERE, FROM_REGISTRY):
         if _has(client, name):
             return name
-    report(Step("base", f"pulling {FROM_REGISTRY}"))
+    report(BuildStep("base", f"pulling {FROM_REGISTRY}"))
     try:
         client.images.pull(FROM_REGISTRY)
     except (DockerException, OSError) as error:
@@ -43,9 +43,9 @@ def base_image(client: docker.DockerClient, cache: Path, report: Report) -> str:
         return FROM_REGISTRY
     tarball = cache / f"base-{SUITE}-{platform.machine()}.tar"
     if not tarball.exists():
-        report(Step("base", f"no registry answers; making {MADE_HERE} with mmdebstrap"))
+        report(BuildStep("base", f"no registry answers; making {MADE_HERE} with mmdebstrap"))
         _make(tarball, refused)
-    report(Step("base", f"importing {MADE_HERE}"))
+    report(BuildStep("base", f"importing {MADE_HERE}"))
     _import(client, tarball)
     return MADE_HERE
 

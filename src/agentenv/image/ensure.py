@@ -30,7 +30,7 @@ from agentenv.image.context import (
     write_context,
 )
 from agentenv.image.engine import connect
-from agentenv.image.progress import Report, Step, silent
+from agentenv.image.progress import BuildStep, Report, silent
 from agentenv.image.wheels import site_directory
 from agentenv.sandbox.slotagent.build import ensure_built
 
@@ -111,7 +111,7 @@ def build_image(name: str = IMAGE, *, client: docker.DockerClient, report: Repor
     """Build it now, whatever there is. Raises SandboxUnavailableError with the failing step's last words."""
     cache = cache_dir() / "image"
     base = base_image(client, cache, report)
-    report(Step("packages", "downloading what is not cached"))
+    report(BuildStep("packages", "downloading what is not cached"))
     site = site_directory(cache, shipped.path("constraints.txt"))
     ours = _package_entries()
     labels = _labels(_content(ours), base)
@@ -184,7 +184,7 @@ def _follow(stream: Iterator[dict[str, str]], report: Report) -> None:
             if text:
                 words = [*words[-19:], text]
             if found := _STEP.match(text):
-                report(Step("build", found[3][:100], int(found[1]), int(found[2])))
+                report(BuildStep("build", found[3][:100], int(found[1]), int(found[2])))
             if "error" in line:
                 raise SandboxUnavailableError(
                     f"building the image failed: {line['error'].strip()}; before that: {' | '.join(words)[-600:]}",
@@ -217,6 +217,6 @@ def _lock(report: Report) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            report(Step("wait", "another process is building the image"))
+            report(BuildStep("wait", "another process is building the image"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield

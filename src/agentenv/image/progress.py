@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Step:
+class BuildStep:
     """What is being done now. ``done`` of ``total`` in any unit; ``total`` 0: nobody knows how much there is."""
 
     name: str
@@ -16,8 +16,8 @@ class Step:
     total: int = 0
 
 
-Report = Callable[[Step], None]
+Report = Callable[[BuildStep], None]
 
 
-def silent(step: Step) -> None:
+def silent(step: BuildStep) -> None:
     """Tell nobody."""

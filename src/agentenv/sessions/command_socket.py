@@ -10,7 +10,7 @@ from agentenv.sessions.host import Host
 _READ_BYTES = 16 * 1024
 
 
-class Typist:
+class CommandSocket:
     """Types as fast as the program reads, and with ``heard`` hears what it answers. The program's ends,
     made here, are :attr:`questions` and :attr:`answers`, open until :meth:`started`."""
 

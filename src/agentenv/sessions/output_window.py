@@ -17,7 +17,7 @@ _TTY_NOISE = re.compile(rb"bash: \[\d+: \d+ \(\d+\)\] tcsetattr: Inappropriate i
 """What an interactive bash without a terminal says when a signal ended a command."""
 
 
-class Tap(Reader):
+class OutputWindow(Reader):
     """A reader that keeps what has come. ``on_bytes`` is called after each read.
 
     A *terminal*'s line ends are made plain again, and a marker

@@ -11,11 +11,11 @@ from enum import StrEnum
 
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, SessionBusyError
 from agentenv.sessions import foreground, shell_protocol
-from agentenv.sessions.command_socket import Typist
+from agentenv.sessions.command_socket import CommandSocket
 from agentenv.sessions.condition import Changes
 from agentenv.sessions.host import Host, Program, Started
 from agentenv.sessions.keys import SIGNAL_KEYS
-from agentenv.sessions.output_window import Tap
+from agentenv.sessions.output_window import OutputWindow
 from agentenv.sessions.ptys import number_of, terminal_env
 from agentenv.sessions.start_errors import not_started
 from agentenv.sessions.unread import Unread
@@ -30,7 +30,7 @@ _ASK_AGAIN_LOOKS, _MUTE_LOOKS = 2, 4
 _ALIASING = ("alias", "source", ". ", "BASH_ALIASES", "eval")
 
 
-class Phase(StrEnum):
+class TerminalPhase(StrEnum):
     """What the shell does."""
 
     starting = "starting"
@@ -69,7 +69,7 @@ class Terminal:
     def __init__(self, host: Host, setup: Setup, unread: Unread) -> None:
         self.setup = setup
         self.changes = Changes(host.loop)
-        self.phase = Phase.starting
+        self.phase = TerminalPhase.starting
         self.command: str | None = None
         """What runs, or is about to."""
         self.command_began_s = 0.0
@@ -94,8 +94,8 @@ class Terminal:
         self._last = shell_protocol.Report(0, (0,), "", setup.cwd)
         self._aliases = False
         self._marker_timer: asyncio.TimerHandle | None = None
-        self._out: Tap | None = None
-        self._err: Tap | None = None
+        self._out: OutputWindow | None = None
+        self._err: OutputWindow | None = None
         self._started = self._start()
 
     # -- what calls do -----------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Terminal:
         self.asks_input = False
         self.command_began_s = self._host.loop.time()
         self._result = None
-        if self.phase is Phase.idle:
+        if self.phase is TerminalPhase.idle:
             self._begin()
 
     def busy_error(self) -> SessionBusyError:
@@ -173,7 +173,10 @@ class Terminal:
         """To be called now and then while somebody waits for the command's end: sees whether the program
         waits for input; and what the shell was asked, and lost because the command changed how it reads, is
         asked again. Waits for 2 s at most."""
-        asked = self.phase in (Phase.starting, Phase.checking, Phase.running) and self._answer is None
+        asked = (
+            self.phase in (TerminalPhase.starting, TerminalPhase.checking, TerminalPhase.running)
+            and self._answer is None
+        )
         all_read, number = asked and self._typist.all_read(), self.number
         if not all_read and number is None:
             return
@@ -224,13 +227,13 @@ class Terminal:
             if tap is not None:
                 tap.close()
         self._out = self._err = None
-        self.phase = Phase.exited
+        self.phase = TerminalPhase.exited
         self.changes.tell()
 
     # -- starting ----------------------------------------------------------------------------------
 
     def _start(self) -> Started:
-        self._typist = Typist(self._host, self._heard)
+        self._typist = CommandSocket(self._host, self._heard)
         env = terminal_env(self._host.env) if self.setup.pty else self._host.env
         try:
             started = self._host.start(
@@ -255,7 +258,7 @@ class Terminal:
     def on_started(self, fds: tuple[int, ...]) -> None:
         """ProgramEvents."""
         cap_bytes, pty, unread = self.setup.cap_bytes, self.setup.pty, self._unread
-        taps = [Tap(self._host, fd, cap_bytes, self.changes.tell, terminal=pty, unread=unread) for fd in fds]
+        taps = [OutputWindow(self._host, fd, cap_bytes, self.changes.tell, terminal=pty, unread=unread) for fd in fds]
         self._out, self._err = taps[0], taps[1] if len(taps) > 1 else None
         if self.setup.pty:
             self._out.expect(self._nonce, shell_protocol.marker_line(self._nonce), self._settle)
@@ -280,7 +283,7 @@ class Terminal:
 
     def _ended(self, exit_code: int) -> None:
         self._typist.close()
-        self.phase = Phase.exited
+        self.phase = TerminalPhase.exited
         self.command = None
         self._result, self._result_told = exit_code, False
         self.changes.tell()
@@ -294,7 +297,7 @@ class Terminal:
         elif not self._aliases and shell_protocol.is_plain(self.command):
             self._run(shell_protocol.native(self.command, plain=True))
         else:
-            self.phase = Phase.checking
+            self.phase = TerminalPhase.checking
             self._ask(shell_protocol.check(self.command), marker=False)
 
     def _checked(self, *, whole: bool) -> None:
@@ -304,7 +307,7 @@ class Terminal:
     def _run(self, text: str) -> None:
         assert self.command is not None
         self._aliases = self._aliases or any(word in self.command for word in _ALIASING)
-        self.phase = Phase.running
+        self.phase = TerminalPhase.running
         before = shell_protocol.typed_ahead_dropped() if self._typed_at else ""
         self._typed_at = False
         self._ask(before + shell_protocol.restored(self._last) + text)
@@ -336,14 +339,18 @@ class Terminal:
         if answer is None or self._answer is not None:
             return
         self._answer = answer
-        if self.phase is Phase.checking:
+        if self.phase is TerminalPhase.checking:
             self._checked(whole=answer.exit_code == 1)
         else:
             self._settle()
 
     def _settle(self) -> None:
         """Go on once everything has arrived: the answer, the descriptors, and on a terminal the marker."""
-        if self._answer is None or self._out is None or self.phase not in (Phase.starting, Phase.running):
+        if (
+            self._answer is None
+            or self._out is None
+            or self.phase not in (TerminalPhase.starting, TerminalPhase.running)
+        ):
             return
         if self._out.expecting and self._marker_timer is None:
             self._marker_timer = self._host.loop.call_later(_MARKER_WAIT_S, self._give_up_marker)
@@ -366,13 +373,13 @@ class Terminal:
         for tap in (self._out, self._err):
             if tap is not None:
                 tap.drain()
-        if self.phase is Phase.starting:
+        if self.phase is TerminalPhase.starting:
             self._ready(answer)
             return
         self._last = answer
         self.mute = False
         self.cwd = answer.cwd
-        self.phase = Phase.idle
+        self.phase = TerminalPhase.idle
         self.command = None
         self._result, self._result_told = answer.exit_code, False
         self.changes.tell()
@@ -382,7 +389,7 @@ class Terminal:
         for tap in (self._out, self._err):
             if tap is not None:
                 tap.forget()
-        self.phase = Phase.idle
+        self.phase = TerminalPhase.idle
         self.cwd = answer.cwd
         if self.command is not None:
             self._begin()

@@ -11,7 +11,7 @@ from agentenv.sessions.answers import SessionAnswer, output_fields
 from agentenv.sessions.host import Host
 from agentenv.sessions.keys import key_bytes
 from agentenv.sessions.process_calls import ProcessCalls
-from agentenv.sessions.terminal import Phase, Setup, Terminal
+from agentenv.sessions.terminal import Setup, Terminal, TerminalPhase
 from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import TerminalArguments, TerminalReply
 
@@ -80,7 +80,7 @@ class TerminalCalls:
         name, command = arguments.session, arguments.command or ""
         self._check_room(command)
         terminal = self._terminals.get(name)
-        started = terminal is None or terminal.phase is Phase.exited
+        started = terminal is None or terminal.phase is TerminalPhase.exited
         note = ""
         if terminal is None or started:
             note = "new shell: variables and settings of the previous one are gone" if name in self._setups else ""
@@ -99,7 +99,7 @@ class TerminalCalls:
     async def _background(self, arguments: TerminalArguments) -> SessionAnswer:
         name = arguments.session
         terminal, setup = self._terminals.get(name), self._setups.get(name)
-        cwd = terminal.cwd if terminal is not None and terminal.phase is not Phase.exited else None
+        cwd = terminal.cwd if terminal is not None and terminal.phase is not TerminalPhase.exited else None
         process = await self._processes.start(
             self._processes.order(
                 arguments.command or "",
@@ -254,7 +254,7 @@ class TerminalCalls:
             return False
         terminal.kill()
         until_s = self._host.loop.time() + _KILL_WAIT_S
-        while terminal.phase is not Phase.exited and await terminal.changes.until(until_s):
+        while terminal.phase is not TerminalPhase.exited and await terminal.changes.until(until_s):
             pass
         terminal.close()
         return True
@@ -284,7 +284,7 @@ class TerminalCalls:
             reply = TerminalReply(session=name, state="none", cwd=self._host.workspace, note=note, notices=notices)
             return SessionAnswer(reply)
         terminal.check_lost()
-        exited = terminal.phase is Phase.exited
+        exited = terminal.phase is TerminalPhase.exited
         fields = output_fields(terminal.take())
         if (code := terminal.take_result(during_s)) is not None:
             fields["exit_code"] = code
@@ -310,7 +310,7 @@ class TerminalCalls:
 def _note(terminal: Terminal) -> str:
     if terminal.start_error:
         return "the session could not be started"
-    if terminal.phase is Phase.exited:
+    if terminal.phase is TerminalPhase.exited:
         return "the shell has exited; the next command starts a new one"
     if terminal.busy and terminal.detached:
         return "exec replaced the shell with another program; reset starts a new shell"
@@ -327,7 +327,7 @@ def _note(terminal: Terminal) -> str:
 
 def _check_reachable(terminal: Terminal, name: str, *, harmless: bool) -> None:
     """Whether there is something that reads what is typed. Raises UnknownSessionError, InvalidArgumentsError."""
-    if terminal.phase is Phase.exited:
+    if terminal.phase is TerminalPhase.exited:
         raise UnknownSessionError(f"the session {name!r} has ended", next_step="run a command to start it again")
     if terminal.busy or (terminal.setup.pty and harmless):
         return

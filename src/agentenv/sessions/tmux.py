@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, UnknownSessionError
 from agentenv.sessions.asciicast import Recorder
-from agentenv.sessions.command_socket import Typist
+from agentenv.sessions.command_socket import CommandSocket
 from agentenv.sessions.condition import Changes
 from agentenv.sessions.host import Host, Program
 from agentenv.sessions.line_reader import LineReader
@@ -251,7 +251,7 @@ class Tmux:
     # -- inside ------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._typist = Typist(self._host)
+        self._typist = CommandSocket(self._host)
         try:
             # In the session's directory, so that one that cannot be entered is refused as by the other tools:
             # tmux itself would start the program somewhere else, and not say so.

@@ -33,7 +33,7 @@ _RELEASE_TIMEOUT_S = 30.0
 """A reset that kills a fork bomb may take seconds; the heartbeat, not this, finds dead containers."""
 
 
-class Doors:
+class RequestLimits:
     """How many requests of a kind the whole pool has under way. Heartbeats pass by them.
 
     Ten thousand requests at once take this process so long that its own heartbeats come late, which
@@ -45,11 +45,11 @@ class Doors:
         self.resets = asyncio.Semaphore(_AT_ONCE)
 
 
-class Carrier:
+class ContainerLink:
     """Errands to one container, and what must be remembered to run them again."""
 
     def __init__(
-        self, control: ContainerControl, settings: PoolSettings, doors: Doors, clock: Callable[[], float]
+        self, control: ContainerControl, settings: PoolSettings, doors: RequestLimits, clock: Callable[[], float]
     ) -> None:
         self.handle = control.handle
         self.control = control
@@ -211,7 +211,7 @@ class Carrier:
             self._alarm.clear()
 
     def __repr__(self) -> str:
-        return f"<Carrier {self.handle.id}>"
+        return f"<ContainerLink {self.handle.id}>"
 
 
 def _error_of(loss: LeaseLoss | None) -> AgentEnvError | None:

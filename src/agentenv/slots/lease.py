@@ -11,7 +11,7 @@ from agentenv.slots.backends.base import ContainerHandle
 from agentenv.wire.leases import LeaseKey
 
 
-class Landlord(Protocol):
+class LeaseOwner(Protocol):
     """Who a lease is given back to: the pool."""
 
     async def seal_lease(self, lease: SlotLease) -> None:
@@ -28,7 +28,7 @@ class SlotLease:
     """
 
     def __init__(
-        self, lease_id: int, trajectory: str, key: LeaseKey, container: ContainerHandle, landlord: Landlord
+        self, lease_id: int, trajectory: str, key: LeaseKey, container: ContainerHandle, landlord: LeaseOwner
     ) -> None:
         self.id = lease_id
         self.trajectory = trajectory

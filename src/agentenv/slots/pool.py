@@ -32,7 +32,7 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.container_link import Carrier, Doors, Stale
+from agentenv.slots.container_link import ContainerLink, RequestLimits, Stale
 from agentenv.slots.control import ContainerControl, open_session
 from agentenv.slots.health import Verdict
 from agentenv.slots.lease import SlotLease
@@ -73,8 +73,8 @@ class SlotPool:
         self._clock = clock
         self._ledger = Ledger()
         self._scaler = Scaler(backend, self._settings, clock())
-        self._doors = Doors()
-        self._carriers: dict[str, Carrier] = {}
+        self._doors = RequestLimits()
+        self._carriers: dict[str, ContainerLink] = {}
         self._errands: dict[str, set[asyncio.Task[None]]] = {}
         self._waiting: dict[int, asyncio.Future[SlotLease]] = {}
         self._held: dict[int, SlotLease] = {}
@@ -328,7 +328,7 @@ class SlotPool:
                 self._start_failed = None
                 self._scaler.slots_per_container = handle.slots
                 control = ContainerControl(handle, self._session)
-                carrier = Carrier(control, self._settings, self._doors, self._clock)
+                carrier = ContainerLink(control, self._settings, self._doors, self._clock)
                 self._carriers[handle.id] = carrier
                 self._ledger.started(handle.id, handle.index)
                 self._errand(handle.id, self._adopt(carrier), _HEARTBEAT)
@@ -348,7 +348,7 @@ class SlotPool:
         failed = self._start_failed
         return failed if failed is not None and failed.permanent and not self._carriers else None
 
-    async def _adopt(self, carrier: Carrier) -> None:
+    async def _adopt(self, carrier: ContainerLink) -> None:
         """Take the inventory, then keep in touch until the container's end."""
         container = carrier.handle.id
         try:

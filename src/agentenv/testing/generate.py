@@ -19,7 +19,7 @@ TURN_MARK = "<|start|>assistant"
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedFor:
     """A request: which server's protocol it speaks, the prompt's tokens, the longest answer."""
 
     protocol: Literal["vllm", "sglang"]
@@ -27,14 +27,14 @@ class Asked:
     max_tokens: int
 
 
-def read_request(body: Any) -> Asked:
+def read_request(body: Any) -> AskedFor:
     """Raises: ValueError, KeyError, TypeError, AttributeError when it is no such request."""
     if "input_ids" in body:
         prompt, most = body["input_ids"], body["sampling_params"].get("max_new_tokens", 128)
-        return Asked("sglang", _checked(prompt), int(most))
+        return AskedFor("sglang", _checked(prompt), int(most))
     if {"messages", "input_ids", "extra_body", "user"} & body.keys():
         raise ValueError("an argument that vLLM does not know")
-    return Asked("vllm", _checked(body["prompt"]["prompt_token_ids"]), int(body.get("max_tokens", 16)))
+    return AskedFor("vllm", _checked(body["prompt"]["prompt_token_ids"]), int(body.get("max_tokens", 16)))
 
 
 def _checked(prompt: Any) -> list[int]:
@@ -76,7 +76,7 @@ class TokenSpeaker:
         self.context_tokens = context_tokens
         self.said: list[Said] = []
 
-    def too_long(self, asked: Asked) -> Failure | None:
+    def too_long(self, asked: AskedFor) -> Failure | None:
         """What SGLang says to a prompt longer than its context."""
         if len(asked.prompt) < self.context_tokens:
             return None
@@ -95,7 +95,7 @@ class TokenSpeaker:
         calls = [_parsed(call.name, call.arguments) for call in reply.calls]
         return "\n".join(filter(None, (reply.text, self._parser.written(calls) if calls else "")))
 
-    def say(self, reply: Reply, turn: Turn, asked: Asked) -> dict[str, Any]:
+    def say(self, reply: Reply, turn: Turn, asked: AskedFor) -> dict[str, Any]:
         """The answer in the protocol it was asked in. Longer ones than asked for are cut."""
         finish_reason = reply.finish_reason or "stop"
         text = self.written(reply) + (str(self._tokenizer.eos_token) if finish_reason == "stop" else "")

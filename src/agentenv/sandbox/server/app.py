@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Face:
+class SandboxApp:
     """What the routes serve."""
 
     container: Container

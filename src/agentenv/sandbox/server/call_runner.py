@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
 from agentenv.sandbox.culprits import Loss
-from agentenv.sandbox.server.calls import NO_CONTENT, Asked, Content, Fields, Stop, answer, ended, refusal
-from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fields, Stop, answer, ended, refusal
+from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.server.tools.bash import WORKSPACE, Shells, output
@@ -31,13 +31,13 @@ class _StoppedError(Exception):
     """The call was told to end while its file operation ran."""
 
 
-class Workbench:
+class CallRunner:
     """From a slot's hand-over to :meth:`close`. ``call_ended`` is called after each call's answer; ``lost``
     when the agent does not do as told."""
 
     def __init__(
         self,
-        shared: Shared,
+        shared: ServerContext,
         io: SlotIo,
         call_ended: Callable[[], None],
         lost: Callable[[Loss, str], None],
@@ -48,7 +48,7 @@ class Workbench:
         self._lost = lost
         self._loop = shared.poller.loop
         self._shells = Shells(io, shared.env, shared.output_bytes, shared.spare_shells, shared.shell)
-        self._current: Asked | None = None
+        self._current: CallInFlight | None = None
 
     def prepare(self) -> None:
         """Have a shell ready for the next call, while there is nothing else to do."""
@@ -57,7 +57,7 @@ class Workbench:
             # Read here, not when the next call begins: it costs as much as a hop between processes.
             self._io.limits.begin()
 
-    def begin(self, asked: Asked) -> None:
+    def begin(self, asked: CallInFlight) -> None:
         """Start the call. Its answer comes later, never from within; whatever goes wrong is that call's answer."""
         self._current = asked
         asked.started_at = self._loop.time()
@@ -76,7 +76,7 @@ class Workbench:
             log.exception("call %s could not be begun", asked.call_id)
             self._refuse(asked, InfraError(f"the call could not be begun: {error!r}"))
 
-    def _refuse(self, asked: Asked, error: AgentEnvError) -> None:
+    def _refuse(self, asked: CallInFlight, error: AgentEnvError) -> None:
         refused = refusal(asked.call_id, error)
         self._shared.poller.defer(lambda: self._end(asked, refused))
 
@@ -84,7 +84,7 @@ class Workbench:
         """See :meth:`agentenv.sandbox.limit_watch.LimitWatch.take_above`."""
         return self._io.limits.take_above()
 
-    def stop(self, asked: Asked, why: Stop) -> None:
+    def stop(self, asked: CallInFlight, why: Stop) -> None:
         """Kill the running call; its answer follows with what it printed so far. Repeatable."""
         if asked is not self._current or asked.stop:
             return
@@ -95,7 +95,7 @@ class Workbench:
         if asked.process is not None:
             asked.process.kill()
 
-    def abandon(self, asked: Asked) -> None:
+    def abandon(self, asked: CallInFlight) -> None:
         """The call is answered by somebody else; its process does not matter any more."""
         if asked is self._current:
             self._current = None
@@ -111,7 +111,7 @@ class Workbench:
         self._io.link.close()
         self._io.limits.close()
 
-    def _end(self, asked: Asked, result: Fields, content: Content = NO_CONTENT) -> None:
+    def _end(self, asked: CallInFlight, result: Fields, content: Content = NO_CONTENT) -> None:
         if asked is self._current:
             self._current = None
             answer(asked, result, self._shared.statistics, content)
@@ -147,7 +147,7 @@ class Workbench:
 
     # -- file operations ---------------------------------------------------------------------------
 
-    async def _run_file(self, asked: Asked) -> None:
+    async def _run_file(self, asked: CallInFlight) -> None:
         content = NO_CONTENT
         try:
             runner = _Runner(self._io, self._shared.env, asked)
@@ -171,7 +171,7 @@ class Workbench:
 class _Runner:
     """Runs the processes of one file call (:class:`agentenv.sandbox.server.tools.runner.SlotRunner`)."""
 
-    def __init__(self, io: SlotIo, env: dict[str, str], asked: Asked) -> None:
+    def __init__(self, io: SlotIo, env: dict[str, str], asked: CallInFlight) -> None:
         self._io = io
         self._env = env
         self._asked = asked

@@ -52,14 +52,14 @@ class Outlet(Protocol):
 
     closed: bool
 
-    def deliver(self, asked: Asked) -> None:
+    def deliver(self, asked: CallInFlight) -> None:
         """Send ``asked.message`` when there is room, then tell its reply memory."""
 
     def refuse(self, call_id: str, message: bytes) -> None:
         """Send the answer to a call that is not remembered."""
 
 
-class Asked(Reply):
+class CallInFlight(Reply):
     """One call in its slot. ``outlets`` are the open connections that asked for it; ``attached`` are its large
     arguments, which ``arguments`` have empty."""
 
@@ -114,7 +114,7 @@ class Asked(Reply):
             outlet.deliver(self)
 
 
-def answer(asked: Asked, fields: Fields, statistics: Statistics, content: Content = NO_CONTENT) -> None:
+def answer(asked: CallInFlight, fields: Fields, statistics: Statistics, content: Content = NO_CONTENT) -> None:
     """The call ended with this result: remember it, count it, and give it to every connection that asked."""
     fields, raw = detached(fields, content)
     message = encode_result(fields, b"" if "content" in raw else b"".join(content.json))
@@ -154,7 +154,7 @@ def detached(fields: Fields, content: Content) -> tuple[Fields, dict[str, Raw]]:
     return left, raw
 
 
-def ended(asked: Asked, now: float, left: Fields) -> Fields:
+def ended(asked: CallInFlight, now: float, left: Fields) -> Fields:
     """The result of a call that ran, or was cancelled while it waited; ``left`` is what the tool says."""
     fields: Fields = {"id": asked.call_id, **left}
     fields["queue_s"] = (asked.started_at or now) - asked.asked_at

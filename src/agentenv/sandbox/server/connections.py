@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from agentenv.sandbox.server.calls import Asked
+from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.poller import Poller
 
 _HIGH_WATER_BYTES = 2 * 1024 * 1024
@@ -26,12 +26,12 @@ class StreamOutlet:
     """One WebSocket. Whatever is ready in one turn of the loop goes out in one write, each as a text
     message of its own; a client that does not read is asked again and again, and holds nobody up."""
 
-    def __init__(self, transport: asyncio.Transport, poller: Poller, sent: Callable[[Asked], None]) -> None:
+    def __init__(self, transport: asyncio.Transport, poller: Poller, sent: Callable[[CallInFlight], None]) -> None:
         self.closed = False
         self._transport = transport
         self._poller = poller
         self._sent = sent
-        self._ready: deque[Asked | bytes] = deque()
+        self._ready: deque[CallInFlight | bytes] = deque()
         self._own_bytes = 0
         self._scheduled = False
         self._poll_s = _SLOW_POLL_S
@@ -43,7 +43,7 @@ class StreamOutlet:
         count: they are bounded where they are remembered, and what cancels or forgets them has to be read."""
         return self._own_bytes > _MAX_OWN_BYTES
 
-    def deliver(self, asked: Asked) -> None:
+    def deliver(self, asked: CallInFlight) -> None:
         """See :class:`agentenv.sandbox.server.calls.Outlet`."""
         self._push(asked)
 
@@ -76,7 +76,7 @@ class StreamOutlet:
         self._own_bytes = 0
         self._wake_drained()
 
-    def _push(self, item: Asked | bytes) -> None:
+    def _push(self, item: CallInFlight | bytes) -> None:
         self._ready.append(item)
         self._own_bytes += len(item) if isinstance(item, bytes) else 0
         if not self._scheduled:
@@ -91,7 +91,7 @@ class StreamOutlet:
             return
         room = _HIGH_WATER_BYTES - self._transport.get_write_buffer_size()
         frames: list[bytes] = []
-        gone: list[Asked] = []
+        gone: list[CallInFlight] = []
         while self._ready and room > 0:
             item = self._ready.popleft()
             message = item if isinstance(item, bytes) else item.message
@@ -100,7 +100,7 @@ class StreamOutlet:
             self._own_bytes -= len(item) if isinstance(item, bytes) else 0
             frames += (_frame_head(len(message)), message)
             room -= len(message)
-            if isinstance(item, Asked):
+            if isinstance(item, CallInFlight):
                 gone.append(item)
         if frames:
             self._poll_s = _SLOW_POLL_S
@@ -125,14 +125,14 @@ class StreamOutlet:
 class BatchOutlet:
     """The lines of one ``POST /v1/batch``: it waits for its own calls, whoever else asks for them."""
 
-    def __init__(self, ids: set[str], sent: Callable[[Asked], None]) -> None:
+    def __init__(self, ids: set[str], sent: Callable[[CallInFlight], None]) -> None:
         self.closed = False
         self._missing = ids
         self._sent = sent
-        self._ready: deque[tuple[Asked | None, bytes]] = deque()
+        self._ready: deque[tuple[CallInFlight | None, bytes]] = deque()
         self._woken = asyncio.Event()
 
-    def deliver(self, asked: Asked) -> None:
+    def deliver(self, asked: CallInFlight) -> None:
         """See :class:`agentenv.sandbox.server.calls.Outlet`."""
         if asked.message is not None:
             self._answer(asked.call_id, asked, asked.message)
@@ -152,7 +152,7 @@ class BatchOutlet:
                 if asked is not None:
                     self._sent(asked)
 
-    def _answer(self, call_id: str, asked: Asked | None, message: bytes) -> None:
+    def _answer(self, call_id: str, asked: CallInFlight | None, message: bytes) -> None:
         if call_id in self._missing:
             self._missing.discard(call_id)
             self._ready.append((asked, message))

@@ -17,8 +17,8 @@ from agentenv.errors import (
 )
 from agentenv.sandbox.control_protocol import Hello, Pong, SlotFailed, SlotLost
 from agentenv.sandbox.loop_watch import Stalls
-from agentenv.sandbox.server.calls import Asked, Outlet, encode_result, refusal
-from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.calls import CallInFlight, Outlet, encode_result, refusal
+from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.inbox import Inbox, close_all
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import Raw
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 class Container:
     """The server without its HTTP. ``boot`` is this process's own name, new at every start."""
 
-    def __init__(self, slots: int, shared: Shared) -> None:
+    def __init__(self, slots: int, shared: ServerContext) -> None:
         self.boot = secrets.token_hex(8)
         self.draining = False
         self.counted = shared.statistics
@@ -156,7 +156,7 @@ class Container:
             raise CallLostError(f"the call's {field} is not remembered (any more)")
         return raw
 
-    def sent(self, asked: Asked) -> None:
+    def sent(self, asked: CallInFlight) -> None:
         """This answer was handed to a connection."""
         asked.memory.sent(asked)
         self._slots[asked.slot].made_room()
@@ -185,10 +185,10 @@ class Container:
             close_all(attached)
             raise
 
-    def _known(self, call_id: str, lease: LeaseKey) -> Asked | None:
+    def _known(self, call_id: str, lease: LeaseKey) -> CallInFlight | None:
         """The call of that id, when it is that lease's."""
         asked = self._shared.index.get(call_id)
-        if not isinstance(asked, Asked) or asked.slot != lease.slot:
+        if not isinstance(asked, CallInFlight) or asked.slot != lease.slot:
             return None
         return asked if hmac.compare_digest(asked.secret.encode(), lease.secret.encode()) else None
 

@@ -12,7 +12,7 @@ from agentenv.sandbox.server.supervisor_link import SupervisorLink
 
 
 @dataclass(frozen=True)
-class Shared:
+class ServerContext:
     """``index`` finds any remembered call of any lease by its id; ``env`` is every command's;
     ``shell`` see :class:`agentenv.sandbox.server.tools.bash.Shells`."""
 

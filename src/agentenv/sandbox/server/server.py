@@ -17,9 +17,9 @@ from agentenv.errors import ProtocolError
 from agentenv.sandbox.control_protocol import Hello
 from agentenv.sandbox.descriptors import LEAST_PER_SLOT, per_slot
 from agentenv.sandbox.loop_watch import LoopWatch
-from agentenv.sandbox.server.app import STREAMS, Face
+from agentenv.sandbox.server.app import STREAMS, SandboxApp
 from agentenv.sandbox.server.container import Container
-from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.leases import IllegalMoveError
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
@@ -90,9 +90,9 @@ class Server:
             raise ProtocolError("the supervisor did not say hello")
         return packet
 
-    def _made(self, hello: Hello) -> tuple[Face, Container]:
+    def _made(self, hello: Hello) -> tuple[SandboxApp, Container]:
         spec = hello.spec
-        shared = Shared(
+        shared = ServerContext(
             poller=self._poller,
             supervisor=self._supervisor,
             env=command_env(spec["env"]),
@@ -113,7 +113,7 @@ class Server:
             proofs=tuple(Proof.model_validate(proof) for proof in hello.proofs),
             allow_network=spec["allow_network"],
         )
-        return Face(container, self._poller, info, hello.token, self._watch), container
+        return SandboxApp(container, self._poller, info, hello.token, self._watch), container
 
     async def _wait_settled(self) -> None:
         """A server that says it is ready has slots to lease; a slot that is long in the making does not

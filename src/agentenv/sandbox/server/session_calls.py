@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
 from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.server.agent_link import TooManyRunsError
-from agentenv.sandbox.server.calls import NO_CONTENT, Asked, Content, Fields, Stop, answer, ended, refusal
-from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fields, Stop, answer, ended, refusal
+from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.session_host import SlotHost
 from agentenv.sessions.slot_sessions import SessionArguments, SlotSessions
@@ -22,14 +22,14 @@ MAX_BESIDE = 256
 log = logging.getLogger(__name__)
 
 
-class Beside:
+class SessionCalls:
     """One slot's session calls, and the sessions themselves while the slot can be used."""
 
-    def __init__(self, shared: Shared) -> None:
+    def __init__(self, shared: ServerContext) -> None:
         self._shared = shared
         self._loop = shared.poller.loop
-        self._waiting: deque[Asked] = deque()
-        self._running: set[Asked] = set()
+        self._waiting: deque[CallInFlight] = deque()
+        self._running: set[CallInFlight] = set()
         self._sessions: SlotSessions | None = None
         self._limits: LimitWatch | None = None
 
@@ -52,7 +52,7 @@ class Beside:
         if sessions is not None:
             sessions.close()
 
-    def ask(self, asked: Asked) -> None:
+    def ask(self, asked: CallInFlight) -> None:
         """Begin the call, as soon as the slot can be used."""
         self._waiting.append(asked)
         self.pump()
@@ -67,7 +67,7 @@ class Beside:
             asked.started_at = self._loop.time()
             asked.task = self._loop.create_task(self._run(asked, self._sessions))
 
-    def cancel(self, asked: Asked) -> bool:
+    def cancel(self, asked: CallInFlight) -> bool:
         """Answer this call now; what it waited for goes on. Whether it was one of these."""
         if asked in self._waiting:
             self._waiting.remove(asked)
@@ -88,14 +88,14 @@ class Beside:
             self._answer(asked, refusal(asked.call_id, error))
         self._waiting.clear()
 
-    def _answer(self, asked: Asked, result: Fields, content: Content = NO_CONTENT) -> None:
+    def _answer(self, asked: CallInFlight, result: Fields, content: Content = NO_CONTENT) -> None:
         task = asked.task
         self._running.discard(asked)
         answer(asked, result, self._shared.statistics, content)
         if task is not None and not task.done():
             task.cancel()
 
-    async def _run(self, asked: Asked, sessions: SlotSessions) -> None:
+    async def _run(self, asked: CallInFlight, sessions: SlotSessions) -> None:
         content = NO_CONTENT
         assert isinstance(asked.arguments, SessionArguments)
         try:

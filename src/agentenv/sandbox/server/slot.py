@@ -22,14 +22,14 @@ from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import WAYS, Loss, error_of
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
 from agentenv.sandbox.server.agent_link import AgentLink
-from agentenv.sandbox.server.call_runner import Workbench
-from agentenv.sandbox.server.calls import Asked, Outlet, Stop, answer, ended, refusal
-from agentenv.sandbox.server.context import Shared
+from agentenv.sandbox.server.call_runner import CallRunner
+from agentenv.sandbox.server.calls import CallInFlight, Outlet, Stop, answer, ended, refusal
+from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.inbox import Attached, Inbox
 from agentenv.sandbox.server.leases import Lease, move
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
-from agentenv.sandbox.server.session_calls import Beside
+from agentenv.sandbox.server.session_calls import SessionCalls
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport, SlotState
@@ -59,7 +59,7 @@ class Slot:
     """One slot. Its calls run one at a time, in the order they came (those on sessions beside them); slots
     never wait for each other."""
 
-    def __init__(self, index: int, shared: Shared) -> None:
+    def __init__(self, index: int, shared: ServerContext) -> None:
         self.index = index
         self._state = SlotState.resetting
         self._state_since_s = shared.poller.loop.time()
@@ -69,8 +69,8 @@ class Slot:
         self._shared = shared
         self._loop = shared.poller.loop
         self._memory: ReplyMemory | None = None
-        self._queue: deque[Asked] = deque()
-        self._bench: Workbench | None = None
+        self._queue: deque[CallInFlight] = deque()
+        self._bench: CallRunner | None = None
         self._sealing = False
         self._settled: list[asyncio.Future[None]] = []
         self._expiry: asyncio.TimerHandle | None = None
@@ -83,8 +83,8 @@ class Slot:
         """The lease that was lost last, and why: whoever comes late hears that, not that it is stale."""
         self._unheard: asyncio.TimerHandle | None = None
         """Until when the supervisor may say why the agent ended."""
-        self._current: Asked | None = None
-        self._beside = Beside(shared)
+        self._current: CallInFlight | None = None
+        self._beside = SessionCalls(shared)
 
     def __repr__(self) -> str:
         busy = "running" if self._current else "idle"
@@ -286,7 +286,7 @@ class Slot:
         if len(self._queue) + len(self._beside) >= MAX_QUEUED_CALLS:
             raise SandboxUnavailableError(f"{MAX_QUEUED_CALLS} calls wait in slot {self.index} already")
         memory.inbox.hold(held_bytes)
-        asked = Asked(call, arguments, memory, outlet, self._loop.time(), attached)
+        asked = CallInFlight(call, arguments, memory, outlet, self._loop.time(), attached)
         self._called = True
         memory.begin(asked)
         asked.held_bytes = held_bytes
@@ -296,7 +296,7 @@ class Slot:
         self._queue.append(asked)
         self._pump()
 
-    def cancel(self, asked: Asked) -> None:
+    def cancel(self, asked: CallInFlight) -> None:
         """End this call now, whether it waits or runs. Nothing happens when it has ended."""
         if asked is self._current and self._bench is not None:
             self._bench.stop(asked, Stop.cancelled)
@@ -384,7 +384,7 @@ class Slot:
         if era > 0:
             link.kill_former_runs()
         io = SlotIo(link, shared.poller, LimitWatch(packet.limits))
-        self._bench = Workbench(shared, io, self._call_ended, self._agent_lost)
+        self._bench = CallRunner(shared, io, self._call_ended, self._agent_lost)
         self._beside.open(io, shared.env)
         if self.lease is not None:
             shared.poller.defer(self._bench.prepare)

@@ -48,7 +48,7 @@ _STDERR = 2
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldLocks:
     """What stays open for the container's life: its lock, its block of uids."""
 
     lock: int
@@ -127,7 +127,7 @@ def read_token(path: Path) -> str:
     return text
 
 
-def _hold(directory: Path, *, claim: bool) -> Held:
+def _hold(directory: Path, *, claim: bool) -> HeldLocks:
     """Sweep the dead, then take this container's name and, to ``claim``, its uids."""
     sweep.sweep(directory.parent)
     try:
@@ -142,7 +142,7 @@ def _hold(directory: Path, *, claim: bool) -> Held:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         cure = "free some space" if full else "name a directory this user can write to"
         raise ConfigError("data_dir", f"cannot write {directory}: {error.strerror}", next_step=cure) from error
-    return Held(lock, claim_uids() if claim else None)
+    return HeldLocks(lock, claim_uids() if claim else None)
 
 
 def claim_uids() -> socket.socket:
@@ -163,7 +163,7 @@ def claim_uids() -> socket.socket:
     raise MachineFullError(f"{_UID_BLOCKS} containers run on this machine already", next_step="stop some of them")
 
 
-def _block_of(spec: SandboxSpec, held: Held) -> int:
+def _block_of(spec: SandboxSpec, held: HeldLocks) -> int:
     if spec.uid_block >= 0 and os.geteuid() == 0:
         block = isolation.fitting_block(spec.uid_block, Path("/proc/self/uid_map").read_text())
         if block != spec.uid_block:
@@ -175,7 +175,7 @@ def _block_of(spec: SandboxSpec, held: Held) -> int:
 
 
 def _prepare(
-    spec: SandboxSpec, directory: Path, token: str, held: Held, server_argv: Sequence[str], *, lifeline: bool
+    spec: SandboxSpec, directory: Path, token: str, held: HeldLocks, server_argv: Sequence[str], *, lifeline: bool
 ) -> Launch:
     """Everything that can fail before a namespace is entered, each with its own clear error."""
     mode = isolation.choose_mode(spec.isolation, os.geteuid())

@@ -27,7 +27,7 @@ from agentenv.sandbox.supervisor.child import EXEC_FAILED, reset_signals, take_d
 from agentenv.sandbox.supervisor.isolation import ROOT_LINKS, USER
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of, readable
 from agentenv.sandbox.supervisor.rootfs import root_entry
-from agentenv.sandbox.supervisor.slot_process import Ground, SlotProcess
+from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
 from agentenv.wire.spec import ATTACHED, SandboxSpec
 
 READY_DEADLINE_S = 10.0
@@ -138,7 +138,7 @@ class NetworkProcess:
             await asyncio.shield(self.exited)
 
 
-async def attach(ground: Ground, slot: SlotProcess, reaper: Reaper, tool: str) -> NetworkProcess:
+async def attach(ground: SlotSetup, slot: SlotProcess, reaper: Reaper, tool: str) -> NetworkProcess:
     """Close what must stay closed, then open the rest. Returns when the slot's network is up.
 
     Raises SandboxUnavailableError when either fails: the slot must then not be used.
@@ -176,7 +176,7 @@ async def attach(ground: Ground, slot: SlotProcess, reaper: Reaper, tool: str) -
                 os.close(fd)
 
 
-def _open_namespaces(ground: Ground, slot: SlotProcess) -> tuple[int, int]:
+def _open_namespaces(ground: SlotSetup, slot: SlotProcess) -> tuple[int, int]:
     """As the slot's uid: descriptors of its network namespace and of the user namespace owning that.
 
     Opened under that uid, because it owns the namespaces and needs no CAP_SYS_PTRACE to look.
@@ -190,7 +190,7 @@ def _open_namespaces(ground: Ground, slot: SlotProcess) -> tuple[int, int]:
     return net, syscalls.owning_user_namespace(net)
 
 
-def _close_routes(ground: Ground, slot: SlotProcess, closed: Sequence[IPv4Network]) -> None:
+def _close_routes(ground: SlotSetup, slot: SlotProcess, closed: Sequence[IPv4Network]) -> None:
     """In a forked child: join the slot's network and add the unreachable routes. Never returns."""
     code = 1
     try:
@@ -233,7 +233,7 @@ def _enter_jail(jail: Path) -> None:
     syscalls.pivot_into(str(jail))
 
 
-def _become_tool(ground: Ground, slot: SlotProcess, tool: str, ready_fd: int, error_fd: int) -> None:
+def _become_tool(ground: SlotSetup, slot: SlotProcess, tool: str, ready_fd: int, error_fd: int) -> None:
     """In a forked child: become slirp4netns under the slot's uid. Never returns."""
     try:
         reset_signals()

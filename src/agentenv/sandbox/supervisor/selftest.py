@@ -28,7 +28,7 @@ from agentenv.sandbox.supervisor.isolation import (
     command_environment,
 )
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES
-from agentenv.sandbox.supervisor.slot_process import Ground, SlotProcess
+from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
 
 DEADLINE_S = 20.0
 SETTLE_S = 5.0
@@ -70,7 +70,7 @@ exit 0
 
 
 @dataclass(frozen=True)
-class Proof:
+class Verdict:
     """One promise, tested. The same shape as :class:`agentenv.wire.server.Proof`."""
 
     name: str
@@ -98,7 +98,7 @@ def parse_report(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def judge(report: Mapping[str, str], want: Expected) -> list[Proof]:
+def judge(report: Mapping[str, str], want: Expected) -> list[Verdict]:
     """Every proof that can be read off the report. Pure; a missing line never holds."""
     status = {name: report.get(f"status.{name}", "?") for name in ("Uid", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs")}
     capabilities = {name: status[name] for name in ("CapPrm", "CapEff", "CapBnd")}
@@ -109,15 +109,15 @@ def judge(report: Mapping[str, str], want: Expected) -> list[Proof]:
     ]
     written = [name for name in ("usr", "root", "dev", "proc") if f"{name}_written" in report]
     return [
-        Proof("own uid", status["Uid"] == str(want.uid), detail=f"uid {status['Uid']}, wanted {want.uid}"),
-        Proof("no capabilities", all(v.strip("0") == "" for v in capabilities.values()), detail=str(capabilities)),
-        Proof("no new privileges", status["NoNewPrivs"] == "1", detail=f"NoNewPrivs {status['NoNewPrivs']}"),
-        Proof("own namespaces", not shared, detail=f"shared with the machine: {', '.join(shared) or 'none'}"),
-        Proof(
+        Verdict("own uid", status["Uid"] == str(want.uid), detail=f"uid {status['Uid']}, wanted {want.uid}"),
+        Verdict("no capabilities", all(v.strip("0") == "" for v in capabilities.values()), detail=str(capabilities)),
+        Verdict("no new privileges", status["NoNewPrivs"] == "1", detail=f"NoNewPrivs {status['NoNewPrivs']}"),
+        Verdict("own namespaces", not shared, detail=f"shared with the machine: {', '.join(shared) or 'none'}"),
+        Verdict(
             "system read-only", not written and not writable_mounts(report), detail=_writable_detail(report, written)
         ),
         _engine(report),
-        Proof("workspace writable", report.get("workspace") == "probe", detail="wrote and read back a file"),
+        Verdict("workspace writable", report.get("workspace") == "probe", detail="wrote and read back a file"),
         _at_most("workspace size limit", report.get("workspace_bytes"), want.workspace_bytes),
         _at_most("workspace file limit", report.get("workspace_inodes"), want.workspace_inodes),
         _at_most("temporary files size limit", report.get("tmp_bytes"), want.tmp_bytes),
@@ -144,64 +144,64 @@ def _writable_detail(report: Mapping[str, str], written: list[str]) -> str:
     return f"writable: {', '.join(found)}" if found else "every mount but the slot's own is read-only"
 
 
-def _engine(report: Mapping[str, str]) -> Proof:
+def _engine(report: Mapping[str, str]) -> Verdict:
     """Not required: it tells a policy where the engine keeps this container's files, and lets it do nothing there."""
     layers = sorted(key[len("layers.") :] for key in report if key.startswith("layers."))
     named = f"the engine's directories are named at {', '.join(layers)}" if layers else "no mount names one"
     cure = "the kernel refuses an overlay over the engine's: docs/isolation.md"
-    return Proof("no paths of the engine", not layers, required=False, detail=named, cure=cure if layers else "")
+    return Verdict("no paths of the engine", not layers, required=False, detail=named, cure=cure if layers else "")
 
 
-def _at_most(name: str, value: str | None, limit: int) -> Proof:
+def _at_most(name: str, value: str | None, limit: int) -> Verdict:
     # The kernel rounds sizes up to whole pages.
     rounded = -(-limit // resource.getpagesize()) * resource.getpagesize()
     holds = value is not None and value.isdigit() and 0 < int(value) <= rounded
-    return Proof(name, holds, detail=f"{value} of at most {limit}")
+    return Verdict(name, holds, detail=f"{value} of at most {limit}")
 
 
-def _terminals(limit: str) -> Proof:
-    return Proof("terminals limit", limit == str(MAX_TERMINALS), detail=f"{limit} of {MAX_TERMINALS}")
+def _terminals(limit: str) -> Verdict:
+    return Verdict("terminals limit", limit == str(MAX_TERMINALS), detail=f"{limit} of {MAX_TERMINALS}")
 
 
-def _network(report: Mapping[str, str], want: Expected) -> Proof:
+def _network(report: Mapping[str, str], want: Expected) -> Verdict:
     devices = sorted(key[len("net.") :] for key in report if key.startswith("net."))
     if not want.allow_network:
-        return Proof("no network", devices == ["lo"], detail=f"interfaces: {', '.join(devices) or 'none seen'}")
+        return Verdict("no network", devices == ["lo"], detail=f"interfaces: {', '.join(devices) or 'none seen'}")
     holds = len(devices) == 2 and "lo" in devices and report.get("connect") not in (None, "0")
     detail = f"interfaces: {', '.join(devices)}; connecting to the server: {report.get('connect', 'not tried')}"
-    return Proof("network without the server", holds, detail=detail)
+    return Verdict("network without the server", holds, detail=detail)
 
 
-def _user_namespaces(status: str) -> Proof:
+def _user_namespaces(status: str) -> Verdict:
     detail = {"0": "unshare(1) made one", "127": "the slot has no unshare(1) to try it with"}.get(status, "refused")
     cure = "install util-linux in the image" if status == "127" else ""
-    return Proof("no user namespaces", status not in ("0", "127", "?"), detail=detail, cure=cure)
+    return Verdict("no user namespaces", status not in ("0", "127", "?"), detail=detail, cure=cure)
 
 
-def _keys(report: Mapping[str, str]) -> Proof:
+def _keys(report: Mapping[str, str]) -> Verdict:
     found = sum(key.startswith("key.") for key in report)
-    return Proof("no keys of the machine", found == 0, detail=f"{found} in /proc/keys")
+    return Verdict("no keys of the machine", found == 0, detail=f"{found} in /proc/keys")
 
 
-def _environment(report: Mapping[str, str], want: Expected) -> Proof:
+def _environment(report: Mapping[str, str], want: Expected) -> Verdict:
     seen = {key[len("env.") :] for key in report if key.startswith("env.")}
     extra = sorted(seen - want.environment)
-    return Proof("clean environment", bool(seen) and not extra, detail=f"unexpected: {', '.join(extra) or 'none'}")
+    return Verdict("clean environment", bool(seen) and not extra, detail=f"unexpected: {', '.join(extra) or 'none'}")
 
 
-def _processes(report: Mapping[str, str]) -> Proof:
+def _processes(report: Mapping[str, str]) -> Verdict:
     count, init = report.get("processes", "?"), report.get("init", "?")
     holds = count.isdigit() and int(count) <= _MAX_PROCESSES_SEEN and init == "slotagent"
-    return Proof("own /proc", holds, detail=f"{count} processes visible, the first is {init}")
+    return Verdict("own /proc", holds, detail=f"{count} processes visible, the first is {init}")
 
 
-def guard_proof(ran: Ran) -> Proof:
+def guard_proof(ran: Ran) -> Verdict:
     """What the agent's own attempts at the system calls it refuses to a slot came to."""
     lines = ran.stdout.splitlines()
     allowed = [line.removeprefix("allowed ") for line in lines if line.startswith("allowed ")]
     refused = next((line.removeprefix("refused ") for line in lines if line.startswith("refused ")), "0")
     holds = ran.status == 0 and not allowed and refused.isdigit() and int(refused) > 0
-    return Proof(
+    return Verdict(
         "system calls refused",
         holds,
         detail=f"{refused} refused; not refused: {', '.join(allowed) or 'none'}",
@@ -209,10 +209,10 @@ def guard_proof(ran: Ran) -> Proof:
     )
 
 
-def files_proof(ran: Ran) -> Proof:
+def files_proof(ran: Ran) -> Verdict:
     """What an attempt of the file tools' own program to leave the workspace came to."""
     lacking = ran.status == _UNSUPPORTED_KERNEL
-    return Proof(
+    return Verdict(
         "files beneath the workspace",
         ran.status == _OUTSIDE,
         detail="there is no openat2" if lacking else f"reading outside of it ended with {ran.status}",
@@ -220,7 +220,7 @@ def files_proof(ran: Ran) -> Proof:
     )
 
 
-def failure(proofs: list[Proof]) -> SelfTestError | None:
+def failure(proofs: list[Verdict]) -> SelfTestError | None:
     """The error to refuse with, when a required proof does not hold."""
     broken = [proof for proof in proofs if proof.required and not proof.holds]
     if not broken:
@@ -234,8 +234,8 @@ def failure(proofs: list[Proof]) -> SelfTestError | None:
 
 
 async def prove(
-    ground: Ground, slot: SlotProcess, host_namespaces: Mapping[str, str], address: tuple[str, int]
-) -> list[Proof]:
+    ground: SlotSetup, slot: SlotProcess, host_namespaces: Mapping[str, str], address: tuple[str, int]
+) -> list[Verdict]:
     """Run the whole self-test in a slot that nobody uses yet. Raises StartTimeoutError when it takes too
     long, SelfTestError when the agent breaks off; whether every required proof holds is :func:`failure`'s to say."""
     runner = AgentRunner(slot.agent, DEADLINE_S)
@@ -250,12 +250,12 @@ async def prove(
 
 
 async def _prove(
-    ground: Ground,
+    ground: SlotSetup,
     slot: SlotProcess,
     runner: AgentRunner,
     host_namespaces: Mapping[str, str],
     address: tuple[str, int],
-) -> list[Proof]:
+) -> list[Verdict]:
     spec = ground.spec
     env = command_environment(spec)
     probe = {"PROBE_ADDRESS": address[0], "PROBE_PORT": str(address[1])} if spec.allow_network else {}
@@ -273,7 +273,7 @@ async def _prove(
         reason = (
             f"bash could not be started: {os.strerror(ran.errno)}" if ran.errno else f"bash ended with {ran.status}"
         )
-        return [Proof("commands run", False, detail=reason, cure="the machine needs /usr/bin/bash")]
+        return [Verdict("commands run", False, detail=reason, cure="the machine needs /usr/bin/bash")]
     report = parse_report(ran.stdout)
     return [
         *judge(report, want),
@@ -286,8 +286,8 @@ async def _prove(
 
 
 async def _process_limit(
-    ground: Ground, slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str], report: Mapping[str, str]
-) -> Proof:
+    ground: SlotSetup, slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str], report: Mapping[str, str]
+) -> Verdict:
     """Lower the real limit to what runs already, and see the next start refused."""
     name, wanted = "process limit holds", str(ground.spec.limits.processes + OWN_PROCESSES)
     if slot.plan is not None and slot.plan.pids_limit is not None:
@@ -298,10 +298,10 @@ async def _process_limit(
         finally:
             slot.plan.pids_limit.write_text(before)
         holds = refused.errno == errno.EAGAIN and before == wanted
-        return Proof(name, holds, detail=f"pids.max {before}; at its limit a start gives errno {refused.errno}")
+        return Verdict(name, holds, detail=f"pids.max {before}; at its limit a start gives errno {refused.errno}")
     before = report.get("max_processes", "?")
     if ground.identity.mode != USER:  # another uid's limits cannot be changed without CAP_SYS_RESOURCE
-        return Proof("process limit", before == wanted, detail=f"RLIMIT_NPROC {before} of {wanted}")
+        return Verdict("process limit", before == wanted, detail=f"RLIMIT_NPROC {before} of {wanted}")
     # Only the soft limit: nobody here may raise a hard one again.
     resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (1, int(wanted)))
     try:
@@ -309,27 +309,27 @@ async def _process_limit(
     finally:
         resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (int(wanted), int(wanted)))
     holds = refused.errno == errno.EAGAIN and before == wanted
-    return Proof(name, holds, detail=f"RLIMIT_NPROC {before}; at its limit a start gives errno {refused.errno}")
+    return Verdict(name, holds, detail=f"RLIMIT_NPROC {before}; at its limit a start gives errno {refused.errno}")
 
 
-def _memory_limit(ground: Ground, slot: SlotProcess, report: Mapping[str, str]) -> Proof:
+def _memory_limit(ground: SlotSetup, slot: SlotProcess, report: Mapping[str, str]) -> Verdict:
     wanted = ground.spec.limits.memory_bytes
     rounded = wanted - wanted % resource.getpagesize()
     if slot.plan is not None and slot.plan.memory_limit is not None:
         value = slot.plan.memory_limit.read_text().strip()
         holds = value.isdigit() and rounded <= int(value) <= wanted
-        return Proof("memory limit", holds, detail=f"{slot.plan.memory_limit.name} {value} of {wanted}")
+        return Verdict("memory limit", holds, detail=f"{slot.plan.memory_limit.name} {value} of {wanted}")
     value = report.get("max_data_kib", "?")
-    return Proof("memory limit", value == str(wanted // 1024), detail=f"RLIMIT_DATA {value} KiB, per process")
+    return Verdict("memory limit", value == str(wanted // 1024), detail=f"RLIMIT_DATA {value} KiB, per process")
 
 
-async def _kill_all(slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str]) -> Proof:
+async def _kill_all(slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str]) -> Verdict:
     """Processes that left their session, their parent and their group must die like any other."""
     script = "sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; echo up; sleep 1000"
     await runner.leave_running(["bash", "-c", script], env)
     killed = await runner.kill_all()
     left = await _settled(slot)
-    return Proof("kill ends everything", left <= 1, detail=f"{killed} killed, {max(0, left - 1)} left")
+    return Verdict("kill ends everything", left <= 1, detail=f"{killed} killed, {max(0, left - 1)} left")
 
 
 async def _settled(slot: SlotProcess) -> int:
@@ -349,6 +349,6 @@ def slot_population(slot: SlotProcess) -> int:
     return 1 + len(Path(children).read_text().split())
 
 
-def as_packets(proofs: list[Proof]) -> list[dict[str, object]]:
+def as_packets(proofs: list[Verdict]) -> list[dict[str, object]]:
     """The proofs as the server and the wire carry them."""
     return [asdict(proof) for proof in proofs]

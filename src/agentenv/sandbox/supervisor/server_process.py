@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class ServerGround:
+class ServerSetup:
     """What every server process of a container is started with."""
 
     argv: Sequence[str]
@@ -158,7 +158,7 @@ class ServerProcess:
 
 
 def start(
-    ground: ServerGround,
+    ground: ServerSetup,
     slots: int,
     reaper: Reaper,
     on_request: Callable[[Request], None],
@@ -174,7 +174,7 @@ def start(
     return ServerProcess(pid, exited, ServerLink(ours, slots, on_request, on_broken))
 
 
-def _become_server(ground: ServerGround, control: socket.socket) -> None:
+def _become_server(ground: ServerSetup, control: socket.socket) -> None:
     """In the forked child: into its cgroup, its own view of the machine, its uid. Never returns."""
     try:
         if ground.plan is not None:
@@ -192,7 +192,7 @@ def _become_server(ground: ServerGround, control: socket.socket) -> None:
         os._exit(EXEC_FAILED)
 
 
-def _take_own_view(ground: ServerGround) -> None:
+def _take_own_view(ground: ServerSetup) -> None:
     """A mount namespace without the slots' mounts, in which the interpreter can be reached.
 
     Without the slots' mounts also because a copy of a workspace's mount would keep its memory alive

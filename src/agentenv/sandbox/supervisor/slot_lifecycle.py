@@ -20,7 +20,7 @@ from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
 from agentenv.sandbox.supervisor import cgroups, limits, network, slot_process
 from agentenv.sandbox.supervisor.network import NetworkProcess
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
-from agentenv.sandbox.supervisor.slot_process import Ground, SlotProcess
+from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
 from agentenv.sandbox.supervisor.slot_states import SlotPhase, moved
 
 log = logging.getLogger(__name__)
@@ -40,21 +40,21 @@ _LOSSES_WITHIN_S = 10.0
 class SlotReports(Protocol):
     """Who is told what became of a slot."""
 
-    def ready(self, slot: SlotLife) -> None:
+    def ready(self, slot: SlotLifecycle) -> None:
         """The slot can be used; its ``kept`` says whether the workspace is the one of before."""
 
-    def failed(self, slot: SlotLife) -> None:
+    def failed(self, slot: SlotLifecycle) -> None:
         """The slot is quarantined for good; its ``reason`` says why."""
 
-    def lost(self, slot: SlotLife, loss: Loss, reason: str) -> None:
+    def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         """The slot ended by itself; it is being reset, or given up."""
 
 
 @dataclass(frozen=True)
-class Workshop:
+class SlotServices:
     """What slots of one container share. ``gate`` bounds how many start at once."""
 
-    ground: Ground
+    ground: SlotSetup
     reaper: Reaper
     reports: SlotReports
     gate: asyncio.Semaphore
@@ -77,10 +77,10 @@ class CrashLoop:
         return len(self.times) >= self.limit
 
 
-class SlotLife:
+class SlotLifecycle:
     """One slot. Read ``phase``, ``epoch``, ``lease``, ``process``; ask with :meth:`ask`."""
 
-    def __init__(self, shop: Workshop, number: int) -> None:
+    def __init__(self, shop: SlotServices, number: int) -> None:
         self.number = number
         self.phase = SlotPhase.absent
         self.epoch = 0
@@ -322,7 +322,7 @@ class SlotLife:
         self._shop.reports.failed(self)
 
 
-def _unmount(ground: Ground, slot: int) -> None:
+def _unmount(ground: SlotSetup, slot: int) -> None:
     try:
         slot_process.unmount_workspace(ground, slot)
     except OSError as error:

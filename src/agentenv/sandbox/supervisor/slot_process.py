@@ -32,7 +32,7 @@ _OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ = 500, 1000
 
 
 @dataclass(frozen=True)
-class Ground:
+class SlotSetup:
     """What all slots of a container stand on."""
 
     spec: SandboxSpec
@@ -55,7 +55,7 @@ class SlotStartError(SandboxUnavailableError):
     """A slot did not start; what was begun has been killed."""
 
 
-def mount_workspace(ground: Ground, slot: int) -> None:
+def mount_workspace(ground: SlotSetup, slot: int) -> None:
     """A fresh workspace. Raises OSError when it cannot be mounted or is not empty."""
     limits, place = ground.spec.limits, ground.tree.workspace(slot)
     under = place.stat().st_dev
@@ -71,14 +71,14 @@ def mount_workspace(ground: Ground, slot: int) -> None:
         raise OSError(f"the workspace of slot {slot} is not a fresh, empty mount")
 
 
-def reopen_workspace(ground: Ground, slot: int) -> None:
+def reopen_workspace(ground: SlotSetup, slot: int) -> None:
     """Give a kept workspace the mode it was made with: a ``chmod 000 .`` of the slot's own commands would
     keep bwrap out, and look like a failure of ours. Raises OSError."""
     with syscalls.file_access_as(ground.identity.slot_uid(slot)):  # as its owner: CAP_FOWNER may not be there
         ground.tree.workspace(slot).chmod(0o700)
 
 
-def unmount_workspace(ground: Ground, slot: int) -> None:
+def unmount_workspace(ground: SlotSetup, slot: int) -> None:
     """Discard the workspace. Raises OSError (EBUSY) while anything in our namespace uses it."""
     syscalls.umount(str(ground.tree.workspace(slot)))
 
@@ -159,7 +159,7 @@ def _kill_family(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-async def start(ground: Ground, slot: int, reaper: Reaper) -> SlotProcess:
+async def start(ground: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
     """Start the slot over its mounted workspace and made cgroup; returns after the agent's HELLO.
 
     Raises SlotStartError, with bwrap's own words, after killing what had been started.
@@ -169,7 +169,7 @@ async def start(ground: Ground, slot: int, reaper: Reaper) -> SlotProcess:
 
 
 @contextlib.contextmanager
-def _terminals(ground: Ground, slot: int) -> Iterator[None]:
+def _terminals(ground: SlotSetup, slot: int) -> Iterator[None]:
     """The slot's ``/dev/pts``, until bwrap has bound it into the slot: there it lives on for as long as the slot."""
     place = ground.tree.slot_terminals(slot)
     mounts.mount_terminals(place, MAX_TERMINALS)
@@ -179,7 +179,7 @@ def _terminals(ground: Ground, slot: int) -> Iterator[None]:
         syscalls.umount(str(place), syscalls.MNT_DETACH)
 
 
-async def _start(ground: Ground, slot: int, reaper: Reaper) -> SlotProcess:
+async def _start(ground: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     info_read, info_write = os.pipe()
     error_read, error_write = os.pipe()
@@ -207,7 +207,7 @@ async def _start(ground: Ground, slot: int, reaper: Reaper) -> SlotProcess:
                 os.close(fd)
 
 
-async def _hello(running: SlotProcess, info_read: int, ground: Ground) -> None:
+async def _hello(running: SlotProcess, info_read: int, ground: SlotSetup) -> None:
     await readable(running.agent.fileno(), HELLO_DEADLINE_S)
     message = protocol.receive(running.agent)
     if message is None:
@@ -242,7 +242,7 @@ def _why(error: BaseException, running: SlotProcess, error_read: int) -> str:
     return f"{error}" + (f" ({end_of(running.exited.result())})" if running.exited.done() else "")
 
 
-def _spawn(ground: Ground, slot: int, plan: CgroupPlan | None, agent_fd: int, info_fd: int, error_fd: int) -> int:
+def _spawn(ground: SlotSetup, slot: int, plan: CgroupPlan | None, agent_fd: int, info_fd: int, error_fd: int) -> int:
     """Start slotlaunch, which puts on the slot's limits and identity and becomes bwrap; its pid."""
     identity, workspace = ground.identity, ground.tree.workspace(slot)
     launch = [str(ground.launcher)]
@@ -279,7 +279,7 @@ def _spawn(ground: Ground, slot: int, plan: CgroupPlan | None, agent_fd: int, in
     )
 
 
-def _rlimits(limits: SlotLimits, ground: Ground) -> dict[int, int]:
+def _rlimits(limits: SlotLimits, ground: SlotSetup) -> dict[int, int]:
     wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: limits.open_files}
     if ground.identity.mode != USER:
         # Where pids.max does the exact counting, this is the second fence: it also counts the slot's

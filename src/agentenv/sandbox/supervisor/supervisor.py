@@ -41,9 +41,9 @@ from agentenv.sandbox.supervisor import cgroups, child, events, isolation, mount
 from agentenv.sandbox.supervisor.isolation import Identity
 from agentenv.sandbox.supervisor.limits import CgroupLayout, limit_files, server_plan
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
-from agentenv.sandbox.supervisor.server_process import ServerGround, ServerProcess
-from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop, SlotLife, Workshop
-from agentenv.sandbox.supervisor.slot_process import Ground
+from agentenv.sandbox.supervisor.server_process import ServerProcess, ServerSetup
+from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop, SlotLifecycle, SlotServices
+from agentenv.sandbox.supervisor.slot_process import SlotSetup
 from agentenv.sandbox.supervisor.slot_states import SlotPhase
 from agentenv.wire.spec import SandboxSpec
 
@@ -95,9 +95,9 @@ class Supervisor:
         self._proofs: list[dict[str, object]] = []
         ground, self._private = _prepare_ground(launch)
         starting_at_once = 2 * len(os.sched_getaffinity(0))
-        shop = Workshop(ground, reaper, self, asyncio.Semaphore(starting_at_once), launch.network_tool)
+        shop = SlotServices(ground, reaper, self, asyncio.Semaphore(starting_at_once), launch.network_tool)
         self._ground = ground
-        self._slots = [SlotLife(shop, number) for number in range(launch.spec.slots)]
+        self._slots = [SlotLifecycle(shop, number) for number in range(launch.spec.slots)]
 
     async def run(self) -> None:
         """Serve until cancelled. Raises AgentEnvError when the container cannot serve (any more)."""
@@ -126,7 +126,7 @@ class Supervisor:
 
     # ---- SlotReports
 
-    def ready(self, slot: SlotLife) -> None:
+    def ready(self, slot: SlotLifecycle) -> None:
         """Hand the slot to the server, if one has been greeted; otherwise the greeting will."""
         if self._greeted and self._server is not None and slot.process is not None:
             limits = limit_files(slot.process.plan)
@@ -134,12 +134,12 @@ class Supervisor:
             slot.handed = True
             self._server.link.send(packet, slot.process.agent.fileno())
 
-    def failed(self, slot: SlotLife) -> None:
+    def failed(self, slot: SlotLifecycle) -> None:
         """Tell the server that the slot is quarantined."""
         if self._greeted and self._server is not None:
             self._server.link.send(SlotFailed(slot.number, slot.epoch, slot.reason))
 
-    def lost(self, slot: SlotLife, loss: Loss, reason: str) -> None:
+    def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         """Tell the server that the slot ended by itself."""
         log.warning("slot %d: %s", slot.number, reason)
         if self._greeted and self._server is not None:
@@ -178,7 +178,7 @@ class Supervisor:
         self._greeted = False
         layout = self._launch.layout
         plan = server_plan(layout, self._launch.spec.container) if layout else None
-        ground = ServerGround(
+        ground = ServerSetup(
             self._launch.server_argv, self._launch.identity, self._launch.listener, self._private, plan
         )
         self._server = server_process.start(
@@ -284,7 +284,7 @@ def _backoff_s(crashes: int) -> float:
     return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (crashes - 1))
 
 
-def _prepare_ground(launch: Launch) -> tuple[Ground, Path]:
+def _prepare_ground(launch: Launch) -> tuple[SlotSetup, Path]:
     """The container's cgroups, private directory and template tree."""
     spec, identity = launch.spec, launch.identity
     if launch.layout is not None:
@@ -301,7 +301,7 @@ def _prepare_ground(launch: Launch) -> tuple[Ground, Path]:
     if launch.shell is not None:
         programs["bash"] = launch.shell
     tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
-    return Ground(spec, identity, tree, launch.layout, launch.bwrap, launch.launcher), place
+    return SlotSetup(spec, identity, tree, launch.layout, launch.bwrap, launch.launcher), place
 
 
 def _watch_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -37,7 +37,7 @@ class Record:
         return len(self.content) + sum(len(piece) for piece in self.pieces)
 
 
-class Reader:
+class RecordReader:
     """Takes records from the bytes a slot printed. Each method raises ProtocolError when they are not
     what they must be."""
 

@@ -25,7 +25,7 @@ from agentenv.sandbox.server.tools.artifacts import (
     single,
     unpack,
 )
-from agentenv.sandbox.server.tools.file_records import Reader, Record
+from agentenv.sandbox.server.tools.file_records import Record, RecordReader
 from agentenv.sandbox.server.tools.patch import PatchFailedError, check_patched, patch_text, patched
 from agentenv.sandbox.server.tools.registry import parse_arguments
 from agentenv.sandbox.server.tools.runner import Finished, SlotRunner
@@ -150,7 +150,7 @@ class _Files:
         limit = MAX_FILE_BYTES if asked.limit is None else asked.limit
         offset = min(asked.offset, 2**63 - 1)
         printed = await self._call("read", asked.path, str(offset), str(limit), output_bytes=limit + _RECORD_BYTES)
-        reader = Reader(printed)
+        reader = RecordReader(printed)
         record = reader.record()
         data = reader.view()
         if record.kind != "f" or len(data) > limit:
@@ -168,7 +168,7 @@ class _Files:
         content, size_bytes = self._content_to_write(asked)
         mode = "-" if asked.mode is None else str(asked.mode)
         printed = await self._call("write", asked.path, mode, str(size_bytes), stdin=content)
-        record = Reader(printed).record()
+        record = RecordReader(printed).record()
         return WriteFileReply(size_bytes=size_bytes, created=record.kind == "n")
 
     def _content_to_write(self, asked: WriteFileArguments) -> tuple[bytes | Attached, int]:
@@ -229,7 +229,7 @@ class _Files:
         size_bytes = len(archive) if isinstance(archive, bytes) else archive.size_bytes
         instructions, reply = await _worked(size_bytes, lambda: _unpacked(archive))
         printed = await self._call("extract", asked.path, stdin=instructions)
-        for _ in Reader(printed).entries(with_content=False):
+        for _ in RecordReader(printed).entries(with_content=False):
             pass
         return reply
 
@@ -242,7 +242,7 @@ class _Files:
         check_patched(done.exit_code, done.stdout)
         if done.exit_code:
             whole = done.stdout and not 128 < done.exit_code < 200  # what was killed may have said half of it
-            where = readable_name(Reader(done.stdout).record().path) if whole else "patch"
+            where = readable_name(RecordReader(done.stdout).record().path) if whole else "patch"
             check_verdict(done.exit_code, where)
             code, sentence = as_data(done.exit_code, where)
             raise _FailedError(code, f"{sentence}Nothing was changed.\n")
@@ -309,11 +309,11 @@ def _check_size(data: bytes) -> None:
 
 
 def _without_end(printed: bytes | memoryview) -> Iterator[Record]:
-    return (record for record in Reader(printed).entries(with_content=True) if record.kind != "e")
+    return (record for record in RecordReader(printed).entries(with_content=True) if record.kind != "e")
 
 
 def _listing(printed: bytes | memoryview, limit: int) -> ListFilesReply:
-    *records, end = Reader(printed).entries(with_content=False)
+    *records, end = RecordReader(printed).entries(with_content=False)
     if len(records) > limit:
         raise ProtocolError("slotfiles listed more than it was asked for")
     return ListFilesReply(entries=tuple(_entry(record) for record in records), truncated=end.truncated)

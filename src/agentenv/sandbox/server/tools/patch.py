@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
 from agentenv.sandbox.server.tools.artifacts import readable_name
-from agentenv.sandbox.server.tools.file_records import Reader
+from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import DOES_NOT_FIT, NO_PATCH
 from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.tools import PatchArguments, PatchedFile, PatchReply
@@ -41,7 +41,7 @@ def check_patched(exit_code: int, printed: bytes | memoryview) -> None:
     """
     if exit_code not in (DOES_NOT_FIT, NO_PATCH):
         return
-    reader = Reader(printed)
+    reader = RecordReader(printed)
     if reader.record().kind != "w":
         raise ProtocolError("slotfiles did not say why the patch was refused")
     why = str(reader.view()[:_MAX_WHY_BYTES], "utf-8", "replace")
@@ -52,7 +52,7 @@ def check_patched(exit_code: int, printed: bytes | memoryview) -> None:
 
 def patched(printed: bytes | memoryview) -> PatchReply:
     """What became of each file. Raises ProtocolError when slotfiles printed something else."""
-    reader = Reader(printed)
+    reader = RecordReader(printed)
     files: list[PatchedFile] = []
     while (record := reader.record()).kind == "p":
         hunks, fuzz, offset_lines = reader.numbers(3)

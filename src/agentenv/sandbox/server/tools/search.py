@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
 from agentenv.sandbox.server.tools.artifacts import readable_name
-from agentenv.sandbox.server.tools.file_records import Reader
+from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.wire.tools import SearchArguments, SearchMatch, SearchReply
 
 _IN_CLASS = {"d": "0-9", "w": "[:alnum:]_", "s": "[:space:]"}
@@ -310,7 +310,7 @@ def _wrong(why: str) -> InvalidArgumentsError:
 
 def found(printed: bytes, asked: SearchArguments) -> SearchReply:
     """The reply. Raises ProtocolError when the slot printed anything else than it must."""
-    reader = Reader(printed)
+    reader = RecordReader(printed)
     matches: list[SearchMatch] = []
     while (record := reader.record()).kind == "h":
         name = readable_name(record.path)

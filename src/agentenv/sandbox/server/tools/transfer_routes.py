@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from agentenv.errors import LeaseLostError, ProtocolError
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.tools.artifacts import readable_name
-from agentenv.sandbox.server.tools.file_records import Reader
+from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.files import PROGRAM
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import CUT_SHORT, USAGE, as_data, check_verdict
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
@@ -203,7 +203,7 @@ def _reply(exit_code: int, printed: bytes) -> TransferReply:
     """What the end of ``receive`` means. Raises PolicyRefusalError, ProtocolError."""
     if exit_code in (CUT_SHORT, USAGE):
         raise ProtocolError("the transfer ended too early, or is none")
-    record = Reader(printed).record() if printed else None
+    record = RecordReader(printed).record() if printed else None
     path = readable_name(record.path) if record else ""
     if not exit_code:
         if record is None or record.kind != "e":

@@ -33,10 +33,10 @@ from agentenv.slots.backends.nomad.view import (
     Command,
     Diagnose,
     FleetView,
-    Forget,
-    Report,
+    ForgetAllocation,
+    Handshake,
+    ReportEvent,
     Reschedule,
-    Shake,
     StopAllocation,
 )
 from agentenv.slots.control import open_session
@@ -273,16 +273,16 @@ class NomadBackend:
 
     def _perform_one(self, opened: _Open, command: Command) -> None:
         match command:
-            case Report(event):
+            case ReportEvent(event):
                 self._tell(event)
-            case Shake(container, allocation):
+            case Handshake(container, allocation):
                 opened.errands.shake(
                     allocation,
                     self._token,
                     self._start_timeout_s,
                     lambda outcome: self._perform(self._view.shaken(container, outcome, _now())),
                 )
-            case Forget(container):
+            case ForgetAllocation(container):
                 opened.errands.forget(container)
                 self._handles.pop(container, None)
             case AwaitEmpty(container, at_most_s):

@@ -37,14 +37,14 @@ RETRY_MIN_S, RETRY_MAX_S = 0.5, 30.0
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportEvent:
     """Tell the pool."""
 
     event: ContainerEvent
 
 
 @dataclass(frozen=True)
-class Shake:
+class Handshake:
     """Shake hands with the server of this allocation; answer with shaken()."""
 
     container: str
@@ -52,7 +52,7 @@ class Shake:
 
 
 @dataclass(frozen=True)
-class Forget:
+class ForgetAllocation:
     """Drop every errand to this container."""
 
     container: str
@@ -87,7 +87,7 @@ class Reschedule:
     """Have Nomad replace failed allocations now instead of after its delay."""
 
 
-Command = Report | Shake | Forget | AwaitEmpty | StopAllocation | Diagnose | Reschedule
+Command = ReportEvent | Handshake | ForgetAllocation | AwaitEmpty | StopAllocation | Diagnose | Reschedule
 
 
 class Stage(StrEnum):
@@ -169,27 +169,27 @@ class FleetView:
             late = one.stage is Stage.waiting and self._where(one.fact) is Where.pending
             if late and now - one.told_at >= self._start_timeout_s:
                 one.told_at = now
-                commands.append(Report(slow_start(one.fact, now - one.since)))
+                commands.append(ReportEvent(slow_start(one.fact, now - one.since)))
         return commands
 
     # -- what the containers answered ------------------------------------------------------------
 
     def shaken(self, container: str, outcome: ContainerHandle | StartFailed, now: float) -> list[Command]:
-        """The outcome of a Shake. One that comes too late is of no interest."""
+        """The outcome of a Handshake. One that comes too late is of no interest."""
         one = self._find(container)
         if one is None or one.stage is not Stage.shaking:
             return []
         if isinstance(outcome, StartFailed):
             one.stage = Stage.refused
             if outcome.foreign:
-                return [Report(outcome)]
+                return [ReportEvent(outcome)]
             self._failures += 1
             pause_s = RETRY_MAX_S if outcome.permanent else _pause_s(self._failures)
-            return [Report(outcome), StopAllocation(one.fact.id, outcome.reason, pause_s)]
+            return [ReportEvent(outcome), StopAllocation(one.fact.id, outcome.reason, pause_s)]
         one.stage, one.since = Stage.serving, now
-        commands: list[Command] = [Report(ContainerStarted(outcome))]
+        commands: list[Command] = [ReportEvent(ContainerStarted(outcome))]
         if self.unplaced is not None:
-            commands.append(Report(self.unplaced))  # a start that succeeded is no news of those still waiting
+            commands.append(ReportEvent(self.unplaced))  # a start that succeeded is no news of those still waiting
         return commands
 
     def emptied(self, container: str, now: float, *, silent: bool) -> list[Command]:
@@ -289,7 +289,7 @@ class FleetView:
                 commands += self._leave(one)
             case Where.running if one.stage is Stage.waiting:
                 one.stage = Stage.shaking
-                commands.append(Shake(one.container, one.fact))
+                commands.append(Handshake(one.container, one.fact))
             case Where.pending if not one.diagnosed and hopeless(one.fact):
                 commands += self._failed(one)
         return commands
@@ -300,10 +300,10 @@ class FleetView:
             node = self._nodes.get(one.fact.node)
             at_most_s = node.drain_s if node is not None and node.draining else None
             draining = ContainerDraining(one.container, self._why_leaving(one.fact))
-            return [Report(draining), AwaitEmpty(one.container, at_most_s)]
+            return [ReportEvent(draining), AwaitEmpty(one.container, at_most_s)]
         if one.stage in (Stage.shaking, Stage.refused):
             one.stage = Stage.waiting
-            return [Forget(one.container)]
+            return [ForgetAllocation(one.container)]
         return []
 
     def _why_leaving(self, fact: Allocation) -> str:
@@ -319,9 +319,9 @@ class FleetView:
         before, one.stage = one.stage, Stage.ended
         if before is Stage.ended:
             return []
-        commands: list[Command] = [Forget(one.container)]
+        commands: list[Command] = [ForgetAllocation(one.container)]
         if before in (Stage.serving, Stage.draining):
-            commands.append(Report(ContainerGone(one.container, reason)))
+            commands.append(ReportEvent(ContainerGone(one.container, reason)))
             self._failures = self._failures + 1 if now - one.since < STABLE_AFTER_S else 1
         elif one.fact.desired == "run" and before is not Stage.refused and not one.diagnosed:
             commands += self._failed(one)
@@ -361,7 +361,7 @@ class FleetView:
         self._verdict = fact.modify_index
         before = self.unplaced
         self.unplaced = placement(fact.failures) if fact.failures else None
-        return [Report(self.unplaced)] if self.unplaced is not None and self.unplaced != before else []
+        return [ReportEvent(self.unplaced)] if self.unplaced is not None and self.unplaced != before else []
 
     def _on(self, node: str) -> Iterator[_Tracked]:
         return (one for one in list(self._tracked.values()) if one.fact.node == node and one.stage is not Stage.ended)
