@@ -81,8 +81,8 @@ async def _seal(kill: Any, limits: Any = None) -> None:
     slot.state = SlotState.free
     lease = slot.grant(LeaseRequest(slot=0, trajectory="t", ttl_s=30, request_id="r" * 16))
     slot._called = True  # the model's commands ran here
-    ground: Any = SimpleNamespace(plan=lambda _: None)
-    life = SlotLifecycle(SlotServices(ground, cast("Any", None), _Told(slot), asyncio.Semaphore(1), None), 0)
+    setup: Any = SimpleNamespace(plan=lambda _: None)
+    life = SlotLifecycle(SlotServices(setup, cast("Any", None), _Told(slot), asyncio.Semaphore(1), None), 0)
     life.phase, life.process, life._limits = SlotPhase.ready, cast("Any", SimpleNamespace(kill=kill)), limits
     supervisor.seal = lambda *_: life.seal()
     try:

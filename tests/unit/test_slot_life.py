@@ -37,8 +37,8 @@ class Reports:
 
 
 def _life(reports: Reports) -> SlotLifecycle:
-    ground = cast("SlotSetup", SimpleNamespace(plan=lambda _: None))
-    return SlotLifecycle(SlotServices(ground, cast("Reaper", None), reports, asyncio.Semaphore(1), None), 0)
+    setup = cast("SlotSetup", SimpleNamespace(plan=lambda _: None))
+    return SlotLifecycle(SlotServices(setup, cast("Reaper", None), reports, asyncio.Semaphore(1), None), 0)
 
 
 async def test_discarding_a_large_workspace_does_not_stop_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

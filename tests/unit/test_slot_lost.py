@@ -23,9 +23,9 @@ from agentenv.wire.leases import LeaseRequest, SlotState
 
 
 def _leased(supervisor: Any) -> Slot:
-    shared = MagicMock(reply_memory=16, supervisor=supervisor)
-    shared.poller.loop = asyncio.get_running_loop()
-    slot = Slot(0, cast("ServerContext", shared))
+    context = MagicMock(reply_memory=16, supervisor=supervisor)
+    context.poller.loop = asyncio.get_running_loop()
+    slot = Slot(0, cast("ServerContext", context))
     slot.state = SlotState.free
     slot.grant(LeaseRequest(slot=0, trajectory="t", ttl_s=60, request_id="r" * 16))
     return slot
@@ -63,9 +63,9 @@ async def test_a_slot_is_not_lost_for_want_of_processes_above_it(above: str, err
     slot = _leased(MagicMock())
     assert slot.lease is not None
     key = slot.lease.key
-    bench = MagicMock()
-    bench.take_above.return_value = above
-    slot._bench, slot._called = bench, True
+    runner = MagicMock()
+    runner.take_above.return_value = above
+    slot._runner, slot._called = runner, True
     slot.lost(Loss.silent, "a killed call did not end")
     assert type(slot.why_lost(key)) is error
     slot.close()

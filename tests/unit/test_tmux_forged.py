@@ -136,7 +136,7 @@ async def test_a_tmux_that_never_answers_is_given_up(tmux: Tmux) -> None:
     await asyncio.wait(asked, timeout=10)  # less than one of them would wait for its answer
     assert {type(one.exception()) for one in asked if one.done()} == {UnknownSessionError}
     assert all(one.done() for one in asked)
-    assert (tmux.alive, len(tmux._asked), tmux._typist.unsent_bytes) == (False, 0, 0)
+    assert (tmux.alive, len(tmux._asked), tmux._socket.unsent_bytes) == (False, 0, 0)
 
 
 async def test_an_answer_with_no_line_or_no_number_is_data(tmux: Tmux) -> None:

@@ -56,13 +56,13 @@ async def test_a_call_that_cannot_be_begun_is_answered_and_nobody_else_is(
     poller = Poller(asyncio.get_running_loop())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = AgentLink(ours, poller, 0, lambda *_: None)
-    shared = ServerContext(poller, cast("SupervisorLink", None), {}, 4096, 9, spare_shells=False)
+    context = ServerContext(poller, cast("SupervisorLink", None), {}, 4096, 9, spare_shells=False)
     over: list[bool] = []
     lost: list[tuple[Loss, str]] = []
     io = SlotIo(link, poller)
-    bench = CallRunner(shared, io, lambda: over.append(True), lambda *said: lost.append(said))
+    runner = CallRunner(context, io, lambda: over.append(True), lambda *said: lost.append(said))
     asked = _asked({"command": "cat", "stdin": "x"})
-    bench.begin(asked)
+    runner.begin(asked)
     async with asyncio.timeout(10):
         while not over:
             await asyncio.sleep(0.001)
@@ -72,6 +72,6 @@ async def test_a_call_that_cannot_be_begun_is_answered_and_nobody_else_is(
     assert (answered.result.fault, answered.result.error) == ("infra", "infra")
     assert "nothing left" in answered.result.message
     assert (asked.timer, lost) == (None, [])
-    bench.close()
+    runner.close()
     poller.close()
     theirs.close()

@@ -124,7 +124,7 @@ class Terminal:
     @property
     def typed_bytes(self) -> int:
         """The memory taken by what it was told to run and has not read."""
-        return self._typist.unsent_bytes + len(self.command or "")
+        return self._socket.unsent_bytes + len(self.command or "")
 
     def run(self, command: str) -> None:
         """Begin a command. Raises SessionBusyError when one runs."""
@@ -177,7 +177,7 @@ class Terminal:
             self.phase in (TerminalPhase.starting, TerminalPhase.checking, TerminalPhase.running)
             and self._answer is None
         )
-        all_read, number = asked and self._typist.all_read(), self.number
+        all_read, number = asked and self._socket.all_read(), self.number
         if not all_read and number is None:
             return
         nonce = self._nonce
@@ -188,7 +188,7 @@ class Terminal:
         self._looks = self._looks + 1 if all_read and waits.commands and self._answer is None else 0
         if self._looks == _ASK_AGAIN_LOOKS:
             # bash has the first question still, and comes back to it (and to its marker) without the editor.
-            self._typist.type(shell_protocol.question(self._nonce, marker=False) + shell_protocol.without_editor())
+            self._socket.type(shell_protocol.question(self._nonce, marker=False) + shell_protocol.without_editor())
         elif self._looks == _MUTE_LOOKS:
             self.mute = True
             self.changes.tell()
@@ -222,7 +222,7 @@ class Terminal:
         if self._marker_timer is not None:
             self._marker_timer.cancel()
             self._marker_timer = None
-        self._typist.close()
+        self._socket.close()
         for tap in (self._out, self._err):
             if tap is not None:
                 tap.close()
@@ -233,7 +233,7 @@ class Terminal:
     # -- starting ----------------------------------------------------------------------------------
 
     def _start(self) -> Started:
-        self._typist = CommandSocket(self._host, self._heard)
+        self._socket = CommandSocket(self._host, self._heard)
         env = terminal_env(self._host.env) if self.setup.pty else self._host.env
         try:
             started = self._host.start(
@@ -241,17 +241,17 @@ class Terminal:
                     argv=shell_protocol.SHELL_ARGV,
                     env={**env, **self.setup.env},
                     cwd=self.setup.cwd,
-                    stdin=self._typist.questions,
-                    answers=self._typist.answers,
+                    stdin=self._socket.questions,
+                    answers=self._socket.answers,
                     terminal=self.setup.size if self.setup.pty else None,
                 ),
                 self,
             )
         except ValueError as error:
-            self._typist.close()
+            self._socket.close()
             raise InvalidArgumentsError(f"terminal: env is too large: {error}") from error
         finally:
-            self._typist.started()
+            self._socket.started()
         self._ask(shell_protocol.first_lines(terminal=self.setup.pty))
         return started
 
@@ -282,7 +282,7 @@ class Terminal:
         self.close()
 
     def _ended(self, exit_code: int) -> None:
-        self._typist.close()
+        self._socket.close()
         self.phase = TerminalPhase.exited
         self.command = None
         self._result, self._result_told = exit_code, False
@@ -320,7 +320,7 @@ class Terminal:
         self._answer = None
         self._looks = 0
         marker = marker and self.setup.pty
-        self._typist.type(text + shell_protocol.question(self._nonce, marker=marker))
+        self._socket.type(text + shell_protocol.question(self._nonce, marker=marker))
         if marker and self._out is not None:
             self._out.expect(self._nonce, shell_protocol.marker_line(self._nonce), self._settle)
 
@@ -332,7 +332,7 @@ class Terminal:
             return
         self._said += said
         if len(self._said) > _MAX_UNREAD_BYTES:
-            self._typist.close()
+            self._socket.close()
             self.detached = True
             return
         answer = shell_protocol.report(self._nonce, self._said)

@@ -146,7 +146,7 @@ class Tmux:
             self.close()
         if self.alive:
             self._asked.append(answered)
-            self._typist.type(command + "\n")
+            self._socket.type(command + "\n")
         else:
             answered.set_result(None)
         done, _ = await asyncio.wait([answered], timeout=_ANSWER_S)
@@ -237,7 +237,7 @@ class Tmux:
     def close(self) -> None:
         """Let go of it; the session itself ends with its slot. Repeatable."""
         self._ended = True
-        self._typist.close()
+        self._socket.close()
         for reader in self._readers:
             reader.close()
         self._readers = []
@@ -251,18 +251,18 @@ class Tmux:
     # -- inside ------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._typist = CommandSocket(self._host)
+        self._socket = CommandSocket(self._host)
         try:
             # In the session's directory, so that one that cannot be entered is refused as by the other tools:
             # tmux itself would start the program somewhere else, and not say so.
             self._client = self._host.start(
-                Program(self._argv(), self._host.env, self.setup.cwd, stdin=self._typist.questions), self
+                Program(self._argv(), self._host.env, self.setup.cwd, stdin=self._socket.questions), self
             )
         except ValueError as error:
-            self._typist.close()
+            self._socket.close()
             raise InvalidArgumentsError(f"tmux: command and env are too large: {error}") from error
         finally:
-            self._typist.started()
+            self._socket.started()
 
     def _argv(self) -> list[str]:
         setup = self.setup
@@ -352,7 +352,7 @@ class Tmux:
     def _go_on(self, pane: str, answered: asyncio.Future[Answer | None]) -> None:
         if self.alive:
             self._asked.append(answered)
-            self._typist.type(f"refresh-client -A '{pane}:continue'\n")
+            self._socket.type(f"refresh-client -A '{pane}:continue'\n")
 
     def _fail_asked(self) -> None:
         while self._asked:

@@ -37,17 +37,17 @@ class CallRunner:
 
     def __init__(
         self,
-        shared: ServerContext,
+        context: ServerContext,
         io: SlotIo,
         call_ended: Callable[[], None],
         lost: Callable[[Loss, str], None],
     ) -> None:
-        self._shared = shared
+        self._context = context
         self._io = self.io = io
         self._call_ended = call_ended
         self._lost = lost
-        self._loop = shared.poller.loop
-        self._shells = Shells(io, shared.env, shared.output_bytes, shared.spare_shells, shared.shell)
+        self._loop = context.poller.loop
+        self._shells = Shells(io, context.env, context.output_bytes, context.spare_shells, context.shell)
         self._current: CallInFlight | None = None
 
     def prepare(self) -> None:
@@ -67,7 +67,7 @@ class CallRunner:
             if isinstance(asked.arguments, BashArguments):
                 stdin = asked.attached.get("stdin")
                 asked.process, warm = self._shells.run(asked.arguments, self._bash_ended, stdin)
-                self._shared.statistics.calls_cold += not warm
+                self._context.statistics.calls_cold += not warm
             else:
                 asked.task = self._loop.create_task(self._run_file(asked))
         except AgentEnvError as error:
@@ -78,7 +78,7 @@ class CallRunner:
 
     def _refuse(self, asked: CallInFlight, error: AgentEnvError) -> None:
         refused = refusal(asked.call_id, error)
-        self._shared.poller.defer(lambda: self._end(asked, refused))
+        self._context.poller.defer(lambda: self._end(asked, refused))
 
     def take_above(self) -> str:
         """See :meth:`agentenv.sandbox.limit_watch.LimitWatch.take_above`."""
@@ -114,7 +114,7 @@ class CallRunner:
     def _end(self, asked: CallInFlight, result: Fields, content: Content = NO_CONTENT) -> None:
         if asked is self._current:
             self._current = None
-            answer(asked, result, self._shared.statistics, content)
+            answer(asked, result, self._context.statistics, content)
             self._call_ended()
 
     # -- bash --------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ class CallRunner:
     async def _run_file(self, asked: CallInFlight) -> None:
         content = NO_CONTENT
         try:
-            runner = _Runner(self._io, self._shared.env, asked)
+            runner = _Runner(self._io, self._context.env, asked)
             outcome = await run_file_tool(asked.tool, asked.arguments, runner, attached=asked.attached)
             content = await encoded(outcome)
             fields: Fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr}

@@ -46,15 +46,15 @@ log = logging.getLogger(__name__)
 class Container:
     """The server without its HTTP. ``boot`` is this process's own name, new at every start."""
 
-    def __init__(self, slots: int, shared: ServerContext) -> None:
+    def __init__(self, slots: int, context: ServerContext) -> None:
         self.boot = secrets.token_hex(8)
         self.draining = False
-        self.counted = shared.statistics
+        self.counted = context.statistics
         self.supervisor_stalls = Stalls()
         """Of the supervisor's event loop, as it last told them."""
-        self._shared = shared
-        self._heard_at_s = shared.poller.loop.time()
-        self._slots = [Slot(index, shared) for index in range(slots)]
+        self._context = context
+        self._heard_at_s = context.poller.loop.time()
+        self._slots = [Slot(index, context) for index in range(slots)]
 
     def __repr__(self) -> str:
         return f"Container({self.boot}, {self._slots!r})"
@@ -67,7 +67,7 @@ class Container:
     @property
     def supervisor_silent_s(self) -> float:
         """For how long the supervisor has owed an answer."""
-        return self._shared.supervisor.silent_s(self._shared.poller.loop.time())
+        return self._context.supervisor.silent_s(self._context.poller.loop.time())
 
     def close(self) -> None:
         """Let go of every slot; they live on in the supervisor's hands. Repeatable."""
@@ -81,7 +81,7 @@ class Container:
         """What the supervisor says of a slot. Raises ProtocolError when it cannot be (nothing leaks)."""
         match received:
             case Pong():
-                self._shared.supervisor.answered()
+                self._context.supervisor.answered()
                 self.supervisor_stalls = received.stalls
             case SlotHandedOver(ready, agent) if self._has(ready.slot):
                 self._slots[ready.slot].ready(ready, agent)
@@ -113,7 +113,7 @@ class Container:
     def beside(self, key: LeaseKey) -> tuple[SlotIo, dict[str, str]]:
         """What a transfer runs with: its slot's agent, and the environment of commands. Raises
         StaleLeaseError, SandboxUnavailableError."""
-        return self._slot(key.slot).beside(key), self._shared.env
+        return self._slot(key.slot).beside(key), self._context.env
 
     def cancel(self, calls: Iterable[CallKey], outlet: Outlet) -> None:
         """End these calls; each that still ran gets its (cancelled) answer, over ``outlet`` too; the answers of the
@@ -134,7 +134,7 @@ class Container:
             if (asked := self._known(call.id, call.lease)) is not None:
                 asked.memory.forget(asked)
                 self._slots[asked.slot].made_room()
-            elif call.id not in self._shared.index and call.lease.slot < len(self._slots):
+            elif call.id not in self._context.index and call.lease.slot < len(self._slots):
                 with contextlib.suppress(AgentEnvError):  # nothing is kept for a lease that has ended, however it did
                     self._slots[call.lease.slot].admit(call.lease).inbox.drop(call.id)
 
@@ -142,7 +142,7 @@ class Container:
         """Where the attachments of a call wait that will be asked. Raises StaleLeaseError, ProtocolError when the
         call was asked already."""
         memory = self._slot(key.slot).admit(key)
-        if call_id in self._shared.index or memory.has_ended(call_id):
+        if call_id in self._context.index or memory.has_ended(call_id):
             raise ProtocolError(f"call {call_id!r} was asked already")
         return memory.inbox
 
@@ -162,7 +162,7 @@ class Container:
         self._slots[asked.slot].made_room()
 
     def _ask(self, call: Call, outlet: Outlet, held_bytes: int) -> None:
-        if call.id in self._shared.index:
+        if call.id in self._context.index:
             known = self._known(call.id, call.lease)
             if known is None:
                 raise ProtocolError(f"call id {call.id!r} is in use under another lease")
@@ -187,7 +187,7 @@ class Container:
 
     def _known(self, call_id: str, lease: LeaseKey) -> CallInFlight | None:
         """The call of that id, when it is that lease's."""
-        asked = self._shared.index.get(call_id)
+        asked = self._context.index.get(call_id)
         if not isinstance(asked, CallInFlight) or asked.slot != lease.slot:
             return None
         return asked if hmac.compare_digest(asked.secret.encode(), lease.secret.encode()) else None
@@ -202,7 +202,7 @@ class Container:
 
     def renew(self, request: RenewRequest) -> RenewReply:
         """One heartbeat for many leases."""
-        self._heard_at_s = self._shared.poller.loop.time()
+        self._heard_at_s = self._context.poller.loop.time()
         renewed: list[int] = []
         stale: list[int] = []
         lost: list[LeaseLoss] = []
@@ -235,7 +235,7 @@ class Container:
 
     def inventory(self) -> SlotsReply:
         """For ``GET /v1/slots``."""
-        heard_s = self._shared.poller.loop.time() - self._heard_at_s
+        heard_s = self._context.poller.loop.time() - self._heard_at_s
         return SlotsReply(boot=self.boot, slots=tuple(slot.report() for slot in self._slots), heard_s=heard_s)
 
     def statistics(self) -> dict[str, int]:

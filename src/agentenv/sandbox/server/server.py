@@ -92,7 +92,7 @@ class Server:
 
     def _made(self, hello: Hello) -> tuple[SandboxApp, Container]:
         spec = hello.spec
-        shared = ServerContext(
+        context = ServerContext(
             poller=self._poller,
             supervisor=self._supervisor,
             env=command_env(spec["env"]),
@@ -102,7 +102,7 @@ class Server:
             shell=hello.shell,
             descriptors=max(LEAST_PER_SLOT, per_slot(resource.getrlimit(resource.RLIMIT_NOFILE)[0], spec["slots"])),
         )
-        container = Container(spec["slots"], shared)
+        container = Container(spec["slots"], context)
         info = ServerInfo(
             container=spec["container"],
             boot=container.boot,

@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 class SessionCalls:
     """One slot's session calls, and the sessions themselves while the slot can be used."""
 
-    def __init__(self, shared: ServerContext) -> None:
-        self._shared = shared
-        self._loop = shared.poller.loop
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._loop = context.poller.loop
         self._waiting: deque[CallInFlight] = deque()
         self._running: set[CallInFlight] = set()
         self._sessions: SlotSessions | None = None
@@ -44,7 +44,7 @@ class SessionCalls:
     def open(self, io: SlotIo, env: Mapping[str, str]) -> None:
         """The slot can be used (again), with this environment: there are no sessions yet."""
         self._limits = io.limits
-        self._sessions = SlotSessions(SlotHost(io, env), self._shared.output_bytes)
+        self._sessions = SlotSessions(SlotHost(io, env), self._context.output_bytes)
 
     def close(self) -> None:
         """The slot's agent is let go; every session ends with it. Repeatable."""
@@ -91,7 +91,7 @@ class SessionCalls:
     def _answer(self, asked: CallInFlight, result: Fields, content: Content = NO_CONTENT) -> None:
         task = asked.task
         self._running.discard(asked)
-        answer(asked, result, self._shared.statistics, content)
+        answer(asked, result, self._context.statistics, content)
         if task is not None and not task.done():
             task.cancel()
 

@@ -59,18 +59,18 @@ class Slot:
     """One slot. Its calls run one at a time, in the order they came (those on sessions beside them); slots
     never wait for each other."""
 
-    def __init__(self, index: int, shared: ServerContext) -> None:
+    def __init__(self, index: int, context: ServerContext) -> None:
         self.index = index
         self._state = SlotState.resetting
-        self._state_since_s = shared.poller.loop.time()
+        self._state_since_s = context.poller.loop.time()
         self.epoch = 0
         self.lease: Lease | None = None
         self.reason = ""
-        self._shared = shared
-        self._loop = shared.poller.loop
+        self._context = context
+        self._loop = context.poller.loop
         self._memory: ReplyMemory | None = None
         self._queue: deque[CallInFlight] = deque()
-        self._bench: CallRunner | None = None
+        self._runner: CallRunner | None = None
         self._sealing = False
         self._settled: list[asyncio.Future[None]] = []
         self._expiry: asyncio.TimerHandle | None = None
@@ -84,7 +84,7 @@ class Slot:
         self._unheard: asyncio.TimerHandle | None = None
         """Until when the supervisor may say why the agent ended."""
         self._current: CallInFlight | None = None
-        self._beside = SessionCalls(shared)
+        self._session_calls = SessionCalls(context)
 
     def __repr__(self) -> str:
         busy = "running" if self._current else "idle"
@@ -120,7 +120,7 @@ class Slot:
             epoch=self.epoch,
             trajectory=lease.trajectory if lease else None,
             expires_in_s=max(0.0, lease.expires_at_s - self._loop.time()) if lease else None,
-            running_calls=(self._current is not None) + len(self._queue) + len(self._beside),
+            running_calls=(self._current is not None) + len(self._queue) + len(self._session_calls),
             in_state_s=self._loop.time() - self._state_since_s,
             reason=self.reason,
         )
@@ -139,7 +139,7 @@ class Slot:
         self.state = move(self.state, SlotState.leased)
         self._called, self._sealed_by = False, ""
         self._take_up(Lease.grant(request, self.epoch, self._loop.time()))
-        self._shared.statistics.leases_granted += 1
+        self._context.statistics.leases_granted += 1
         return self._held()
 
     def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
@@ -186,9 +186,9 @@ class Slot:
         if not self._sealing:
             self._sealing, self._sealed_by = True, request_id
             self._stop_current(Stop.cancelled)
-            self._beside.stop()
-            self._close_bench()
-            self._shared.supervisor.seal(self.index, self.epoch)
+            self._session_calls.stop()
+            self._close_runner()
+            self._context.supervisor.seal(self.index, self.epoch)
         if not await self._settle(SEAL_S) and self._sealing and self.lease is not None and self.lease.admits(key):
             # What runs in a slot can make its end slow: this must not be a failure that is retried freely.
             self._lose_lease(Loss.not_renewed, f"it was not sealed within {SEAL_S:g} s")
@@ -209,19 +209,19 @@ class Slot:
         if self.lease is not None and self._sealing and packet.kept and packet.epoch == self.epoch:
             self._sealing = False
             self.lease.sealed = True
-            self._shared.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
-            self._open_bench(packet, agent, era=0, sealed=True)
+            self._context.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
+            self._open_runner(packet, agent, era=0, sealed=True)
         elif self._sealing and packet.kept:
             # Released while it was being sealed: only now can it be reset.
             self._sealing = False
             agent.close()
-            self._shared.supervisor.reset(self.index, self.epoch)
+            self._context.supervisor.reset(self.index, self.epoch)
             return
         else:
             self._renewed(packet, agent)
         self._wake_settled()
         self._pump()
-        self._beside.pump()
+        self._session_calls.pump()
 
     def failed(self, epoch: int, reason: str) -> None:
         """The slot could not be proved clean."""
@@ -229,7 +229,7 @@ class Slot:
         self._sealing = False
         self.epoch = epoch
         self.reason = reason
-        self._close_bench()
+        self._close_runner()
         if self.state is not SlotState.quarantined:
             self.state = move(self.state, SlotState.quarantined)
         self._wake_settled()
@@ -238,23 +238,23 @@ class Slot:
         """The slot's agent is of no use any more. Repeatable until the slot is ready again."""
         if self.state not in (SlotState.free, SlotState.leased):
             return
-        if self._bench is not None and self._bench.take_above() == MEMORY_ABOVE:
+        if self._runner is not None and self._runner.take_above() == MEMORY_ABOVE:
             loss, reason = Loss.memory_above, f"{MEMORY_ABOVE} ({reason})"
         log.warning("slot %d lost: %s", self.index, reason)
-        self._shared.statistics.slots_lost += 1
+        self._context.statistics.slots_lost += 1
         self._lose_lease(loss, reason)
         self._sealing = False
-        self._close_bench()
+        self._close_runner()
         self.state = move(self.state, SlotState.resetting)
         if ask_reset:
-            self._shared.supervisor.reset(self.index, self.epoch)
+            self._context.supervisor.reset(self.index, self.epoch)
 
     def close(self) -> None:
         """The server ends; the slot lives on in the supervisor's hands."""
         if self._expiry is not None:
             self._expiry.cancel()
         self._cancel_unheard()
-        self._close_bench()
+        self._close_runner()
         self._wake_settled()
 
     # -- calls -------------------------------------------------------------------------------------
@@ -268,9 +268,9 @@ class Slot:
     def beside(self, key: LeaseKey) -> SlotIo:
         """For a transfer, which goes on beside the calls. Raises StaleLeaseError, SandboxUnavailableError."""
         self.admit(key)
-        if self._bench is None:
+        if self._runner is None:
             raise SandboxUnavailableError(f"slot {self.index} is being made anew", next_step="ask again")
-        return self._bench.io
+        return self._runner.io
 
     def ask(
         self,
@@ -283,49 +283,49 @@ class Slot:
     ) -> None:
         """Queue a new call, whose JSON took ``held_bytes``. Raises SandboxUnavailableError when too many wait, or
         hold too much."""
-        if len(self._queue) + len(self._beside) >= MAX_QUEUED_CALLS:
+        if len(self._queue) + len(self._session_calls) >= MAX_QUEUED_CALLS:
             raise SandboxUnavailableError(f"{MAX_QUEUED_CALLS} calls wait in slot {self.index} already")
         memory.inbox.hold(held_bytes)
         asked = CallInFlight(call, arguments, memory, outlet, self._loop.time(), attached)
         self._called = True
         memory.begin(asked)
         asked.held_bytes = held_bytes
-        if self._beside.takes(arguments):
-            self._beside.ask(asked)
+        if self._session_calls.takes(arguments):
+            self._session_calls.ask(asked)
             return
         self._queue.append(asked)
         self._pump()
 
     def cancel(self, asked: CallInFlight) -> None:
         """End this call now, whether it waits or runs. Nothing happens when it has ended."""
-        if asked is self._current and self._bench is not None:
-            self._bench.stop(asked, Stop.cancelled)
-        elif asked.message is None and not self._beside.cancel(asked) and asked in self._queue:
+        if asked is self._current and self._runner is not None:
+            self._runner.stop(asked, Stop.cancelled)
+        elif asked.message is None and not self._session_calls.cancel(asked) and asked in self._queue:
             self._queue.remove(asked)
             asked.stop = Stop.cancelled
-            answer(asked, ended(asked, self._loop.time(), {}), self._shared.statistics)
+            answer(asked, ended(asked, self._loop.time(), {}), self._context.statistics)
 
     def made_room(self) -> None:
         """A reply was sent or forgotten: a slot that paused for room may go on."""
-        self._beside.pump()
+        self._session_calls.pump()
         if self._queue and self._current is None:
             self._pump()
 
     def _pump(self) -> None:
         """Start the next call, if one can be started."""
-        while self._queue and self._current is None and self._bench is not None:
+        while self._queue and self._current is None and self._runner is not None:
             if self._memory is None or self._memory.full:
                 return
             asked = self._queue.popleft()
             self._current = asked
-            self._bench.begin(asked)
+            self._runner.begin(asked)
 
     def _call_ended(self) -> None:
         self._current = None
         self._pump()
-        if self._current is None and self._bench is not None:
+        if self._current is None and self._runner is not None:
             # After the answer has left: the next shell is nobody's wait.
-            self._shared.poller.defer(self._bench.prepare)
+            self._context.poller.defer(self._runner.prepare)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -343,23 +343,23 @@ class Slot:
     def _take_up(self, lease: Lease) -> None:
         self.lease = lease
         self._memory = ReplyMemory(
-            self._shared.index,
-            max_count=self._shared.reply_memory,
+            self._context.index,
+            max_count=self._context.reply_memory,
             max_unsent_bytes=MAX_UNSENT_BYTES,
             max_sent_bytes=MAX_SENT_BYTES,
-            inbox=Inbox(self._shared.statistics.hold),
+            inbox=Inbox(self._context.statistics.hold),
         )
-        self._shared.supervisor.remember(self.index, self.epoch, lease.to_memory())
+        self._context.supervisor.remember(self.index, self.epoch, lease.to_memory())
         self._watch_expiry()
-        if self._bench is not None:
-            self._shared.poller.defer(self._bench.prepare)
+        if self._runner is not None:
+            self._context.poller.defer(self._runner.prepare)
 
     def _renewed(self, packet: SlotReady, agent: socket.socket) -> None:
         """A new epoch, or a slot this (new) server process takes over."""
         self._lose_lease(Loss.reset, "the slot was reset")
         self._sealing = False
         self._cancel_unheard()
-        self._close_bench()
+        self._close_runner()
         if self.state is not SlotState.resetting:
             self.state = move(self.state, SlotState.resetting)
         self.epoch = packet.epoch
@@ -370,30 +370,30 @@ class Slot:
                 lease = Lease.from_memory(self.index, packet.lease, self._loop.time())
             except ProtocolError:
                 agent.close()
-                self._shared.supervisor.reset(self.index, self.epoch)
+                self._context.supervisor.reset(self.index, self.epoch)
                 raise
-        self._open_bench(packet, agent, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
+        self._open_runner(packet, agent, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
         self.state = move(self.state, SlotState.leased if lease else SlotState.free)
         if lease is not None:
             self._called = True  # as far as this server process can know
             self._take_up(lease)
 
-    def _open_bench(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
-        shared = replace(self._shared, env={**self._shared.env, **SEALED_ENV}) if sealed else self._shared
-        link = AgentLink(agent, shared.poller, era, self._agent_lost, max_descriptors=shared.descriptors)
+    def _open_runner(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
+        context = replace(self._context, env={**self._context.env, **SEALED_ENV}) if sealed else self._context
+        link = AgentLink(agent, context.poller, era, self._agent_lost, max_descriptors=context.descriptors)
         if era > 0:
             link.kill_former_runs()
-        io = SlotIo(link, shared.poller, LimitWatch(packet.limits))
-        self._bench = CallRunner(shared, io, self._call_ended, self._agent_lost)
-        self._beside.open(io, shared.env)
+        io = SlotIo(link, context.poller, LimitWatch(packet.limits))
+        self._runner = CallRunner(context, io, self._call_ended, self._agent_lost)
+        self._session_calls.open(io, context.env)
         if self.lease is not None:
-            shared.poller.defer(self._bench.prepare)
+            context.poller.defer(self._runner.prepare)
 
-    def _close_bench(self) -> None:
-        bench, self._bench = self._bench, None
-        if bench is not None:
-            bench.close()
-        self._beside.close()
+    def _close_runner(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
+        self._session_calls.close()
 
     def _agent_lost(self, loss: Loss, reason: str) -> None:
         if loss is not Loss.ended:
@@ -402,8 +402,8 @@ class Slot:
             self.lost(loss, reason)
         elif self._unheard is None:
             # Only the supervisor can tell how it ended, and says so at once.
-            if self._bench is not None:
-                self._bench.io.limits.look()
+            if self._runner is not None:
+                self._runner.io.limits.look()
             self._unheard = self._loop.call_later(_UNHEARD_S, self._supervisor_said_nothing, reason)
 
     def _supervisor_said_nothing(self, reason: str) -> None:
@@ -417,9 +417,9 @@ class Slot:
 
     def _reset(self) -> None:
         self.state = move(self.state, SlotState.resetting)
-        self._close_bench()
+        self._close_runner()
         if not self._sealing:
-            self._shared.supervisor.reset(self.index, self.epoch)
+            self._context.supervisor.reset(self.index, self.epoch)
 
     def _lose_lease(self, loss: Loss, reason: str) -> None:
         """The lease ends without its holder's doing, who is told so however late it asks."""
@@ -441,10 +441,10 @@ class Slot:
             self._expiry.cancel()
             self._expiry = None
         self._stop_current(Stop.lost, error)
-        self._beside.end(error)
+        self._session_calls.end(error)
         queued, self._queue = self._queue, deque()
         for asked in queued:
-            answer(asked, refusal(asked.call_id, error), self._shared.statistics)
+            answer(asked, refusal(asked.call_id, error), self._context.statistics)
         if self._memory is not None:
             self._memory.clear()
             self._memory = None
@@ -452,12 +452,12 @@ class Slot:
     def _stop_current(self, stop: Stop, error: AgentEnvError | None = None) -> None:
         """Answer the running call at once, without waiting for its process (the slot is about to go)."""
         asked, self._current = self._current, None
-        if asked is None or self._bench is None:
+        if asked is None or self._runner is None:
             return
-        self._bench.abandon(asked)
+        self._runner.abandon(asked)
         asked.stop = stop
         result = ended(asked, self._loop.time(), {}) if error is None else refusal(asked.call_id, error)
-        answer(asked, result, self._shared.statistics)
+        answer(asked, result, self._context.statistics)
 
     def _watch_expiry(self) -> None:
         lease = self.lease
@@ -472,7 +472,7 @@ class Slot:
         if lease is None or self.state is not SlotState.leased:
             return
         log.warning("lease of slot %d (%s) expired", self.index, lease.trajectory)
-        self._shared.statistics.leases_expired += 1
+        self._context.statistics.leases_expired += 1
         self._end_lease(error_of(Loss.expired, self.index, f"the lease had no heartbeat for {lease.ttl_s:g} s"))
         self._reset()
 

@@ -138,15 +138,15 @@ class NetworkProcess:
             await asyncio.shield(self.exited)
 
 
-async def attach(ground: SlotSetup, slot: SlotProcess, reaper: Reaper, tool: str) -> NetworkProcess:
+async def attach(setup: SlotSetup, slot: SlotProcess, reaper: Reaper, tool: str) -> NetworkProcess:
     """Close what must stay closed, then open the rest. Returns when the slot's network is up.
 
     Raises SandboxUnavailableError when either fails: the slot must then not be used.
     """
-    closed = closed_networks(ground.spec)
+    closed = closed_networks(setup.spec)
     pid = os.fork()
     if pid == 0:
-        _close_routes(ground, slot, closed)
+        _close_routes(setup, slot, closed)
     status = await reaper.watch(pid)
     if status != 0:
         raise SandboxUnavailableError(f"closing the slot's way to this machine failed: {end_of(status)}")
@@ -155,7 +155,7 @@ async def attach(ground: SlotSetup, slot: SlotProcess, reaper: Reaper, tool: str
     try:
         pid = os.fork()
         if pid == 0:
-            _become_tool(ground, slot, tool, ready_write, error_write)
+            _become_tool(setup, slot, tool, ready_write, error_write)
         running = NetworkProcess(pid, reaper.watch(pid))
         os.close(ready_write)
         os.close(error_write)
@@ -176,13 +176,13 @@ async def attach(ground: SlotSetup, slot: SlotProcess, reaper: Reaper, tool: str
                 os.close(fd)
 
 
-def _open_namespaces(ground: SlotSetup, slot: SlotProcess) -> tuple[int, int]:
+def _open_namespaces(setup: SlotSetup, slot: SlotProcess) -> tuple[int, int]:
     """As the slot's uid: descriptors of its network namespace and of the user namespace owning that.
 
     Opened under that uid, because it owns the namespaces and needs no CAP_SYS_PTRACE to look.
     """
-    if ground.identity.mode != USER:
-        uid, gid = ground.identity.slot_uid(slot.slot), ground.identity.slot_gid(slot.slot)
+    if setup.identity.mode != USER:
+        uid, gid = setup.identity.slot_uid(slot.slot), setup.identity.slot_gid(slot.slot)
         os.setgroups([])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
@@ -190,11 +190,11 @@ def _open_namespaces(ground: SlotSetup, slot: SlotProcess) -> tuple[int, int]:
     return net, syscalls.owning_user_namespace(net)
 
 
-def _close_routes(ground: SlotSetup, slot: SlotProcess, closed: Sequence[IPv4Network]) -> None:
+def _close_routes(setup: SlotSetup, slot: SlotProcess, closed: Sequence[IPv4Network]) -> None:
     """In a forked child: join the slot's network and add the unreachable routes. Never returns."""
     code = 1
     try:
-        net, user = _open_namespaces(ground, slot)
+        net, user = _open_namespaces(setup, slot)
         syscalls.setns(user, syscalls.CLONE_NEWUSER)
         syscalls.setns(net, syscalls.CLONE_NEWNET)
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
@@ -233,12 +233,12 @@ def _enter_jail(jail: Path) -> None:
     syscalls.pivot_into(str(jail))
 
 
-def _become_tool(ground: SlotSetup, slot: SlotProcess, tool: str, ready_fd: int, error_fd: int) -> None:
+def _become_tool(setup: SlotSetup, slot: SlotProcess, tool: str, ready_fd: int, error_fd: int) -> None:
     """In a forked child: become slirp4netns under the slot's uid. Never returns."""
     try:
         reset_signals()
-        _enter_jail(ground.tree.jail)
-        net, user = _open_namespaces(ground, slot)
+        _enter_jail(setup.tree.jail)
+        net, user = _open_namespaces(setup, slot)
         take_descriptors({0: None, 1: error_fd, 2: error_fd, _NET_FD: net, _USER_FD: user, _READY_FD: ready_fd})
         syscalls.set_no_new_privileges()
         os.execve(tool, tool_argv(tool), {"PATH": "/usr/bin:/bin"})  # noqa: S606

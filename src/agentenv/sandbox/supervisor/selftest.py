@@ -234,13 +234,13 @@ def failure(proofs: list[Verdict]) -> SelfTestError | None:
 
 
 async def prove(
-    ground: SlotSetup, slot: SlotProcess, host_namespaces: Mapping[str, str], address: tuple[str, int]
+    setup: SlotSetup, slot: SlotProcess, host_namespaces: Mapping[str, str], address: tuple[str, int]
 ) -> list[Verdict]:
     """Run the whole self-test in a slot that nobody uses yet. Raises StartTimeoutError when it takes too
     long, SelfTestError when the agent breaks off; whether every required proof holds is :func:`failure`'s to say."""
     runner = AgentRunner(slot.agent, DEADLINE_S)
     try:
-        return await _prove(ground, slot, runner, host_namespaces, address)
+        return await _prove(setup, slot, runner, host_namespaces, address)
     except TimeoutError as error:  # before OSError, of which it is one: lateness proves nothing
         raise StartTimeoutError(
             f"the self-test did not finish within {DEADLINE_S:.0f} s", next_step="reduce the load of the machine"
@@ -250,17 +250,17 @@ async def prove(
 
 
 async def _prove(
-    ground: SlotSetup,
+    setup: SlotSetup,
     slot: SlotProcess,
     runner: AgentRunner,
     host_namespaces: Mapping[str, str],
     address: tuple[str, int],
 ) -> list[Verdict]:
-    spec = ground.spec
+    spec = setup.spec
     env = command_environment(spec)
     probe = {"PROBE_ADDRESS": address[0], "PROBE_PORT": str(address[1])} if spec.allow_network else {}
     want = Expected(
-        uid=ground.identity.slot_uid(slot.slot),
+        uid=setup.identity.slot_uid(slot.slot),
         host_namespaces=host_namespaces,
         workspace_bytes=spec.limits.workspace_bytes,
         workspace_inodes=spec.limits.workspace_inodes,
@@ -279,17 +279,17 @@ async def _prove(
         *judge(report, want),
         guard_proof(await runner.run([AGENT_PATH, "prove"], {})),
         files_proof(await runner.run([FILES_PATH, WORKSPACE, "read", "../etc/passwd", "0", "1"], {})),
-        await _process_limit(ground, slot, runner, env, report),
-        _memory_limit(ground, slot, report),
+        await _process_limit(setup, slot, runner, env, report),
+        _memory_limit(setup, slot, report),
         await _kill_all(slot, runner, env),
     ]
 
 
 async def _process_limit(
-    ground: SlotSetup, slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str], report: Mapping[str, str]
+    setup: SlotSetup, slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str], report: Mapping[str, str]
 ) -> Verdict:
     """Lower the real limit to what runs already, and see the next start refused."""
-    name, wanted = "process limit holds", str(ground.spec.limits.processes + OWN_PROCESSES)
+    name, wanted = "process limit holds", str(setup.spec.limits.processes + OWN_PROCESSES)
     if slot.plan is not None and slot.plan.pids_limit is not None:
         before = slot.plan.pids_limit.read_text().strip()
         slot.plan.pids_limit.write_text("1")
@@ -300,7 +300,7 @@ async def _process_limit(
         holds = refused.errno == errno.EAGAIN and before == wanted
         return Verdict(name, holds, detail=f"pids.max {before}; at its limit a start gives errno {refused.errno}")
     before = report.get("max_processes", "?")
-    if ground.identity.mode != USER:  # another uid's limits cannot be changed without CAP_SYS_RESOURCE
+    if setup.identity.mode != USER:  # another uid's limits cannot be changed without CAP_SYS_RESOURCE
         return Verdict("process limit", before == wanted, detail=f"RLIMIT_NPROC {before} of {wanted}")
     # Only the soft limit: nobody here may raise a hard one again.
     resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (1, int(wanted)))
@@ -312,8 +312,8 @@ async def _process_limit(
     return Verdict(name, holds, detail=f"RLIMIT_NPROC {before}; at its limit a start gives errno {refused.errno}")
 
 
-def _memory_limit(ground: SlotSetup, slot: SlotProcess, report: Mapping[str, str]) -> Verdict:
-    wanted = ground.spec.limits.memory_bytes
+def _memory_limit(setup: SlotSetup, slot: SlotProcess, report: Mapping[str, str]) -> Verdict:
+    wanted = setup.spec.limits.memory_bytes
     rounded = wanted - wanted % resource.getpagesize()
     if slot.plan is not None and slot.plan.memory_limit is not None:
         value = slot.plan.memory_limit.read_text().strip()

@@ -158,7 +158,7 @@ class ServerProcess:
 
 
 def start(
-    ground: ServerSetup,
+    setup: ServerSetup,
     slots: int,
     reaper: Reaper,
     on_request: Callable[[Request], None],
@@ -168,39 +168,39 @@ def start(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
-        _become_server(ground, theirs)
+        _become_server(setup, theirs)
     exited = reaper.watch(pid)
     theirs.close()
     return ServerProcess(pid, exited, ServerLink(ours, slots, on_request, on_broken))
 
 
-def _become_server(ground: ServerSetup, control: socket.socket) -> None:
+def _become_server(setup: ServerSetup, control: socket.socket) -> None:
     """In the forked child: into its cgroup, its own view of the machine, its uid. Never returns."""
     try:
-        if ground.plan is not None:
-            cgroups.join(ground.plan)
-        _take_own_view(ground)
-        _take_descriptors(control.fileno(), ground.listener.fileno())
+        if setup.plan is not None:
+            cgroups.join(setup.plan)
+        _take_own_view(setup)
+        _take_descriptors(control.fileno(), setup.listener.fileno())
         reset_signals()
         os.chdir("/")
-        become(ground.identity, ground.identity.server_uid, ground.identity.server_uid)
+        become(setup.identity, setup.identity.server_uid, setup.identity.server_uid)
         numbers = ["--control-fd", str(CONTROL_FD), "--listen-fd", str(LISTEN_FD)]
-        os.execve(ground.argv[0], [*ground.argv, *numbers], environment())  # noqa: S606
+        os.execve(setup.argv[0], [*setup.argv, *numbers], environment())  # noqa: S606
     except BaseException as error:
         os.write(2, f"starting the server: {error}\n".encode())
     finally:
         os._exit(EXEC_FAILED)
 
 
-def _take_own_view(ground: ServerSetup) -> None:
+def _take_own_view(setup: ServerSetup) -> None:
     """A mount namespace without the slots' mounts, in which the interpreter can be reached.
 
     Without the slots' mounts also because a copy of a workspace's mount would keep its memory alive
     after the reset that discards it.
     """
     mounts.enter_private_namespace()
-    syscalls.umount(str(ground.private), syscalls.MNT_DETACH)
-    if ground.identity.mode != USER:
+    syscalls.umount(str(setup.private), syscalls.MNT_DETACH)
+    if setup.identity.mode != USER:
         mounts.show_to_everybody(mounts.unreachable(mounts.interpreter_directories()))
 
 

@@ -54,7 +54,7 @@ class SlotReports(Protocol):
 class SlotServices:
     """What slots of one container share. ``gate`` bounds how many start at once."""
 
-    ground: SlotSetup
+    setup: SlotSetup
     reaper: Reaper
     reports: SlotReports
     gate: asyncio.Semaphore
@@ -80,7 +80,7 @@ class CrashLoop:
 class SlotLifecycle:
     """One slot. Read ``phase``, ``epoch``, ``lease``, ``process``; ask with :meth:`ask`."""
 
-    def __init__(self, shop: SlotServices, number: int) -> None:
+    def __init__(self, services: SlotServices, number: int) -> None:
         self.number = number
         self.phase = SlotPhase.absent
         self.epoch = 0
@@ -92,7 +92,7 @@ class SlotLifecycle:
         self.reason = ""
         self.process: SlotProcess | None = None
         self._network: NetworkProcess | None = None
-        self._shop = shop
+        self._services = services
         self._task: asyncio.Task[None] | None = None
         self._reset_after = False
         self._losses = CrashLoop(_LOSSES, _LOSSES_WITHIN_S)
@@ -193,7 +193,7 @@ class SlotLifecycle:
         filled = self._limits is not None and self._limits.killed_by_own_limit()
         loss = Loss.filled if filled else Loss.not_renewed
         self._reset_after = False
-        self._shop.reports.lost(self, loss, f"it could not be sealed: {error.message}")
+        self._services.reports.lost(self, loss, f"it could not be sealed: {error.message}")
         self._turn(SlotPhase.resetting)
 
     async def _start(self, *, fresh: bool, patience_s: float) -> None:
@@ -206,11 +206,11 @@ class SlotLifecycle:
         while True:
             attempt += 1
             try:
-                async with self._shop.gate:
+                async with self._services.gate:
                     if fresh:
                         self._prepare()
                     else:
-                        slot_process.reopen_workspace(self._shop.ground, self.number)
+                        slot_process.reopen_workspace(self._services.setup, self.number)
                     await self._start_once()
                 return
             except (OSError, SandboxUnavailableError) as error:
@@ -226,17 +226,17 @@ class SlotLifecycle:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _prepare(self) -> None:
-        ground = self._shop.ground
-        plan = ground.plan(self.number)
+        setup = self._services.setup
+        plan = setup.plan(self.number)
         if plan is not None:
             cgroups.make(plan)
-        slot_process.mount_workspace(ground, self.number)
+        slot_process.mount_workspace(setup, self.number)
 
     async def _start_once(self) -> None:
-        shop = self._shop
-        self.process = await slot_process.start(shop.ground, self.number, shop.reaper)
-        if shop.network_tool is not None:
-            self._network = await network.attach(shop.ground, self.process, shop.reaper, shop.network_tool)
+        services = self._services
+        self.process = await slot_process.start(services.setup, self.number, services.reaper)
+        if services.network_tool is not None:
+            self._network = await network.attach(services.setup, self.process, services.reaper, services.network_tool)
 
     def _arrive(self, *, kept: bool, tell: bool = True) -> None:
         assert self.process is not None
@@ -252,7 +252,7 @@ class SlotLifecycle:
             self._reset_after = False
             self.reset()
         elif tell:
-            self._shop.reports.ready(self)
+            self._services.reports.ready(self)
 
     def _watch_limits(self, process: SlotProcess) -> None:
         if self._limits is not None:
@@ -278,7 +278,7 @@ class SlotLifecycle:
         return self._limits is not None and self._limits.take_above() == MEMORY_ABOVE
 
     def _lose(self, loss: Loss, reason: str) -> None:
-        self._shop.reports.lost(self, loss, reason)
+        self._services.reports.lost(self, loss, reason)
         if self._losses.crashed(time.monotonic()):
             self._quarantine(f"{reason}, {_LOSSES} times within {_LOSSES_WITHIN_S:.0f} s")
             return
@@ -292,7 +292,7 @@ class SlotLifecycle:
         if self.process is not None:
             await self.process.kill()
             self.process = None
-        plan = self._shop.ground.plan(self.number)
+        plan = self._services.setup.plan(self.number)
         if plan is None:
             return
         deadline = time.monotonic() + _PROOF_DEADLINE_S
@@ -304,10 +304,10 @@ class SlotLifecycle:
 
     async def _discard(self) -> None:
         """Remove the workspace and the cgroup. Raises OSError when either stays."""
-        ground = self._shop.ground
+        setup = self._services.setup
         # In a thread: the kernel takes its time for a large workspace (300 ms a GiB), and other slots wait for us.
-        await asyncio.to_thread(_unmount, ground, self.number)
-        plan = ground.plan(self.number)
+        await asyncio.to_thread(_unmount, setup, self.number)
+        plan = setup.plan(self.number)
         deadline = time.monotonic() + _PROOF_DEADLINE_S
         while plan is not None and not cgroups.remove(plan):
             if time.monotonic() > deadline:
@@ -319,12 +319,12 @@ class SlotLifecycle:
         self.reason = reason
         self.lease = None
         self._move(SlotPhase.quarantined)
-        self._shop.reports.failed(self)
+        self._services.reports.failed(self)
 
 
-def _unmount(ground: SlotSetup, slot: int) -> None:
+def _unmount(setup: SlotSetup, slot: int) -> None:
     try:
-        slot_process.unmount_workspace(ground, slot)
+        slot_process.unmount_workspace(setup, slot)
     except OSError as error:
         if error.errno != errno.EINVAL:  # nothing is mounted there: the start that failed had not come so far
             raise

@@ -55,15 +55,15 @@ class SlotStartError(SandboxUnavailableError):
     """A slot did not start; what was begun has been killed."""
 
 
-def mount_workspace(ground: SlotSetup, slot: int) -> None:
+def mount_workspace(setup: SlotSetup, slot: int) -> None:
     """A fresh workspace. Raises OSError when it cannot be mounted or is not empty."""
-    limits, place = ground.spec.limits, ground.tree.workspace(slot)
+    limits, place = setup.spec.limits, setup.tree.workspace(slot)
     under = place.stat().st_dev
     mounts.mount_tmpfs(
         place,
         size_bytes=limits.workspace_bytes,
         mode=0o700,
-        uid=ground.identity.slot_uid(slot),
+        uid=setup.identity.slot_uid(slot),
         inodes=limits.workspace_inodes,
     )
     fresh = os.statvfs(place)
@@ -71,16 +71,16 @@ def mount_workspace(ground: SlotSetup, slot: int) -> None:
         raise OSError(f"the workspace of slot {slot} is not a fresh, empty mount")
 
 
-def reopen_workspace(ground: SlotSetup, slot: int) -> None:
+def reopen_workspace(setup: SlotSetup, slot: int) -> None:
     """Give a kept workspace the mode it was made with: a ``chmod 000 .`` of the slot's own commands would
     keep bwrap out, and look like a failure of ours. Raises OSError."""
-    with syscalls.file_access_as(ground.identity.slot_uid(slot)):  # as its owner: CAP_FOWNER may not be there
-        ground.tree.workspace(slot).chmod(0o700)
+    with syscalls.file_access_as(setup.identity.slot_uid(slot)):  # as its owner: CAP_FOWNER may not be there
+        setup.tree.workspace(slot).chmod(0o700)
 
 
-def unmount_workspace(ground: SlotSetup, slot: int) -> None:
+def unmount_workspace(setup: SlotSetup, slot: int) -> None:
     """Discard the workspace. Raises OSError (EBUSY) while anything in our namespace uses it."""
-    syscalls.umount(str(ground.tree.workspace(slot)))
+    syscalls.umount(str(setup.tree.workspace(slot)))
 
 
 @dataclass
@@ -159,19 +159,19 @@ def _kill_family(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-async def start(ground: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
+async def start(setup: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
     """Start the slot over its mounted workspace and made cgroup; returns after the agent's HELLO.
 
     Raises SlotStartError, with bwrap's own words, after killing what had been started.
     """
-    with _terminals(ground, slot):
-        return await _start(ground, slot, reaper)
+    with _terminals(setup, slot):
+        return await _start(setup, slot, reaper)
 
 
 @contextlib.contextmanager
-def _terminals(ground: SlotSetup, slot: int) -> Iterator[None]:
+def _terminals(setup: SlotSetup, slot: int) -> Iterator[None]:
     """The slot's ``/dev/pts``, until bwrap has bound it into the slot: there it lives on for as long as the slot."""
-    place = ground.tree.slot_terminals(slot)
+    place = setup.tree.slot_terminals(slot)
     mounts.mount_terminals(place, MAX_TERMINALS)
     try:
         yield
@@ -179,13 +179,13 @@ def _terminals(ground: SlotSetup, slot: int) -> Iterator[None]:
         syscalls.umount(str(place), syscalls.MNT_DETACH)
 
 
-async def _start(ground: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
+async def _start(setup: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     info_read, info_write = os.pipe()
     error_read, error_write = os.pipe()
-    plan = ground.plan(slot)
+    plan = setup.plan(slot)
     try:
-        pid = _spawn(ground, slot, plan, theirs.fileno(), info_write, error_write)
+        pid = _spawn(setup, slot, plan, theirs.fileno(), info_write, error_write)
         running = SlotProcess(slot, pid, reaper.watch(pid), ours, plan)
         theirs.close()
         os.close(info_write)
@@ -193,7 +193,7 @@ async def _start(ground: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
         info_write = error_write = -1
         ours.setblocking(False)
         try:
-            await _hello(running, info_read, ground)
+            await _hello(running, info_read, setup)
         except BaseException as error:
             await running.kill()
             if not isinstance(error, (OSError, TimeoutError, ProtocolError, ValueError)):
@@ -207,7 +207,7 @@ async def _start(ground: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
                 os.close(fd)
 
 
-async def _hello(running: SlotProcess, info_read: int, ground: SlotSetup) -> None:
+async def _hello(running: SlotProcess, info_read: int, setup: SlotSetup) -> None:
     await readable(running.agent.fileno(), HELLO_DEADLINE_S)
     message = protocol.receive(running.agent)
     if message is None:
@@ -217,9 +217,9 @@ async def _hello(running: SlotProcess, info_read: int, ground: SlotSetup) -> Non
     # Written by bwrap before it let the agent run, so it is all there.
     running.agent_pid = int(json.loads(os.read(info_read, 4096))["child-pid"])
     running.agent_pidfd = os.pidfd_open(running.agent_pid)
-    if ground.identity.mode == USER:
+    if setup.identity.mode == USER:
         # Only now, inside the slot's own user namespace, does it count the slot's processes alone.
-        processes = ground.spec.limits.processes + OWN_PROCESSES
+        processes = setup.spec.limits.processes + OWN_PROCESSES
         resource.prlimit(running.agent_pid, resource.RLIMIT_NPROC, (processes, processes))
 
 
@@ -242,29 +242,29 @@ def _why(error: BaseException, running: SlotProcess, error_read: int) -> str:
     return f"{error}" + (f" ({end_of(running.exited.result())})" if running.exited.done() else "")
 
 
-def _spawn(ground: SlotSetup, slot: int, plan: CgroupPlan | None, agent_fd: int, info_fd: int, error_fd: int) -> int:
+def _spawn(setup: SlotSetup, slot: int, plan: CgroupPlan | None, agent_fd: int, info_fd: int, error_fd: int) -> int:
     """Start slotlaunch, which puts on the slot's limits and identity and becomes bwrap; its pid."""
-    identity, workspace = ground.identity, ground.tree.workspace(slot)
-    launch = [str(ground.launcher)]
+    identity, workspace = setup.identity, setup.tree.workspace(slot)
+    launch = [str(setup.launcher)]
     for file in plan.join_files if plan is not None else ():
         launch += ["-j", str(file)]
-    for limit, value in _rlimits(ground.spec.limits, ground).items():
+    for limit, value in _rlimits(setup.spec.limits, setup).items():
         launch += ["-l", str(limit), str(value)]
     launch += ["-o", str(_victim_score())]
     if identity.mode != USER:
         launch += ["-u", str(identity.slot_uid(slot)), str(identity.slot_gid(slot))]
     keys_listed = Path(KEYS_LIST).exists()
     command = bwrap_argv(
-        ground.bwrap,
-        ground.tree.root,
+        setup.bwrap,
+        setup.tree.root,
         workspace,
-        ground.tree.slot_terminals(slot),
-        ground.spec.limits,
+        setup.tree.slot_terminals(slot),
+        setup.spec.limits,
         _INFO_FD,
         keys_listed=keys_listed,
     )
     return os.posix_spawn(
-        ground.launcher,
+        setup.launcher,
         [*launch, "--", *command],
         {},
         file_actions=[
@@ -279,13 +279,13 @@ def _spawn(ground: SlotSetup, slot: int, plan: CgroupPlan | None, agent_fd: int,
     )
 
 
-def _rlimits(limits: SlotLimits, ground: SlotSetup) -> dict[int, int]:
+def _rlimits(limits: SlotLimits, setup: SlotSetup) -> dict[int, int]:
     wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: limits.open_files}
-    if ground.identity.mode != USER:
+    if setup.identity.mode != USER:
         # Where pids.max does the exact counting, this is the second fence: it also counts the slot's
         # network stack, which runs under the slot's uid outside of it.
-        slack = _NETWORK_PROCESSES if ground.has("pids") else 0
+        slack = _NETWORK_PROCESSES if setup.has("pids") else 0
         wanted[resource.RLIMIT_NPROC] = limits.processes + OWN_PROCESSES + slack
-    if not ground.has("memory"):
+    if not setup.has("memory"):
         wanted[resource.RLIMIT_DATA] = limits.memory_bytes
     return wanted

@@ -93,11 +93,11 @@ class Supervisor:
         self._greeted = False
         self._server_broke = ""
         self._proofs: list[dict[str, object]] = []
-        ground, self._private = _prepare_ground(launch)
+        setup, self._private = _prepare_setup(launch)
         starting_at_once = 2 * len(os.sched_getaffinity(0))
-        shop = SlotServices(ground, reaper, self, asyncio.Semaphore(starting_at_once), launch.network_tool)
-        self._ground = ground
-        self._slots = [SlotLifecycle(shop, number) for number in range(launch.spec.slots)]
+        services = SlotServices(setup, reaper, self, asyncio.Semaphore(starting_at_once), launch.network_tool)
+        self._setup = setup
+        self._slots = [SlotLifecycle(services, number) for number in range(launch.spec.slots)]
 
     async def run(self) -> None:
         """Serve until cancelled. Raises AgentEnvError when the container cannot serve (any more)."""
@@ -161,7 +161,7 @@ class Supervisor:
             slot.begin()
         assert first.process is not None
         address = self._probe_address()
-        proofs = await selftest.prove(self._ground, first.process, self._launch.host_namespaces, address)
+        proofs = await selftest.prove(self._setup, first.process, self._launch.host_namespaces, address)
         self._proofs = selftest.as_packets(proofs)
         broken = selftest.failure(proofs)
         if broken is not None:
@@ -178,11 +178,9 @@ class Supervisor:
         self._greeted = False
         layout = self._launch.layout
         plan = server_plan(layout, self._launch.spec.container) if layout else None
-        ground = ServerSetup(
-            self._launch.server_argv, self._launch.identity, self._launch.listener, self._private, plan
-        )
+        setup = ServerSetup(self._launch.server_argv, self._launch.identity, self._launch.listener, self._private, plan)
         self._server = server_process.start(
-            ground, self._launch.spec.slots, self._reaper, self._request, self._link_broken
+            setup, self._launch.spec.slots, self._reaper, self._request, self._link_broken
         )
 
     def _greet(self) -> None:
@@ -284,7 +282,7 @@ def _backoff_s(crashes: int) -> float:
     return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (crashes - 1))
 
 
-def _prepare_ground(launch: Launch) -> tuple[SlotSetup, Path]:
+def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
     """The container's cgroups, private directory and template tree."""
     spec, identity = launch.spec, launch.identity
     if launch.layout is not None:
