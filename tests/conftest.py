@@ -15,7 +15,7 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 from agentenv.dev import docker_engine, program
-from agentenv.image import Step, ensure_image
+from agentenv.image import BuildStep, ensure_image
 from tests.by_module import ByModule
 from tests.nomad.cluster import Cluster, running_cluster
 
@@ -62,7 +62,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     assert capture is not None
     told = ""
 
-    def report(step: Step) -> None:
+    def report(step: BuildStep) -> None:
         nonlocal told
         if step.name != told:
             with capture.global_and_fixture_disabled():  # one of several processes has no other way to say it

@@ -16,7 +16,7 @@ from agentenv.dev import cluster as dev_cluster
 from agentenv.dev.agent import AgentPlace
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
-from agentenv.image import Step, connect
+from agentenv.image import BuildStep, connect
 from tests.nomad.cluster import Cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -33,7 +33,7 @@ def place(tmp_path: Path, cluster: Cluster) -> Iterator[AgentPlace]:
 
 
 def up(place: AgentPlace, steps: list[str] | None = None, *, check: bool = False) -> dev_cluster.Cluster:
-    def report(step: Step) -> None:
+    def report(step: BuildStep) -> None:
         if steps is not None and step.name not in steps:
             steps.append(step.name)
 

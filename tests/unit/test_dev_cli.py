@@ -17,7 +17,7 @@ from agentenv.cli.app import app
 from agentenv.dev.agent import AgentPlace
 from agentenv.dev.cluster import Cluster, ClusterStatus
 from agentenv.errors import SandboxUnavailableError
-from agentenv.image import ImageStatus, Step
+from agentenv.image import BuildStep, ImageStatus
 from agentenv.wire.server import Proof, ServerInfo
 
 UP = ClusterStatus("ready", "http://127.0.0.1:4646", "running", "agentenv-sandbox:local current", ("farm: running",))
@@ -94,9 +94,9 @@ def test_each_step_leaves_a_line_with_its_time(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("agentenv.cli.progress.err", lambda: Console(file=file, width=100))
 
     with progress.shown() as report:
-        report(Step("image", "[0] of many", 1, 3))
-        report(Step("image", "copying", 2, 3))
-        report(Step("agent"))
+        report(BuildStep("image", "[0] of many", 1, 3))
+        report(BuildStep("image", "copying", 2, 3))
+        report(BuildStep("agent"))
 
     lines = [line.split() for line in file.getvalue().splitlines() if "✓" in line]
     assert [line[1] for line in lines] == ["image", "agent"]
@@ -109,8 +109,8 @@ def test_the_step_that_failed_is_not_ticked_off(monkeypatch: pytest.MonkeyPatch)
 
     def fails() -> None:
         with progress.shown() as report:
-            report(Step("image"))
-            report(Step("agent"))
+            report(BuildStep("image"))
+            report(BuildStep("agent"))
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -127,7 +127,7 @@ def test_a_long_step_says_what_it_does_where_there_is_no_terminal(monkeypatch: p
 
     with progress.shown() as report:
         for packages in range(6):
-            report(Step("nomad", f"building: {packages} packages"))
+            report(BuildStep("nomad", f"building: {packages} packages"))
 
     said = [line.strip() for line in file.getvalue().splitlines() if "building" in line]
     assert 0 < len(said) < 6

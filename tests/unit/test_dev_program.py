@@ -17,7 +17,7 @@ import pytest
 from agentenv.dev import program
 from agentenv.dev.program import ReleaseError, checksum_of, download, nomad_program, version_of
 from agentenv.errors import SandboxUnavailableError
-from agentenv.image import Step, silent
+from agentenv.image import BuildStep, silent
 
 MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 NAME = f"nomad_{program.VERSION}_linux_{MACHINE}.zip"
@@ -114,7 +114,7 @@ def test_installed_program_that_is_too_old_or_none_is_passed_over(
 def test_release_is_fetched_once_and_kept(alone: Path, releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:
     releases.publish(zipped(NOMAD))
     monkeypatch.setenv("AGENTENV_NOMAD_RELEASES", releases.address)
-    steps: list[Step] = []
+    steps: list[BuildStep] = []
 
     found = nomad_program(steps.append)
     releases.files.clear()
@@ -159,7 +159,7 @@ def test_without_release_it_is_built_with_go_in_a_copy_of_the_module(alone: Path
     go += f"printf '%s' \"{NOMAD.replace(chr(10), chr(92) + 'n')}\" > /dev/null\ncp {alone}/made $out\n"
     script(alone / "bin" / "go", go)
     script(alone / "made", NOMAD)
-    steps: list[Step] = []
+    steps: list[BuildStep] = []
 
     found = nomad_program(steps.append)
 

@@ -11,7 +11,7 @@ import pytest
 from docker.errors import APIError, ImageNotFound
 
 from agentenv.errors import SandboxUnavailableError
-from agentenv.image import LABEL_CONTENT, Step, base, ensure, silent
+from agentenv.image import LABEL_CONTENT, BuildStep, base, ensure, silent
 from agentenv.image.base import FROM_REGISTRY, MADE_HERE, base_image, mmdebstrap_argv
 
 
@@ -33,7 +33,10 @@ class Engine:
         self.builds: list[dict[str, Any]] = []
         self.removed: list[str] = []
         self.imported: list[str] = []
-        self.lines: list[dict[str, str]] = [{"stream": "Step 1/2 : FROM x\n"}, {"stream": "Step 2/2 : COPY\n"}]
+        self.lines: list[dict[str, str]] = [
+            {"stream": "BuildStep 1/2 : FROM x\n"},
+            {"stream": "BuildStep 2/2 : COPY\n"},
+        ]
         self._registry = registry
 
     def get(self, name: str) -> Image:
@@ -85,7 +88,7 @@ def engine() -> Engine:
 
 @pytest.mark.usefixtures("cache")
 def test_missing_image_is_built_once_and_then_current(engine: Engine) -> None:
-    steps: list[Step] = []
+    steps: list[BuildStep] = []
     first = ensure.ensure_image(client=engine, report=steps.append)
     second = ensure.ensure_image(client=engine)
 
@@ -132,7 +135,7 @@ def test_two_builders_at_once_make_one_image(engine: Engine) -> None:
     engine.build = slow  # type: ignore[method-assign]
     told: list[str] = []
 
-    def second(step: Step) -> None:
+    def second(step: BuildStep) -> None:
         told.append(step.name)
         go_on.set()
 
@@ -161,7 +164,7 @@ def test_engine_that_dies_when_it_is_asked_to_build_is_told(engine: Engine, monk
 @pytest.mark.usefixtures("cache")
 def test_failing_step_is_told_with_its_last_words(engine: Engine) -> None:
     engine.lines = [
-        {"stream": "Step 3/9 : RUN apt-get update\n"},
+        {"stream": "BuildStep 3/9 : RUN apt-get update\n"},
         {"stream": "E: Could not resolve 'mirror.example'\n"},
         {"error": "The command returned a non-zero code: 100"},
     ]

@@ -21,7 +21,7 @@ from agentenv.dev import HTTP_PORT, agent, docker_engine, farm_check, program
 from agentenv.dev.agent import AgentPlace, Ports
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
-from agentenv.image import IMAGE, Report, Step, connect, ensure_image, image_status, silent
+from agentenv.image import IMAGE, BuildStep, Report, connect, ensure_image, image_status, silent
 from agentenv.wire.server import ServerInfo
 
 _ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
@@ -77,11 +77,11 @@ def up(
     place = place or default_place()
     with _alone(place), docker_engine.using() as hold:
         found = program.nomad_program(report)
-        report(Step("docker", "looking for an engine"))
+        report(BuildStep("docker", "looking for an engine"))
         docker_engine.ensure()
-        report(Step("image", IMAGE))
+        report(BuildStep("image", IMAGE))
         ensure_image(IMAGE, report=report)
-        report(Step("agent", "starting Nomad"))
+        report(BuildStep("agent", "starting Nomad"))
         address = _running_address(place)
         started = address is None
         if address is None:
@@ -89,7 +89,7 @@ def up(
             address = agent.start(place, found, Ports.free(http=http_port), name=name, engine_fd=hold)
         described = None
         if check:
-            report(Step("slot", "waiting for one to answer"))
+            report(BuildStep("slot", "waiting for one to answer"))
             described = farm_check.check(NomadHttp(address))
     return Cluster(place, address, started, described)
 
@@ -105,15 +105,15 @@ def down(place: AgentPlace | None = None, *, report: Report = silent) -> str:
     with _alone(place):
         address = _running_address(place)
         if address is not None:
-            report(Step("jobs", "stopping them"))
+            report(BuildStep("jobs", "stopping them"))
             with contextlib.suppress(SandboxUnavailableError):  # what it cannot stop in order, we remove
                 _purge_jobs(NomadHttp(address))
-        report(Step("agent", "stopping Nomad"))
+        report(BuildStep("agent", "stopping Nomad"))
         agent.stop(place)
-        report(Step("files", str(place.root)))
+        report(BuildStep("files", str(place.root)))
         _clear(place)
     end_abandoned(report)
-    report(Step("docker", "the engine"))
+    report(BuildStep("docker", "the engine"))
     return docker_engine.stop()
 
 
@@ -124,7 +124,7 @@ def end_abandoned(report: Report = silent) -> None:
     """
     places = agent.abandoned()
     for place in places:
-        report(Step("abandoned", str(place.root)))
+        report(BuildStep("abandoned", str(place.root)))
         agent.kill(place)  # servers too, before anything is taken from their clients: nothing is placed again
     for place in places:
         _clear(place)
