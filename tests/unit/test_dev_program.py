@@ -129,7 +129,7 @@ def test_release_is_fetched_once_and_kept(alone: Path, releases: Releases, monke
     ("body", "checksum", "message"),
     [
         (zipped(NOMAD), "0" * 64, "has the checksum"),
-        (b"not a zip", None, "is no release"),
+        (b"not a zip", None, "is not a valid release"),
         (zipped(NOMAD), "short", "does not state a checksum"),
     ],
     ids=["wrong-checksum", "no-zip", "no-checksum"],

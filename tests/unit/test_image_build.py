@@ -34,8 +34,8 @@ class Engine:
         self.removed: list[str] = []
         self.imported: list[str] = []
         self.lines: list[dict[str, str]] = [
-            {"stream": "BuildStep 1/2 : FROM x\n"},
-            {"stream": "BuildStep 2/2 : COPY\n"},
+            {"stream": "Step 1/2 : FROM x\n"},
+            {"stream": "Step 2/2 : COPY\n"},
         ]
         self._registry = registry
 
@@ -164,7 +164,7 @@ def test_engine_that_dies_when_it_is_asked_to_build_is_told(engine: Engine, monk
 @pytest.mark.usefixtures("cache")
 def test_failing_step_is_told_with_its_last_words(engine: Engine) -> None:
     engine.lines = [
-        {"stream": "BuildStep 3/9 : RUN apt-get update\n"},
+        {"stream": "Step 3/9 : RUN apt-get update\n"},
         {"stream": "E: Could not resolve 'mirror.example'\n"},
         {"error": "The command returned a non-zero code: 100"},
     ]

@@ -233,6 +233,6 @@ async def test_without_a_stream_lists_are_polled_and_it_says_so(caplog: pytest.L
     await _until(lambda: api.looks >= 5)
     assert (follower.following, follower.problem) == ("polling", "")
     assert "no event stream of Nomad, listing every" in caplog.text
-    assert caplog.text.count("Nomad does not answer") == 1
+    assert caplog.text.count("Nomad does not respond") == 1
     for task in tasks:
         task.cancel()

@@ -186,7 +186,7 @@ def test_a_container_of_somebody_elses_settings_is_reported_and_left_alone() -> 
     )
     assert refused is not None
     assert view.shaken("a", refused, 1) == [ReportEvent(refused)]
-    assert "has 16 slots, 10 were asked for" in refused.reason
+    assert "has 16 slots, 10 were requested" in refused.reason
 
 
 def test_a_start_that_fails_is_diagnosed_once() -> None:
