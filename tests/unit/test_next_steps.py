@@ -11,11 +11,8 @@ import pytest
 import agentenv
 
 PACKAGE = Path(agentenv.__file__).parent
-FILES = sorted(
-    path
-    for place in ("dev/*.py", "image/*.py", "slots/backends/nomad*.py", "cli/*nomad*.py")
-    for path in PACKAGE.glob(place)
-)
+PLACES = ("dev/*.py", "image/*.py", "slots/backends/nomad/*.py", "cli/*nomad*.py")
+FILES = sorted(path for place in PLACES for path in PACKAGE.glob(place))
 FAILURES = {"SandboxUnavailableError": 9, "ConfigError": 9, "StartFailed": 2}
 """Classes, and how many arguments by position make one with a next step."""
 
@@ -31,6 +28,11 @@ def without_next_step(source: str) -> Iterator[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_failure_has_a_next_step(path: Path) -> None:
     assert list(without_next_step(path.read_text())) == []
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_place_has_files(place: str) -> None:
+    assert list(PACKAGE.glob(place))
 
 
 def test_one_without_is_noticed() -> None:
