@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Self
 
 from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
+from agentenv.containers.handle import ContainerHandle
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.slots.backends.base import ContainerBackend, ContainerEvent, ContainerHandle, ContainerStarted
+from agentenv.slots.backends.base import ContainerBackend, ContainerEvent, ContainerStarted
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
+from agentenv.containers.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
 from agentenv.errors import ConfigError, PoolClosedError
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.executor.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tool_context import ToolContext

@@ -34,7 +34,7 @@ A failing *command* is not in this tree: it is data (``CallResult.exit_code``).
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 Fault = Literal["none", "model", "task", "infra", "policy"]
 """Whose failure a result reports; ``none`` when the tool did its work (whatever the exit code)."""
@@ -57,6 +57,12 @@ class AgentEnvError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.next_step})" if self.next_step else self.message
+
+    def copy(self) -> Self:
+        """The same error as another object: one that is raised in several tasks mixes their tracebacks."""
+        twin = type(self).__new__(type(self), *self.args)
+        twin.__dict__.update(self.__dict__)
+        return twin
 
 
 class ConfigError(AgentEnvError):
@@ -232,3 +238,26 @@ def by_code() -> dict[str, type[AgentEnvError]]:
         found[cls.code] = cls
         stack.extend(cls.__subclasses__())
     return found
+
+
+def from_wire(
+    code: str | None,
+    message: str,
+    next_step: str = "",
+    *expected: type[AgentEnvError],
+    otherwise: type[ToolCallError | PolicyRefusalError] | None = None,
+) -> AgentEnvError:
+    """The exception that a wire error stands for.
+
+    When its class is none of ``expected`` (any class, when none is given) the other side has no business to name it:
+    then it is ``otherwise``, by default a ProtocolError that says the code.
+    """
+    kind = by_code().get(code or "")
+    if kind is None or not issubclass(kind, expected or (AgentEnvError,)):
+        if otherwise is not None:
+            return otherwise(message, next_step=next_step)
+        return ProtocolError(f"{code or 'no error code'}: {message}", next_step=next_step)
+    if issubclass(kind, ConfigError):
+        field, _, reason = message.partition(": ")
+        return kind(field, reason, next_step=next_step)
+    return kind(message, next_step=next_step)

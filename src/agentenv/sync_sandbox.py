@@ -20,8 +20,8 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from agentenv.async_sandbox import AsyncSandbox, BackendName
 from agentenv.config import ContainerSettings
+from agentenv.containers.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
 from agentenv.errors import PoolClosedError
-from agentenv.executor.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.wire.calls import CallResult
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply

@@ -21,8 +21,10 @@ from typing import Any, Final, Literal, overload
 
 from agentenv.agent.loop import checked
 from agentenv.agent.protocols import Session
+from agentenv.containers import transfer
+from agentenv.containers.attachments import decoded_base64
+from agentenv.containers.transfer import Lease, Progress, Transferred
 from agentenv.errors import (
-    AgentEnvError,
     InfraError,
     InvalidArgumentsError,
     PolicyRefusalError,
@@ -30,11 +32,8 @@ from agentenv.errors import (
     SlotDestroyedError,
     ToolCallError,
     UnknownToolError,
-    by_code,
+    from_wire,
 )
-from agentenv.executor import transfer
-from agentenv.executor.attachments import decoded_base64
-from agentenv.executor.transfer import Lease, Progress, Transferred
 from agentenv.wire.calls import CallResult
 from agentenv.wire.tools import (
     ArtifactsReply,
@@ -82,8 +81,9 @@ class ToolContext:
         """
         result = await self(tool, arguments, timeout_s=timeout_s)
         if result.fault != "none":
-            found = by_code().get(result.error or "", ToolCallError if result.fault == "model" else PolicyRefusalError)
-            raise _made(found, result.message or f"{tool} was refused")
+            kind = ToolCallError if result.fault == "model" else PolicyRefusalError
+            message = result.message or f"{tool} was refused"
+            raise from_wire(result.error, message, "", ToolCallError, PolicyRefusalError, otherwise=kind)
         return result
 
     async def terminal(
@@ -138,7 +138,7 @@ class ToolContext:
         return ListFilesReply.model_validate(await self._file_call("list_files", {"path": path, "depth": depth}))
 
     async def upload(self, local: Path | str, remote: str, *, progress: Progress | None = None) -> Transferred:
-        """Copy a local file or directory of any size into the slot; see :func:`agentenv.executor.transfer.upload`.
+        """Copy a local file or directory of any size into the slot; see :func:`agentenv.containers.transfer.upload`.
 
         Raises: OSError, InvalidArgumentsError, PolicyRefusalError, InfraError.
         """
@@ -159,7 +159,7 @@ class ToolContext:
         max_bytes: int = transfer.DEFAULT_MAX_BYTES,
     ) -> Transferred:
         """Copy a file or directory of the slot to a local path (a directory's content lands in it); see
-        :func:`agentenv.executor.transfer.download`. What a slot sends is not trusted.
+        :func:`agentenv.containers.transfer.download`. What a slot sends is not trusted.
 
         Raises: OSError, PolicyRefusalError, InfraError (also when this machine's own disk is full: that is nothing a
         verifier may score).
@@ -287,10 +287,6 @@ def _check_file_result(tool: str, path: str, result: CallResult) -> None:
         raise TimeoutError(errno.ETIMEDOUT, f"{tool} did not end in time", path)
     if result.exit_code:
         raise OSError(result.exit_code, result.stderr.strip() or f"{tool} failed", path)
-
-
-def _made(kind: type[AgentEnvError], message: str) -> AgentEnvError:
-    return kind(message) if issubclass(kind, (ToolCallError, PolicyRefusalError)) else ToolCallError(message)
 
 
 def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,10 +17,11 @@ import aiohttp
 import pytest
 
 from agentenv.config import ContainerSettings, PoolSettings
-from agentenv.slots.backends.base import ContainerBackend, ContainerHandle
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.handle import ContainerHandle
+from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
-from agentenv.slots.control import ContainerControl
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Result, server_message
 from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, SlotState

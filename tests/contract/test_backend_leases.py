@@ -8,9 +8,9 @@ from uuid import uuid4
 import aiohttp
 import pytest
 
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError, StaleLeaseError
-from agentenv.slots.backends.base import ContainerHandle
-from agentenv.slots.control import ContainerControl
 from agentenv.wire.base import PROTOCOL_VERSION
 from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, SlotState
 from agentenv.wire.server import ErrorReply, Health

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.containers.control import ContainerControl
 from agentenv.errors import ConnectionLostError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerGone, ContainerStarted, StartFailed
 from agentenv.slots.backends.local import LaunchDirectory, LocalBackend
-from agentenv.slots.control import ContainerControl
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.spec import SandboxSpec
 from tests.contract.conftest import until

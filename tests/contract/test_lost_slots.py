@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import SlotDestroyedError
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.slots.backends.base import ContainerBackend, ContainerHandle
+from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.fake import FakeBackend
-from agentenv.slots.control import ContainerControl
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import Batch, CallKey, Cancel, Forget, Result
 from agentenv.wire.leases import RenewRequest, SlotState

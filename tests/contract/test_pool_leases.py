@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from agentenv.config import PoolSettings
+from agentenv.containers.control import ContainerControl
 from agentenv.errors import (
     AcquireTimeoutError,
     ConfigError,
@@ -15,7 +16,6 @@ from agentenv.errors import (
     PoolClosedError,
     StaleLeaseError,
 )
-from agentenv.slots.control import ContainerControl
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.leases import SlotState

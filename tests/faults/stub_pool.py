@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import LeaseLostError
-from agentenv.slots.backends.base import ContainerHandle
 from agentenv.wire.leases import LeaseKey
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.config import ExecutorSettings
 from agentenv.errors import ConnectionLostError
-from agentenv.executor import sandbox_client
+from agentenv.executor import client
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import Call, CallResult
@@ -120,8 +120,8 @@ async def test_a_large_call_that_is_cancelled_leaves_nothing(farm: Farm) -> None
 
 async def test_a_call_whose_answer_was_lost_is_asked_about_again(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever lost it: the stream is well, and nothing else would ever bring the answer."""
-    monkeypatch.setattr(sandbox_client, "_ASK_AGAIN_S", 0.2)
-    monkeypatch.setattr(sandbox_client, "_LOOK_S", 0.1)
+    monkeypatch.setattr(client, "_ASK_AGAIN_S", 0.2)
+    monkeypatch.setattr(client, "_LOOK_S", 0.1)
     farm.server.lose_answers = 2
     async with farm.executor.open("t") as session:
         async with asyncio.timeout(20):

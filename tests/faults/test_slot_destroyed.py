@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agentenv.agent.transcript import GroupRecord, Transcript
+from agentenv.containers.control import ContainerControl
 from agentenv.errors import SlotDestroyedError
-from agentenv.slots.control import ContainerControl
 from agentenv.testing import Call, Reply
 from tests.unit.env_stubs import SOLVE, WRITE, AnswerEnv, environment
 from tests.unit.managed_stubs import managed

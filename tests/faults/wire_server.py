@@ -15,7 +15,7 @@ from typing import Self
 
 from aiohttp import WSMsgType, web
 
-from agentenv.slots.backends.base import ContainerHandle
+from agentenv.containers.handle import ContainerHandle
 from agentenv.slots.backends.fake_slot import without_large
 from agentenv.wire.base import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
 from agentenv.wire.calls import Accepted, Attachment, Batch, Call, CallResult, Cancel, Forget, Result, client_message

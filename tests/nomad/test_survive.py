@@ -22,8 +22,9 @@ import pytest
 
 from agentenv import shipped
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AcquireTimeoutError, ContainerLostError, LeaseLostError, SandboxUnavailableError
-from agentenv.slots.backends.base import ContainerHandle, ContainerStarted
+from agentenv.slots.backends.base import ContainerStarted
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.pool import SlotPool
 from tests.nomad import farm_process

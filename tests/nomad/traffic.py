@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from agentenv.config import PoolSettings
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AcquireTimeoutError, InfraError, LeaseLostError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.slots.backends.base import ContainerBackend, ContainerHandle
+from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentenv.slots.backends.base import ContainerHandle
+from agentenv.containers.handle import ContainerHandle
 from agentenv.slots.backends.nomad.facts import Allocation, TaskEvent
 
 STARTED = TaskEvent("Started", "Task started by client")

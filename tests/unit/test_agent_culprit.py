@@ -24,6 +24,7 @@ from agentenv.agent.rollout import Rollout
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.token_sequences import TokenSequence, sequence_of
 from agentenv.agent.transcript import Transcript
+from agentenv.containers import transfer
 from agentenv.errors import (
     AcquireTimeoutError,
     AgentEnvError,
@@ -40,7 +41,6 @@ from agentenv.errors import (
     StaleLeaseError,
     TaskError,
 )
-from agentenv.executor import transfer
 from agentenv.sandbox.culprits import WAYS
 from agentenv.wire.calls import CallResult
 from tests.unit import failed_seals

@@ -19,9 +19,10 @@ from agentenv.cli.format import count_of, duration, mib, short
 from agentenv.cli.options import choose
 from agentenv.cli.sight import Census, ContainerSight, FarmSight, Place, PoolSight, as_json
 from agentenv.cli.status import shown
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.metrics.scrape import parse
-from agentenv.slots.backends.base import ContainerGone, ContainerHandle, ContainerStarted, StartFailed
+from agentenv.slots.backends.base import ContainerGone, ContainerStarted, StartFailed
 from agentenv.wire.leases import SlotReport, SlotState
 from agentenv.wire.server import ServerInfo
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.containers.local_files import Tally, TreeWriter, stream_of
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.runner import Finished
-from agentenv.slots.local_trees import Tally, TreeWriter, stream_of
 from agentenv.wire.transfers import CHUNKED, BrokenOffError, Entry, chunk
 from tests.unit.file_tools_box import Box, box_fixture
 from tests.unit.slotagent.agent_box import sanitized

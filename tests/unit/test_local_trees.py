@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentenv.containers.local_files import Tally, TreeWriter, size_of, stream_of
 from agentenv.errors import InvalidArgumentsError, ProtocolError
-from agentenv.slots.local_trees import Tally, TreeWriter, size_of, stream_of
 from agentenv.wire.transfers import BROKEN_OFF, CHUNKED, LENGTH, BrokenOffError, Decoder, Entry, Sink, chunk
 
 

@@ -7,15 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agentenv.containers.handle import ContainerHandle
 from agentenv.slots.backends import fleet
-from agentenv.slots.backends.base import (
-    ContainerDraining,
-    ContainerEvent,
-    ContainerGone,
-    ContainerHandle,
-    ContainerStarted,
-    StartFailed,
-)
+from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted, StartFailed
 from agentenv.slots.backends.fleet import Fleet, Running, StartFailedError
 from agentenv.slots.tasks import finish
 

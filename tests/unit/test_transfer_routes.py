@@ -15,9 +15,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from agentenv.containers import transfer
+from agentenv.containers.transfer import download, upload
 from agentenv.errors import AgentEnvError, ConnectionLostError, LeaseLostError
-from agentenv.executor import transfer
-from agentenv.executor.transfer import download, upload
 from agentenv.sandbox.server.tools import transfer_routes
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import CHUNKED, Entry, chunk

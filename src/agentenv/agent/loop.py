@@ -28,7 +28,7 @@ from agentenv.agent.protocols import (
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.timeline import Timeline
 from agentenv.agent.transcript import FinishReason, Phase, Shortening, Step, StepOutcome, ToolRecord
-from agentenv.errors import CallLostError, ConfigError, InfraError, SlotDestroyedError, by_code
+from agentenv.errors import CallLostError, ConfigError, InfraError, SlotDestroyedError, from_wire
 from agentenv.tools.schema import explain_unknown
 from agentenv.wire.calls import CallResult
 
@@ -353,8 +353,7 @@ def checked(result: CallResult) -> CallResult:
     if result.error == SlotDestroyedError.code:
         raise SlotDestroyedError(result.message or "the slot was destroyed")
     if result.fault == "infra":
-        found = by_code().get(result.error or "infra", InfraError)
-        raise (found if issubclass(found, InfraError) else InfraError)(result.message or "the call failed")
+        raise from_wire(result.error or InfraError.code, result.message or "the call failed", "", InfraError)
     if result.cancelled:
         raise CallLostError(f"call {result.id} was cancelled by the other side")
     return result

@@ -20,7 +20,7 @@ from agentenv.api.cassette import Cassette, Recording, file_name, key_of
 from agentenv.api.secrets import Secrets
 from agentenv.api.settings import ToolServerSettings
 from agentenv.api.tool import ExternalTool, ToolFailure, ToolRun
-from agentenv.errors import AgentEnvError, InfraError, PolicyRefusalError, ToolCallError, by_code
+from agentenv.errors import AgentEnvError, InfraError, PolicyRefusalError, ToolCallError, from_wire
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import ToolCallRequest
@@ -89,7 +89,7 @@ class CallRunner:
             source, result = "live", await self._settled(call)
             source = call.source
         except (ToolCallError, PolicyRefusalError) as error:
-            result = _faulty(request.id, error)
+            result = CallResult.refused(request.id, error)
         except asyncio.CancelledError:
             self._audit.add(request, asked, CallResult(id=request.id, cancelled=True), source)
             raise
@@ -121,7 +121,7 @@ class CallRunner:
                 return await self._answered(call)
         except InfraError as error:
             self.budgets.refund(call.request.scope, call.tool.name)
-            return _faulty(call.request.id, error)
+            return CallResult.refused(call.request.id, error)
 
     # -- cassettes ---------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ class CallRunner:
             try:
                 result, keep = await self._live(call)
             except (ToolCallError, PolicyRefusalError) as error:
-                refused = self._recording(call, key, after, _faulty(call.request.id, error))
+                refused = self._recording(call, key, after, CallResult.refused(call.request.id, error))
                 await cassette.keep_refusal(refused)
                 raise
             made.append(result)
@@ -255,12 +255,8 @@ def _not_replayed(tool: str, refused: Recording | None) -> AgentEnvError:
         return PolicyRefusalError(
             f"this run has no network: {tool} only replays recorded calls, and this one was not recorded"
         )
-    kind = by_code().get(refused.error, PolicyRefusalError)
-    return (kind if issubclass(kind, (ToolCallError, PolicyRefusalError)) else PolicyRefusalError)(refused.message)
-
-
-def _faulty(call_id: str, error: AgentEnvError) -> CallResult:
-    return CallResult(id=call_id, fault=error.fault, error=error.code, message=str(error))
+    kinds = (ToolCallError, PolicyRefusalError)
+    return from_wire(refused.error, refused.message, "", *kinds, otherwise=PolicyRefusalError)
 
 
 def _redacted(result: CallResult, redactor: Any) -> CallResult:

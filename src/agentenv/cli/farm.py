@@ -13,6 +13,7 @@ from agentenv.cli.look import containers_seen
 from agentenv.cli.options import Backend
 from agentenv.cli.sight import Census
 from agentenv.config import ContainerSettings, PoolSettings, explain
+from agentenv.containers.control import ContainerControl
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
@@ -20,7 +21,6 @@ from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
-from agentenv.slots.control import ContainerControl
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import SlotState

@@ -7,9 +7,9 @@ import asyncio
 from agentenv.cli.look import containers_seen
 from agentenv.cli.orphans import Orphan, SeenLease, unrenewed
 from agentenv.cli.sight import Census, FarmAccess
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError
-from agentenv.slots.backends.base import ContainerHandle
-from agentenv.slots.control import ContainerControl
 from agentenv.wire.leases import EndRequest, SlotState
 
 

@@ -14,10 +14,11 @@ from agentenv.cli.nomad_farm import NomadFarm, end_job, owned
 from agentenv.cli.nomad_operator import OperatorApi
 from agentenv.cli.orphans import JobFacts, Orphan, is_sandbox, judge_job
 from agentenv.config import NomadSettings
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.http import open_session
 from agentenv.errors import AgentEnvError
 from agentenv.run_files import is_locked
 from agentenv.slots.backends.nomad.api import KEPT
-from agentenv.slots.control import ContainerControl, open_session
 
 _ANSWER_TIMEOUT_S = 3.0
 _ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"

@@ -21,6 +21,7 @@ from typing import Any, Self
 from agentenv.cli.options import Backend
 from agentenv.cli.sight import Census, Place
 from agentenv.config import state_dir
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.run_files import AlreadyAnnouncedError, Announcement, announced, is_held
 from agentenv.slots.backends.base import (
@@ -28,7 +29,6 @@ from agentenv.slots.backends.base import (
     ContainerDraining,
     ContainerEvent,
     ContainerGone,
-    ContainerHandle,
     ContainerStarted,
     StartFailed,
 )

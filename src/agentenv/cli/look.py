@@ -9,11 +9,12 @@ import aiohttp
 
 from agentenv.cli.sight import Census, ContainerSight, FarmAccess, FarmSight, Place, PoolSight
 from agentenv.config import state_dir
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.http import open_session
 from agentenv.errors import AgentEnvError
 from agentenv.metrics.exporter import KIND
 from agentenv.metrics.scrape import Samples, scrape
 from agentenv.run_files import announced
-from agentenv.slots.control import ContainerControl, open_session
 
 ANSWER_TIMEOUT_S = 3.0
 

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from agentenv.containers.handle import ContainerHandle
 from agentenv.metrics.scrape import Samples
-from agentenv.slots.backends.base import ContainerHandle
 from agentenv.wire.leases import SlotReport, SlotState
 from agentenv.wire.server import ServerInfo
 

@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from agentenv.cli.output import err
+from agentenv.containers import transfer
+from agentenv.containers.transfer import Lease
 from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalError
-from agentenv.executor import transfer
-from agentenv.executor.transfer import Lease
 
 
 def named(paths: Sequence[Path]) -> dict[str, Path]:

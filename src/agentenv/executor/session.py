@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from agentenv.config import ExecutorSettings
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import (
     AgentEnvError,
     ContainerLostError,
@@ -21,9 +22,8 @@ from agentenv.errors import (
     ToolCallError,
     UnknownToolError,
 )
+from agentenv.executor.client import PendingCall, SandboxClient
 from agentenv.executor.observer import UNKNOWN_TOOL, CallObserver, CallTiming
-from agentenv.executor.sandbox_client import PendingCall, SandboxClient
-from agentenv.slots.backends.base import ContainerHandle
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import MAX_TIMEOUT_S
@@ -182,7 +182,7 @@ class ToolSession:
             checked = self._host.catalog.validate(tool, arguments)
         except (ToolCallError, PolicyRefusalError) as error:
             named = UNKNOWN_TOOL if isinstance(error, UnknownToolError) else tool
-            return self._counted(named, _refused(client.next_id(), error))
+            return self._counted(named, CallResult.refused(client.next_id(), error))
         spec = self._host.catalog.spec(tool)
         limit_s = self._limit_s(spec, timeout_s)
         if spec.kind == "external":
@@ -190,7 +190,7 @@ class ToolSession:
         try:
             pending = client.submit(self._lease_json, tool, checked, limit_s)
         except ToolCallError as error:
-            return self._counted(tool, _refused(client.next_id(), error))
+            return self._counted(tool, CallResult.refused(client.next_id(), error))
         result = await self._result_of(client, pending, tool)
         total_s = asyncio.get_running_loop().time() - started_at
         self.last_timing = CallTiming(
@@ -220,7 +220,7 @@ class ToolSession:
         if self._closing is not None:
             raise PoolClosedError(f"the session of {self.trajectory} is closed")
         if (lost := self.lease.lost) is not None:
-            raise _again(lost)
+            raise lost.copy()
         assert self._client is not None  # set together with the lease
         return self._client
 
@@ -331,12 +331,3 @@ class ToolSession:
                 self._host.detach(self._client, gone=gone)
             await self._end_outside()
             self._host.ended(self)
-
-
-def _again(error: AgentEnvError) -> AgentEnvError:
-    """A fresh exception each time: one instance raised in several tasks mixes their tracebacks."""
-    return type(error)(error.message, next_step=error.next_step)
-
-
-def _refused(call_id: str, error: ToolCallError | PolicyRefusalError) -> CallResult:
-    return CallResult(id=call_id, fault=error.fault, error=error.code, message=str(error))

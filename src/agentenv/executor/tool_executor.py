@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from agentenv.config import ExecutorSettings
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError, PoolClosedError
+from agentenv.executor.client import SandboxClient
 from agentenv.executor.observer import CallObserver
-from agentenv.executor.sandbox_client import SandboxClient
 from agentenv.executor.session import ExternalTools, Lease, Tally, ToolSession
-from agentenv.slots.backends.base import ContainerHandle
 from agentenv.tools.catalog import ToolCatalog
 
 _IDLE_CLOSE_S: Final = 30.0

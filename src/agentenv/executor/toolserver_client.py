@@ -24,7 +24,7 @@ from agentenv.errors import (
     InfraError,
     PoolClosedError,
     ProtocolError,
-    by_code,
+    from_wire,
 )
 from agentenv.tools.remote import remote_spec
 from agentenv.tools.spec import ToolSpec
@@ -268,7 +268,7 @@ def settled(result: CallResult) -> CallResult:
     if result.cancelled:
         raise CallLostError(f"call {result.id} was ended on the tool server")
     if result.fault == "infra":
-        raise _error_of(result.error or "", result.message)
+        raise _error_of(result.error, result.message)
     return result
 
 
@@ -282,9 +282,8 @@ def _refusal(status: int, raw: bytes, url: str) -> AgentEnvError:
     return _error_of(told.error, told.message)
 
 
-def _error_of(code: str, message: str) -> InfraError:
-    found = by_code().get(code, InfraError)
-    return (found if issubclass(found, InfraError) else ProtocolError)(message or code)
+def _error_of(code: str | None, message: str) -> AgentEnvError:
+    return from_wire(code, message or f"the tool server named {code}", "", InfraError)
 
 
 def _said(error: BaseException) -> str:

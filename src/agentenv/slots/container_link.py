@@ -8,15 +8,16 @@ import secrets
 from collections.abc import Callable, Mapping
 
 from agentenv.config import PoolSettings
+from agentenv.containers.control import ContainerControl
 from agentenv.errors import (
     AcquireTimeoutError,
     AgentEnvError,
     ConnectionLostError,
     LeaseLostError,
+    ProtocolError,
     SlotDestroyedError,
-    by_code,
+    from_wire,
 )
-from agentenv.slots.control import ContainerControl
 from agentenv.slots.health import Silence, Verdict
 from agentenv.wire.leases import LeaseKey, LeaseLoss, LeaseRequest, RenewRequest, SlotState
 
@@ -24,7 +25,6 @@ logger = logging.getLogger(__name__)
 
 Stale = Mapping[int, AgentEnvError | None]
 """Leases that have ended, by id, with what the container says they were lost to."""
-_BY_CODE = by_code()
 
 _POLL_MIN_S = 0.02
 _POLL_MAX_S = 2.0
@@ -215,7 +215,7 @@ class ContainerLink:
 
 
 def _error_of(loss: LeaseLoss | None) -> AgentEnvError | None:
-    kind = None if loss is None else _BY_CODE.get(loss.error)
-    if loss is None or kind is None or not issubclass(kind, (LeaseLostError, SlotDestroyedError)):
+    if loss is None:
         return None
-    return kind(loss.message)
+    error = from_wire(loss.error, loss.message, "", LeaseLostError, SlotDestroyedError)
+    return None if isinstance(error, ProtocolError) else error

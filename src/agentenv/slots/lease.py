@@ -6,8 +6,8 @@ import asyncio
 from types import TracebackType
 from typing import Protocol, Self
 
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError
-from agentenv.slots.backends.base import ContainerHandle
 from agentenv.wire.leases import LeaseKey
 
 

@@ -14,6 +14,8 @@ from typing import Any, Self
 import aiohttp
 
 from agentenv.config import PoolSettings
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.http import open_session
 from agentenv.errors import (
     AgentEnvError,
     ConnectionLostError,
@@ -33,7 +35,6 @@ from agentenv.slots.backends.base import (
     StartFailed,
 )
 from agentenv.slots.container_link import ContainerLink, RequestLimits, Stale
-from agentenv.slots.control import ContainerControl, open_session
 from agentenv.slots.health import Verdict
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire

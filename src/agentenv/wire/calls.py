@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter
 
-from agentenv.errors import Fault
+from agentenv.errors import AgentEnvError, Fault
 from agentenv.wire.base import MAX_BATCH_CALLS, MAX_TIMEOUT_S, Arguments, CallId, WireModel
 from agentenv.wire.leases import LeaseKey
 
@@ -85,6 +85,11 @@ class CallResult(WireModel):
     content: JsonValue = None
     attachments: Annotated[tuple[Attachment, ...], Field(max_length=MAX_ATTACHMENTS)] = ()
     """What is still to be fetched, until the call is forgotten."""
+
+    @classmethod
+    def refused(cls, call_id: str, error: AgentEnvError) -> CallResult:
+        """The result of a call that ended in ``error`` and has nothing else to tell."""
+        return cls(id=call_id, fault=error.fault, error=error.code, message=str(error))
 
 
 class CallKey(WireModel):

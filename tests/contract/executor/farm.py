@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError
 from agentenv.executor.session import ToolSession
-from agentenv.slots.backends.base import ContainerHandle
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.lease import SlotLease

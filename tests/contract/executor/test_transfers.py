@@ -13,10 +13,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from agentenv.containers.transfer import download, upload
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError, StaleLeaseError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.executor.transfer import download, upload
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tool_context import ToolContext

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
 
-from agentenv.slots.backends.base import ContainerEvent, ContainerGone, ContainerHandle, ContainerStarted
+from agentenv.containers.handle import ContainerHandle
+from agentenv.slots.backends.base import ContainerEvent, ContainerGone, ContainerStarted
 
 
 class AttachedBackend:

@@ -8,20 +8,11 @@ the local and fake backends work the same way. Scaling down always takes the hig
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-
-@dataclass(frozen=True)
-class ContainerHandle:
-    """How to reach one running sandbox server. ``index`` orders containers for packing."""
-
-    id: str
-    index: int
-    base_url: str
-    token: str = field(repr=False)
-    slots: int
+from agentenv.containers.handle import ContainerHandle
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from types import TracebackType
 from typing import Self
 
 from agentenv.config import ContainerSettings
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import SandboxUnavailableError, SlotDestroyedError
-from agentenv.slots.backends.base import ContainerEvent, ContainerHandle, StartFailed
+from agentenv.slots.backends.base import ContainerEvent, StartFailed
 from agentenv.slots.backends.fake_server import FakeContainer, FakeServer
 from agentenv.slots.backends.fleet import Fleet, Running, StartFailedError
 

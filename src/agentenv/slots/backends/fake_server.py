@@ -14,6 +14,7 @@ from aiohttp import ClientConnectionResetError, WSMsgType, web
 from pydantic import ValidationError
 
 from agentenv._version import __version__
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import (
     AgentEnvError,
     InvalidArgumentsError,
@@ -22,7 +23,6 @@ from agentenv.errors import (
     StaleLeaseError,
 )
 from agentenv.slots.backends import fake_transfer
-from agentenv.slots.backends.base import ContainerHandle
 from agentenv.slots.backends.fake_slot import FakeSlot, refusal
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.calls import (

@@ -11,10 +11,10 @@ from pathlib import Path
 from aiohttp import web
 from pydantic import ValidationError
 
+from agentenv.containers.local_files import Tally, TreeWriter, stream_of
 from agentenv.errors import PolicyRefusalError, ProtocolError, StaleLeaseError
 from agentenv.slots.backends.fake_slot import FakeSlot
 from agentenv.slots.backends.fake_tools import inside
-from agentenv.slots.local_trees import Tally, TreeWriter, stream_of
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER, OUTSIDE, Entry, TransferReply
 

@@ -11,15 +11,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError
-from agentenv.slots.backends.base import (
-    ContainerDraining,
-    ContainerEvent,
-    ContainerGone,
-    ContainerHandle,
-    ContainerStarted,
-    StartFailed,
-)
+from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted, StartFailed
 from agentenv.slots.tasks import finish
 
 logger = logging.getLogger(__name__)

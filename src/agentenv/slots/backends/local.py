@@ -18,13 +18,15 @@ import aiohttp
 
 from agentenv import shipped
 from agentenv.config import ContainerSettings, launch_environment, state_dir
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.http import open_session
 from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.supervisor.sweep import sweep_container
 from agentenv.slots.backends.acceptance import unacceptable
-from agentenv.slots.backends.base import ContainerEvent, ContainerHandle, StartFailed
+from agentenv.slots.backends.base import ContainerEvent, StartFailed
 from agentenv.slots.backends.fleet import Fleet, Running, StartFailedError
 from agentenv.slots.backends.local_process import LocalProcess
-from agentenv.slots.control import ContainerControl, open_session
 from agentenv.slots.tasks import finish
 from agentenv.wire.spec import SandboxSpec
 

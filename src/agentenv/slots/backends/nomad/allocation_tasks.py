@@ -13,13 +13,14 @@ from typing import Any
 import aiohttp
 
 from agentenv.config import ContainerSettings
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError, ConnectionLostError, ProtocolError
 from agentenv.slots.backends.acceptance import unacceptable
-from agentenv.slots.backends.base import ContainerHandle, StartFailed
+from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError, slow_start, start_failure
 from agentenv.slots.backends.nomad.facts import Allocation
-from agentenv.slots.control import ContainerControl
 from agentenv.slots.health import Silence, Verdict
 from agentenv.wire.leases import SlotState
 

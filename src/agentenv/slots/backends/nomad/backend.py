@@ -17,8 +17,10 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.http import open_session
 from agentenv.errors import ConfigError, JobOwnedError, SandboxUnavailableError
-from agentenv.slots.backends.base import ContainerEvent, ContainerHandle, ContainerStarted, StartFailed
+from agentenv.slots.backends.base import ContainerEvent, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad import facts as facts
 from agentenv.slots.backends.nomad.allocation_tasks import Errands
 from agentenv.slots.backends.nomad.api import NomadApi
@@ -39,7 +41,6 @@ from agentenv.slots.backends.nomad.view import (
     Reschedule,
     StopAllocation,
 )
-from agentenv.slots.control import open_session
 from agentenv.slots.tasks import finish
 
 logger = logging.getLogger(__name__)

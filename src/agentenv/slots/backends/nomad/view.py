@@ -16,14 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from agentenv.slots.backends.base import (
-    ContainerDraining,
-    ContainerEvent,
-    ContainerGone,
-    ContainerHandle,
-    ContainerStarted,
-    StartFailed,
-)
+from agentenv.containers.handle import ContainerHandle
+from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad.explain import end_of, hopeless, placement, slow_start
 from agentenv.slots.backends.nomad.facts import Allocation, Evaluation, Fact, Job, Node, Snapshot
 

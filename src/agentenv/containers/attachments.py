@@ -19,12 +19,19 @@ import aiohttp
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from agentenv.errors import ConnectionLostError, InvalidArgumentsError, ProtocolError, ToolCallError, by_code
-from agentenv.executor.stream import TRANSIENT, infra_error
-from agentenv.slots.backends.base import ContainerHandle
+from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.http import error_reply, headers_for, open_session, refusal
+from agentenv.containers.stream import TRANSIENT
+from agentenv.errors import (
+    ConnectionLostError,
+    InfraError,
+    InvalidArgumentsError,
+    ProtocolError,
+    SlotDestroyedError,
+    ToolCallError,
+)
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES
 from agentenv.wire.calls import MAX_ATTACHMENTS, Attachment, CallResult
-from agentenv.wire.server import ErrorReply
 from agentenv.wire.transfers import LEASE_HEADER
 
 _PIECE_BYTES: Final = 1024 * 1024
@@ -123,7 +130,7 @@ class Attachments:
     async def _put_piece(self, lease: bytes, call_id: str, field: str, body: bytes, at: int) -> Attachment:
         request = self._request("PUT", lease, call_id, field, body, at)
         async with asyncio.timeout(self._silence_s), request as response:
-            await _check(response)
+            await self._check(response)
             told = await response.read()
         try:
             return Attachment.model_validate_json(told)
@@ -136,7 +143,7 @@ class Attachments:
             silence = _Silence(self._silence_s)
             try:
                 async with silence, self._request("GET", lease, call_id, part.field, at=sink.size_bytes) as response:
-                    await _check(response)
+                    await self._check(response)
                     async for piece in response.content.iter_any():
                         silence.heard()
                         sink.feed(piece)
@@ -153,33 +160,23 @@ class Attachments:
         self, method: str, lease: bytes, call_id: str, field: str, body: bytes | None = None, at: int = 0
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         if self._http is None:
-            self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None), trust_env=False
-            )
-        headers = {"Authorization": f"Bearer {self._handle.token}", LEASE_HEADER: lease.decode()}
+            self._http = open_session()
+        headers = headers_for(self._handle, **{LEASE_HEADER: lease.decode()})
         url = f"{self._handle.base_url}/v1/attachments/{call_id}/{field}"
         return self._http.request(method, url, headers=headers, data=body, params={"from": str(at)} if at else None)
+
+    async def _check(self, response: aiohttp.ClientResponse) -> None:
+        """Raises what a refused request means; one that a proxy without its server answered is as good as cut."""
+        if response.status == 200:
+            return
+        body = await response.read()
+        if response.status >= 500 and error_reply(body) is None:
+            raise aiohttp.ClientConnectionError(f"HTTP {response.status}")
+        raise refusal(self._handle, response.status, body, InfraError, SlotDestroyedError, ToolCallError)
 
     def _lost(self, call_id: str, error: BaseException) -> ConnectionLostError:
         said = str(error) or type(error).__name__
         return ConnectionLostError(f"an attachment of call {call_id} did not get through {self._handle.id}: {said}")
-
-
-async def _check(response: aiohttp.ClientResponse) -> None:
-    """Raises what a refused request means; one that a proxy without its server answered is as good as cut."""
-    if response.status == 200:
-        return
-    raw = await response.read()
-    try:
-        refused = ErrorReply.model_validate_json(raw)
-    except ValidationError as error:
-        if response.status >= 500:
-            raise aiohttp.ClientConnectionError(f"HTTP {response.status}") from error
-        raise ProtocolError(f"the container answered an attachment with HTTP {response.status}") from error
-    kind = by_code().get(refused.error)
-    if kind is not None and issubclass(kind, ToolCallError):
-        raise kind(refused.message, next_step=refused.next_step)
-    raise infra_error(refused.error, refused.message, refused.next_step)
 
 
 class _Trouble:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import aiohttp
 from pydantic import ValidationError
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, wait_random
 from tenacity.stop import stop_base
 
-from agentenv import errors
-from agentenv.slots.backends.base import ContainerHandle
-from agentenv.wire.base import PROTOCOL_VERSION, WireModel
+from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.http import checked_info, headers_for, open_session, refusal
+from agentenv.errors import ConnectionLostError, PoolClosedError, ProtocolError
+from agentenv.wire.base import WireModel
 from agentenv.wire.leases import (
     EndRequest,
     LeaseGrant,
@@ -27,19 +27,12 @@ from agentenv.wire.leases import (
     RenewRequest,
     SealRequest,
 )
-from agentenv.wire.server import ErrorReply, ServerInfo, SlotsReply
+from agentenv.wire.server import ServerInfo, SlotsReply
 
 Reply = TypeVar("Reply", bound=WireModel)
 
 _DEFAULT_TIMEOUT_S = 10.0
 _MAX_REPLY_BYTES = 16 * 1024 * 1024
-_BY_CODE = errors.by_code()
-
-
-def open_session() -> aiohttp.ClientSession:
-    """A session fit for the control of any number of containers; whoever opens it closes it."""
-    # limit=0: a pool of 1,000 containers beats in parallel; per-request deadlines bound every wait.
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0), trust_env=False)
 
 
 class ContainerControl:
@@ -53,7 +46,6 @@ class ContainerControl:
         self.handle = handle
         self._session = session
         self._owns_session = session is None
-        self._headers = {"Authorization": f"Bearer {handle.token}"}
 
     async def __aenter__(self) -> Self:
         return self
@@ -71,15 +63,7 @@ class ContainerControl:
 
     async def info(self, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ServerInfo:
         """The handshake. Raises ProtocolError when the server speaks another version."""
-        raw = await self._insist("GET", "/v1/info", None, timeout_s)
-        # Looked at before the model is: another version may well have other fields.
-        version = self._object(raw).get("protocol")
-        if version != PROTOCOL_VERSION:
-            raise errors.ProtocolError(
-                f"container {self.handle.id} speaks protocol {version!r}, this client {PROTOCOL_VERSION}",
-                next_step="use the same agentenv release on both sides",
-            )
-        return self._parse(ServerInfo, raw)
+        return checked_info(self.handle, await self._insist("GET", "/v1/info", None, timeout_s))
 
     async def slots(self, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> SlotsReply:
         """The inventory."""
@@ -110,7 +94,7 @@ class ContainerControl:
         """Send until it is answered or ``timeout_s`` is over."""
         until = time.monotonic() + timeout_s
         attempts = AsyncRetrying(
-            retry=retry_if_exception_type(errors.ConnectionLostError),
+            retry=retry_if_exception_type(ConnectionLostError),
             wait=wait_exponential(multiplier=0.02, max=1.0) + wait_random(0, 0.05),
             stop=_StopAt(until),
             reraise=True,
@@ -123,10 +107,10 @@ class ContainerControl:
     async def _once(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
         if self._session is None:
             if not self._owns_session:
-                raise errors.PoolClosedError(f"the control of {self.handle.id} is closed")
+                raise PoolClosedError(f"the control of {self.handle.id} is closed")
             self._session = open_session()
         data = None if body is None else body.model_dump_json().encode()
-        headers = self._headers if data is None else {**self._headers, "Content-Type": "application/json"}
+        headers = headers_for(self.handle, **({} if data is None else {"Content-Type": "application/json"}))
         try:
             async with (
                 asyncio.timeout(timeout_s),
@@ -138,46 +122,25 @@ class ContainerControl:
             raise self._lost(method, path, timeout_s, error) from error
         if 200 <= status < 300:
             return raw
-        raise self._refusal(status, raw)
+        raise refusal(self.handle, status, raw)
 
     async def _body(self, response: aiohttp.ClientResponse) -> bytes:
         raw = bytearray()
         async for chunk in response.content.iter_any():
             raw += chunk
             if len(raw) > _MAX_REPLY_BYTES:
-                raise errors.ProtocolError(f"container {self.handle.id} sent a reply above {_MAX_REPLY_BYTES} bytes")
+                raise ProtocolError(f"container {self.handle.id} sent a reply above {_MAX_REPLY_BYTES} bytes")
         return bytes(raw)
 
-    def _lost(self, method: str, path: str, timeout_s: float, error: Exception) -> errors.ConnectionLostError:
+    def _lost(self, method: str, path: str, timeout_s: float, error: Exception) -> ConnectionLostError:
         what = f"no response within {timeout_s:.1f} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
-        return errors.ConnectionLostError(f"container {self.handle.id}: {method} {path}: {what}")
-
-    def _refusal(self, status: int, raw: bytes) -> errors.AgentEnvError:
-        """The container's ErrorReply as the exception it names."""
-        try:
-            reply = ErrorReply.model_validate_json(raw)
-        except ValidationError:
-            return errors.ProtocolError(f"container {self.handle.id} answered {status} with {raw[:200]!r}")
-        message = f"container {self.handle.id}: {reply.message}"
-        kind = _BY_CODE.get(reply.error, errors.ProtocolError)
-        if issubclass(kind, errors.ConfigError):
-            return errors.ConfigError(self.handle.id, reply.message, next_step=reply.next_step)
-        return kind(message, next_step=reply.next_step)
-
-    def _object(self, raw: bytes) -> dict[str, Any]:
-        try:
-            value = json.loads(raw)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise errors.ProtocolError(f"container {self.handle.id} did not answer a JSON object: {raw[:200]!r}")
-        return value
+        return ConnectionLostError(f"container {self.handle.id}: {method} {path}: {what}")
 
     def _parse(self, model: type[Reply], raw: bytes) -> Reply:
         try:
             return model.model_validate_json(raw)
         except ValidationError as error:
-            raise errors.ProtocolError(f"container {self.handle.id}: {model.__name__}: {error}") from error
+            raise ProtocolError(f"container {self.handle.id}: {model.__name__}: {error}") from error
 
 
 class _StopAt(stop_base):

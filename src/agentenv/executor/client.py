@@ -22,16 +22,20 @@ import aiohttp
 from pydantic import ValidationError
 
 from agentenv.config import ExecutorSettings
+from agentenv.containers.attachments import Attachments, Part, without_large
+from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.stream import TRANSIENT, Stream, StreamCutError, open_stream
 from agentenv.errors import (
     AgentEnvError,
     ConnectionLostError,
+    InfraError,
     InvalidArgumentsError,
     PoolClosedError,
     ProtocolError,
     SlotDestroyedError,
     ToolCallError,
+    from_wire,
 )
-from agentenv.executor.attachments import Attachments, Part, without_large
 from agentenv.executor.batcher import Batched, Batcher
 from agentenv.executor.encoding import (
     BOOT_BYTES,
@@ -44,8 +48,6 @@ from agentenv.executor.encoding import (
     with_boot,
 )
 from agentenv.executor.observer import CallObserver
-from agentenv.executor.stream import TRANSIENT, Stream, StreamCutError, infra_error, open_stream
-from agentenv.slots.backends.base import ContainerHandle
 from agentenv.wire.base import LARGE_BYTES, MAX_BATCH_CALLS, MAX_MESSAGE_BYTES
 from agentenv.wire.calls import Accepted, CallResult, Failure, Result, server_message
 
@@ -240,7 +242,7 @@ class SandboxClient:
         if error is None:
             call.future.cancel()
         else:
-            self._finish(call, _copy(error))
+            self._finish(call, error.copy())
         if call.boot is not None and call.asked:
             if len(self._cancelling) >= _MOST_CANCELLATIONS:
                 self._cancelling.pop(next(iter(self._cancelling)))
@@ -252,7 +254,7 @@ class SandboxClient:
         """End these calls with (a copy of) ``error``; nothing more is asked about them."""
         for call in calls:
             if self._let_go(call):
-                self._finish(call, _copy(error))
+                self._finish(call, error.copy())
 
     async def aclose(self) -> None:
         """End every unfinished call with PoolClosedError and close the connection. Repeatable."""
@@ -557,20 +559,20 @@ class SandboxClient:
         if isinstance(outcome, AgentEnvError):
             call.future.set_exception(outcome)
         elif outcome.fault == "infra" or outcome.error == SlotDestroyedError.code:
-            call.future.set_exception(infra_error(outcome.error, outcome.message))
+            call.future.set_exception(_failure_of(outcome.error, outcome.message))
         else:
             self.counters.results += 1
             call.future.set_result(outcome)
 
     def _take_failure(self, failure: Failure) -> None:
         """A message of ours was refused and would be again: its calls end, the stream lives on."""
-        error = infra_error(failure.error, f"the container refused a message: {failure.message}")
+        error = _failure_of(failure.error, f"the container refused a message: {failure.message}")
         if failure.batch is None:
             raise error
         self.fail(self._batcher.refused(failure.batch), error)
         self._wake_writer()
 
 
-def _copy(error: AgentEnvError) -> AgentEnvError:
-    """A fresh exception for each call: one instance raised in many tasks mixes their tracebacks."""
-    return type(error)(error.message, next_step=error.next_step)
+def _failure_of(code: str | None, message: str) -> AgentEnvError:
+    """What the container says of a call that has no result: a failure of ours, or the end of its slot."""
+    return from_wire(code, message, "", InfraError, SlotDestroyedError)

@@ -21,10 +21,10 @@ import aiohttp
 from pydantic import ValidationError
 
 from agentenv import errors
-from agentenv.slots.backends.base import ContainerHandle
-from agentenv.slots.local_trees import Tally, TreeWriter, size_of, stream_of
+from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.http import headers_for, refusal
+from agentenv.containers.local_files import Tally, TreeWriter, size_of, stream_of
 from agentenv.wire.leases import LeaseKey
-from agentenv.wire.server import ErrorReply
 from agentenv.wire.transfers import LEASE_HEADER, NOT_REGULAR, OUTSIDE, TOO_LARGE, BrokenOffError, TransferReply
 
 Progress = Callable[[int, int | None], None]
@@ -37,8 +37,8 @@ _ATTEMPTS = 3
 _PAUSE_S = 0.2
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=15.0, sock_read=300.0)
 """A container says sooner that its slot is too slow, also for what is on its way in the buffers of an upload."""
-_BY_CODE = errors.by_code()
 
+_REFUSALS = (errors.InfraError, errors.ToolCallError, errors.PolicyRefusalError, errors.SlotDestroyedError)
 T = TypeVar("T")
 
 
@@ -147,7 +147,7 @@ async def _unless_lost(lease: Lease, work: Awaitable[T]) -> T:
         if working.done():
             return working.result()
         lost = watching.result()
-        raise type(lost)(lost.message, next_step=lost.next_step)
+        raise lost.copy()
     finally:
         for task in (working, watching):
             task.cancel()
@@ -159,7 +159,7 @@ async def _request(
     lease: Lease, method: str, remote: str, body: AsyncIterator[bytes] | None = None
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     container = lease.container
-    headers = {"Authorization": f"Bearer {container.token}", LEASE_HEADER: lease.key.model_dump_json()}
+    headers = headers_for(container, **{LEASE_HEADER: lease.key.model_dump_json()})
     url = f"{container.base_url}/v1/slots/{lease.key.slot}/transfer"
     try:
         async with (
@@ -167,7 +167,7 @@ async def _request(
             session.request(method, url, params={"path": remote}, headers=headers, data=body) as response,
         ):
             if response.status != 200:
-                raise await _refusal(response)
+                raise await _refusal(container, response)
             yield response
     except (aiohttp.ClientError, TimeoutError) as error:
         raise errors.ConnectionLostError(f"a transfer with {container.id} was cut: {error!r}") from error
@@ -246,15 +246,7 @@ async def _upload_reply(response: aiohttp.ClientResponse) -> TransferReply:
         raise errors.ProtocolError("the response to an upload is malformed") from error
 
 
-async def _refusal(response: aiohttp.ClientResponse) -> errors.AgentEnvError:
+async def _refusal(container: ContainerHandle, response: aiohttp.ClientResponse) -> errors.AgentEnvError:
     """The error the container names. One that is only busy is as good as out of reach: ask again."""
-    try:
-        reply = ErrorReply.model_validate_json(await response.read())
-    except ValidationError:
-        return errors.ProtocolError(f"a transfer was answered with status {response.status}")
-    if response.status == 503:
-        return errors.ConnectionLostError(reply.message, next_step=reply.next_step)
-    kind = _BY_CODE.get(reply.error, errors.ProtocolError)
-    if issubclass(kind, errors.ConfigError):
-        kind = errors.ProtocolError
-    return kind(reply.message, next_step=reply.next_step)
+    refused = refusal(container, response.status, await response.read(), *_REFUSALS)
+    return errors.ConnectionLostError(refused.message) if response.status == 503 else refused

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import asyncio.trsock
 import contextlib
-import json
 import os
 import socket
 from typing import Final
 
 import aiohttp
-from pydantic import ValidationError
 
-from agentenv.errors import InfraError, ProtocolError, SlotDestroyedError, by_code
-from agentenv.slots.backends.base import ContainerHandle
-from agentenv.wire.base import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
-from agentenv.wire.server import ErrorReply, ServerInfo
+from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.http import checked_info, headers_for, refusal
+from agentenv.errors import InfraError, ProtocolError, SlotDestroyedError
+from agentenv.wire.base import MAX_MESSAGE_BYTES
 
 _POLITE_CLOSE_S: Final = 1.0
 _SEND_BUFFER_BYTES: Final = 256 * 1024
@@ -95,12 +93,12 @@ async def open_stream(http: aiohttp.ClientSession, handle: ContainerHandle, *, s
         InfraError: the container refused, by the code it gave.
         StreamCutError, aiohttp.ClientError, OSError: it could not be reached (see :data:`TRANSIENT`).
     """
-    headers = {"Authorization": f"Bearer {handle.token}"}
+    headers = headers_for(handle)
     async with http.get(f"{handle.base_url}/v1/info", headers=headers) as reply:
         body = await reply.read()
         if reply.status != 200:
-            raise _refusal(reply.status, body)
-    boot = _checked(body).boot
+            raise _refusal(handle, reply.status, body)
+    boot = checked_info(handle, body).boot
     try:
         socket_ = await http.ws_connect(
             f"{handle.base_url}/v1/stream",
@@ -112,42 +110,13 @@ async def open_stream(http: aiohttp.ClientSession, handle: ContainerHandle, *, s
             timeout=aiohttp.ClientWSTimeout(ws_close=_POLITE_CLOSE_S),
         )
     except aiohttp.WSServerHandshakeError as error:
-        raise _refusal(error.status, b"") from error
+        raise _refusal(handle, error.status, b"") from error
     if isinstance(raw := socket_.get_extra_info("socket"), asyncio.trsock.TransportSocket):
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     return Stream(socket_, boot)
 
 
-def _checked(body: bytes) -> ServerInfo:
-    """The handshake. The version is looked at first: another version may have other fields."""
-    try:
-        raw = json.loads(body)
-        version = raw["protocol"] if isinstance(raw, dict) else None
-        if version != PROTOCOL_VERSION:
-            raise ProtocolError(
-                f"the container speaks protocol {version!r}, this client {PROTOCOL_VERSION}",
-                next_step="run the same agentenv version on both sides",
-            )
-        return ServerInfo.model_validate(raw)
-    except (ValueError, KeyError, ValidationError) as error:
-        raise ProtocolError(f"the handshake is not that of a sandbox server: {error}") from error
-
-
-def _refusal(status: int, body: bytes) -> Exception:
+def _refusal(handle: ContainerHandle, status: int, body: bytes) -> Exception:
     """5xx may pass; a container that says 4xx to a handshake will say it again."""
-    try:
-        refused = ErrorReply.model_validate_json(body)
-    except ValidationError:
-        refused = ErrorReply(error="protocol", message="the handshake was refused")
-    if status >= 500:
-        return StreamCutError(f"HTTP {status}: {refused.message}")
-    return infra_error(refused.error, f"{refused.message} (HTTP {status})", refused.next_step)
-
-
-def infra_error(code: str | None, message: str, next_step: str = "") -> InfraError | SlotDestroyedError:
-    """A wire error as the exception of that code; ProtocolError when it names no failure of ours (nor the end of
-    the slot by what ran in it, which is told in the same way)."""
-    kind = by_code().get(code or "")
-    if kind is not None and issubclass(kind, (InfraError, SlotDestroyedError)):
-        return kind(message, next_step=next_step)
-    return ProtocolError(f"{code or 'no error code'}: {message}", next_step=next_step)
+    refused = refusal(handle, status, body, InfraError, SlotDestroyedError)
+    return StreamCutError(refused.message) if status >= 500 else refused

@@ -1,0 +1,16 @@
+"""How to reach one container."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ContainerHandle:
+    """How to reach one running sandbox server. ``index`` orders containers for packing."""
+
+    id: str
+    index: int
+    base_url: str
+    token: str = field(repr=False)
+    slots: int
