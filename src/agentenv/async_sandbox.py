@@ -20,16 +20,15 @@ from typing import Any, Literal, Self, overload
 
 from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
 from agentenv.containers.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
-from agentenv.errors import ConfigError, PoolClosedError
+from agentenv.errors import PoolClosedError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.backends.registry import BackendName, make_backend
 from agentenv.slots.pool import SlotPool
 from agentenv.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply
-
-BackendName = Literal["local", "nomad", "fake"]
 
 
 class AsyncSandbox:
@@ -205,19 +204,7 @@ class AsyncSandbox:
 
 
 def _backend(name: str, settings: ContainerSettings, start_timeout_s: float) -> ContainerBackend:
-    # Imported late: each brings what the others do not need.
-    if name == "local":
-        from agentenv.slots.backends.local import LocalBackend
-
-        return LocalBackend(settings)
-    if name == "nomad":
-        from agentenv.slots.backends.nomad.backend import NomadBackend
-
-        # A job of its own: closing a script's sandbox must not end a farm's containers.
-        job = NomadSettings.from_environment(job_id=f"agentenv-sandbox-{secrets.token_hex(4)}")
-        return NomadBackend(settings, job, start_timeout_s=start_timeout_s)
-    if name == "fake":
-        from agentenv.slots.backends.fake import FakeBackend
-
-        return FakeBackend(settings)
-    raise ConfigError("backend", f"got {name!r}", next_step="allowed: local, nomad, fake")
+    nomad = None
+    if name == "nomad":  # a job of its own: closing a script's sandbox must not end a farm's containers
+        nomad = NomadSettings.from_environment(job_id=f"agentenv-sandbox-{secrets.token_hex(4)}")
+    return make_backend(name, settings, nomad=nomad, start_timeout_s=start_timeout_s, field="backend")

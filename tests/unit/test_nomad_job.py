@@ -103,9 +103,9 @@ async def test_opening_builds_the_image_once_it_is_known_that_nomad_answers(monk
 
     monkeypatch.setattr(NomadApi, "check_access", answers)
     monkeypatch.setattr(JobOwner, "acquire", owns)
-    monkeypatch.setattr("agentenv.image.ensure_image", ensure)
+    monkeypatch.setattr("agentenv.image.ensure.ensure_image", ensure)
     with pytest.raises(SandboxUnavailableError, match="no engine"):
-        await NomadBackend(nomad=NomadSettings(image="mine:local")).__aenter__()
+        await make_backend("nomad", nomad=NomadSettings(image="mine:local")).__aenter__()
     assert steps == ["nomad", "owner", "mine:local"]
 
 

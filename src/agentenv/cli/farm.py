@@ -18,9 +18,7 @@ from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.attached import AttachedBackend
-from agentenv.slots.backends.base import ContainerBackend
-from agentenv.slots.backends.fake import FakeBackend
-from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.backends.registry import make_backend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import SlotState
@@ -36,11 +34,6 @@ def container_settings(**fields: object) -> ContainerSettings:
         return ContainerSettings.model_validate(fields)
     except ValidationError as error:
         raise explain(error) from None
-
-
-def build_backend(backend: Backend, settings: ContainerSettings) -> ContainerBackend:
-    """Where a farm of this machine gets its containers."""
-    return FakeBackend(settings) if backend is Backend.fake else LocalBackend(settings)
 
 
 @asynccontextmanager
@@ -98,9 +91,10 @@ async def open_executor(container: ContainerSettings, backend: Backend = Backend
 
     Raises SandboxUnavailableError (cause and cure named) when no container can serve here.
     """
+    source = make_backend(backend.value, container, field="--backend")
     one = PoolSettings(min_containers=1, max_containers=1)
     async with (
-        SlotPool(build_backend(backend, container), one) as pool,  # it opens and closes its backend
+        SlotPool(source, one) as pool,  # it opens and closes its backend
         ToolExecutor(pool, ToolCatalog.builtin()) as executor,
     ):
         yield executor

@@ -12,7 +12,8 @@ from agentenv.cli.nomad_farm import NomadFarm
 from agentenv.cli.nomad_operator import OperatorApi
 from agentenv.cli.sight import as_json
 from agentenv.config import ContainerSettings, NomadSettings
-from agentenv.slots.backends.nomad.backend import NomadBackend
+from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.backends.registry import make_backend
 
 
 async def bring_up(
@@ -23,7 +24,7 @@ async def bring_up(
     Raises SandboxUnavailableError when they do not in time, or cannot: the job stays, Nomad goes on trying.
     """
     settings = NomadSettings.from_environment(**named, run_name="agentenv up", purge_job_on_shutdown=False)
-    backend = NomadBackend(containers, settings, start_timeout_s=timeout_s, reshape=True)
+    backend = make_backend("nomad", containers, nomad=settings, start_timeout_s=timeout_s, reshape=True)
     with Arrival(count, "asking Nomad") as arrival:
         async with backend:
             async with OperatorApi.opened(settings) as api:
@@ -39,6 +40,6 @@ async def bring_up(
     return as_json(await look(NomadFarm(settings)))
 
 
-async def _read(backend: NomadBackend, arrival: Arrival) -> None:
+async def _read(backend: ContainerBackend, arrival: Arrival) -> None:
     async for event in backend.events():
         arrival.heed(event)

@@ -33,6 +33,7 @@ from agentenv.errors import ConfigError
 from agentenv.metrics.exporter import exporting
 from agentenv.metrics.readings import Reading
 from agentenv.slots.backends.base import ContainerEvent
+from agentenv.slots.backends.registry import make_backend
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.spec import MIB
 
@@ -155,7 +156,8 @@ async def _keep(
     with logging_to(log_file(backend)):
         async with noticed(backend, count) as notice, AsyncExitStack() as stack:
             with Arrival(count, "containers") as arrival:
-                watched = Watched(farm.build_backend(backend, settings), lambda event: _both(event, notice, arrival))
+                source = make_backend(backend.value, settings, start_timeout_s=timeout_s)
+                watched = Watched(source, lambda event: _both(event, notice, arrival))
                 fixed = PoolSettings(min_containers=count, max_containers=count, start_timeout_s=timeout_s)
                 await stack.enter_async_context(SlotPool(watched, fixed))  # beats: a silent container is replaced
                 await arrival.complete(timeout_s)

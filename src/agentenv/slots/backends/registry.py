@@ -18,10 +18,13 @@ def make_backend(
     *,
     nomad: NomadSettings | None = None,
     start_timeout_s: float = 60.0,
+    reshape: bool = False,
+    field: str = "tool_pool_mode",
 ) -> ContainerBackend:
-    """A backend of that name, not opened yet. ``nomad`` (from the environment by default) is for that one only.
+    """A backend of that name, not opened yet. ``nomad`` (from the environment by default) and ``reshape`` (containers
+    that run with another number of slots may be replaced) are for that one only.
 
-    Raises ConfigError: no such backend, or its settings are wrong.
+    Raises ConfigError, which names ``field``: no such backend, or its settings are wrong.
     """
     # Imported when asked for: each brings packages that a user of the others need not have.
     match name:
@@ -33,12 +36,15 @@ def make_backend(
             try:
                 from agentenv.slots.backends.nomad.backend import NomadBackend
             except ModuleNotFoundError as error:
-                raise ConfigError(
-                    "tool_pool_mode", f"'nomad' needs {error.name}", next_step="pip install 'agentenv[farm]'"
-                ) from error
-            return NomadBackend(containers, nomad, start_timeout_s=start_timeout_s)
+                cure = "pip install 'agentenv[farm]'"
+                raise ConfigError(field, f"'nomad' requires {error.name}", next_step=cure) from error
+            from agentenv.image import ensure_image
+
+            return NomadBackend(
+                containers, nomad, start_timeout_s=start_timeout_s, reshape=reshape, ensure_image=ensure_image
+            )
         case "fake":
             from agentenv.slots.backends.fake import FakeBackend
 
             return FakeBackend(containers)
-    raise ConfigError("tool_pool_mode", f"got {name!r}", next_step=f"allowed: {', '.join(BACKENDS)}")
+    raise ConfigError(field, f"got {name!r}", next_step=f"allowed: {', '.join(BACKENDS)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -87,12 +87,15 @@ class NomadBackend:
         *,
         start_timeout_s: float = 60.0,
         reshape: bool = False,
+        ensure_image: Callable[[str], object] | None = None,
     ) -> None:
-        """``reshape``: containers that run with another number of slots may be replaced.
+        """``reshape``: containers that run with another number of slots may be replaced. ``ensure_image``: builds the
+        image of that name if it is missing; called (in a thread) where :func:`builds_image` says so.
 
         Raises ConfigError for an address or certificates that cannot be.
         """
         self._reshape = reshape
+        self._ensure_image = ensure_image
         self._containers = containers or ContainerSettings()
         self._nomad = nomad or NomadSettings.from_environment()
         self._address = checked_address(self._nomad.address)
@@ -114,7 +117,8 @@ class NomadBackend:
             self._open = opened = await self._assemble()
             await opened.api.check_access()
             await opened.owner.acquire()
-            await self._have_image()
+            if self._ensure_image is not None and builds_image(self._nomad, self._address):
+                await asyncio.to_thread(self._ensure_image, self._nomad.image)
             if self._nomad.purge_job_on_start:
                 await self._purge(opened.api)
             await self._submit(first=True)
@@ -160,12 +164,6 @@ class NomadBackend:
 
     def _back(self) -> None:
         self._opened().count.begin_anew()
-
-    async def _have_image(self) -> None:
-        if builds_image(self._nomad, self._address):
-            from agentenv.image import ensure_image  # it needs the docker SDK, which others can do without
-
-            await asyncio.to_thread(ensure_image, self._nomad.image)
 
     async def _submit(self, *, first: bool = False) -> None:
         """Register the job; one that is there keeps its count, and its containers if nothing else changed."""
