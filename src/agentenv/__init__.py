@@ -13,18 +13,18 @@ from agentenv._version import __version__
 
 if TYPE_CHECKING:
     from agentenv.agent.settings import AgentSettings
-    from agentenv.async_sandbox import AsyncSandbox
     from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings
     from agentenv.env.environment import AgentEnv, AgentEnvConfig
     from agentenv.errors import AgentEnvError, InfraError
     from agentenv.executor.session import ToolSession
     from agentenv.executor.tool_executor import ToolExecutor
+    from agentenv.sdk.async_sandbox import AsyncSandbox
+    from agentenv.sdk.sandbox import Sandbox
+    from agentenv.sdk.tool_context import ToolContext
     from agentenv.slots.backends.fake import FakeBackend
     from agentenv.slots.backends.local import LocalBackend
     from agentenv.slots.lease import SlotLease
     from agentenv.slots.pool import SlotPool
-    from agentenv.sync_sandbox import Sandbox
-    from agentenv.tool_context import ToolContext
     from agentenv.tools.catalog import ToolCatalog
     from agentenv.tools.spec import ToolSpec
     from agentenv.wire.calls import CallResult
@@ -34,7 +34,7 @@ _HOMES: Final = {
     "AgentEnvConfig": "agentenv.env.environment",
     "AgentEnvError": "agentenv.errors",
     "AgentSettings": "agentenv.agent.settings",
-    "AsyncSandbox": "agentenv.async_sandbox",
+    "AsyncSandbox": "agentenv.sdk.async_sandbox",
     "CallResult": "agentenv.wire.calls",
     "ContainerSettings": "agentenv.config",
     "ExecutorSettings": "agentenv.config",
@@ -42,11 +42,11 @@ _HOMES: Final = {
     "InfraError": "agentenv.errors",
     "LocalBackend": "agentenv.slots.backends.local",
     "PoolSettings": "agentenv.config",
-    "Sandbox": "agentenv.sync_sandbox",
+    "Sandbox": "agentenv.sdk.sandbox",
     "SlotLease": "agentenv.slots.lease",
     "SlotPool": "agentenv.slots.pool",
     "ToolCatalog": "agentenv.tools.catalog",
-    "ToolContext": "agentenv.tool_context",
+    "ToolContext": "agentenv.sdk.tool_context",
     "ToolExecutor": "agentenv.executor.tool_executor",
     "ToolSession": "agentenv.executor.session",
     "ToolSpec": "agentenv.tools.spec",

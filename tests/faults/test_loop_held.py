@@ -25,9 +25,9 @@ from agentenv.errors import AgentEnvError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sandbox.loop_watch import STALL_S
+from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
-from agentenv.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 
 MIB = 1024 * 1024

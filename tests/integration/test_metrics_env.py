@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.cli.look import pools_seen
+from agentenv.farm.look import pools_seen
 from tests.unit.env_stubs import SOLVE, AnswerEnv, environment
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from agentenv import shipped
-from agentenv.cli.nomad_farm import NomadFarm
-from agentenv.cli.nomad_operator import OperatorApi
-from agentenv.cli.sight import Census
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.dev.agent import AgentPlace, Ports, Role, local_config
 from agentenv.errors import ConfigError
+from agentenv.farm.nomad import NomadFarm
+from agentenv.farm.nomad_api import OperatorApi
+from agentenv.farm.view import Census
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.job import job_text, job_variables

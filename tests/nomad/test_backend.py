@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from agentenv.cli.nomad_operator import OperatorApi
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ConfigError, SandboxUnavailableError
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.farm.nomad_api import OperatorApi
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.job import job_text

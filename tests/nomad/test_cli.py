@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentenv.cli.orphans import UNATTENDED_AFTER_S
+from agentenv.farm.orphans import UNATTENDED_AFTER_S
 from agentenv.metrics.scrape import parse
 from tests.integration.repair_tasks import PACKAGE, made
 from tests.nomad.cluster import Cluster, wait_for

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from agentenv.cli.nomad_farm import NomadFarm
-from agentenv.cli.nomad_operator import OperatorApi
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ConfigError, JobOwnedError
+from agentenv.farm.nomad import NomadFarm
+from agentenv.farm.nomad_api import OperatorApi
 from agentenv.slots.backends.base import ContainerStarted
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.holder import Holder

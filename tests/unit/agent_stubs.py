@@ -12,7 +12,7 @@ from agentenv.agent.protocols import Completion, Message, ToolDefinition
 from agentenv.agent.rollout import RolloutServices
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.turns import Turns
-from agentenv.tool_context import ToolContext
+from agentenv.sdk.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 

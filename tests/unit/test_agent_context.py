@@ -14,7 +14,7 @@ from agentenv.errors import (
     ToolCallError,
     UnknownToolError,
 )
-from agentenv.tool_context import ToolContext
+from agentenv.sdk.tool_context import ToolContext
 from agentenv.wire.calls import CallResult
 from tests.unit.agent_stubs import StubSession, echo, ok
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from agentenv.cli import doctor as doctor_verb
 from agentenv.cli.app import app
-from agentenv.cli.doctor_facts import Cgroups, Facts, current_stale_containers, gather, stale_containers
-from agentenv.cli.doctor_rules import RULES, Finding, Level, judge, worst
+from agentenv.doctor.facts import Cgroups, Facts, current_stale_containers, gather, stale_containers
+from agentenv.doctor.rules import RULES, Finding, Level, judge, worst
 from agentenv.wire.server import Proof
 
 GIB = 1024**3

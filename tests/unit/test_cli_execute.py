@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from agentenv.cli import farm
 from agentenv.cli.app import app
 from agentenv.cli.execute import notes, shell_exit_code
+from agentenv.farm import open
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.wire.calls import CallResult
 
 
 @pytest.fixture(autouse=True)
 def fake_farm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farm, "LocalBackend", FakeBackend)
+    monkeypatch.setattr(open, "LocalBackend", FakeBackend)
 
 
 def run(*arguments: str, stdin: str | None = None) -> Result:

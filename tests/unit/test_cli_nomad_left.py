@@ -11,10 +11,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentenv.cli import gc_nomad, nomad_up
-from agentenv.cli.orphans import Orphan
+from agentenv.cli import nomad_up
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.farm import gc_nomad
+from agentenv.farm.orphans import Orphan
 
 GROUPS = [{"Name": "sandbox", "Count": 1, "Tasks": [{"Name": "sandbox"}]}]
 

@@ -13,14 +13,13 @@ from typer.testing import CliRunner, Result
 
 from agentenv.cli.app import app
 from agentenv.cli.arrival import Arrival
-from agentenv.cli.farm_log import lines_of, logging_to
-from agentenv.cli.farm_metrics import of_farm
 from agentenv.cli.format import count_of, duration, mib, short
-from agentenv.cli.options import choose
-from agentenv.cli.sight import Census, ContainerSight, FarmSight, Place, PoolSight, as_json
 from agentenv.cli.status import shown
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.farm.log import lines_of, logging_to
+from agentenv.farm.metrics import of_farm
+from agentenv.farm.view import Census, ContainerView, FarmView, Place, PoolView, as_json, choose
 from agentenv.metrics.scrape import parse
 from agentenv.slots.backends.base import ContainerGone, ContainerStarted, StartFailed
 from agentenv.wire.leases import SlotReport, SlotState
@@ -163,21 +162,21 @@ def place(number: int, state: str = "running", detail: str = "", *, reachable: b
     return Place(f"c-{number}", number, state, "node-a", detail, handle, age_s=125.0)
 
 
-def answering(number: int, *states: SlotState) -> ContainerSight:
+def answering(number: int, *states: SlotState) -> ContainerView:
     info = ServerInfo(container=f"c-{number}", boot="b", version="1", slots=2, isolation="full")
     slots = tuple(SlotReport(slot=index, state=state, epoch=0) for index, state in enumerate(states))
     samples = parse("agentenv_sandbox_calls_total 12\nagentenv_sandbox_calls_running 3\n")
-    return ContainerSight(place(number), info, slots, samples)
+    return ContainerView(place(number), info, slots, samples)
 
 
-def farm(*containers: ContainerSight, goal: int | None = None, **census: object) -> FarmSight:
+def farm(*containers: ContainerView, goal: int | None = None, **census: object) -> FarmView:
     given = {"backend": "nomad", "where": "Nomad job j", "exists": True, **census}
     wanted = len(containers) if goal is None else goal
     places = tuple(container.place for container in containers)
-    return FarmSight(Census(goal=wanted, places=places, **given), containers)  # type: ignore[arg-type]
+    return FarmView(Census(goal=wanted, places=places, **given), containers)  # type: ignore[arg-type]
 
 
-def text(sight: FarmSight) -> str:
+def text(sight: FarmView) -> str:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(shown(sight))
     return console.export_text()
@@ -197,14 +196,14 @@ def test_a_whole_farm_is_well() -> None:
     "sight",
     [
         farm(answering(0), goal=2),
-        farm(ContainerSight(place(0), problem="no answer")),
+        farm(ContainerView(place(0), problem="no answer")),
         farm(answering(0), waiting_for=("Nomad cannot place a container: memory exhausted on 3 nodes",)),
         farm(answering(0, SlotState.quarantined)),
         farm(exists=False),
     ],
     ids=["missing", "silent", "unplaced", "quarantined", "none"],
 )
-def test_less_than_a_whole_farm_is_not_well(sight: FarmSight) -> None:
+def test_less_than_a_whole_farm_is_not_well(sight: FarmView) -> None:
     assert not sight.well
     assert as_json(sight)["well"] is False
 
@@ -212,7 +211,7 @@ def test_less_than_a_whole_farm_is_not_well(sight: FarmSight) -> None:
 def test_what_nomad_waits_for_and_what_failed_is_shown() -> None:
     sight = farm(
         answering(0, SlotState.free),
-        ContainerSight(place(1, "pending", "Driver: pulling", reachable=False), problem="Driver: pulling"),
+        ContainerView(place(1, "pending", "Driver: pulling", reachable=False), problem="Driver: pulling"),
         waiting_for=("memory exhausted on 3 nodes",),
         faults=("container c-7 failed: killed for memory",),
     )
@@ -223,7 +222,7 @@ def test_what_nomad_waits_for_and_what_failed_is_shown() -> None:
 
 def test_a_farms_metrics_are_those_of_its_containers_and_how_many_there_should_be() -> None:
     whole = farm(
-        answering(0, SlotState.free, SlotState.leased), ContainerSight(place(1), problem="it is silent"), goal=4
+        answering(0, SlotState.free, SlotState.leased), ContainerView(place(1), problem="it is silent"), goal=4
     )
     found = {reading.metric.name: reading for reading in of_farm(whole)}
     containers = found["agentenv_pool_containers"].values
@@ -237,14 +236,14 @@ def test_a_farms_metrics_are_those_of_its_containers_and_how_many_there_should_b
 
 
 def test_markup_in_what_others_say_is_text() -> None:
-    sight = farm(ContainerSight(place(0), problem="[bold]not markup[/]"), faults=("[red]",))
+    sight = farm(ContainerView(place(0), problem="[bold]not markup[/]"), faults=("[red]",))
     assert "[bold]not markup[/]" in text(sight)
 
 
 def test_the_queue_is_that_of_every_pool() -> None:
     samples = parse('agentenv_pool_waiting 7\nagentenv_pool_faults_total{code="container_lost"} 2\n')
-    pools = (PoolSight("http://a/metrics", 42, samples), PoolSight("http://b/metrics", None, parse(""), "no answer"))
-    sight = FarmSight(farm(answering(0)).census, (answering(0),), pools)
+    pools = (PoolView("http://a/metrics", 42, samples), PoolView("http://b/metrics", None, parse(""), "no answer"))
+    sight = FarmView(farm(answering(0)).census, (answering(0),), pools)
     said = text(sight)
     assert "42 http://a/metrics" in said
     assert "2 container_lost" in said

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentenv.cli.gc_nomad import _engine_containers, belongs_to_a_client
-from agentenv.cli.orphans import JobFacts, Orphan, SeenLease, is_sandbox, judge_job, unrenewed
+from agentenv.farm.gc_nomad import _engine_containers, belongs_to_a_client
+from agentenv.farm.orphans import JobFacts, Orphan, SeenLease, is_sandbox, judge_job, unrenewed
 
 ALIVE = JobFacts("j", registered=True, running=2, heard_s=(1.0, 2.5))
 

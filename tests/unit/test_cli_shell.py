@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from agentenv.cli import farm
 from agentenv.cli import shell as shell_verb
 from agentenv.cli.app import app
+from agentenv.farm import open
 from agentenv.slots.backends.fake import FakeBackend
 
 
 @pytest.fixture(autouse=True)
 def fake_farm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(farm, "LocalBackend", FakeBackend)
+    monkeypatch.setattr(open, "LocalBackend", FakeBackend)
     # the fake's commands share this machine's /tmp; a slot has its own
     for name in ("_RESTORE", "_SAVE"):
         text = getattr(shell_verb, name).replace(shell_verb.STATE, str(tmp_path / "state"))

@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from agentenv.cli import farm, upload
+from agentenv.cli import upload
 from agentenv.cli.app import app
 from agentenv.errors import ConfigError
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.farm import open
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
@@ -68,7 +69,7 @@ async def test_files_go_in_and_out_with_a_bar(tmp_path: Path, monkeypatch: pytes
 
 
 def test_exec_brings_files_and_fetches_what_came_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farm, "LocalBackend", FakeBackend)
+    monkeypatch.setattr(open, "LocalBackend", FakeBackend)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/in").write_text("abc")
     moves = ["--upload", str(tmp_path / "data"), "--download", f"data/out:{tmp_path / 'out'}"]
@@ -80,7 +81,7 @@ def test_exec_brings_files_and_fetches_what_came_of_them(tmp_path: Path, monkeyp
 
 
 def test_a_failed_download_hides_neither_output_nor_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farm, "LocalBackend", FakeBackend)
+    monkeypatch.setattr(open, "LocalBackend", FakeBackend)
     failing = ["exec", "--own", "--download", "out", "echo why >&2; exit 3"]
     done = CliRunner().invoke(app, failing)
     assert done.exit_code == 3

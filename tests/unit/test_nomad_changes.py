@@ -11,9 +11,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentenv.cli.nomad_farm import NomadFarm
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.errors import AgentEnvError, JobOwnedError
+from agentenv.farm.nomad import NomadFarm
 from agentenv.slots.backends.nomad import allocation_tasks, count, owner
 from agentenv.slots.backends.nomad.allocation_tasks import Errands
 from agentenv.slots.backends.nomad.api import NomadApi

@@ -8,8 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentenv.cli.nomad_farm import NomadFarm
 from agentenv.config import NomadSettings
+from agentenv.farm.nomad import NomadFarm
 
 ID = "0" * 8
 REFUSAL = {"event": "failed", "code": "self_test_failed", "message": "no cgroup", "next_step": "set cgroupns"}

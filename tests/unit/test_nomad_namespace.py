@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from agentenv.cli.nomad_operator import OperatorApi, follow_log
 from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.farm.nomad_api import OperatorApi, follow_log
 from agentenv.slots.backends.nomad.job import job_text, job_variables
 from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session
 

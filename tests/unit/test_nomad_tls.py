@@ -17,9 +17,9 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from agentenv.cli.nomad_operator import follow_log
 from agentenv.config import NomadSettings
 from agentenv.errors import ConfigError
+from agentenv.farm.nomad_api import follow_log
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session

@@ -18,8 +18,8 @@ import pytest
 
 from agentenv import AsyncSandbox, Sandbox
 from agentenv.errors import ConfigError, InvalidArgumentsError, PoolClosedError, UnknownToolError
+from agentenv.sdk.sandbox import LoopThread
 from agentenv.slots.backends.fake import FakeBackend
-from agentenv.sync_sandbox import LoopThread
 
 
 def public(kind: type) -> dict[str, object]:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import typer
 
-from agentenv.cli.options import Backend, BackendOption, JobOption, JsonOption, backend_of
+from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import print_json, verb
 from agentenv.cli.source_checkout import directory_named, run_module
 from agentenv.errors import ConfigError
+from agentenv.slots.backends.registry import Backend
 
 _CLOCK_SLACK_S = 0.1
 """A file system's clock ticks more coarsely than ours."""

@@ -9,12 +9,12 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from agentenv.cli import farm
-from agentenv.cli.doctor_facts import Facts, gather
-from agentenv.cli.doctor_rules import Finding, Level, judge, worst
 from agentenv.cli.options import JsonOption
 from agentenv.cli.output import out, print_json, run_to_end, verb
+from agentenv.doctor.facts import Facts, gather
+from agentenv.doctor.rules import Finding, Level, judge, worst
 from agentenv.errors import AgentEnvError
+from agentenv.farm import open
 from agentenv.wire.server import Proof
 
 _WORDS = {Level.ok: "[green]ok[/]", Level.weaker: "[yellow]weaker[/]", Level.broken: "[red]broken[/]"}
@@ -71,10 +71,10 @@ def try_container(facts: Facts) -> tuple[Finding, tuple[Proof, ...]]:
 
 
 async def _probe(isolation: str) -> tuple[Finding, tuple[Proof, ...]]:
-    settings = farm.container_settings(slots_per_container=1, isolation=isolation)
-    async with farm.open_executor(settings) as executor, executor.open("agentenv-doctor") as session:
+    settings = open.container_settings(slots_per_container=1, isolation=isolation)
+    async with open.open_executor(settings) as executor, executor.open("agentenv-doctor") as session:
         result = await session.call("bash", {"command": "echo $((6 * 7))"}, timeout_s=20)
-        described = await farm.describe(session)
+        described = await open.describe(session)
     if result.stdout != "42\n" or result.exit_code != 0:
         detail = f"started, but `echo` gave {result.exit_code}: {result.stdout!r} {result.stderr!r} {result.message}"
         return Finding("a real slot", Level.broken, detail), described.proofs

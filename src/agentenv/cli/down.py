@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.markup import escape
 
-from agentenv.cli.access import access_to
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import err, print_json, run_to_end, verb
+from agentenv.farm.open import access_to
 
 
 @verb

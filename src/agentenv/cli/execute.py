@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from agentenv.cli import farm
 from agentenv.cli.options import (
     BackendOption,
     DownloadOption,
@@ -40,6 +39,7 @@ from agentenv.cli.output import (
 from agentenv.cli.upload import get_all, named, put_all, targets
 from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.farm import open
 from agentenv.wire.calls import CallResult
 
 
@@ -82,13 +82,13 @@ def execute(
 
       echo hello | agentenv exec --stdin -- tr a-z A-Z
     """
-    settings = farm.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
+    settings = open.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
     arguments: dict[str, object] = {"command": command[0] if len(command) == 1 else shlex.join(command)}
     if with_stdin:
         arguments["stdin"] = _standard_input()
     chosen = backend_of(backend)
     alone = own or network or isolation is not Isolation.auto
-    opened = farm.open_farm(settings, chosen, own=alone, job=job)
+    opened = open.open_farm(settings, chosen, own=alone, job=job)
     result, lost = run_to_end(_run(opened, arguments, timeout_s, upload or [], download or []))
     told = result.model_dump(mode="json")
     if lost is None:

@@ -8,14 +8,15 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from agentenv.cli.access import access_to
-from agentenv.cli.doctor_facts import current_stale_containers, swept_directories
-from agentenv.cli.gc_leases import orphaned_leases
-from agentenv.cli.options import Backend, BackendOption, JobOption, JsonOption, backend_of
-from agentenv.cli.orphans import UNATTENDED_AFTER_S, Orphan
+from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, out, print_json, run_to_end, verb
 from agentenv.config import NomadSettings, state_dir
+from agentenv.doctor.facts import current_stale_containers, swept_directories
+from agentenv.farm.gc_leases import orphaned_leases
+from agentenv.farm.open import access_to
+from agentenv.farm.orphans import UNATTENDED_AFTER_S, Orphan
 from agentenv.sandbox.supervisor.sweep import sweep
+from agentenv.slots.backends.registry import Backend
 
 
 @verb
@@ -76,7 +77,7 @@ def gc(
 
 
 async def _on_nomad(job: str | None, unattended_after_s: float, *, dry_run: bool) -> list[Orphan]:
-    from agentenv.cli.gc_nomad import collect  # late: needs python-nomad
+    from agentenv.farm.gc_nomad import collect  # late: needs python-nomad
 
     settings = NomadSettings.from_environment(job_id=job)
     return await collect(settings, only=job, unattended_after_s=unattended_after_s, dry_run=dry_run)

@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from agentenv.cli.access import access_to
-from agentenv.cli.farm_log import lines_of
-from agentenv.cli.local_farm import log_file
-from agentenv.cli.options import Backend, BackendOption, JobOption, backend_of, choose
+from agentenv.cli.options import BackendOption, JobOption, backend_of
 from agentenv.cli.output import InterruptedBySignalError, print_json_line, run_to_end, verb
 from agentenv.errors import ConfigError
+from agentenv.farm.local import log_file
+from agentenv.farm.log import lines_of
+from agentenv.farm.open import access_to
+from agentenv.farm.view import choose
+from agentenv.slots.backends.registry import Backend
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -66,7 +68,7 @@ def _lines(
     backend: Backend, job: str | None, container: str | None, *, tail: int, follow: bool
 ) -> AsyncIterator[tuple[str, str]]:
     if backend is Backend.nomad:
-        from agentenv.cli.nomad_farm import NomadFarm  # late: needs python-nomad
+        from agentenv.farm.nomad import NomadFarm  # late: needs python-nomad
 
         return NomadFarm.from_options(job).logs(container, tail=tail, follow=follow)
     access_to(backend, job)  # refuses --job

@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from agentenv.cli.access import access_to
-from agentenv.cli.farm_metrics import of_farm
-from agentenv.cli.look import containers_seen
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import InterruptedBySignalError, err, print_json_line, run_to_end, verb
-from agentenv.cli.sight import FarmAccess, FarmSight
+from agentenv.farm.look import containers_seen
+from agentenv.farm.metrics import of_farm
+from agentenv.farm.open import access_to
+from agentenv.farm.view import FarmAccess, FarmView
 from agentenv.metrics.exporter import exporting
 from agentenv.metrics.readings import Reading
 
@@ -48,7 +48,7 @@ def metrics(
 async def _serve(access: FarmAccess, host: str, port: int, *, as_json: bool) -> None:
     async def read() -> Iterable[Reading]:
         census = await access.census()
-        return of_farm(FarmSight(census, await containers_seen(census)))
+        return of_farm(FarmView(census, await containers_seen(census)))
 
     await read()  # what is wrong with the backend is said at once
     async with exporting(read, host, port, announce=False) as url:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentenv.cli.arrival import Arrival
-from agentenv.cli.look import look
-from agentenv.cli.nomad_farm import NomadFarm
-from agentenv.cli.nomad_operator import OperatorApi
-from agentenv.cli.sight import as_json
 from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.farm.look import look
+from agentenv.farm.nomad import NomadFarm
+from agentenv.farm.nomad_api import OperatorApi
+from agentenv.farm.view import as_json
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
-from agentenv.errors import ConfigError
+from agentenv.slots.backends.registry import Backend
 from agentenv.wire.base import MAX_TIMEOUT_S
 
 T = TypeVar("T")
@@ -23,14 +22,6 @@ class Isolation(StrEnum):
     auto = "auto"
     full = "full"
     user = "user"
-
-
-class Backend(StrEnum):
-    """Where containers run."""
-
-    local = "local"
-    nomad = "nomad"
-    fake = "fake"
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document on stdout instead.")]
@@ -89,13 +80,3 @@ def for_every_verb(context: typer.Context, backend: Backend | None) -> None:
     """Make what stood before the verb, or in the environment, the default of every verb's ``--backend``."""
     if backend is not None:
         context.default_map = {name: {"backend": backend.value} for name in VERBS_WITH_BACKEND}
-
-
-def choose(named: Sequence[tuple[str, T]], beginning: str) -> T | None:
-    """The one whose name begins so; None when there is none. Raises ConfigError when it could be several."""
-    found = [(name, value) for name, value in named if name.startswith(beginning)]
-    if len({name for name, _ in found}) > 1:
-        raise ConfigError(
-            "CONTAINER", f"{beginning!r} could be {found[0][0]} or {found[1][0]}", next_step="write more of it"
-        )
-    return found[0][1] if found else None

@@ -20,7 +20,6 @@ import typer
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from rich.markup import escape
 
-from agentenv.cli import farm
 from agentenv.cli.execute import notes
 from agentenv.cli.options import (
     BackendOption,
@@ -37,6 +36,7 @@ from agentenv.cli.output import InterruptedBySignalError, err, verb
 from agentenv.cli.terminal import attach, can_attach
 from agentenv.cli.upload import named, put_all
 from agentenv.executor.session import ToolSession
+from agentenv.farm import open
 from agentenv.wire.calls import CallResult
 
 STATE = "/tmp/.agentenv-shell"  # noqa: S108 - inside the slot, whose /tmp is its own
@@ -84,10 +84,10 @@ def shell(
 
       printf 'make\\nmake test\\n' | agentenv shell --upload . --json | jq .exit_code
     """
-    settings = farm.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
+    settings = open.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
     sources = named(upload or [])
     alone = own or network or isolation is not Isolation.auto
-    opened = farm.open_farm(settings, backend_of(backend), own=alone, job=job)
+    opened = open.open_farm(settings, backend_of(backend), own=alone, job=job)
     with (
         _ending_signals_raise(),
         start_blocking_portal() as portal,
@@ -99,7 +99,7 @@ def shell(
         call = functools.partial(portal.call, session.call)
         full = on_terminal and can_attach(call)
         if not (quiet or as_json):
-            described = portal.call(farm.describe, session)
+            described = portal.call(open.describe, session)
             banner = _TERMINAL_BANNER if full else _BANNER
             err().print(
                 banner.format(isolation=described.isolation, network="on" if described.allow_network else "off")

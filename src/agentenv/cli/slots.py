@@ -8,13 +8,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from agentenv.cli.access import access_to
 from agentenv.cli.format import duration, short
-from agentenv.cli.look import look
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, out, print_json, run_to_end, verb
-from agentenv.cli.sight import FarmSight, slot_rows
 from agentenv.errors import SandboxUnavailableError
+from agentenv.farm.look import look
+from agentenv.farm.open import access_to
+from agentenv.farm.view import FarmView, slot_rows
 from agentenv.wire.leases import SlotState
 
 _COLOURS = {"free": "green", "leased": "cyan", "resetting": "yellow"}
@@ -78,7 +78,7 @@ def _seconds(value: object) -> float | None:
     return value if isinstance(value, float | int) else None
 
 
-def _silent(sight: FarmSight) -> bool:
+def _silent(sight: FarmView) -> bool:
     silent = [container for container in sight.containers if not container.answers]
     for container in silent:
         err().print(

@@ -12,9 +12,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from agentenv.cli.access import access_to
 from agentenv.cli.format import count_of, duration, mib, short
-from agentenv.cli.look import look
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import (
     EXIT_NOT_ALL_WELL,
@@ -25,8 +23,10 @@ from agentenv.cli.output import (
     run_to_end,
     verb,
 )
-from agentenv.cli.sight import ContainerSight, FarmAccess, FarmSight, PoolSight, as_json
 from agentenv.errors import AgentEnvError
+from agentenv.farm.look import look
+from agentenv.farm.open import access_to
+from agentenv.farm.view import ContainerView, FarmAccess, FarmView, PoolView, as_json
 from agentenv.metrics.scrape import Samples
 from agentenv.wire.leases import SlotState
 
@@ -102,7 +102,7 @@ async def _looked_at(access: FarmAccess, urls: Sequence[str]) -> object:
         return {"error": error.code, "message": error.message, "next_step": error.next_step}
 
 
-def shown(sight: FarmSight) -> RenderableType:
+def shown(sight: FarmView) -> RenderableType:
     """The page."""
     census = sight.census
     verdict = "[green]healthy[/]" if sight.well else "[yellow]something is degraded[/]"
@@ -127,7 +127,7 @@ def shown(sight: FarmSight) -> RenderableType:
     return Group(*page, *_queue(sight.pools))
 
 
-def _containers(containers: Sequence[ContainerSight]) -> Table:
+def _containers(containers: Sequence[ContainerView]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("#", "container", "state", "node", "age", "slots", "calls", "faults", "server"):
         table.add_column(heading, no_wrap=heading not in ("node", "slots", "calls"), overflow="fold")
@@ -136,7 +136,7 @@ def _containers(containers: Sequence[ContainerSight]) -> Table:
     return table
 
 
-def _problems(containers: Sequence[ContainerSight]) -> list[RenderableType]:
+def _problems(containers: Sequence[ContainerView]) -> list[RenderableType]:
     return [
         f"[yellow]→[/] container {short(container.place.id)}: {escape(container.problem)}"
         for container in containers
@@ -144,7 +144,7 @@ def _problems(containers: Sequence[ContainerSight]) -> list[RenderableType]:
     ]
 
 
-def _container_row(container: ContainerSight) -> tuple[str, ...]:
+def _container_row(container: ContainerView) -> tuple[str, ...]:
     place, counted = container.place, container.samples
     silent = place.handle is not None and not container.answers
     colour = "red" if silent else _STATE_COLOURS.get(place.state, "red")
@@ -172,7 +172,7 @@ def _calls(counted: Samples) -> str:
     return ", ".join(parts)
 
 
-def _queue(pools: Sequence[PoolSight]) -> list[RenderableType]:
+def _queue(pools: Sequence[PoolView]) -> list[RenderableType]:
     if not pools:
         return ["", "[dim]queue: no process here serves metrics (--env.metrics_port, or --scrape URL)[/]"]
     table = Table(
@@ -184,7 +184,7 @@ def _queue(pools: Sequence[PoolSight]) -> list[RenderableType]:
     return ["", table]
 
 
-def _pool_row(pool: PoolSight) -> tuple[str, ...]:
+def _pool_row(pool: PoolView) -> tuple[str, ...]:
     who = f"{pool.pid} {pool.url}" if pool.pid is not None else pool.url
     if pool.problem:
         return (escape(who), f"[red]{escape(pool.problem)}[/]")

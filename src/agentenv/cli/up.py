@@ -10,14 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from agentenv.cli import farm
 from agentenv.cli.arrival import Arrival
-from agentenv.cli.farm_log import logging_to
-from agentenv.cli.farm_metrics import of_farm
-from agentenv.cli.local_farm import FarmNotice, LocalFarm, Watched, log_file, noticed
-from agentenv.cli.look import look
 from agentenv.cli.options import (
-    Backend,
     BackendOption,
     Isolation,
     IsolationOption,
@@ -27,13 +21,18 @@ from agentenv.cli.options import (
     backend_of,
 )
 from agentenv.cli.output import InterruptedBySignalError, err, print_json, run_to_end, verb
-from agentenv.cli.sight import as_json as sight_as_json
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import ConfigError
+from agentenv.farm import open
+from agentenv.farm.local import FarmNotice, LocalFarm, Watched, log_file, noticed
+from agentenv.farm.log import logging_to
+from agentenv.farm.look import look
+from agentenv.farm.metrics import of_farm
+from agentenv.farm.view import as_json as sight_as_json
 from agentenv.metrics.exporter import exporting
 from agentenv.metrics.readings import Reading
 from agentenv.slots.backends.base import ContainerEvent
-from agentenv.slots.backends.registry import make_backend
+from agentenv.slots.backends.registry import Backend, make_backend
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.spec import MIB
 
@@ -94,7 +93,7 @@ def up(
     """
     chosen = backend_of(backend)
     limits = {"memory_bytes": slot_memory_mib, "workspace_bytes": workspace_mib}
-    settings = farm.container_settings(
+    settings = open.container_settings(
         slots_per_container=slots,
         isolation=isolation.value,
         allow_network=network,

@@ -52,10 +52,10 @@ from agentenv.env.tracking import WandbReporting
 from agentenv.errors import AgentEnvError, ConfigError, InfraError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.exporter import Meter
+from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
 from agentenv.slots.pool import SlotPool
-from agentenv.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.sdk.tool_context import ToolContext
 from agentenv.sessions.head_tail import seam
-from agentenv.tool_context import ToolContext
 from agentenv.wire.base import LARGE_BYTES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
 from agentenv.executor.session import ToolSession
-from agentenv.tool_context import ToolContext
+from agentenv.sdk.tool_context import ToolContext
 from agentenv.wire.tools import PatchReply, SearchReply
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

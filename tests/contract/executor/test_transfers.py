@@ -17,9 +17,9 @@ from agentenv.containers.transfer import download, upload
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError, StaleLeaseError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
-from agentenv.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.transfers import CHUNKED, LEASE_HEADER, Entry, chunk
 from tests.contract.executor.farm import until_bash

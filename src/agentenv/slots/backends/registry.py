@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 from agentenv.config import ContainerSettings, NomadSettings
@@ -9,7 +10,14 @@ from agentenv.errors import ConfigError
 from agentenv.slots.backends.base import ContainerBackend
 
 BackendName = Literal["local", "nomad", "fake"]
-BACKENDS: tuple[BackendName, ...] = ("local", "nomad", "fake")
+
+
+class Backend(StrEnum):
+    """Where containers run."""
+
+    local = "local"
+    nomad = "nomad"
+    fake = "fake"
 
 
 def make_backend(
@@ -47,4 +55,4 @@ def make_backend(
             from agentenv.slots.backends.fake import FakeBackend
 
             return FakeBackend(containers)
-    raise ConfigError(field, f"got {name!r}", next_step=f"allowed: {', '.join(BACKENDS)}")
+    raise ConfigError(field, f"got {name!r}", next_step=f"allowed: {', '.join(Backend)}")

@@ -19,7 +19,7 @@ from nomad.api.exceptions import BaseNomadException, TimeoutNomadException
 from requests.adapters import HTTPAdapter
 
 from agentenv.config import NomadSettings
-from agentenv.slots.backends.nomad import facts as facts
+from agentenv.slots.backends.nomad import facts
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.holder import Holder
 

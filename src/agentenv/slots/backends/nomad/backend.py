@@ -21,7 +21,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
 from agentenv.errors import ConfigError, JobOwnedError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerEvent, ContainerStarted, StartFailed
-from agentenv.slots.backends.nomad import facts as facts
+from agentenv.slots.backends.nomad import facts
 from agentenv.slots.backends.nomad.allocation_tasks import Errands
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.count import CountKeeper

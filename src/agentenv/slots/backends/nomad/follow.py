@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from agentenv.slots.backends.nomad import facts as facts
+from agentenv.slots.backends.nomad import facts
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.stream import EventStream, pause

@@ -8,17 +8,16 @@ from contextlib import asynccontextmanager
 
 from pydantic import ValidationError
 
-from agentenv.cli.access import access_to
-from agentenv.cli.look import containers_seen
-from agentenv.cli.options import Backend
-from agentenv.cli.sight import Census
 from agentenv.config import ContainerSettings, PoolSettings, explain
 from agentenv.containers.control import ContainerControl
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.farm.local import LocalFarm
+from agentenv.farm.look import containers_seen
+from agentenv.farm.view import Census, FarmAccess
 from agentenv.slots.backends.attached import AttachedBackend
-from agentenv.slots.backends.registry import make_backend
+from agentenv.slots.backends.registry import Backend, make_backend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import SlotState
@@ -34,6 +33,17 @@ def container_settings(**fields: object) -> ContainerSettings:
         return ContainerSettings.model_validate(fields)
     except ValidationError as error:
         raise explain(error) from None
+
+
+def access_to(backend: Backend, job: str | None) -> FarmAccess:
+    """The farm of this backend. Raises ConfigError for a job that is not Nomad's, or wrong Nomad settings."""
+    if backend is Backend.nomad:
+        from agentenv.farm.nomad import NomadFarm  # late: needs python-nomad
+
+        return NomadFarm.from_options(job)
+    if job is not None:
+        raise ConfigError("--job", f"is not valid with {backend}", next_step="add --backend nomad")
+    return LocalFarm(backend)
 
 
 @asynccontextmanager

@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
 
-from agentenv.cli.nomad_operator import OperatorApi, follow_log
-from agentenv.cli.options import choose
-from agentenv.cli.sight import Census, Place
 from agentenv.config import NomadSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
-from agentenv.slots.backends.nomad import facts as facts
+from agentenv.farm.nomad_api import OperatorApi, follow_log
+from agentenv.farm.view import Census, Place, choose
+from agentenv.slots.backends.nomad import facts
 from agentenv.slots.backends.nomad.explain import end_of, failed_event, placement
 from agentenv.slots.backends.nomad.owner import JobOwner
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from agentenv.cli.sight import FarmSight
+from agentenv.farm.view import FarmView
 from agentenv.metrics import catalog, readings
 from agentenv.metrics.catalog import Metric
 from agentenv.metrics.readings import Reading
@@ -18,7 +18,7 @@ from agentenv.slots.slot import ContainerState
 LABEL = "container"
 
 
-def of_farm(sight: FarmSight) -> Iterator[Reading]:
+def of_farm(sight: FarmView) -> Iterator[Reading]:
     """Every metric of the farm at this moment."""
     yield from readings.build(sight.census.backend)
     yield Reading(catalog.POOL_CONTAINERS, _containers(sight))
@@ -29,7 +29,7 @@ def of_farm(sight: FarmSight) -> Iterator[Reading]:
         yield Reading(labelled, dict(_values(sight, metric.name, metric.labels)))
 
 
-def _containers(sight: FarmSight) -> dict[tuple[str, ...], float]:
+def _containers(sight: FarmView) -> dict[tuple[str, ...], float]:
     ready = sum(container.answers for container in sight.containers)
     silent = sum(container.place.handle is not None and not container.answers for container in sight.containers)
     counts = {
@@ -41,7 +41,7 @@ def _containers(sight: FarmSight) -> dict[tuple[str, ...], float]:
     return {(state,): count for state, count in counts.items()}
 
 
-def _values(sight: FarmSight, name: str, labels: Iterable[str]) -> Iterator[tuple[tuple[str, ...], float]]:
+def _values(sight: FarmView, name: str, labels: Iterable[str]) -> Iterator[tuple[tuple[str, ...], float]]:
     for container in sight.containers:
         for found, value in container.samples.values.get(name, {}).items():
             named = dict(found)

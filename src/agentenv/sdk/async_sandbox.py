@@ -22,10 +22,10 @@ from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, 
 from agentenv.containers.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
 from agentenv.errors import PoolClosedError
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName, make_backend
 from agentenv.slots.pool import SlotPool
-from agentenv.tool_context import ToolContext
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply

@@ -18,11 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from agentenv.cli.options import Backend
-from agentenv.cli.sight import Census, Place
 from agentenv.config import state_dir
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.farm.view import Census, Place
 from agentenv.run_files import AlreadyAnnouncedError, Announcement, announced, is_held
 from agentenv.slots.backends.base import (
     ContainerBackend,
@@ -32,6 +31,7 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
+from agentenv.slots.backends.registry import Backend
 
 KIND = "farm"
 _FAULTS_KEPT = 10

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from agentenv.cli.doctor_facts import Facts
 from agentenv.config import ContainerSettings
+from agentenv.doctor.facts import Facts
 from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
 
 MIB = 1024 * 1024

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 import aiohttp
 
-from agentenv.cli.sight import Census, ContainerSight, FarmAccess, FarmSight, Place, PoolSight
 from agentenv.config import state_dir
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.http import open_session
 from agentenv.errors import AgentEnvError
+from agentenv.farm.view import Census, ContainerView, FarmAccess, FarmView, Place, PoolView
 from agentenv.metrics.exporter import KIND
 from agentenv.metrics.scrape import Samples, scrape
 from agentenv.run_files import announced
@@ -19,22 +19,22 @@ from agentenv.run_files import announced
 ANSWER_TIMEOUT_S = 3.0
 
 
-async def look(access: FarmAccess, scrape_urls: Iterable[str] = ()) -> FarmSight:
+async def look(access: FarmAccess, scrape_urls: Iterable[str] = ()) -> FarmView:
     """The whole farm, the pools of this machine, and those at ``scrape_urls``."""
     census, pools = await asyncio.gather(access.census(), pools_seen(scrape_urls))
-    return FarmSight(census, await containers_seen(census), pools)
+    return FarmView(census, await containers_seen(census), pools)
 
 
-async def containers_seen(census: Census) -> tuple[ContainerSight, ...]:
+async def containers_seen(census: Census) -> tuple[ContainerView, ...]:
     """What each container of the census says, in order of index."""
     async with open_session() as session:
         seen = await asyncio.gather(*(_container(place, session) for place in census.places))
     return tuple(sorted(seen, key=lambda sight: (sight.place.index, sight.place.id)))
 
 
-async def _container(place: Place, session: aiohttp.ClientSession) -> ContainerSight:
+async def _container(place: Place, session: aiohttp.ClientSession) -> ContainerView:
     if place.handle is None:
-        return ContainerSight(place, problem=place.detail or place.state)
+        return ContainerView(place, problem=place.detail or place.state)
     control = ContainerControl(place.handle, session)
     try:
         info, slots, samples = await asyncio.gather(
@@ -43,8 +43,8 @@ async def _container(place: Place, session: aiohttp.ClientSession) -> ContainerS
             _samples(place.handle.base_url + "/metrics", place.handle.token),
         )
     except AgentEnvError as error:
-        return ContainerSight(place, problem=error.message)
-    return ContainerSight(place, info, slots.slots, samples)
+        return ContainerView(place, problem=error.message)
+    return ContainerView(place, info, slots.slots, samples)
 
 
 async def _samples(url: str, token: str) -> Samples:
@@ -54,15 +54,15 @@ async def _samples(url: str, token: str) -> Samples:
         return Samples()
 
 
-async def pools_seen(scrape_urls: Iterable[str] = ()) -> tuple[PoolSight, ...]:
+async def pools_seen(scrape_urls: Iterable[str] = ()) -> tuple[PoolView, ...]:
     """What every process of this machine that serves metrics says, and those at other addresses."""
     known = {said["url"]: said["pid"] for said in announced(state_dir(), KIND) if "url" in said}
     urls = {**known, **{url: known.get(url) for url in scrape_urls}}
     return tuple(await asyncio.gather(*(_pool(url, pid) for url, pid in urls.items())))
 
 
-async def _pool(url: str, pid: int | None) -> PoolSight:
+async def _pool(url: str, pid: int | None) -> PoolView:
     try:
-        return PoolSight(url, pid, await scrape(url, timeout_s=ANSWER_TIMEOUT_S))
+        return PoolView(url, pid, await scrape(url, timeout_s=ANSWER_TIMEOUT_S))
     except AgentEnvError as error:
-        return PoolSight(url, pid, Samples(), error.message)
+        return PoolView(url, pid, Samples(), error.message)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from agentenv.cli.look import containers_seen
-from agentenv.cli.orphans import Orphan, SeenLease, unrenewed
-from agentenv.cli.sight import Census, FarmAccess
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError
+from agentenv.farm.look import containers_seen
+from agentenv.farm.orphans import Orphan, SeenLease, unrenewed
+from agentenv.farm.view import Census, FarmAccess
 from agentenv.wire.leases import EndRequest, SlotState
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
-from agentenv.async_sandbox import AsyncSandbox
 from agentenv.config import ContainerSettings
 from agentenv.containers.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
 from agentenv.errors import PoolClosedError
+from agentenv.sdk.async_sandbox import AsyncSandbox
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
 from agentenv.wire.calls import CallResult

@@ -1,4 +1,4 @@
-"""What this machine has: read, never judged (that is :mod:`agentenv.cli.doctor_rules`)."""
+"""What this machine has: read, never judged (that is :mod:`agentenv.doctor.rules`)."""
 
 from __future__ import annotations
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentenv.cli.nomad_farm import NomadFarm, end_job, owned
-from agentenv.cli.nomad_operator import OperatorApi
-from agentenv.cli.orphans import JobFacts, Orphan, is_sandbox, judge_job
 from agentenv.config import NomadSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.http import open_session
 from agentenv.errors import AgentEnvError
+from agentenv.farm.nomad import NomadFarm, end_job, owned
+from agentenv.farm.nomad_api import OperatorApi
+from agentenv.farm.orphans import JobFacts, Orphan, is_sandbox, judge_job
 from agentenv.run_files import is_locked
 from agentenv.slots.backends.nomad.api import KEPT
 

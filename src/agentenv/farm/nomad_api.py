@@ -11,7 +11,7 @@ from typing import Any, Self
 import aiohttp
 
 from agentenv.config import NomadSettings
-from agentenv.slots.backends.nomad import facts as facts
+from agentenv.slots.backends.nomad import facts
 from agentenv.slots.backends.nomad.api import KEPT, VARIABLES, NomadApi
 from agentenv.slots.backends.nomad.backend import checked_address
 from agentenv.slots.backends.nomad.explain import NomadError, opening_error

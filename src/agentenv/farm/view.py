@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from agentenv.containers.handle import ContainerHandle
+from agentenv.errors import ConfigError
 from agentenv.metrics.scrape import Samples
 from agentenv.wire.leases import SlotReport, SlotState
 from agentenv.wire.server import ServerInfo
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class FarmAccess(Protocol):
 
 
 @dataclass(frozen=True)
-class ContainerSight:
+class ContainerView:
     """One container. ``problem`` is why it did not answer; then the rest is empty."""
 
     place: Place
@@ -80,7 +84,7 @@ class ContainerSight:
 
 
 @dataclass(frozen=True)
-class PoolSight:
+class PoolView:
     """What one process that leases slots says of itself."""
 
     url: str
@@ -90,12 +94,12 @@ class PoolSight:
 
 
 @dataclass(frozen=True)
-class FarmSight:
+class FarmView:
     """Everything at one moment."""
 
     census: Census
-    containers: tuple[ContainerSight, ...] = ()
-    pools: tuple[PoolSight, ...] = ()
+    containers: tuple[ContainerView, ...] = ()
+    pools: tuple[PoolView, ...] = ()
 
     @property
     def answering(self) -> int:
@@ -115,7 +119,7 @@ class FarmSight:
         return whole and not census.waiting_for and not self.slots[SlotState.quarantined.value]
 
 
-def as_json(sight: FarmSight) -> dict[str, Any]:
+def as_json(sight: FarmView) -> dict[str, Any]:
     """The ``--json`` document of ``agentenv status``. No token is in it."""
     census = sight.census
     return {
@@ -136,7 +140,7 @@ def as_json(sight: FarmSight) -> dict[str, Any]:
     }
 
 
-def slot_rows(sight: FarmSight) -> list[dict[str, Any]]:
+def slot_rows(sight: FarmView) -> list[dict[str, Any]]:
     """The ``--json`` document of ``agentenv slots``."""
     return [
         {"container": container.place.id, "index": container.place.index, **slot.model_dump(mode="json")}
@@ -145,7 +149,7 @@ def slot_rows(sight: FarmSight) -> list[dict[str, Any]]:
     ]
 
 
-def _container(sight: ContainerSight) -> dict[str, Any]:
+def _container(sight: ContainerView) -> dict[str, Any]:
     place, counted = sight.place, sight.samples
     return {
         "id": place.id,
@@ -170,7 +174,7 @@ def _container(sight: ContainerSight) -> dict[str, Any]:
     }
 
 
-def _pool(pool: PoolSight) -> dict[str, Any]:
+def _pool(pool: PoolView) -> dict[str, Any]:
     return {
         "url": pool.url,
         "pid": pool.pid,
@@ -182,3 +186,13 @@ def _pool(pool: PoolSight) -> dict[str, Any]:
         "leases_lost": pool.samples.one("agentenv_pool_leases_lost_total"),
         "faults": pool.samples.by("agentenv_pool_faults_total", "code"),
     }
+
+
+def choose(named: Sequence[tuple[str, T]], beginning: str) -> T | None:
+    """The one whose name begins so; None when there is none. Raises ConfigError when it could be several."""
+    found = [(name, value) for name, value in named if name.startswith(beginning)]
+    if len({name for name, _ in found}) > 1:
+        raise ConfigError(
+            "CONTAINER", f"{beginning!r} could be {found[0][0]} or {found[1][0]}", next_step="write more of it"
+        )
+    return found[0][1] if found else None
