@@ -289,7 +289,7 @@ def test_the_state_may_live_below_a_private_home(place: Path) -> None:
 
 
 RECIPE = ("setpriv", "--bounding-set", "-all,+sys_admin,+setuid,+setgid,+setpcap,+kill", "--inh-caps", "-all")
-"""What design §5 gives a Nomad job: five capabilities, neither dac_override nor sys_ptrace."""
+"""What a Nomad job grants: five capabilities, neither dac_override nor sys_ptrace."""
 
 
 @pytest.fixture

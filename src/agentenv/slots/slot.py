@@ -1,4 +1,4 @@
-"""Slots, containers and leases as states: the tables of design §4, and what moves along them."""
+"""Slots, containers and leases as states: the tables, and what moves along them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 LARGE_BYTES = 256 * 1024
 """Content larger than this is not put into messages: it travels as an attachment (:mod:`agentenv.wire.calls`)."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Largest file one file operation carries (design §5)."""
+"""Largest file that one file operation carries."""
 MAX_OUTPUT_BYTES = 1024 * 1024
 """Default cap on each of stdout and stderr returned per call."""
 MAX_COMMAND_BYTES = 8 * 1024 * 1024

@@ -13,7 +13,7 @@ TTL_S = Annotated[float, Field(gt=0, le=24 * 3600)]
 
 
 class SlotState(StrEnum):
-    """The life of a slot, as design §4 draws it."""
+    """The life of a slot."""
 
     free = "free"
     leased = "leased"

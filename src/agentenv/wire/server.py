@@ -40,7 +40,7 @@ class ServerInfo(WireModel):
     isolation: str
     """``full`` (own uid and cgroup per slot) or ``user`` (one uid, user namespaces)."""
     weaker: tuple[str, ...] = ()
-    """What is weaker here than design §5 promises, one sentence each; empty when nothing is."""
+    """What is weaker here than promised, one sentence each; empty when nothing is."""
     proofs: tuple[Proof, ...] = ()
     allow_network: bool = False
 

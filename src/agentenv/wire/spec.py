@@ -51,7 +51,7 @@ class Bind:
 
 @dataclass(frozen=True)
 class SlotLimits:
-    """Per-slot limits (design §5). Each is enforced by the kernel, none by the server."""
+    """Per-slot limits. Each is enforced by the kernel, none by the server."""
 
     processes: int = 400
     memory_bytes: int = 2048 * MIB

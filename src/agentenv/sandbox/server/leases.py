@@ -17,7 +17,7 @@ MOVES: dict[SlotState, frozenset[SlotState]] = {
     SlotState.quarantined: frozenset({SlotState.resetting, SlotState.gone}),
     SlotState.gone: frozenset(),
 }
-"""Which state may follow which (design §4). ``resetting → leased`` is a server that came back after a
+"""Which state may follow which. ``resetting → leased`` is a server that came back after a
 crash and is handed its living leases."""
 
 

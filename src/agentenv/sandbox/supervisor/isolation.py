@@ -192,7 +192,7 @@ def check_binds(binds: Sequence[Bind]) -> None:
 
 
 def weaker(identity: Identity, controllers: Iterable[str], why_no_cgroup: str) -> list[str]:
-    """What is weaker here than design §5 promises, one plain sentence each."""
+    """What is weaker here than promised, one plain sentence each."""
     found: list[str] = []
     have = frozenset(controllers)
     if identity.mode == USER:
