@@ -25,22 +25,22 @@ extern struct ended ended_runs[MAX_ENDED]; /* a ring; pid 0 where empty */
 /* The pid a text of digits names, or 0. */
 pid_t parse_pid(const char *name);
 
-/* slotchild.c: starts `program` (looked up in PATH when it has no slash) as a process with from[0..3] as its
+/* child.c: starts `program` (looked up in PATH when it has no slash) as a process with from[0..3] as its
  * descriptors 0, 1, 2 and (or -1) 9, and nothing else open; with `terminal`, the one that 1 is becomes its
  * session's own. Returns its pid, or -1 with what failed in *error (an errno) and *step. */
 pid_t start_child(const char *cwd, const char *program, char *const *argv, char *const *env, const int *from,
                   bool terminal, int *error, int *step);
 
-/* slotends.c: puts a copy in the slot's own memory in the place of a regular file that the server sent (input, a
+/* ends.c: puts a copy in the slot's own memory in the place of a regular file that the server sent (input, a
  * script). So what a process of the slot keeps open is the slot's, and no file is its and the server's: whoever
  * has one can hold its locks. Leaves anything else as it is. Returns an errno or 0. */
 int own_file(int *fd);
 
-/* slotends.c: a terminal of the slot's own, our side in *ours, the child's as whatever from[0..2] does not hold yet.
+/* ends.c: a terminal of the slot's own, our side in *ours, the child's as whatever from[0..2] does not hold yet.
  * Returns an errno or 0. */
 int make_terminal(int from[4], int *ours);
 
-/* slotrelay.c: what a run reads (INPUT, SCRIPT) and prints passes between its pipes, which are here and in the slot,
+/* relay.c: what a run reads (INPUT, SCRIPT) and prints passes between its pipes, which are here and in the slot,
  * and sockets, whose other ends the server has. Pipes are made here, so that they count against the slot's quota. */
 enum stream_name { INPUT, SCRIPT, OUT, ERR, ANSWERS, STREAMS };
 struct stream {
@@ -83,10 +83,10 @@ void turn_relay(uint64_t key, uint32_t events);
 /* How long the loop may wait at most; -1: as long as it takes. */
 int relay_timeout_ms(void);
 
-/* slotagent.c */
+/* main.c */
 void say_exited(uint32_t run, int32_t status, const uint64_t usage[3]);
 
-/* slottree.c: kills the tree of a run, or everything but us (NULL), and waits (bounded) until it is
+/* tree.c: kills the tree of a run, or everything but us (NULL), and waits (bounded) until it is
  * dead. Returns how many processes were killed. */
 size_t kill_processes(const struct run *run);
 
@@ -100,7 +100,7 @@ void freeze_slot(void);
 void thaw_slot(void);
 bool is_stopped(pid_t pid);
 
-/* slotguard.c: from here on the system calls of its table are refused, to us and to all that we start. False
+/* guard.c: from here on the system calls of its table are refused, to us and to all that we start. False
  * when that cannot be had. */
 bool guard_slot(void);
 

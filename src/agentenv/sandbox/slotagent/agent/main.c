@@ -1,13 +1,13 @@
 /* slotagent: PID 1 of a slot. It spawns, passes descriptors, reaps and kills; it holds no policy.
  *
  * docs/slot-agent.md is the contract. Usage: `slotagent FD`, FD being a connected SOCK_SEQPACKET
- * socket; or, inside a slot, `slotagent prove` (see slotguard.c). No heap, no stdio, no threads: what is not in the static tables below does not exist.
+ * socket; or, inside a slot, `slotagent prove` (see guard.c). No heap, no stdio, no threads: what is not in the static tables below does not exist.
  *
  * The peer is trusted to be well-behaved or dead: any malformed packet, and the end of the socket,
  * end the agent, and with PID 1 the kernel ends every process of the slot. The processes it runs are
  * not trusted at all; they share its uid, so it is non-dumpable (no ptrace, no /proc/1/mem) and, as
  * init of its pid namespace, immune to their signals. What else the kernel would allow by uid alone (its
- * limits, its priority) slotguard.c refuses.
+ * limits, its priority) guard.c refuses.
  *
  * Started as another pid than 1 it works the same on its own descendants: for tests.
  */
@@ -39,7 +39,7 @@ enum kind {
 };
 enum spawn_flag { WITH_STDIN = 1, SCRIPT_PIPE = 2, SCRIPT_FD = 4, PROGRAM = 8, TERMINAL = 16, WITH_ANSWERS = 32 };
 enum exit_code { EXIT_USAGE = 64, EXIT_MALFORMED = 65, EXIT_SYSTEM = 71 };
-enum { PEER, CHILDREN }; /* keys of what the loop waits for; see slotrelay.c for the others */
+enum { PEER, CHILDREN }; /* keys of what the loop waits for; see relay.c for the others */
 enum { MAX_EVENTS = 64 };
 enum { MAX_FDS = 4, MAX_STRINGS = MAX_PACKET, REAPS_PER_TURN = 256, TICKS_PER_S = 100, SIGNALS = 64 };
 

@@ -1,5 +1,5 @@
-/* What the parts of `slotfiles patch` share: slotdiff.c reads the text, slothunks.c finds where its hunks belong,
- * slotpatch.c changes the files. Work and memory are linear in text and files, but for what a hunk that has to be
+/* What the parts of `slotfiles patch` share: diff.c reads the text, hunks.c finds where its hunks belong,
+ * patch.c changes the files. Work and memory are linear in text and files, but for what a hunk that has to be
  * looked for costs: one pass over its file's lines for each amount of context tried. */
 #ifndef SLOTPATCH_H
 #define SLOTPATCH_H
