@@ -25,7 +25,7 @@ def package(tmp_path: Path) -> Path:
     for name in (
         "__init__.py", "errors.py", "py.typed", "config.py", "cli/app.py", "wire/spec.py",
         "sandbox/supervisor/launch.py", "sandbox/supervisor/__pycache__/launch.cpython-311.pyc",
-        "sandbox/slotagent/slotagent.c", "sandbox/slotagent/bin/slotagent-old",
+        "sandbox/slotagent/agent/main.c", "sandbox/slotagent/bin/slotagent-old",
     ):  # fmt: skip
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
@@ -50,7 +50,7 @@ def test_context_has_the_container_s_side_and_the_current_programs_only(package:
         "site/agentenv/py.typed": 0o644,
         "site/agentenv/wire/spec.py": 0o644,
         "site/agentenv/sandbox/supervisor/launch.py": 0o644,
-        "site/agentenv/sandbox/slotagent/slotagent.c": 0o644,
+        "site/agentenv/sandbox/slotagent/agent/main.c": 0o644,
         "site/agentenv/sandbox/slotagent/bin/slotagent-0123": 0o755,
         "site/agentenv/sandbox/slotagent/bin/slotfiles-0123": 0o755,
         "site/agentenv/sandbox/slotagent/bin/slotlaunch-0123": 0o755,

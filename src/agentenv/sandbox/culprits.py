@@ -53,7 +53,7 @@ WAYS: Mapping[Loss, type[AgentEnvError]] = {
 """Every way, and the error of every call of the lease: the policy's doing, or ours."""
 
 _AGENT_GAVE_UP = frozenset({0, 64, 65, 71})
-"""Exit codes with which the agent ends by itself (``slotagent.c``); what is run in the slot ends it by a signal."""
+"""Exit codes of the agent's own (``slotagent/agent/packets.h``); what runs in the slot ends it by a signal."""
 
 
 def loss_of_end(exit_code: int | None, *, killed_for_memory_above: bool) -> Loss:

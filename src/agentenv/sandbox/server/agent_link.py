@@ -2,7 +2,7 @@
 
 Whatever the agent says is input from an untrusted place: it is bounded, every descriptor is checked to
 be a socket (or a terminal), and a run nobody started means that the slot is lost. No pipe of a slot's is ever
-here: any process of the slot can hold up for ever whoever touches one (``slotrelay.c``).
+here: any process of the slot can hold up for ever whoever touches one (``slotagent/agent/relay.c``).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The slot agent (PID 1 of every slot): two static C programs, their build, and the codec to talk to them."""
+"""The slot agent (PID 1 of every slot): three static C programs, their build, and the codec to talk to them."""

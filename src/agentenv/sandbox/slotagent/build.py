@@ -19,14 +19,8 @@ from pathlib import Path
 from agentenv.errors import SandboxUnavailableError
 
 _HERE = Path(__file__).resolve().parent
-_PROGRAMS = {
-    "slotagent": ("slotagent.c", "slotchild.c", "slotends.c", "slotrelay.c", "slottree.c", "slotguard.c"),
-    "slotfiles": (
-        *("slotfiles.c", "slotpaths.c", "slotstream.c", "slotsearch.c", "slotsum.c"),
-        *("slotpatch.c", "slothunks.c", "slotdiff.c"),
-    ),
-    "slotlaunch": ("slotlaunch.c",),
-}
+_PROGRAMS = {"slotagent": "agent", "slotfiles": "files", "slotlaunch": "launch"}
+"""The folder of each program. All C files in it are compiled, and nothing outside of it is included."""
 _WARNINGS = (
     *("-std=gnu17", "-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wformat=2"),
     *("-Wstrict-prototypes", "-Wmissing-prototypes", "-Wvla", "-Wpointer-arith", "-Wwrite-strings", "-Wundef"),
@@ -72,22 +66,23 @@ def _build_all(directory: Path, flags: Sequence[str]) -> Binaries:
 def _built(name: str, directory: Path, flags: Sequence[str]) -> Path:
     """The program, named by what went into it: file times lie (installers and git set
     them to now), and two versions used at once must not overwrite each other."""
-    sources = [_HERE / file for file in _PROGRAMS[name]]
+    folder = _HERE / _PROGRAMS[name]
+    sources, headers = sorted(folder.glob("*.c")), sorted(folder.glob("*.h"))
     digest = hashlib.sha256(" ".join([platform.machine(), *_WARNINGS, *flags]).encode())
-    for path in [*sources, *sorted(_HERE.glob("*.h"))]:
+    for path in [*sources, *headers]:
         digest.update(path.read_bytes())
     binary = directory / f"{name}-{digest.hexdigest()[:16]}"
     if not binary.exists():
-        _compile(sources, binary, flags)
+        _compile(name, sources, binary, flags)
     return binary
 
 
-def _compile(sources: Sequence[Path], output: Path, flags: Sequence[str]) -> None:
+def _compile(name: str, sources: Sequence[Path], output: Path, flags: Sequence[str]) -> None:
     """Compile beside ``output`` and rename over it, so that nobody ever sees half a program."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise SandboxUnavailableError(
-            f"no C compiler to build {sources[0].name}", next_step="install one: apt-get install gcc libc6-dev"
+            f"no C compiler to build {name}", next_step="install one: apt-get install gcc libc6-dev"
         )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +94,7 @@ def _compile(sources: Sequence[Path], output: Path, flags: Sequence[str]) -> Non
         ) from error
     os.close(handle)
     try:
-        _run_compiler([compiler, *_WARNINGS, *flags, "-o", temporary, *map(str, sources)], sources[0].name)
+        _run_compiler([compiler, *_WARNINGS, *flags, "-o", temporary, *map(str, sources)], name)
         Path(temporary).chmod(0o755)
         Path(temporary).replace(output)
     finally:

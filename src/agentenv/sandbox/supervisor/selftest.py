@@ -38,7 +38,7 @@ _WRITABLE = frozenset({"/workspace", "/tmp", "/dev/shm", "/dev/pts"})  # noqa: S
 _DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "console"))
 _MAX_PROCESSES_SEEN = 8
 _OUTSIDE, _UNSUPPORTED_KERNEL = 200, 201
-"""What slotfiles ends with (``slotfiles.h``)."""
+"""What slotfiles ends with (``slotagent/files/io.h``)."""
 
 # Builtins wherever possible: a fork costs more than everything else here. `unshare -U` and the
 # connection are tried for real, because a kernel knob may say one thing and do another.

@@ -1,11 +1,15 @@
-/* Carries what runs print and read between their pipes and the server's sockets. See slotagent.h.
+/* Carries what runs print and read between their pipes and the server's sockets. See relay.h.
  *
- * Whoever writes into a pipe by splice or sendfile holds the pipe's lock while its source has nothing to give, for
- * as long as it likes, and everybody else who touches that pipe waits: reading without blocking, asking how much is
- * in it, even closing it. Any process of the slot can do that to any pipe of the slot's. So no pipe of a slot's goes
- * to the server: it has sockets, whose other ends are here and nowhere else, and who is held up is the agent. */
+ * A pipe has a lock. Whoever writes into the pipe by splice or sendfile holds the lock while its source has nothing
+ * to give, for as long as it likes, and everybody else who touches that pipe waits: reading without blocking, asking
+ * how much is in it, even closing it. Any process of the slot can do that to any pipe of the slot. So no pipe of a
+ * slot goes to the server: the server has sockets, whose other ends are here and nowhere else, and it is the agent
+ * that is held up. */
 #define _GNU_SOURCE
-#include "slotagent.h"
+#include "relay.h"
+
+#include "packets.h"
+#include "runs.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,20 +26,23 @@ enum {
     ORPHAN_BURST_BYTES = 1024 * 1024, ORPHAN_PAUSE_NS = 10 * 1000 * 1000,
     RUNS_NS = 1000 * 1000, WAITS_NS = 50 * 1000 * 1000,
     MAX_ORPHANS = 16,
-    FIRST_ORPHAN = 16, /* of the keys of what is watched; below are the loop's own, from 256 on streams */
+    FIRST_ORPHAN = FIRST_RELAY_KEY, /* of the keys of what is watched; from 256 on they are those of streams */
 };
 
+static int readiness; /* the epoll set */
+static int nowhere;   /* /dev/null */
 static struct relay relays[MAX_RUNS];
 static size_t relay_count;
-static int orphans[MAX_ORPHANS]; /* pipes nobody is to read any more; -1 where empty */
-static size_t orphan_next;       /* the oldest, which makes room */
+static bool watched_later; /* there are outputs that are not watched yet */
+
+static int orphans[MAX_ORPHANS]; /* pipes that nobody will read any more; -1 where there is none */
+static size_t orphan_next;       /* the oldest, which makes room for the next */
 static size_t drained_bytes;     /* of orphans, since the last pause */
 static uint64_t paused_until_ns;
 static bool paused;
-static bool watched_later;       /* there are outputs that are not watched yet */
-static int nowhere;              /* /dev/null */
 
-void set_up_relays(void) {
+void set_up_relays(int epoll) {
+    readiness = epoll;
     nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
     for (size_t i = 0; i < MAX_ORPHANS; i++)
         orphans[i] = -1;
@@ -57,7 +64,7 @@ static int sink_of(const struct stream *the, enum stream_name name) {
     return name < OUT ? the->pipe : the->sock;
 }
 
-/* EPOLLERR, which is always watched for, stands for nothing else; 0 for not at all. */
+/* EPOLLERR alone means that only errors count, which epoll reports unasked; 0 means not to be watched at all. */
 static void watch(int fd, uint32_t *watched, uint32_t events, uint64_t key) {
     if (*watched == events)
         return;
@@ -66,7 +73,7 @@ static void watch(int fd, uint32_t *watched, uint32_t events, uint64_t key) {
     *watched = events;
 }
 
-/* An end that is full is waited for; else what there is to carry, and whether the other side is gone. */
+/* Waits for room where the receiving end is full; else for something to carry, and for the other side to go away. */
 static void watch_stream(struct relay *of, enum stream_name name) {
     struct stream *the = &of->streams[name];
     if (the->pipe < 0 || (the->unwatched && !the->full))
@@ -75,11 +82,12 @@ static void watch_stream(struct relay *of, enum stream_name name) {
     uint64_t key = (uint64_t)of->run << 8 | (uint64_t)name << 1;
     bool held = the->full || (name == ANSWERS && of->owes);
     watch(source_of(the, name), &the->source_watched, held ? 0 : EPOLLIN | EPOLLERR, key);
-    if (name != SCRIPT || the->full) /* whoever is to read that is waited for anyway */
+    if (name != SCRIPT || the->full) /* the end of the run that reads it is noticed anyway */
         watch(sink_of(the, name), &the->sink_watched, the->full ? EPOLLOUT | EPOLLERR : EPOLLERR, key | 1);
 }
 
-/* By name, because a child that has not executed its program yet has a copy, which would be watched on. */
+/* Explicitly, and not by closing alone: a child that has not executed its program yet has a copy, which would go on
+ * being watched. */
 static void unwatch_stream(struct stream *the, enum stream_name name) {
     watch(source_of(the, name), &the->source_watched, 0, 0);
     watch(sink_of(the, name), &the->sink_watched, 0, 0);
@@ -87,8 +95,9 @@ static void unwatch_stream(struct stream *the, enum stream_name name) {
 
 /* ---- a run's streams ---- */
 
-void no_streams(struct relay *of) {
+void no_streams(struct relay *of, uint32_t run) {
     memset(of, 0, sizeof *of);
+    of->run = run;
     for (int i = 0; i < STREAMS; i++)
         of->streams[i] = (struct stream){.pipe = -1, .sock = -1};
 }
@@ -98,11 +107,6 @@ void drop_streams(struct relay *of) {
         drop(&of->streams[i].pipe);
         drop(&of->streams[i].sock);
     }
-}
-
-bool is_socket(int fd) {
-    struct stat found;
-    return fd >= 0 && !fstat(fd, &found) && S_ISSOCK(found.st_mode);
 }
 
 static int join_to_pipe(struct relay *of, enum stream_name name, int sock, int *theirs) {
@@ -155,8 +159,8 @@ static uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Most runs end within a moment of their start, or of their script. Their output is looked at then: waking for it
- * before would cost more. */
+/* Most runs end within a moment after their start, or after their script came. Their output is looked at then: to wake
+ * up for it earlier would cost more. */
 static void watch_in(struct relay *of, uint64_t ns) {
     of->watched_from_ns = now_ns() + ns;
     watched_later = true;
@@ -171,7 +175,7 @@ void begin_relay(const struct relay *of) {
     watch_in(begun, begun->streams[SCRIPT].pipe < 0 ? RUNS_NS : WAITS_NS);
 }
 
-/* In how many ms there are more to be watched; -1: there are none. */
+/* Watches the outputs whose time has come. Returns in how many ms there are more of them; -1: there are none. */
 static int watch_outputs(void) {
     uint64_t now = now_ns(), next = UINT64_MAX;
     for (size_t i = 0; i < relay_count; i++) {
@@ -206,7 +210,8 @@ static void drop_orphan(size_t at) {
     drop(&orphans[at]);
 }
 
-/* What background processes still print goes nowhere, so that they live on undisturbed. Whether none is left. */
+/* Throws away what background processes still print, so that they live on undisturbed. Returns whether none of them
+ * is left. */
 static bool drained(int pipe) {
     ssize_t got = splice(pipe, NULL, nowhere, NULL, MOST_BYTES, SPLICE_F_NONBLOCK);
     if (got > 0)
@@ -239,13 +244,13 @@ static void end_stream(struct relay *of, enum stream_name name, bool held) {
         return;
     unwatch_stream(the, name);
     if (held && (name == OUT || name == ERR))
-        orphan(&the->pipe); /* who prints goes on, though nobody listens */
+        orphan(&the->pipe); /* whoever prints can go on, though nobody listens */
     drop(&the->pipe);
     drop(&the->sock);
     the->owed_bytes = 0;
 }
 
-/* Moves up to so many bytes. Whether any were moved. */
+/* Moves at most so many bytes. Returns whether any were moved. */
 static bool carry(struct relay *of, enum stream_name name, size_t most_bytes) {
     struct stream *the = &of->streams[name];
     if (the->pipe < 0)
@@ -266,18 +271,19 @@ static bool carry(struct relay *of, enum stream_name name, size_t most_bytes) {
         the->owed_bytes -= the->owed_bytes < (size_t)moved ? the->owed_bytes : (size_t)moved;
     the->full = moved < 0 && waiting_bytes(source) > 0;
     if (moved < 0 && !the->full)
-        the->owed_bytes = 0; /* something of the slot's has read it away */
+        the->owed_bytes = 0; /* a process of the slot has read them itself */
     watch_stream(of, name);
     return moved > 0;
 }
 
-/* What was printed before an answer, or before the end, arrives before it. */
+/* Notes what was printed before an answer, or before the end: it must arrive before it. */
 static void owe(struct relay *of) {
     of->streams[ANSWERS].owed_bytes = waiting_bytes(of->streams[ANSWERS].pipe);
     for (enum stream_name name = OUT; name <= ERR; name++)
         of->streams[name].owed_bytes = waiting_bytes(of->streams[name].pipe);
 }
 
+/* Carries what is owed. Returns whether nothing is any more. */
 static bool settle(struct relay *of, enum stream_name first, enum stream_name last) {
     bool settled = true;
     for (enum stream_name name = first; name <= last; name++) {
@@ -294,10 +300,10 @@ static void pass_answers(struct relay *of) {
         of->owes = true;
     }
     if (!settle(of, OUT, ERR)) {
-        watch_stream(of, ANSWERS); /* not until then */
+        watch_stream(of, ANSWERS); /* stops watching it until then */
         return;
     }
-    if (!of->streams[ANSWERS].owed_bytes) /* none: it was hung up */
+    if (!of->streams[ANSWERS].owed_bytes) /* nothing is in it: the other side is gone */
         carry(of, ANSWERS, MOST_BYTES);
     of->owes = !settle(of, ANSWERS, ANSWERS);
     watch_stream(of, ANSWERS);
@@ -307,7 +313,7 @@ static bool finished(struct relay *of) {
     return settle(of, OUT, ERR) && settle(of, ANSWERS, ANSWERS);
 }
 
-/* The server waits for this, and not for what is cleared away. */
+/* Tells first and clears away afterwards, because the server waits only for the first. */
 static void tell_end(struct relay *of) {
     say_exited(of->run, of->status, of->usage);
     for (enum stream_name name = 0; name < STREAMS; name++)
@@ -327,7 +333,7 @@ void end_relay(uint32_t run, int32_t status, const uint64_t usage[3]) {
 
 /* ---- the loop's part ---- */
 
-/* A flood is not worth a processor: what nobody reads is left alone for a moment after each burst. */
+/* A flood that nobody reads is not worth a processor: after each burst it is left alone for a moment. */
 static bool pausing(void) {
     bool was_paused = paused;
     if (!paused && drained_bytes > ORPHAN_BURST_BYTES) {
@@ -352,8 +358,8 @@ static void turn_orphan(size_t at) {
         drop_orphan(at);
 }
 
-/* Streams are turned to in the order in which they became ready, so that what a program says on its output and its
- * errors arrives in the order in which it was said, or nearly. */
+/* The loop calls this in the order in which streams became ready. So what a program prints on its output and on its
+ * errors arrives in nearly the order in which it was printed. */
 void turn_relay(uint64_t key, uint32_t events) {
     if (key < MAX_ORPHANS + FIRST_ORPHAN) {
         turn_orphan((size_t)key - FIRST_ORPHAN);
@@ -363,7 +369,7 @@ void turn_relay(uint64_t key, uint32_t events) {
     enum stream_name name = (key & 0xff) >> 1;
     if (!of || of->streams[name].pipe < 0)
         return;
-    if (key & 1 && events & (EPOLLERR | EPOLLHUP)) /* nobody takes it any more */
+    if (key & 1 && events & (EPOLLERR | EPOLLHUP)) /* nobody reads it any more */
         end_stream(of, name, true);
     else if (name != ANSWERS)
         carry(of, name, MOST_BYTES);

@@ -1,34 +1,33 @@
-/* Starting a process of a run, and what the child does until its exec. See slotagent.h. */
+/* Starting a process, and what the child does until its exec. See child.h. */
 #define _GNU_SOURCE
-#include "slotagent.h"
+#include "child.h"
+
+#include "packets.h"
+#include "proc.h"
+#include "tree.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CHILD_STACK_BYTES = 32 * 1024, PATIENCE_MS = 10, CLOEXEC_RANGE = 4 /* CLOSE_RANGE_CLOEXEC */ };
+enum { CHILD_STACK_BYTES = 32 * 1024, PATIENCE_MS = 10, SCRIPT_DESCRIPTOR = 9 };
+enum { CLOEXEC_RANGE = 4 /* CLOSE_RANGE_CLOEXEC */ };
 
-/* AddressSanitizer would leave its marks of the child's frames on the stack that is ours again. */
+/* AddressSanitizer would leave the marks it makes for the child's frames on a stack that is ours again afterwards. */
 #define ON_CHILD_STACK __attribute__((no_sanitize_address))
-
-struct beginning {
-    const char *cwd, *program;
-    char *const *argv, *const *env;
-    const int *from; /* what becomes 0, 1, 2 and (or -1) 9 */
-    bool terminal;
-};
 
 static volatile int child_errno, child_step; /* written by the child, which shares our memory until its exec */
 
-/* Tries `program` in each directory of PATH, as execvpe does, without its heap and without its
- * fallback to a shell. Returns only on failure, with errno set. */
+/* Tries `program` in each directory of PATH, as execvpe does, but without a heap and without falling back to a shell.
+ * Returns only on failure, with errno set. */
 ON_CHILD_STACK static void exec_program(const char *program, char *const *argv, char *const *env) {
     static char path[MAX_PACKET + 512];
     if (strchr(program, '/')) {
@@ -59,7 +58,7 @@ ON_CHILD_STACK static void exec_program(const char *program, char *const *argv, 
     errno = denied ? EACCES : ENOENT;
 }
 
-/* In the child: our memory is the parent's, which waits for the exec. Writes only locals, `path` above,
+/* In the child, whose memory is also the parent's; the parent waits for the exec. Writes only locals, `path` above,
  * child_errno and child_step. */
 ON_CHILD_STACK static int child(void *argument) {
     const struct beginning *the = argument;
@@ -68,21 +67,21 @@ ON_CHILD_STACK static int child(void *argument) {
     sigemptyset(&none);
     setsid();
     child_step = STEP_RESOURCES;
-    for (int fd = 0; fd < 3; fd++)
+    for (int fd = 0; fd < 3; fd++) /* none of from[] is below 3: the agent keeps those taken */
         if (dup2(from[fd], fd) < 0)
             goto failed;
     if (the->terminal && ioctl(1, TIOCSCTTY, 0) < 0)
         goto failed;
     unsigned first = 3;
     if (from[3] >= 0) {
-        /* dup2 onto itself would keep close-on-exec. */
+        /* dup2 onto the same descriptor would leave it close-on-exec. */
         if (from[3] == SCRIPT_DESCRIPTOR ? fcntl(SCRIPT_DESCRIPTOR, F_SETFD, 0) : dup2(from[3], SCRIPT_DESCRIPTOR) < 0)
             goto failed;
         syscall(SYS_close_range, 3U, (unsigned)SCRIPT_DESCRIPTOR - 1, (unsigned)CLOEXEC_RANGE);
         first = SCRIPT_DESCRIPTOR + 1;
     }
-    /* Everything is close-on-exec as well: this is the belt. Not closed here, because the parent waits for
-     * one of them to be closed by the exec. */
+    /* Everything was opened close-on-exec; this makes sure. It does not close anything yet, because the parent waits
+     * for one of them to be closed by the exec. */
     syscall(SYS_close_range, first, ~0U, (unsigned)CLOEXEC_RANGE);
     child_step = STEP_CWD;
     if (chdir(the->cwd) < 0)
@@ -95,9 +94,9 @@ failed:
     _exit(127);
 }
 
-/* Until the child has executed its program, or ended: then nothing holds the write end of `executed` any
- * more. A process of the slot may stop the child before that (and a loop of them again and again). Then
- * everybody is stopped for the moment in which the child alone goes on. */
+/* Waits until the child has executed its program, or ended: then nothing holds the write end of `executed` any more.
+ * A process of the slot may stop the child before that, even again and again. Then all others are stopped for the
+ * moment in which the child goes on. */
 static void wait_for_exec(pid_t pid, int executed) {
     bool frozen = false;
     struct pollfd end = {.fd = executed};
@@ -113,8 +112,8 @@ static void wait_for_exec(pid_t pid, int executed) {
         thaw_slot();
 }
 
-/* The two ends of a pipe by which an exec is seen; the second is never the descriptor of a script, which the
- * child puts there. Returns 0 or an errno. */
+/* Makes the two ends of a pipe by which an exec is noticed. The second is above the script's descriptor, where the
+ * child puts something else. Returns 0 or an errno. */
 static int make_exec_pipe(int ends[2]) {
     if (pipe2(ends, O_CLOEXEC) < 0)
         return errno;
@@ -127,12 +126,10 @@ static int make_exec_pipe(int ends[2]) {
     return error;
 }
 
-/* As vfork does it (no copy of our page tables), but not with vfork, which holds the parent up for as long
- * as it pleases whoever stops the child. The child's stack is a part of ours. */
-pid_t start_child(const char *cwd, const char *program, char *const *argv, char *const *env, const int *from,
-                  bool terminal, int *error, int *step) {
+/* Shares memory like vfork (no copy of our page tables), but is not vfork: that would hold up the parent for as long
+ * as somebody keeps the child stopped. The child's stack is a part of ours. */
+pid_t start_child(const struct beginning *beginning, int *error, int *step) {
     _Alignas(16) char stack[CHILD_STACK_BYTES];
-    struct beginning beginning = {cwd, program, argv, env, from, terminal};
     int ends[2];
     *step = STEP_RESOURCES;
     *error = make_exec_pipe(ends);
@@ -140,7 +137,7 @@ pid_t start_child(const char *cwd, const char *program, char *const *argv, char 
         return -1;
     child_errno = 0;
     child_step = STEP_RESOURCES;
-    pid_t pid = clone(child, stack + sizeof stack, CLONE_VM | SIGCHLD, &beginning);
+    pid_t pid = clone(child, stack + sizeof stack, CLONE_VM | SIGCHLD, (void *)(uintptr_t)beginning);
     if (pid < 0)
         child_errno = errno;
     close(ends[1]);

@@ -1,17 +1,17 @@
-/* slotlaunch: what a slot's first process does between fork and exec, without a fork of Python.
+/* slotlaunch: what a slot's first process does between fork and exec, without forking Python.
  *
  *   slotlaunch [-j FILE]... [-l RESOURCE VALUE]... [-o SCORE] [-u UID GID] -- PROGRAM ARG...
  *
  * -j FILE   join a cgroup: write "0" to its tasks or cgroup.procs file
  * -l        lower this rlimit (RESOURCE is its number), soft and hard, to at most VALUE
  * -o SCORE  when memory runs out, prefer what starts here as the victim (oom_score_adj)
- * -u        give up groups, then become UID and GID
+ * -u        give up all groups, then become UID and GID
  *
- * In the order given; then every capability and the way back to any goes, the session keyring of
- * whoever started the supervisor is left, and PROGRAM is executed with an empty environment. The supervisor starts it with posix_spawn (vfork), which costs the
- * same whatever the supervisor's size; forking the supervisor itself costs 2-4 ms more per slot.
- * Static, so that it starts fast. It trusts its arguments: they come from the supervisor alone.
- * Whatever fails is said on stderr, exit code 127.
+ * It does these in the order given. Then it gives up every capability and every way to get one back, leaves the session
+ * keyring of whoever started the supervisor, and executes PROGRAM with an empty environment. The supervisor starts it
+ * with posix_spawn (vfork), which costs the same whatever the supervisor's size; forking the supervisor itself costs
+ * 2-4 ms more per slot. Static, so that it starts fast. It trusts its arguments: they come from the supervisor alone.
+ * Whatever fails is told on stderr, with exit code 127.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -27,14 +27,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static void fail(const char *what, const char *which)
-{
+static _Noreturn void fail(const char *what, const char *which) {
     dprintf(2, "slotlaunch: %s %s: %s\n", what, which, strerror(errno));
     _exit(127);
 }
 
-static unsigned long number(const char *text)
-{
+static unsigned long number(const char *text) {
     char *end = NULL;
     errno = 0;
     unsigned long value = strtoul(text, &end, 10);
@@ -45,16 +43,14 @@ static unsigned long number(const char *text)
     return value;
 }
 
-static void put(const char *what, const char *file, const char *text)
-{
+static void put(const char *what, const char *file, const char *text) {
     int fd = open(file, O_WRONLY | O_CLOEXEC);
     if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text))
         fail(what, file);
     close(fd);
 }
 
-static void lower_limit(const char *resource, const char *value)
-{
+static void lower_limit(const char *resource, const char *value) {
     int which = (int)number(resource);
     rlim_t wanted = number(value);
     struct rlimit limit;
@@ -67,16 +63,14 @@ static void lower_limit(const char *resource, const char *value)
         fail("setrlimit", resource);
 }
 
-static void become(const char *uid, const char *gid)
-{
+static void become(const char *uid, const char *gid) {
     uid_t user = (uid_t)number(uid);
     gid_t group = (gid_t)number(gid);
     if (setgroups(0, NULL) < 0 || setresgid(group, group, group) < 0 || setresuid(user, user, user) < 0)
         fail("become", uid);
 }
 
-static void drop_privileges(void)
-{
+static void drop_privileges(void) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
     struct __user_cap_data_struct none[2];
     memset(none, 0, sizeof none);
@@ -86,37 +80,40 @@ static void drop_privileges(void)
         fail("set", "no_new_privs");
 }
 
-/* An own one, empty and nameless: keys of a login must not be a slot's, nor one slot's another's. Where the
- * container's seccomp profile or the kernel knows no keys, there is nothing to leave. */
-static void leave_keyring(void)
-{
+/* For a new one, empty and nameless: a slot must not have the keys of a login, nor those of another slot. Where the
+ * container's seccomp profile or the kernel has no keys, there is nothing to leave. */
+static void leave_keyring(void) {
     if (syscall(SYS_keyctl, KEYCTL_JOIN_SESSION_KEYRING, NULL) < 0 && errno != EPERM && errno != ENOSYS)
         fail("leave", "the session keyring");
 }
 
-int main(int argc, char **argv)
-{
-    int at = 1;
-    while (at < argc && strcmp(argv[at], "--") != 0) {
-        const char *option = argv[at];
-        int left = argc - at;
-        if (strcmp(option, "-j") == 0 && left > 1) {
-            put("join", argv[at + 1], "0");
-            at += 2;
-        } else if (strcmp(option, "-o") == 0 && left > 1) {
-            put("raise", "/proc/self/oom_score_adj", argv[at + 1]);
-            at += 2;
-        } else if (strcmp(option, "-l") == 0 && left > 2) {
-            lower_limit(argv[at + 1], argv[at + 2]);
-            at += 3;
-        } else if (strcmp(option, "-u") == 0 && left > 2) {
-            become(argv[at + 1], argv[at + 2]);
-            at += 3;
-        } else {
-            errno = EINVAL;
-            fail("option", option);
-        }
+/* Does what one option says. Returns how many arguments it took. */
+static int take_option(char **arguments, int left) {
+    const char *option = arguments[0];
+    if (strcmp(option, "-j") == 0 && left > 1) {
+        put("join", arguments[1], "0");
+        return 2;
     }
+    if (strcmp(option, "-o") == 0 && left > 1) {
+        put("raise", "/proc/self/oom_score_adj", arguments[1]);
+        return 2;
+    }
+    if (strcmp(option, "-l") == 0 && left > 2) {
+        lower_limit(arguments[1], arguments[2]);
+        return 3;
+    }
+    if (strcmp(option, "-u") == 0 && left > 2) {
+        become(arguments[1], arguments[2]);
+        return 3;
+    }
+    errno = EINVAL;
+    fail("option", option);
+}
+
+int main(int argc, char **argv) {
+    int at = 1;
+    while (at < argc && strcmp(argv[at], "--") != 0)
+        at += take_option(argv + at, argc - at);
     if (at + 1 >= argc) {
         errno = EINVAL;
         fail("nothing to", "start");

@@ -1,11 +1,9 @@
-/* Search: the lines of a tree's files that match a regular expression. See slotfiles.h.
- *
- * The pattern arrives as a POSIX extended expression: sandbox/tools/search.py has translated it. FLAGS: `i`
- * ignores case, `F` takes the pattern as plain text, `-` neither. NEEDLE, when not empty, is text that every
- * matching line has: looked for first, because it is a hundred times faster.
- */
+/* Searching files for lines. See search.h. */
 #define _GNU_SOURCE
-#include "slotfiles.h"
+#include "search.h"
+
+#include "io.h"
+#include "walk.h"
 
 #include <errno.h>
 #include <locale.h>
@@ -23,7 +21,7 @@ static const char *needle_text;
 static size_t needle_bytes;
 static uint64_t limit_left, searched, binary, large;
 
-/* The pattern in `text` (one line, no newline): where the match begins, or -1. */
+/* Where the match begins in `text` (one line, no newline), or -1. */
 static regoff_t find_in(const char *text, size_t bytes) {
     if (fixed) {
         const char *found = memmem(text, bytes, needle_text, needle_bytes);
@@ -50,7 +48,7 @@ static void search_text(struct walk *walk, const char *text, size_t bytes) {
     const char *end = text + bytes;
     uint64_t line = 1;
     for (const char *at = text; at < end && !walk->full;) {
-        if (needle_bytes) { /* on to the next line that has it */
+        if (needle_bytes) { /* skip to the next line that contains it */
             const char *next = memmem(at, (size_t)(end - at), needle_text, needle_bytes);
             if (!next)
                 return;
@@ -113,7 +111,7 @@ static void search_file(struct walk *walk, int fd) {
 
 static void compile(const char *pattern, int flags) {
     if (regcomp(&plain, pattern, flags))
-        fail(ERANGE); /* too large for the library: what is wrong was refused before */
+        fail(ERANGE); /* too large for the library: patterns with mistakes were refused before */
     has_wide = setlocale(LC_CTYPE, "C.UTF-8") && !regcomp(&wide, pattern, flags);
 }
 

@@ -1,97 +1,21 @@
-/* Unified diffs, plain and git's. Lenient where a diff's meaning is plain all the same: a hunk's lines count more
- * than the numbers in its header, which models get wrong; an empty line is an empty line of context; text before,
- * between and after the files' parts is skipped, as patch(1) does. See slotpatch.h. */
+/* Reading a diff line by line. See diff.h. */
 #define _GNU_SOURCE
-#include "slotpatch.h"
+#include "diff.h"
+
+#include "io.h"
+#include "text.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { SHOWN_HEADER = 200, SHOWN_NAME = 200 };
-
-/* Bytes that need not be ended by a NUL. */
-struct bytes { const char *at; size_t count; };
 
 static struct patch *patch;
 static int strip;
 static size_t line_at, line_bytes, next_line; /* the line at hand: its start, its length, the start of the next */
 static uint32_t line_number;
-
-/* ---- text ---- */
-
-void add(struct text *text, const char *bytes, size_t count) {
-    if (count > text->room - text->count) {
-        text->room = text->count + count > 2 * text->room ? text->count + count + 256 : 2 * text->room;
-        if (!(text->bytes = realloc(text->bytes, text->room)))
-            fail(ENOMEM);
-    }
-    if (count)
-        memcpy(text->bytes + text->count, bytes, count);
-    text->count += count;
-}
-
-void addf(struct text *text, const char *format, ...) {
-    char *made;
-    va_list arguments;
-    va_start(arguments, format);
-    int bytes = vasprintf(&made, format, arguments);
-    va_end(arguments);
-    if (bytes < 0)
-        fail(ENOMEM);
-    add(text, made, (size_t)bytes);
-    free(made);
-}
-
-/* The length of the UTF-8 character there; 0 when there is none. */
-static size_t character(const unsigned char *at, size_t left) {
-    size_t length = at[0] < 0x80 ? 1 : at[0] < 0xc2 ? 0 : at[0] < 0xe0 ? 2 : at[0] < 0xf0 ? 3 : at[0] < 0xf5 ? 4 : 0;
-    if (length > left)
-        return 0;
-    for (size_t i = 1; i < length; i++)
-        if ((at[i] & 0xc0) != 0x80)
-            return 0;
-    bool overlong = (at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xf0 && at[1] < 0x90);
-    bool beyond = (at[0] == 0xed && at[1] > 0x9f) || (at[0] == 0xf4 && at[1] > 0x8f);
-    return length > 1 && (overlong || beyond) ? 0 : length;
-}
-
-void add_shown(struct text *text, const char *bytes, size_t count, size_t max_characters) {
-    for (size_t at = 0, shown = 0; at < count; shown++) {
-        if (shown >= max_characters) {
-            add(text, "...", 3);
-            return;
-        }
-        size_t length = character((const unsigned char *)bytes + at, count - at);
-        if (length) {
-            add(text, bytes + at, length);
-        } else {
-            addf(text, "\\x%02x", (unsigned char)bytes[at]);
-            shown += 3;
-        }
-        at += length ? length : 1;
-    }
-}
-
-_Noreturn void explain(int code, const struct text *text) {
-    struct record record = {.kind = 'w', .size = text->count};
-    put(&record, sizeof record);
-    put(text->bytes, text->count);
-    flush();
-    _exit(code);
-}
-
-void *with_room(void *items, size_t count, size_t item_bytes) {
-    if (count & (count - 1))
-        return items; /* room is made at powers of two */
-    if (!(items = realloc(items, (count ? 2 * count : 1) * item_bytes)))
-        fail(ENOMEM);
-    return items;
-}
 
 static _Noreturn void wrong(uint32_t number, const char *why) {
     struct text text = {0};
@@ -101,19 +25,13 @@ static _Noreturn void wrong(uint32_t number, const char *why) {
 
 /* ---- lines ---- */
 
-static struct bytes without_end(const char *at, size_t count, const char *ends) {
-    while (count && strchr(ends, at[count - 1]) && at[count - 1])
-        count--;
-    return (struct bytes){at, count};
-}
-
-/* Where the line that begins at `at` stops: behind its newline, or at the end of the text. */
+/* Where the line that begins at `at` stops: after its newline, or at the end of the text. */
 static size_t stop_of(size_t at) {
     const char *newline = at < patch->bytes ? memchr(patch->text + at, '\n', patch->bytes - at) : NULL;
     return newline ? (size_t)(newline - patch->text) + 1 : patch->bytes;
 }
 
-/* The line `ahead` of the one at hand, without its end; empty beyond the last. */
+/* The line so many `ahead` of the one at hand, without its end; empty beyond the last. */
 static struct bytes line(int ahead) {
     size_t at = line_at, stop = next_line;
     for (; ahead; ahead--)
@@ -132,21 +50,8 @@ static bool at_end(void) {
     return line_at >= patch->bytes;
 }
 
-static bool begins(struct bytes with, const char *text) {
-    size_t count = strlen(text);
-    return with.count >= count && !memcmp(with.at, text, count);
-}
-
-static bool is(struct bytes one, const char *text) {
-    return one.count == strlen(text) && !memcmp(one.at, text, one.count);
-}
-
-static struct bytes from(struct bytes all, size_t skipped) {
-    return skipped > all.count ? (struct bytes){all.at, 0} : (struct bytes){all.at + skipped, all.count - skipped};
-}
-
 static bool names_follow(int ahead) {
-    return begins(line(ahead), "--- ") && begins(line(ahead + 1), "+++ ");
+    return begins_with(line(ahead), "--- ") && begins_with(line(ahead + 1), "+++ ");
 }
 
 /* ---- names ---- */
@@ -170,11 +75,11 @@ static char *kept(struct bytes name) {
     return memcpy(room_for_name(name.count), name.at, name.count);
 }
 
-/* As git quotes names that are not plain ASCII; others are left as they are. */
+/* Undoes how git quotes names that are not plain ASCII; others are left as they are. */
 static struct bytes unquoted(struct bytes name) {
     static const char letters[] = "ntr\"\\abf", meant[] = "\n\t\r\"\\\a\b\f";
     name = without_end(name.at, name.count, "\r");
-    if (!begins(name, "\""))
+    if (!begins_with(name, "\""))
         return name;
     const char *at = name.at + 1, *end = memrchr(name.at, '"', name.count);
     char *made = room_for_name(name.count);
@@ -199,10 +104,10 @@ static bool has_git_prefix(struct bytes name) {
     return name.count >= 2 && name.at[1] == '/' && name.at[0] && strchr("abiwco12", name.at[0]);
 }
 
-/* Without its prefix. `bare`: git writes names after `rename` and `copy` without one. */
+/* A name without its prefix. `bare`: it has none, as git writes names after `rename` and `copy`. */
 static struct bytes stripped(struct bytes name, bool prefixed, bool bare) {
     if (strip == NO_STRIP)
-        return prefixed && has_git_prefix(name) ? from(name, 2) : name;
+        return prefixed && has_git_prefix(name) ? without_start(name, 2) : name;
     struct bytes rest = name;
     for (int left = bare && strip ? strip - 1 : strip; left; left--) {
         const char *slash = memchr(rest.at, '/', rest.count);
@@ -213,22 +118,22 @@ static struct bytes stripped(struct bytes name, bool prefixed, bool bare) {
             add(&text, "'", 1);
             explain(NO_PATCH, &text);
         }
-        rest = from(rest, (size_t)(slash - rest.at) + 1);
+        rest = without_start(rest, (size_t)(slash - rest.at) + 1);
     }
     return rest;
 }
 
-/* A name as it stands after `--- `: a tab ends it (a time follows), unless it is quoted. */
+/* A name as it is written after `--- `: a tab ends it (a time follows), unless it is quoted. */
 static struct bytes header_name(struct bytes rest) {
-    if (begins(rest, "\""))
+    if (begins_with(rest, "\""))
         return unquoted(rest);
     const char *tab = memchr(rest.at, '\t', rest.count);
     return without_end(rest.at, tab ? (size_t)(tab - rest.at) : rest.count, " \t\r\n\v\f");
 }
 
 static void take_names(struct part *part) {
-    struct bytes old = header_name(from(line(0), 4)), new = header_name(from(line(1), 4));
-    bool no_old = is(old, "/dev/null"), no_new = is(new, "/dev/null");
+    struct bytes old = header_name(without_start(line(0), 4)), new = header_name(without_start(line(1), 4));
+    bool no_old = equals(old, "/dev/null"), no_new = equals(new, "/dev/null");
     bool git_like = (no_old || has_git_prefix(old)) && (no_new || has_git_prefix(new));
     if (!no_old)
         old = stripped(old, git_like, false);
@@ -239,7 +144,7 @@ static void take_names(struct part *part) {
     if (!part->renames && !part->copies) {
         part->creates |= no_old;
         part->deletes |= no_new;
-        /* Without git's words for it another name is no rename: patch(1) takes the new file's. */
+        /* Two different names are a rename only when git says so; otherwise patch(1) takes the new one. */
         part->new = no_new ? NULL : kept(new);
         part->old = no_old ? NULL : kept(no_new ? old : new);
     }
@@ -250,11 +155,11 @@ static void take_names(struct part *part) {
 /* The name in `a/X b/X`, which only says something when both are the same. */
 static char *same_name(struct bytes rest) {
     rest = without_end(rest.at, rest.count, "\r");
-    if (begins(rest, "\"")) {
+    if (begins_with(rest, "\"")) {
         const char *end = memmem(rest.at, rest.count, "\" ", 2);
         return kept(stripped(unquoted((struct bytes){rest.at, end ? (size_t)(end - rest.at) + 1 : 0}), true, false));
     }
-    struct bytes old = {rest.at, rest.count / 2}, new = from(rest, rest.count / 2 + 1);
+    struct bytes old = {rest.at, rest.count / 2}, new = without_start(rest, rest.count / 2 + 1);
     if (old.count <= 2 || new.count != old.count || memcmp(old.at + 2, new.at + 2, old.count - 2))
         return NULL;
     return kept(stripped(old, true, false));
@@ -279,22 +184,22 @@ static int mode_in(struct bytes digits) {
 /* One of git's header lines; false when it is something else. */
 static bool take_extended(struct part *part) {
     struct bytes text = line(0);
-    bool rename = begins(text, "rename "), copy = begins(text, "copy ");
-    struct bytes rest = from(text, rename ? 7 : 5);
-    if (begins(text, "index ") || begins(text, "similarity ") || begins(text, "dissimilarity ") ||
-        begins(text, "old mode")) {
-    } else if (begins(text, "new mode ")) {
-        part->mode = mode_in(from(text, 9));
-    } else if (begins(text, "new file mode ")) {
-        part->creates = true, part->mode = mode_in(from(text, 14));
-    } else if (begins(text, "deleted file mode ")) {
-        part->deletes = true, mode_in(from(text, 18));
-    } else if ((rename || copy) && begins(rest, "from ")) {
-        part->old = kept(stripped(unquoted(from(rest, 5)), false, true));
-    } else if ((rename || copy) && begins(rest, "to ")) {
-        part->new = kept(stripped(unquoted(from(rest, 3)), false, true));
+    bool rename = begins_with(text, "rename "), copy = begins_with(text, "copy ");
+    struct bytes rest = without_start(text, rename ? 7 : 5);
+    if (begins_with(text, "index ") || begins_with(text, "similarity ") || begins_with(text, "dissimilarity ") ||
+        begins_with(text, "old mode")) {
+    } else if (begins_with(text, "new mode ")) {
+        part->mode = mode_in(without_start(text, 9));
+    } else if (begins_with(text, "new file mode ")) {
+        part->creates = true, part->mode = mode_in(without_start(text, 14));
+    } else if (begins_with(text, "deleted file mode ")) {
+        part->deletes = true, mode_in(without_start(text, 18));
+    } else if ((rename || copy) && begins_with(rest, "from ")) {
+        part->old = kept(stripped(unquoted(without_start(rest, 5)), false, true));
+    } else if ((rename || copy) && begins_with(rest, "to ")) {
+        part->new = kept(stripped(unquoted(without_start(rest, 3)), false, true));
         part->renames = rename, part->copies = copy;
-    } else if (begins(text, "GIT binary") || begins(text, "Binary files")) {
+    } else if (begins_with(text, "GIT binary") || begins_with(text, "Binary files")) {
         wrong(line_number, "binary patches are not supported; use write_file instead");
     } else {
         return false;
@@ -310,35 +215,35 @@ static int64_t digits(struct bytes *rest) {
     size_t count = 0;
     for (; count < rest->count && isdigit((unsigned char)rest->at[count]); count++)
         value = count < 9 ? value * 10 + (rest->at[count] - '0') : -1;
-    *rest = from(*rest, count);
+    *rest = without_start(*rest, count);
     return count && count <= 9 ? value : -1;
 }
 
 /* ` SIGN START[,COUNT]` */
 static bool take_range(struct bytes *rest, const char *sign, int64_t *start, int64_t *count) {
-    if (!begins(*rest, sign))
+    if (!begins_with(*rest, sign))
         return false;
-    *rest = from(*rest, strlen(sign));
+    *rest = without_start(*rest, strlen(sign));
     *start = digits(rest), *count = 1;
-    if (*start >= 0 && begins(*rest, ",")) {
-        *rest = from(*rest, 1);
+    if (*start >= 0 && begins_with(*rest, ",")) {
+        *rest = without_start(*rest, 1);
         *count = digits(rest);
     }
     return *start >= 0 && *count >= 0;
 }
 
-/* Lines a hunk's header announces and that have not come yet; `known` when it has numbers. */
+/* The lines that a hunk's header announces and that have not come yet; `known` when it has numbers. */
 struct counts { bool known; int64_t old, new; };
 
 static bool more_to_come(const struct counts *counts) {
     return counts->old > 0 || counts->new > 0;
 }
 
-/* `2.39`, `2.39.1-rc0`: what git puts below a mail's last patch. */
+/* Such as `2.39` or `2.39.1-rc0`, which git writes below the last patch of a mail. */
 static bool is_version(struct bytes text) {
-    if (digits(&text) < 0 || !begins(text, "."))
+    if (digits(&text) < 0 || !begins_with(text, "."))
         return false;
-    text = from(text, 1);
+    text = without_start(text, 1);
     if (digits(&text) < 0)
         return false;
     for (size_t i = 0; i < text.count; i++)
@@ -347,7 +252,7 @@ static bool is_version(struct bytes text) {
     return true;
 }
 
-/* Whether an empty line is one of context, and not the text's end or what stands between two files. */
+/* Whether an empty line is one of context, and not the end of the text or what separates two files. */
 static bool goes_on(const struct counts *counts) {
     if (counts->known)
         return more_to_come(counts);
@@ -355,15 +260,15 @@ static bool goes_on(const struct counts *counts) {
     return next.count && strchr(" +-", *next.at) && *next.at && !names_follow(1);
 }
 
-/* Whether the line at hand, though it could be one of the hunk's, is not: the counts are used up (or never were)
- * and it looks like what comes behind a hunk. */
+/* Whether the line at hand is none of the hunk's although it could be one: the counts are used up (or there were none),
+ * and it looks like what comes after a hunk. */
 static bool ends_hunk(const struct counts *counts) {
     struct bytes text = line(0);
-    if (is(text, "-- ") && is_version(line(1)))
+    if (equals(text, "-- ") && is_version(line(1)))
         return true; /* the end of a mail that git wrote */
     if (counts->known && more_to_come(counts))
         return false;
-    return is(text, "-- ") || is(text, "--") || names_follow(0);
+    return equals(text, "-- ") || equals(text, "--") || names_follow(0);
 }
 
 static void add_line(struct hunk *hunk, uint32_t kind, size_t skipped, struct counts *counts) {
@@ -380,7 +285,7 @@ static void add_line(struct hunk *hunk, uint32_t kind, size_t skipped, struct co
     hunk->new += kind != REMOVED, counts->new -= kind != REMOVED;
 }
 
-/* '\ No newline at end of file' speaks of the line before it. */
+/* '\ No newline at end of file' is about the line before it. */
 static void cut_newline(const struct hunk *hunk) {
     if (!hunk->count)
         return;
@@ -417,11 +322,11 @@ static void count_context(struct hunk *hunk) {
 }
 
 static void take_hunk(void) {
-    struct bytes header = line(0), rest = from(header, 2);
+    struct bytes header = line(0), rest = without_start(header, 2);
     int64_t start, new_start;
     struct counts counts = {0};
     counts.known = take_range(&rest, " -", &start, &counts.old) && take_range(&rest, " +", &new_start, &counts.new) &&
-                   begins(rest, " @@");
+                   begins_with(rest, " @@");
     header = without_end(header.at, header.count, " \t\v\f");
     struct hunk hunk = {.at_line = line_number, .header = (uint32_t)line_at, .first = patch->line_count,
                         .start = counts.known ? start : -1, .header_bytes = (uint32_t)header.count};
@@ -441,7 +346,7 @@ static void take_hunk(void) {
 
 static void take_hunks(struct part *part) {
     part->first_hunk = patch->hunk_count;
-    while (!at_end() && begins(line(0), "@@"))
+    while (!at_end() && begins_with(line(0), "@@"))
         take_hunk();
     part->hunks = patch->hunk_count - part->first_hunk;
     if (!part->hunks)
@@ -452,7 +357,7 @@ static void take_hunks(struct part *part) {
 
 static struct part take_git_part(void) {
     struct part part = {.at_line = line_number, .mode = -1};
-    part.old = part.new = same_name(from(line(0), strlen("diff --git ")));
+    part.old = part.new = same_name(without_start(line(0), strlen("diff --git ")));
     for (advance(); !at_end(); advance()) {
         if (names_follow(0)) {
             take_names(&part);
@@ -483,9 +388,9 @@ static struct part take_plain_part(void) {
 void parse_patch(struct patch *into, int strip_parts) {
     patch = into, strip = strip_parts;
     for (advance(); !at_end();) {
-        bool git = begins(line(0), "diff --git ");
+        bool git = begins_with(line(0), "diff --git ");
         if (!git && !names_follow(0)) {
-            if (begins(line(0), "@@ -"))
+            if (begins_with(line(0), "@@ -"))
                 wrong(line_number, "a hunk comes before any '--- old' and '+++ new' lines that name its file");
             advance();
             continue;

@@ -1,9 +1,6 @@
-/* The system calls that no process of a slot may use, wherever the slot runs: docs/isolation.md says why.
- *
- * `slotagent prove`, run as a command of a slot, tries each and prints a line `allowed NAME` for every one
- * that was not refused, then `refused COUNT`. */
+/* A seccomp filter over a table of system calls, and the proof that it works. See guard.h. */
 #define _GNU_SOURCE
-#include "slotagent.h"
+#include "guard.h"
 
 #include <errno.h>
 #include <linux/audit.h>
@@ -11,6 +8,8 @@
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -24,8 +23,8 @@
 enum { NR_QUOTACTL_FD = 443, NR_MOUNT_SETATTR = 442, NR_OPEN_TREE_ATTR = 467 };
 enum { SOCKETCALL_SOCKET = 1, VSOCK = 40, IOPRIO_USER = 3, NO_I386 = -1, X32_BIT = 0x40000000, MAX_CODE = 1024 };
 
-/* When a call is refused: always; when an argument (its low word) is `value`, or has a bit of it; when it
- * sets a limit of another process; when it asks to hold a process at its exit. AGENT stands for the agent's pid. */
+/* When a call is refused: always; when an argument (its low word) equals `value`, or has one of its bits; when it sets
+ * a limit of another process; when it asks to stop a process at its exit. AGENT as a value is the agent's pid. */
 enum when { ALWAYS, EQUALS, HAS, SETS_OTHERS_LIMIT, HOLDS_AT_EXIT };
 #define AGENT UINT32_MAX
 
@@ -40,7 +39,7 @@ struct rule {
 #define REFUSE(name, i386, error) {#name, SYS_##name, i386, error, ALWAYS, 0, 0}
 
 static const struct rule RULES[] = {
-    /* What of the kernel's is the machine's, not the slot's: keys, programs in the kernel, handles of any file */
+    /* What belongs to the machine and not to the slot: keys, programs in the kernel, handles of any file */
     REFUSE(add_key, 286, ENOSYS),
     REFUSE(request_key, 287, ENOSYS),
     REFUSE(keyctl, 288, ENOSYS),
@@ -52,10 +51,10 @@ static const struct rule RULES[] = {
     REFUSE(kexec_file_load, NO_I386, EPERM),
     REFUSE(quotactl, 131, EPERM),
     {"quotactl_fd", NR_QUOTACTL_FD, NR_QUOTACTL_FD, EPERM, ALWAYS, 0, 0},
-    /* Counted for the whole machine (fs.aio-nr): one slot could leave none to the others */
+    /* Counted for the whole machine (fs.aio-nr): one slot could leave none for the others */
     REFUSE(io_setup, 245, ENOSYS),
     {"socket", SYS_socket, 359, EAFNOSUPPORT, EQUALS, 0, VSOCK},
-    /* What makes flaws of the kernel easy to use, and what no filter of calls can see through */
+    /* What makes kernel bugs easy to exploit, and what no filter of system calls can look into */
     REFUSE(userfaultfd, 374, EPERM),
     REFUSE(io_uring_setup, 425, ENOSYS),
     REFUSE(io_uring_enter, 426, ENOSYS),
@@ -76,7 +75,7 @@ static const struct rule RULES[] = {
     REFUSE(fspick, 433, ENOSYS),
     {"mount_setattr", NR_MOUNT_SETATTR, NR_MOUNT_SETATTR, ENOSYS, ALWAYS, 0, 0},
     {"open_tree_attr", NR_OPEN_TREE_ATTR, NR_OPEN_TREE_ATTR, ENOSYS, ALWAYS, 0, 0},
-    /* What the kernel allows to be done to the agent because it has the uid of all the others */
+    /* What the kernel would allow others to do to the agent, because it has the same uid as all of them */
     {"prlimit64", SYS_prlimit64, 340, EPERM, SETS_OTHERS_LIMIT, 0, 0},
     {"sched_setparam", SYS_sched_setparam, 154, EPERM, EQUALS, 0, AGENT},
     {"sched_setscheduler", SYS_sched_setscheduler, 156, EPERM, EQUALS, 0, AGENT},
@@ -86,7 +85,7 @@ static const struct rule RULES[] = {
     {"setpriority", SYS_setpriority, 97, EPERM, EQUALS, 0, PRIO_USER},
     {"ioprio_set", SYS_ioprio_set, 289, EPERM, EQUALS, 1, AGENT},
     {"ioprio_set", SYS_ioprio_set, 289, EPERM, EQUALS, 0, IOPRIO_USER},
-    /* Two that hold each other at their exit could be killed by nobody: SIGKILL does not end that stop any more */
+    /* Two processes that stop each other at their exit could be killed by nobody: SIGKILL no longer ends that stop */
     {"ptrace", SYS_ptrace, 26, EPERM, HOLDS_AT_EXIT, 3, PTRACE_O_TRACEEXIT},
 };
 enum { RULE_COUNT = sizeof RULES / sizeof *RULES };
@@ -100,7 +99,7 @@ static void emit(unsigned operation, uint32_t value, unsigned yes, unsigned no) 
     code[code_size++] = (struct sock_filter){(uint16_t)operation, (uint8_t)yes, (uint8_t)no, value};
 }
 
-/* Each of these runs the next statement when it holds, and skips `skip` statements when it does not. */
+/* Each of these goes on to the next statement when the condition holds, and skips `skip` statements otherwise. */
 static void if_equal(uint32_t value, unsigned skip) { emit(BPF_JMP | BPF_JEQ | BPF_K, value, 0, skip); }
 static void if_not_equal(uint32_t value, unsigned skip) { emit(BPF_JMP | BPF_JEQ | BPF_K, value, skip, 0); }
 static void if_has(uint32_t bits, unsigned skip) { emit(BPF_JMP | BPF_JSET | BPF_K, bits, 0, skip); }
@@ -111,10 +110,10 @@ static void load_argument(uint32_t which) { load(offsetof(struct seccomp_data, a
 static void allow(void) { emit(BPF_RET | BPF_K, SECCOMP_RET_ALLOW, 0, 0); }
 static void refuse(int error) { emit(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)error, 0, 0); }
 
-/* The number is loaded before and after. Only calls with a rule ever load an argument: the kernel then knows
- * that all others are allowed, and does not run the filter for them. */
-static void emit_rule(const struct rule *rule, uint32_t number) {
-    uint32_t value = rule->value == AGENT ? (uint32_t)self : rule->value;
+/* Before and after it, the call's number is loaded. Only calls with a rule ever load an argument, so the kernel can
+ * tell that all others are allowed, and does not run the filter for them. */
+static void emit_rule(const struct rule *rule, uint32_t number, pid_t agent) {
+    uint32_t value = rule->value == AGENT ? (uint32_t)agent : rule->value;
     switch (rule->when) {
     case ALWAYS:
         if_equal(number, 1);
@@ -151,8 +150,8 @@ static void emit_rule(const struct rule *rule, uint32_t number) {
 }
 
 #ifdef __x86_64__
-/* Programs for i386: other numbers, and sockets behind a call that makes one of any family. */
-static void emit_i386(void) {
+/* i386 programs have other numbers, and one call that makes sockets of any family. */
+static void emit_i386(pid_t agent) {
     load(offsetof(struct seccomp_data, arch));
     if_not_equal(AUDIT_ARCH_I386, 1);
     size_t jump = code_size;
@@ -160,15 +159,15 @@ static void emit_i386(void) {
     load_number();
     for (size_t i = 0; i < RULE_COUNT; i++)
         if (RULES[i].i386 != NO_I386)
-            emit_rule(&RULES[i], (uint32_t)RULES[i].i386);
-    emit_rule(&(struct rule){"socketcall", 0, 102, EAFNOSUPPORT, EQUALS, 0, SOCKETCALL_SOCKET}, 102);
-    emit_rule(&(struct rule){"umount", 0, 22, EPERM, ALWAYS, 0, 0}, 22);
+            emit_rule(&RULES[i], (uint32_t)RULES[i].i386, agent);
+    emit_rule(&(struct rule){"socketcall", 0, 102, EAFNOSUPPORT, EQUALS, 0, SOCKETCALL_SOCKET}, 102, agent);
+    emit_rule(&(struct rule){"umount", 0, 22, EPERM, ALWAYS, 0, 0}, 22, agent);
     allow();
     code[jump].k = (uint32_t)(code_size - jump - 1);
 }
 
-/* The third way to call an x86-64 kernel, which hardly any program uses, has other numbers again. A tracer's
- * -1 (no call) is none of them. */
+/* x32, the third way to call an x86-64 kernel, has yet other numbers, and hardly any program uses it. A tracer's -1 (no
+ * call) is not one of them. */
 static void emit_x32(void) {
     if_equal(UINT32_MAX, 1);
     allow();
@@ -177,17 +176,17 @@ static void emit_x32(void) {
 }
 #endif
 
-bool guard_slot(void) {
+bool guard_slot(pid_t agent) {
     code_size = 0;
 #ifdef __x86_64__
-    emit_i386();
+    emit_i386(agent);
 #endif
     load_number();
 #ifdef __x86_64__
     emit_x32();
 #endif
     for (size_t i = 0; i < RULE_COUNT; i++)
-        emit_rule(&RULES[i], (uint32_t)RULES[i].number);
+        emit_rule(&RULES[i], (uint32_t)RULES[i].number, agent);
     allow();
     struct sock_fprog program = {(unsigned short)code_size, code};
     return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
@@ -207,8 +206,9 @@ static void print(const char *first, const char *second) {
         _exit(1);
 }
 
-/* With arguments that do no harm where nothing refuses the call. In a slot the agent is process 1. */
+/* Tries the call with arguments that do no harm where it is allowed. In a slot the agent is process 1. */
 static bool is_refused(const struct rule *rule) {
+    pid_t self = getpid();
     static const uint64_t no_limit[2] = {UINT64_MAX, UINT64_MAX};
     unsigned long arguments[4] = {0};
     uint32_t value = rule->value == AGENT ? 1 : rule->value;
@@ -225,14 +225,13 @@ static bool is_refused(const struct rule *rule) {
     } else
         arguments[rule->argument] = value;
     long result = syscall(rule->number, arguments[0], arguments[1], arguments[2], arguments[3]);
-    if (!result && rule->number == SYS_clone && getpid() != self)
+    if (!result && rule->number == SYS_clone && getpid() != self) /* it was allowed: this is the new process */
         _exit(0);
     return result == -1 && errno == rule->error;
 }
 
 int prove_guard(void) {
     size_t refused = 0;
-    self = getpid();
     for (size_t i = 0; i < RULE_COUNT; i++) {
         bool held = is_refused(&RULES[i]);
         refused += held;

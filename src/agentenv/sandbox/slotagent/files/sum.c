@@ -1,5 +1,5 @@
-/* SHA-256 (FIPS 180-4), so that both ends of a transfer can tell whether they hold the same bytes. */
-#include "slotfiles.h"
+/* SHA-256. See sum.h. */
+#include "sum.h"
 
 #include <string.h>
 

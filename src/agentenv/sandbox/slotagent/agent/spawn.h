@@ -1,0 +1,10 @@
+/* SPAWN: from the packet to a run. */
+#ifndef SPAWN_H
+#define SPAWN_H
+
+#include "packets.h"
+
+/* Answers SPAWNED or SPAWN_FAILED; leaves when the packet is malformed. Cuts the payload into its strings in place. */
+void spawn(const struct packet *packet);
+
+#endif

@@ -1,0 +1,215 @@
+/* Killing, stopping and signalling the processes of runs. See tree.h. */
+#define _GNU_SOURCE
+#include "tree.h"
+
+#include "proc.h"
+
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAX_DEPTH = 4096, MAX_PASSES = 200, MAX_UNSURE = 20, PAUSE_NS = 1000 * 1000 };
+enum { PATIENT_PASSES = 20 }; /* a debugger has this long to let go of what was killed */
+#ifndef FREE_PASSES /* tests freeze at once; otherwise they would hardly ever see it happen */
+#define FREE_PASSES 3
+#endif
+
+static struct table tables[2], was_stopped, to_continue;
+
+/* ---- what belongs to a run ---- */
+
+static bool after(uint64_t started, pid_t pid, uint64_t than, pid_t than_pid) {
+    return started > than || (started == than && pid > than_pid);
+}
+
+/* Whether an orphan (its parent is us, and it leads no run) belongs to `of`. A process that never called setsid can
+ * still be told by its session; for the others there is only the time. */
+static bool owns_orphan(const struct run *of, const struct process *orphan) {
+    if (orphan->session == of->pid)
+        return true;
+    if (leads_run(orphan->session) || !after(orphan->started, orphan->pid, of->started, of->pid))
+        return false;
+    for (const struct run *other = next_run(NULL); other; other = next_run(other))
+        if (after(other->started, other->pid, of->started, of->pid)
+            && after(orphan->started, orphan->pid, other->started, other->pid))
+            return false;
+    for (const struct ended_run *other = next_ended_run(NULL); other; other = next_ended_run(other)) {
+        if (other->pid == orphan->session)
+            return false;
+        /* A run that came and went while `of` (a spare shell, for example) was waiting. */
+        if (after(other->started, other->pid, of->started, of->pid)
+            && orphan->started >= other->started && orphan->started <= other->ended)
+            return false;
+    }
+    return true;
+}
+
+/* Whether the process is in the tree to kill: that of a run, or (`of` NULL) ours. The answer is kept in the table.
+ * `hops` limits the walk, because parents that are read while processes die may form a circle. */
+static bool is_member(struct table *table, struct process *process, const struct run *of, size_t hops) {
+    if (process->member >= 0 || !hops)
+        return process->member > 0;
+    bool member = false;
+    struct process *parent = find_process(table, process->parent);
+    if (process->pid == own_pid())
+        member = false;
+    else if (of && process->pid == of->pid)
+        member = true;
+    else if (process->parent == own_pid() || (!parent && is_init())) /* no parent: it died during the scan */
+        member = !of || (!leads_run(process->pid) && owns_orphan(of, process));
+    else if (parent && parent != process)
+        member = is_member(table, parent, of, hops - 1);
+    process->member = member;
+    return member;
+}
+
+/* ---- stopping everything ---- */
+
+void freeze_slot(void) {
+    scan(&was_stopped, NULL);
+    if (is_init()) {
+        kill(-1, SIGSTOP);
+        return;
+    }
+    for (size_t i = 0; i < was_stopped.count; i++)
+        if (is_member(&was_stopped, &was_stopped.at[i], NULL, MAX_DEPTH))
+            kill(was_stopped.at[i].pid, SIGSTOP);
+}
+
+/* Also continues what does not look stopped: a SIGSTOP may still be on its way, and SIGCONT cancels it. */
+void thaw_slot(void) {
+    struct table *now = &to_continue;
+    scan(now, NULL);
+    for (size_t i = 0; i < now->count; i++) {
+        struct process *process = &now->at[i], *before = find_process(&was_stopped, process->pid);
+        bool own_wish = before && before->stopped && before->started == process->started;
+        if (!process->dead && !own_wish && is_member(now, process, NULL, MAX_DEPTH))
+            kill(process->pid, SIGCONT);
+    }
+}
+
+/* ---- killing ---- */
+
+/* One pass: SIGKILL for every member that has had none yet. Returns how many those were; *alive counts the members,
+ * killed or not, that still run. */
+static size_t kill_pass(struct table *table, const struct run *of, size_t *alive) {
+    size_t killed = 0;
+    *alive = 0;
+    for (size_t i = 0; i < table->count; i++) {
+        struct process *process = &table->at[i];
+        if (process->dead || !is_member(table, process, of, MAX_DEPTH))
+            continue;
+        ++*alive;
+        if (process->killed)
+            continue;
+        process->killed = true;
+        killed += !kill(process->pid, SIGKILL);
+    }
+    return killed;
+}
+
+static bool is_traced(pid_t pid) {
+    pid_t found[MAX_TRACERS];
+    return add_tracers(pid, found, 0) > 0;
+}
+
+/* A tracer keeps the dead from their parent, and can hold up what was killed on its way out. So it is killed as
+ * well, and so is whoever does the same to it. */
+static void kill_tracers(pid_t pid) {
+    static pid_t found[MAX_TRACERS];
+    size_t count = add_tracers(pid, found, 0);
+    for (size_t i = 0; i < count; i++) {
+        kill(found[i], SIGKILL);
+        count = add_tracers(found[i], found, count);
+    }
+}
+
+/* Frees what was killed but is held by its tracers. */
+static void release(const struct table *table, const struct run *of) {
+    if (of)
+        kill_tracers(of->pid);
+    for (size_t i = 0; i < table->count; i++)
+        if (table->at[i].killed && !table->at[i].dead)
+            kill_tracers(table->at[i].pid);
+}
+
+/* Nothing is reaped meanwhile: the pids of our children stay theirs, and a fork bomb's zombies use up its own
+ * process limit. */
+size_t kill_processes(const struct run *of) {
+    size_t killed = 0, alive = 0;
+    bool frozen = false;
+    int unsure = 0;
+    tables[1].count = 0;
+    for (int pass = 0; pass < MAX_PASSES; pass++) {
+        struct table *now = &tables[pass % 2];
+        long last = last_pid();
+        scan(now, &tables[(pass + 1) % 2]);
+        size_t found = kill_pass(now, of, &alive);
+        killed += found;
+        if (!of && is_init())
+            kill(-1, SIGKILL); /* all of them at once: what forked during the pass dies too */
+        if (!alive && !(of && is_traced(of->pid))) {
+            /* A scan misses the child of a process that forked after the listing had passed the child's place and
+             * died before it was read itself. So a scan is believed when nobody forked meanwhile. Where somebody
+             * always does (or in the machine's own pid namespace), MAX_UNSURE in a row are believed. */
+            if ((last >= 0 && last == last_pid()) || ++unsure == MAX_UNSURE)
+                break;
+            continue;
+        }
+        unsure = 0;
+        if (!found) {
+            if (frozen) /* none can fork any more, and those that trace the dead must be able to let go */
+                thaw_slot();
+            frozen = false;
+            if (pass >= PATIENT_PASSES)
+                release(now, of);
+            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL); /* they are dying */
+        } else if (pass + 1 >= FREE_PASSES && !frozen) {
+            freeze_slot();
+            frozen = true;
+        }
+    }
+    if (frozen)
+        thaw_slot();
+    return killed;
+}
+
+/* ---- signalling the foreground ---- */
+
+/* Whether a process of the leader's group belongs to what was begun at `since` and runs in the foreground. */
+static bool in_foreground(struct table *table, const struct process *process, const struct run *of, uint64_t since) {
+    for (size_t hops = 0; process && process->pid != of->pid && process->pid != own_pid() && hops < MAX_DEPTH; hops++) {
+        if (process->started < since || (process->parent == of->pid && process->async))
+            return false;
+        process = find_process(table, process->parent); /* NULL: an orphan of the foreground */
+    }
+    return true;
+}
+
+static bool spares_somebody(struct table *table, const struct run *of, uint64_t since) {
+    for (size_t i = 0; i < table->count; i++)
+        if (table->at[i].group == of->pid && !in_foreground(table, &table->at[i], of, since))
+            return true;
+    return false;
+}
+
+void signal_foreground(const struct run *of, int number, uint64_t since) {
+    struct table *before = &tables[0], *now = &tables[1];
+    scan(before, NULL);
+    if (!spares_somebody(before, of, since)) {
+        kill(-of->pid, number);
+        return;
+    }
+    /* Nobody may come or go while they are signalled one by one: a shell whose command was missed would go on. */
+    kill(-of->pid, SIGSTOP);
+    scan(now, NULL);
+    for (size_t i = 0; i < now->count; i++)
+        if (now->at[i].group == of->pid && in_foreground(now, &now->at[i], of, since))
+            kill(now->at[i].pid, number);
+    for (size_t i = 0; i < now->count; i++) {
+        struct process *process = &now->at[i], *known = find_process(before, process->pid);
+        bool own_wish = known && known->stopped && known->started == process->started;
+        if (process->group == of->pid && !own_wish)
+            kill(process->pid, SIGCONT);
+    }
+}

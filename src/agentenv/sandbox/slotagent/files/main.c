@@ -1,0 +1,104 @@
+/* slotfiles: one file operation inside a slot, under the slot's uid, beneath its workspace.
+ *
+ *   slotfiles ROOT read PATH OFFSET LIMIT
+ *   slotfiles ROOT write PATH MODE|- BYTES          content on stdin
+ *   slotfiles ROOT list PATH DEPTH LIMIT HIDDEN
+ *   slotfiles ROOT archive PATH MAX_BYTES MAX_ENTRIES
+ *   slotfiles ROOT extract PATH                     records on stdin
+ *   slotfiles ROOT send PATH MAX_ENTRIES            a transfer on stdout
+ *   slotfiles ROOT receive PATH                     a transfer on stdin
+ *   slotfiles ROOT patch PATH STRIP|- FUZZ BYTES    a unified diff on stdin: all of it or nothing
+ *   slotfiles ROOT search PATH FLAGS LIMIT GLOB NEEDLE PATTERN
+ *
+ * docs/slot-agent.md has the exit codes and the records; sandbox/tools/files.py is the other side.
+ * PATH is relative to ROOT, or absolute below it; nothing leads out of ROOT (see paths.h).
+ */
+#define _GNU_SOURCE
+#include "io.h"
+#include "patch.h"
+#include "paths.h"
+#include "search.h"
+#include "store.h"
+#include "stream.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void run_read(const char *path, uint64_t offset, uint64_t limit) {
+    /* O_NONBLOCK: else opening a FIFO that nobody writes to would wait for ever. */
+    int fd = open_beneath(root(), below_root(path), O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    struct stat found;
+    if (fd < 0 || fstat(fd, &found))
+        fail(errno == ENXIO ? NOT_REGULAR : errno);
+    if (!S_ISREG(found.st_mode))
+        fail(S_ISDIR(found.st_mode) ? EISDIR : NOT_REGULAR);
+    struct record record = {.kind = 'f', .mode = found.st_mode & 07777, .size = (uint64_t)found.st_size};
+    put(&record, sizeof record);
+    while (limit && offset < INT64_MAX - CHUNK) { /* pread takes no larger offset, and no file is that long */
+        char chunk[CHUNK];
+        ssize_t got = pread(fd, chunk, limit < sizeof chunk ? (size_t)limit : sizeof chunk, (off_t)offset);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0)
+            fail(errno);
+        if (!got)
+            break;
+        put(chunk, (size_t)got);
+        offset += (uint64_t)got, limit -= (uint64_t)got;
+    }
+}
+
+static void run_write(const char *path, const char *mode, uint64_t bytes) {
+    struct place place;
+    find_target(below_root(path), &place);
+    if (place.exists && !S_ISREG(place.found.st_mode))
+        fail(S_ISDIR(place.found.st_mode) ? EISDIR : NOT_REGULAR);
+    /* A rename would replace a read-only file without asking; a shell's `>` would not. */
+    if (place.exists && faccessat(place.directory, place.name, W_OK, AT_EACCESS))
+        fail(errno);
+    mode_t wanted = place.exists ? place.found.st_mode & 0777 : 0644;
+    if (strcmp(mode, "-"))
+        wanted = (mode_t)number(mode) & 0777;
+    store(&place, wanted, bytes, NULL);
+    struct record record = {.kind = place.exists ? 'f' : 'n', .mode = (uint16_t)wanted, .size = bytes};
+    put(&record, sizeof record);
+}
+
+static void run(int argc, char **argv) {
+    const char *operation = argv[2], *path = argv[3];
+    if (!strcmp(operation, "read") && argc == 6)
+        run_read(path, number(argv[4]), number(argv[5]));
+    else if (!strcmp(operation, "write") && argc == 6)
+        run_write(path, argv[4], number(argv[5]));
+    else if (!strcmp(operation, "list") && argc == 7)
+        run_list(path, number(argv[4]), number(argv[5]), number(argv[6]));
+    else if (!strcmp(operation, "archive") && argc == 6)
+        run_archive(path, number(argv[4]), number(argv[5]));
+    else if (!strcmp(operation, "extract") && argc == 4)
+        run_extract(path);
+    else if (!strcmp(operation, "send") && argc == 5)
+        run_send(path, number(argv[4]));
+    else if (!strcmp(operation, "receive") && argc == 4)
+        run_receive(path);
+    else if (!strcmp(operation, "patch") && argc == 7)
+        run_patch(path, argv[4], number(argv[5]), number(argv[6]));
+    else if (!strcmp(operation, "search") && argc == 9)
+        run_search(path, argv[4], number(argv[5]), argv[6], argv[7], argv[8]);
+    else
+        fail(USAGE);
+}
+
+int main(int argc, char **argv) {
+    prctl(PR_SET_DUMPABLE, 0); /* the slot's other processes have our uid, but get no ptrace and no /proc/PID/mem */
+    if (argc < 4 || argv[1][0] != '/')
+        fail(USAGE);
+    umask(022);
+    open_root(argv[1]);
+    run(argc, argv);
+    flush();
+    return 0;
+}
