@@ -162,7 +162,15 @@ class Container:
         self._server.sendall(json.dumps(fields).encode() + b"\n")
 
     def send(self, **packet: Any) -> None:
+        """A request; about a slot it is by default of the epoch that the slot was last said to be in."""
+        if "slot" in packet:
+            packet.setdefault("epoch", self._epoch(packet["slot"]))
         self.order(send=packet)
+
+    def _epoch(self, slot: int) -> int:
+        lines = self.server_lines.seen if self.server_lines is not None else []
+        told = [line["packet"] for line in lines if line.get("packet", {}).get("slot") == slot]
+        return max((packet["epoch"] for packet in told if "epoch" in packet), default=0)
 
     def event(self, name: str) -> dict[str, Any]:
         try:

@@ -214,7 +214,7 @@ async def test_a_slot_full_of_processes_is_data(client: Client) -> None:
             assert result.fault == "none"
             if result.exit_code == CANNOT_START:
                 break
-    assert "as many processes as it may have" in result.stderr
+    assert "process limit of the slot is reached" in result.stderr
     assert await client.release(key) == "free"
 
 

@@ -33,7 +33,7 @@ UID = 10_001
 _BECOME = """
 import os, sys
 from pathlib import Path
-from agentenv.sandbox import mounts
+from agentenv.sandbox.supervisor import mounts
 mounts.enter_private_namespace()
 mounts.show_to_everybody(mounts.unreachable([*mounts.interpreter_directories(), Path(sys.argv[1])]))
 uid = int(sys.argv[2])
@@ -190,9 +190,9 @@ def test_forbidden_user_namespaces_are_named_with_the_cure(place: Path) -> None:
 
 _FORBIDDEN = """
 import os
-from agentenv.sandbox import syscalls
+from agentenv.sandbox.supervisor import syscalls
 from pathlib import Path
-from agentenv.sandbox import launch, isolation
+from agentenv.sandbox.supervisor import launch, isolation
 identity = isolation.Identity("user", os.geteuid(), os.getegid())
 launch._enter_namespaces(identity)
 Path("/proc/sys/user/max_user_namespaces").write_text("0")
