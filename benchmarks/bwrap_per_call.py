@@ -19,17 +19,9 @@ from aiohttp import WSMsgType, web
 
 from agentenv.wire.base import PROTOCOL_VERSION
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Cancel, Result, client_message
-from agentenv.wire.leases import (
-    LeaseGrant,
-    LeaseKey,
-    LeaseRequest,
-    ReleaseReply,
-    RenewReply,
-    RenewRequest,
-    SlotReport,
-    SlotState,
-)
+from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, ReleaseReply, RenewReply, RenewRequest, SlotReport
 from agentenv.wire.server import Health, ServerInfo, SlotsReply
+from agentenv.wire.states import SlotState
 from benchmarks.baselines import limit_this_process, scratch
 from benchmarks.measure import MIB
 

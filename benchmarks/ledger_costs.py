@@ -10,7 +10,7 @@ from typing import Any
 from agentenv.config import PoolSettings
 from agentenv.slots.ledger import Grant, Ledger
 from agentenv.slots.scaler import Scaler
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 from benchmarks.farmsim.backend import NowhereBackend
 from benchmarks.measure import percentile
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.pool import SlotPool
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 from benchmarks.farm import BACKENDS, Farm, open_farm
 from benchmarks.measure import MIB
 from benchmarks.processes import SLOT_UIDS, descriptors, mounts, mounts_here, process_tree, pss_bytes

@@ -13,7 +13,7 @@ from typing import Any
 from agentenv.config import PoolSettings
 from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
 from agentenv.slots.scaler import Scaler
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 from benchmarks.farmsim.backend import SimulatedBackend, Starts
 from benchmarks.farmsim.loads import Load
 

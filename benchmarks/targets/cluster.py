@@ -8,8 +8,8 @@ import time
 from agentenv.config import ExecutorSettings, PoolSettings
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.pool import SlotPool
-from agentenv.slots.slot import ContainerState
 from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.states import ContainerState
 from benchmarks.farm import make_backend, open_farm
 from benchmarks.measure import Outcome, at_most
 from benchmarks.targets.effort import Effort, Rounds

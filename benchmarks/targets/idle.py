@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 from benchmarks.farm import Farm, farms, open_farm
 from benchmarks.measure import MIB, Latencies, Outcome, at_most
 from benchmarks.processes import SLOT_UIDS, process_tree, pss_bytes

@@ -24,7 +24,8 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Result, server_message
-from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, SlotState
+from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest
+from agentenv.wire.states import SlotState
 from agentenv.wire.transfers import LEASE_HEADER
 from tests.nomad.farm import nomad_farm
 

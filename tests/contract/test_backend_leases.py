@@ -12,8 +12,9 @@ from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError, StaleLeaseError
 from agentenv.wire.base import PROTOCOL_VERSION
-from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, SlotState
+from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest
 from agentenv.wire.server import ErrorReply, Health
+from agentenv.wire.states import SlotState
 from tests.contract.conftest import Client, eventually
 
 

@@ -17,7 +17,8 @@ from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import Batch, CallKey, Cancel, Forget, Result
-from agentenv.wire.leases import RenewRequest, SlotState
+from agentenv.wire.leases import RenewRequest
+from agentenv.wire.states import SlotState
 from tests.contract.conftest import Client, Maker, until
 from tests.contract.test_backend_calls import _next, _stream
 

@@ -12,7 +12,7 @@ import pytest
 from agentenv.errors import ContainerLostError, LeaseLostError
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 from tests.contract.conftest import Client, Maker, until
 
 

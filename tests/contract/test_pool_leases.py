@@ -18,7 +18,7 @@ from agentenv.errors import (
 )
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 from tests.contract.conftest import Client, Maker, until
 
 

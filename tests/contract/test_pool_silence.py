@@ -12,8 +12,7 @@ from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ContainerLostError, SandboxUnavailableError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
-from agentenv.slots.slot import ContainerState
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import ContainerState, SlotState
 from tests.contract.conftest import Client, until
 
 

@@ -14,8 +14,7 @@ from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
-from agentenv.slots.slot import ContainerState
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import ContainerState, SlotState
 from tests.contract.conftest import Client, until
 
 

@@ -12,7 +12,7 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 
 SESSIONS = 400
 COMMANDS = ("true", "echo hi; sleep 0.05", "sleep 0.3", "ls /nonexistent")

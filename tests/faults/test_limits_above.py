@@ -15,7 +15,7 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 from tests.contract.conftest import until
 from tests.integration.supervisor_harness import cgroups_of
 

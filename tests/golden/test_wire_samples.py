@@ -18,6 +18,7 @@ from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.server.calls import encode_result, refusal
 from agentenv.wire import calls, leases, server, sessions, tools, toolserver, transfers
 from agentenv.wire.base import WireModel
+from agentenv.wire.states import SlotState
 
 SAMPLES = Path(__file__).parent / "wire"
 
@@ -55,7 +56,7 @@ _RESULT = calls.CallResult(
     attachments=(_ATTACHMENT,),
 )
 _REPORT = leases.SlotReport(
-    slot=3, state=leases.SlotState.leased, epoch=7, trajectory="t", expires_in_s=12.5, running_calls=2, in_state_s=61.5
+    slot=3, state=SlotState.leased, epoch=7, trajectory="t", expires_in_s=12.5, running_calls=2, in_state_s=61.5
 )
 _PATCHED = tools.PatchedFile(path="b", action="renamed", old_path="a", hunks=2, fuzz=1, offset_lines=3)
 _MATCH = tools.SearchMatch(path="a", line=3, text="é", cut=True)
@@ -115,7 +116,7 @@ MODELS: tuple[WireModel, ...] = (
         stale=(4,),
         lost=(leases.LeaseLoss(slot=4, error="slot_destroyed", message="slot 4 was destroyed"),),
     ),
-    leases.ReleaseReply(slot=3, state=leases.SlotState.free),
+    leases.ReleaseReply(slot=3, state=SlotState.free),
     server.Health(status="ok", version="0.1.0", supervisor_silent_s=1.5),
     server.Proof(name="uid", holds=True, required=True, detail="20003", cure=""),
     server.ServerInfo(

@@ -20,9 +20,9 @@ from agentenv.slots.backends.nomad.job import job_text
 from agentenv.slots.backends.nomad.stream import SILENT_AFTER_S, EventStream, open_stream_session
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
-from agentenv.slots.slot import ContainerState
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.spec import MIB, SlotLimits
+from agentenv.wire.states import ContainerState
 from tests.contract.conftest import Client, eventually, until
 from tests.nomad.cluster import Cluster
 from tests.nomad.farm import KillableNomad, nomad_farm

@@ -17,8 +17,8 @@ from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
 from agentenv.sandbox.supervisor import slot_process
 from agentenv.sandbox.supervisor.slot_lifecycle import SlotLifecycle, SlotServices
-from agentenv.sandbox.supervisor.slot_states import SlotPhase
-from agentenv.wire.leases import LeaseRequest, SlotState
+from agentenv.wire.leases import LeaseRequest
+from agentenv.wire.states import SlotPhase, SlotState
 
 
 class _Told:

@@ -22,8 +22,9 @@ from agentenv.farm.metrics import of_farm
 from agentenv.farm.view import Census, ContainerView, FarmView, Place, PoolView, as_json, choose
 from agentenv.metrics.scrape import parse
 from agentenv.slots.backends.base import ContainerGone, ContainerStarted, StartFailed
-from agentenv.wire.leases import SlotReport, SlotState
+from agentenv.wire.leases import SlotReport
 from agentenv.wire.server import ServerInfo
+from agentenv.wire.states import SlotState
 
 TOKEN = "secret-token-of-a-container"
 

@@ -56,7 +56,7 @@ def test_the_sources_as_they_are_keep_every_contract(sources: Path) -> None:
         ("executor/batcher.py", "agentenv.sandbox.culprits", SANDBOX),
         ("executor/batcher.py", "agentenv.slots.ledger", DOWNWARD),
         ("slots/pool.py", "agentenv.executor.session", DOWNWARD),
-        ("containers/http.py", "agentenv.slots.slot", DOWNWARD),
+        ("containers/http.py", "agentenv.slots.records", DOWNWARD),
         ("dev/cluster.py", "agentenv.sandbox.slotagent.build", SANDBOX),
         ("slots/ledger.py", "agentenv.sandbox.supervisor.cgroups", SUPERVISOR),
         ("sandbox/supervisor/slot_process.py", "agentenv.sandbox.server.calls", APART),

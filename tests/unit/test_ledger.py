@@ -6,18 +6,16 @@ import pytest
 
 from agentenv.errors import ContainerLostError, StaleLeaseError
 from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
-from agentenv.slots.slot import (
+from agentenv.slots.records import ContainerRecord, LeaseRecord, SlotRecord
+from agentenv.wire.states import (
     CONTAINER_MOVES,
     LEASE_MOVES,
-    SLOT_MOVES,
-    Container,
+    POOL_SLOT_MOVES,
     ContainerState,
     IllegalMoveError,
-    Lease,
     LeaseState,
-    Slot,
+    SlotState,
 )
-from agentenv.wire.leases import SlotState
 
 
 def _with(*containers: tuple[str, int, int]) -> Ledger:
@@ -203,7 +201,7 @@ def test_many_cycles_keep_the_books_small() -> None:
     assert len(ledger._open) <= 1
 
 
-@pytest.mark.parametrize("moves", [SLOT_MOVES, CONTAINER_MOVES, LEASE_MOVES])
+@pytest.mark.parametrize("moves", [POOL_SLOT_MOVES, CONTAINER_MOVES, LEASE_MOVES])
 def test_every_state_has_its_row_and_can_end(moves: dict[str, frozenset[str]]) -> None:
     ends = {state for state, to in moves.items() if not to}
     assert ends
@@ -211,11 +209,11 @@ def test_every_state_has_its_row_and_can_end(moves: dict[str, frozenset[str]]) -
 
 
 def test_illegal_moves_raise_and_change_nothing() -> None:
-    slot = Slot("a", 3)
-    with pytest.raises(IllegalMoveError, match="<Slot a/3 free> cannot become quarantined"):
+    slot = SlotRecord("a", 3)
+    with pytest.raises(IllegalMoveError, match="<Slot a/3 free> cannot go from free to quarantined"):
         slot.move(SlotState.quarantined)
     assert slot.state is SlotState.free
-    lease = Lease(1, 2, "t", slot)
+    lease = LeaseRecord(1, 2, "t", slot)
     lease.move(LeaseState.lost)
     with pytest.raises(IllegalMoveError):
         lease.move(LeaseState.granted)
@@ -223,7 +221,7 @@ def test_illegal_moves_raise_and_change_nothing() -> None:
 
 
 def test_a_container_moves_slots_only_legally() -> None:
-    container = Container("a", 0)
+    container = ContainerRecord("a", 0)
     container.fill([SlotState.free, SlotState.leased], 0)
     container.move(ContainerState.ready)
     before = repr(container), container.free, container.busy

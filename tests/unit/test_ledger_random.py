@@ -11,8 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from agentenv.slots.counts import FREEING_S
 from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
-from agentenv.slots.slot import ContainerState, LeaseState
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import ContainerState, LeaseState, SlotState
 
 FOUND = (SlotState.free,) * 4 + (SlotState.leased, SlotState.resetting, SlotState.quarantined)
 BUSY = (SlotState.leased, SlotState.resetting)

@@ -11,10 +11,9 @@ from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.health import Silence, Verdict
 from agentenv.slots.ledger import Expire
 from agentenv.slots.pool_errors import check_arguments, timeout_error, unavailable_error
-from agentenv.slots.slot import ContainerState
 from agentenv.slots.statistics import Durations, PoolStatistics
-from agentenv.wire.leases import SlotState
 from agentenv.wire.server import Proof, ServerInfo
+from agentenv.wire.states import ContainerState, SlotState
 from tests.clock import ManualClock
 
 

@@ -9,8 +9,7 @@ from agentenv.errors import ConnectionLostError
 from agentenv.slots.counts import FREEING_S
 from agentenv.slots.ledger import Grant, Ledger
 from agentenv.slots.scaler import Scaler
-from agentenv.slots.slot import ContainerState
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import ContainerState, SlotState
 from benchmarks.farmsim.backend import NowhereBackend
 
 

@@ -19,7 +19,7 @@ from agentenv.sandbox.supervisor import network, slot_lifecycle, slot_process
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_lifecycle import SlotLifecycle, SlotServices, is_shortage
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
-from agentenv.sandbox.supervisor.slot_states import SlotPhase
+from agentenv.wire.states import SlotPhase
 
 
 class Reports:

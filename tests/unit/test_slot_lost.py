@@ -19,7 +19,8 @@ from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.supervisor.slot_lifecycle import _SEAL_PATIENCE_S
 from agentenv.sandbox.supervisor.slot_process import HELLO_DEADLINE_S, KILL_DEADLINE_S
 from agentenv.slots import pool
-from agentenv.wire.leases import LeaseRequest, SlotState
+from agentenv.wire.leases import LeaseRequest
+from agentenv.wire.states import SlotState
 
 
 def _leased(supervisor: Any) -> Slot:

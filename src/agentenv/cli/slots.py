@@ -15,7 +15,7 @@ from agentenv.errors import SandboxUnavailableError
 from agentenv.farm.look import look
 from agentenv.farm.open import access_to
 from agentenv.farm.view import FarmView, slot_rows
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 
 _COLOURS = {"free": "green", "leased": "cyan", "resetting": "yellow"}
 

@@ -28,7 +28,7 @@ from agentenv.farm.look import look
 from agentenv.farm.open import access_to
 from agentenv.farm.view import ContainerView, FarmAccess, FarmView, PoolView, as_json
 from agentenv.metrics.scrape import Samples
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 
 _STATE_COLOURS = {"running": "green", "pending": "yellow", "starting": "yellow", "draining": "yellow"}
 

@@ -10,7 +10,8 @@ from agentenv.errors import AgentEnvError
 from agentenv.farm.look import containers_seen
 from agentenv.farm.orphans import Orphan, SeenLease, unrenewed
 from agentenv.farm.view import Census, FarmAccess
-from agentenv.wire.leases import EndRequest, SlotState
+from agentenv.wire.leases import EndRequest
+from agentenv.wire.states import SlotState
 
 
 async def orphaned_leases(access: FarmAccess, observe_s: float, *, end: bool) -> list[Orphan]:

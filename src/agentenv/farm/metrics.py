@@ -13,7 +13,7 @@ from agentenv.metrics import catalog, readings
 from agentenv.metrics.catalog import Metric
 from agentenv.metrics.readings import Reading
 from agentenv.sandbox.server.metrics import METRICS
-from agentenv.slots.slot import ContainerState
+from agentenv.wire.states import ContainerState
 
 LABEL = "container"
 

@@ -20,8 +20,8 @@ from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.registry import Backend, make_backend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-from agentenv.wire.leases import SlotState
 from agentenv.wire.server import ServerInfo
+from agentenv.wire.states import SlotState
 
 _ATTACHED_MOST = 4
 """Containers of a farm that one command leases from: enough for one slot, whatever dies."""

@@ -10,8 +10,9 @@ from typing import Any, Protocol, TypeVar
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError
 from agentenv.metrics.scrape import Samples
-from agentenv.wire.leases import SlotReport, SlotState
+from agentenv.wire.leases import SlotReport
 from agentenv.wire.server import ServerInfo
+from agentenv.wire.states import SlotState
 
 T = TypeVar("T")
 

@@ -11,9 +11,8 @@ from agentenv.metrics import catalog
 from agentenv.metrics.calls import CallCounts
 from agentenv.metrics.catalog import Metric
 from agentenv.slots.histogram import Buckets
-from agentenv.slots.slot import ContainerState
 from agentenv.slots.statistics import PoolStatistics
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import ContainerState, SlotState
 
 Value = float | Buckets
 Readings = Mapping[tuple[str, ...], Value]

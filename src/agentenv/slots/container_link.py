@@ -19,7 +19,8 @@ from agentenv.errors import (
     from_wire,
 )
 from agentenv.slots.health import Silence, Verdict
-from agentenv.wire.leases import LeaseKey, LeaseLoss, LeaseRequest, RenewRequest, SlotState
+from agentenv.wire.leases import LeaseKey, LeaseLoss, LeaseRequest, RenewRequest
+from agentenv.wire.states import SlotState
 
 logger = logging.getLogger(__name__)
 

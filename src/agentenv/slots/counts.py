@@ -6,8 +6,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentenv.slots.slot import Container, ContainerState, Slot
-from agentenv.wire.leases import SlotState
+from agentenv.slots.records import ContainerRecord, SlotRecord
+from agentenv.wire.states import ContainerState, SlotState
 
 FREEING_S = 2.0
 """For this long a slot being reset counts as about to be free; after it, as stuck."""
@@ -43,18 +43,18 @@ class Counts:
         self.slots: Counter[SlotState] = Counter()
         self.containers: Counter[ContainerState] = Counter()
         self._free = 0
-        self._freeing: OrderedDict[Slot, float] = OrderedDict()
+        self._freeing: OrderedDict[SlotRecord, float] = OrderedDict()
 
-    def started(self, container: Container) -> None:
+    def started(self, container: ContainerRecord) -> None:
         """A container there was not before."""
         self.containers[container.state] += 1
 
-    def fill(self, container: Container, states: Iterable[SlotState], now: float) -> None:
+    def fill(self, container: ContainerRecord, states: Iterable[SlotState], now: float) -> None:
         """Its slots, of which there were none before."""
         container.fill(states, now)
         self.slots.update(slot.state for slot in container.slots)
 
-    def move_container(self, container: Container, to: ContainerState) -> None:
+    def move_container(self, container: ContainerRecord, to: ContainerState) -> None:
         """Move a container along its table."""
         before, free = container.state, container.free
         container.move(to)
@@ -65,7 +65,7 @@ class Counts:
             for slot in container.slots:
                 self._freeing.pop(slot, None)
 
-    def move_slot(self, container: Container, slot: Slot, to: SlotState, now: float) -> None:
+    def move_slot(self, container: ContainerRecord, slot: SlotRecord, to: SlotState, now: float) -> None:
         """Move a slot along its table."""
         before, free = slot.state, container.free
         container.move_slot(slot, to, now)

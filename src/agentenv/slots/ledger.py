@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from agentenv.errors import AgentEnvError, ContainerLostError, StaleLeaseError
 from agentenv.slots.counts import Counts, Load
-from agentenv.slots.slot import Container, ContainerState, Lease, LeaseState
-from agentenv.wire.leases import SlotState
+from agentenv.slots.records import ContainerRecord, LeaseRecord
+from agentenv.wire.states import ContainerState, LeaseState, SlotState
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ class Ledger:
     """The one book of waiters, leases, slots and containers. See the module's rules."""
 
     def __init__(self) -> None:
-        self._containers: dict[str, Container] = {}
-        self._ordered: list[Container] = []
+        self._containers: dict[str, ContainerRecord] = {}
+        self._ordered: list[ContainerRecord] = []
         self._open: list[tuple[int, str]] = []
         self._waiters: dict[int, Waiter] = {}
         self._queue: list[int] = []
         self._deadlines: list[tuple[float, int]] = []
-        self._leases: dict[int, Lease] = {}
+        self._leases: dict[int, LeaseRecord] = {}
         self._counts = Counts()
         self._bound: float = math.inf
         self._next = 0
@@ -207,7 +207,7 @@ class Ledger:
 
     def started(self, container_id: str, index: int) -> list[Command]:
         """A container runs; its slots are not known yet."""
-        container = Container(container_id, index)
+        container = ContainerRecord(container_id, index)
         self._containers[container_id] = container
         insort(self._ordered, container, key=lambda one: one.index)
         self._counts.started(container)
@@ -285,7 +285,7 @@ class Ledger:
 
     # -- views --------------------------------------------------------------------------------
 
-    def containers(self) -> Sequence[Container]:
+    def containers(self) -> Sequence[ContainerRecord]:
         """Every container that is not gone, by index. To look at, not to change."""
         return self._ordered
 
@@ -306,7 +306,7 @@ class Ledger:
         """Waiters in the queue (those whose slot is being asked for are not)."""
         return len(self._queue)
 
-    def leases(self) -> Iterable[Lease]:
+    def leases(self) -> Iterable[LeaseRecord]:
         """Every live lease."""
         return self._leases.values()
 
@@ -327,9 +327,9 @@ class Ledger:
             commands.append(self._grant(self._waiters[self._queue.pop(0)], container, now))
         return commands
 
-    def _grant(self, waiter: Waiter, container: Container, now: float) -> Grant:
+    def _grant(self, waiter: Waiter, container: ContainerRecord, now: float) -> Grant:
         slot = container.lowest_free()
-        lease = Lease(self._number(), waiter.ticket, waiter.trajectory, slot)
+        lease = LeaseRecord(self._number(), waiter.ticket, waiter.trajectory, slot)
         self._counts.move_slot(container, slot, SlotState.leased, now)
         slot.lease = waiter.lease = lease.id
         self._leases[lease.id] = lease
@@ -353,12 +353,12 @@ class Ledger:
         else:
             del self._queue[bisect_left(self._queue, ticket)]
 
-    def _requeue(self, lease: Lease) -> None:
+    def _requeue(self, lease: LeaseRecord) -> None:
         if lease.ticket is not None:
             self._waiters[lease.ticket].lease = None
             insort(self._queue, lease.ticket)
 
-    def _give_back(self, lease: Lease, end: LeaseState, now: float) -> list[Command]:
+    def _give_back(self, lease: LeaseRecord, end: LeaseState, now: float) -> list[Command]:
         """End the lease; its slot is used again only after the container has reset it."""
         lease.move(end)
         del self._leases[lease.id]
@@ -368,7 +368,7 @@ class Ledger:
         self._counts.move_slot(container, slot, SlotState.resetting, now)
         return [Reclaim(lease.container, lease.slot, lease.id), *self._retire_if_stuck(container)]
 
-    def _lose_lease(self, lease: Lease, reason: str) -> list[Command]:
+    def _lose_lease(self, lease: LeaseRecord, reason: str) -> list[Command]:
         held = lease.state is LeaseState.granted
         lease.move(LeaseState.lost)
         if not held:
@@ -380,15 +380,15 @@ class Ledger:
         )
         return [EndLease(lease.id, error)]
 
-    def _stop_leasing(self, container: Container) -> None:
+    def _stop_leasing(self, container: ContainerRecord) -> None:
         if container.state is not ContainerState.draining:
             self._counts.move_container(container, ContainerState.draining)
 
-    def _retire_if_stuck(self, container: Container) -> list[Command]:
+    def _retire_if_stuck(self, container: ContainerRecord) -> list[Command]:
         leased = container.stuck and any(slot.state is SlotState.leased for slot in container.slots)
         return [] if leased or not container.stuck else [Retire(container.id, container.stuck)]
 
-    def _retire_if_spoiled(self, container: Container) -> list[Command]:
+    def _retire_if_spoiled(self, container: ContainerRecord) -> list[Command]:
         """Mostly quarantined: no new leases; replaced once its last lease has ended."""
         if container.quarantined * 2 <= len(container.slots):
             return []
@@ -396,12 +396,12 @@ class Ledger:
         reason = f"{container.quarantined} of {len(container.slots)} slots are quarantined"
         return [] if container.busy else [Retire(container.id, reason)]
 
-    def _offer(self, container: Container) -> None:
+    def _offer(self, container: ContainerRecord) -> None:
         if container.free and not container.offered:
             container.offered = True
             heapq.heappush(self._open, (container.index, container.id))
 
-    def _lowest_open(self) -> Container | None:
+    def _lowest_open(self) -> ContainerRecord | None:
         """The ready container of lowest index with a free slot. Entries may be out of date, none is missing."""
         while self._open:
             container = self._containers.get(self._open[0][1])

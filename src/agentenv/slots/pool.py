@@ -42,7 +42,7 @@ from agentenv.slots.pool_errors import check_arguments, timeout_error, unavailab
 from agentenv.slots.scaler import Scaler
 from agentenv.slots.statistics import PoolStatistics, Tally
 from agentenv.slots.tasks import finish
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 
 logger = logging.getLogger(__name__)
 

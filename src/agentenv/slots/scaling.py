@@ -25,7 +25,7 @@ _PEAK_STEPS = 32
 
 
 class ContainerLoad(Protocol):
-    """What scaling looks at in one container; :class:`agentenv.slots.slot.Container` is one."""
+    """What scaling looks at in one container; :class:`agentenv.slots.records.ContainerRecord` is one."""
 
     @property
     def index(self) -> int:

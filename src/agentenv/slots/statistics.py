@@ -9,8 +9,7 @@ from types import MappingProxyType
 
 from agentenv.slots.histogram import Buckets, Histogram
 from agentenv.slots.ledger import Ledger
-from agentenv.slots.slot import ContainerState
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import ContainerState, SlotState
 
 _KEPT = 2048
 """Durations remembered per kind: enough for a p99, and bounded."""

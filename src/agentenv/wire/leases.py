@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
 from agentenv.wire.base import SlotIndex, TrajectoryName, WireModel
+from agentenv.wire.states import SlotState
 
 TTL_S = Annotated[float, Field(gt=0, le=24 * 3600)]
-
-
-class SlotState(StrEnum):
-    """The life of a slot."""
-
-    free = "free"
-    leased = "leased"
-    resetting = "resetting"
-    quarantined = "quarantined"
-    gone = "gone"
 
 
 class LeaseKey(WireModel):

@@ -36,9 +36,9 @@ from agentenv.wire.leases import (
     RenewReply,
     RenewRequest,
     SealRequest,
-    SlotState,
 )
 from agentenv.wire.server import SlotsReply
+from agentenv.wire.states import SlotState
 
 log = logging.getLogger(__name__)
 

@@ -8,28 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentenv.errors import ProtocolError
-from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, SlotState
-
-MOVES: dict[SlotState, frozenset[SlotState]] = {
-    SlotState.free: frozenset({SlotState.leased, SlotState.resetting, SlotState.quarantined, SlotState.gone}),
-    SlotState.leased: frozenset({SlotState.resetting, SlotState.quarantined, SlotState.gone}),
-    SlotState.resetting: frozenset({SlotState.free, SlotState.leased, SlotState.quarantined, SlotState.gone}),
-    SlotState.quarantined: frozenset({SlotState.resetting, SlotState.gone}),
-    SlotState.gone: frozenset(),
-}
-"""Which state may follow which. ``resetting → leased`` is a server that came back after a
-crash and is handed its living leases."""
-
-
-class IllegalMoveError(RuntimeError):
-    """A slot was asked to go where the table does not let it. Nothing changed."""
-
-
-def move(state: SlotState, to: SlotState) -> SlotState:
-    """``to``, when ``state`` may be followed by it; else raises IllegalMoveError."""
-    if to not in MOVES[state]:
-        raise IllegalMoveError(f"a slot cannot go from {state} to {to}")
-    return to
+from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest
 
 
 @dataclass

@@ -20,11 +20,11 @@ from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.server.app import STREAMS, SandboxApp
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.context import ServerContext
-from agentenv.sandbox.server.leases import IllegalMoveError
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
 from agentenv.sandbox.server.tools.bash import command_env
 from agentenv.wire.server import Proof, ServerInfo
+from agentenv.wire.states import IllegalMoveError
 
 _HELLO_TIMEOUT_S = 30.0
 _SETTLE_TIMEOUT_S = 30.0

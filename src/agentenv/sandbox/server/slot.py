@@ -26,14 +26,15 @@ from agentenv.sandbox.server.call_runner import CallRunner
 from agentenv.sandbox.server.calls import CallInFlight, Outlet, Stop, answer, ended, refusal
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.inbox import Attached, Inbox
-from agentenv.sandbox.server.leases import Lease, move
+from agentenv.sandbox.server.leases import Lease
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
 from agentenv.sandbox.server.session_calls import SessionCalls
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call
-from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport, SlotState
+from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport
 from agentenv.wire.spec import SEALED_ENV
+from agentenv.wire.states import SERVER_SLOT_MOVES, SlotState, move
 
 MAX_QUEUED_CALLS = 2_000
 """Calls that may wait in one slot; more are refused."""
@@ -136,7 +137,7 @@ class Slot:
             raise StaleLeaseError(f"slot {self.index} was leased by this very request, and that lease has ended")
         if self.state is not SlotState.free:
             raise StaleLeaseError(f"slot {self.index} is {self.state}, not free", next_step="lease another slot")
-        self.state = move(self.state, SlotState.leased)
+        self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.leased)
         self._called, self._sealed_by = False, ""
         self._take_up(Lease.grant(request, self.epoch, self._loop.time()))
         self._context.statistics.leases_granted += 1
@@ -231,7 +232,7 @@ class Slot:
         self.reason = reason
         self._close_runner()
         if self.state is not SlotState.quarantined:
-            self.state = move(self.state, SlotState.quarantined)
+            self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.quarantined)
         self._wake_settled()
 
     def lost(self, loss: Loss, reason: str, *, ask_reset: bool = False) -> None:
@@ -245,7 +246,7 @@ class Slot:
         self._lose_lease(loss, reason)
         self._sealing = False
         self._close_runner()
-        self.state = move(self.state, SlotState.resetting)
+        self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         if ask_reset:
             self._context.supervisor.reset(self.index, self.epoch)
 
@@ -361,7 +362,7 @@ class Slot:
         self._cancel_unheard()
         self._close_runner()
         if self.state is not SlotState.resetting:
-            self.state = move(self.state, SlotState.resetting)
+            self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         self.epoch = packet.epoch
         self.reason = ""
         lease = None
@@ -373,7 +374,7 @@ class Slot:
                 self._context.supervisor.reset(self.index, self.epoch)
                 raise
         self._open_runner(packet, agent, era=lease.era if lease else 0, sealed=lease is not None and lease.sealed)
-        self.state = move(self.state, SlotState.leased if lease else SlotState.free)
+        self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.leased if lease else SlotState.free)
         if lease is not None:
             self._called = True  # as far as this server process can know
             self._take_up(lease)
@@ -416,7 +417,7 @@ class Slot:
             self._unheard = None
 
     def _reset(self) -> None:
-        self.state = move(self.state, SlotState.resetting)
+        self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         self._close_runner()
         if not self._sealing:
             self._context.supervisor.reset(self.index, self.epoch)

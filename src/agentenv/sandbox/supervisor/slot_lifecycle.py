@@ -21,7 +21,7 @@ from agentenv.sandbox.supervisor import cgroups, limits, network, slot_process
 from agentenv.sandbox.supervisor.network import NetworkProcess
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
-from agentenv.sandbox.supervisor.slot_states import SlotPhase, moved
+from agentenv.wire.states import SLOT_PHASE_MOVES, SlotPhase, move
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class SlotLifecycle:
             await asyncio.wait([self._task])
 
     def _move(self, to: SlotPhase) -> None:
-        self.phase = moved(self.phase, to)
+        self.phase = move(SLOT_PHASE_MOVES, self.phase, to, self)
 
     def _turn(self, to: SlotPhase) -> None:
         self._move(to)

@@ -44,8 +44,8 @@ from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.server_process import ServerProcess, ServerSetup
 from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop, SlotLifecycle, SlotServices
 from agentenv.sandbox.supervisor.slot_process import SlotSetup
-from agentenv.sandbox.supervisor.slot_states import SlotPhase
 from agentenv.wire.spec import SandboxSpec
+from agentenv.wire.states import SlotPhase
 
 log = logging.getLogger(__name__)
 

@@ -46,9 +46,9 @@ from agentenv.wire.leases import (
     RenewReply,
     RenewRequest,
     SealRequest,
-    SlotState,
 )
 from agentenv.wire.server import ErrorReply, Health, ServerInfo, SlotsReply
+from agentenv.wire.states import SlotState
 
 Model = TypeVar("Model", bound=WireModel)
 Send = Callable[[WireModel], Awaitable[None]]

@@ -29,8 +29,9 @@ from agentenv.slots.backends.fake_sessions import FakeSessions
 from agentenv.slots.backends.fake_tools import FakeShell, Ran, SlotfilesError, run_file_tool
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES, WireModel
 from agentenv.wire.calls import Attachment, Call, CallKey, CallResult
-from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, SlotReport, SlotState
+from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, SlotReport
 from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArguments
+from agentenv.wire.states import SlotState
 from agentenv.wire.tools import (
     ArtifactsArguments,
     BashArguments,

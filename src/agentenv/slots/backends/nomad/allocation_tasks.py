@@ -22,7 +22,7 @@ from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError, slow_start, start_failure
 from agentenv.slots.backends.nomad.facts import Allocation
 from agentenv.slots.health import Silence, Verdict
-from agentenv.wire.leases import SlotState
+from agentenv.wire.states import SlotState
 
 logger = logging.getLogger(__name__)
 

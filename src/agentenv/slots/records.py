@@ -1,72 +1,31 @@
-"""Slots, containers and leases as states: the tables, and what moves along them."""
+"""What the ledger keeps of each slot, container and lease: its state, which moves along a table, and counts."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic
 
-from agentenv.wire.leases import SlotState
-
-
-class ContainerState(StrEnum):
-    """The life of a container, as the pool sees it."""
-
-    starting = "starting"
-    ready = "ready"
-    suspect = "suspect"
-    draining = "draining"
-    gone = "gone"
-
-
-class LeaseState(StrEnum):
-    """The life of a lease: asked of the container, held by its trajectory, ended."""
-
-    requested = "requested"
-    granted = "granted"
-    released = "released"
-    lost = "lost"
-
-
-State = TypeVar("State", SlotState, ContainerState, LeaseState)
-
-SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
-    # free -> resetting: the container found the slot broken by itself, or somebody else holds it.
-    SlotState.free: frozenset({SlotState.leased, SlotState.resetting, SlotState.gone}),
-    SlotState.leased: frozenset({SlotState.resetting, SlotState.gone}),
-    SlotState.resetting: frozenset({SlotState.free, SlotState.quarantined, SlotState.gone}),
-    SlotState.quarantined: frozenset({SlotState.gone}),
-    SlotState.gone: frozenset(),
-}
-CONTAINER_MOVES: Mapping[ContainerState, frozenset[ContainerState]] = {
-    ContainerState.starting: frozenset({ContainerState.ready, ContainerState.draining, ContainerState.gone}),
-    ContainerState.ready: frozenset({ContainerState.suspect, ContainerState.draining, ContainerState.gone}),
-    ContainerState.suspect: frozenset({ContainerState.ready, ContainerState.draining, ContainerState.gone}),
-    ContainerState.draining: frozenset({ContainerState.gone}),
-    ContainerState.gone: frozenset(),
-}
-LEASE_MOVES: Mapping[LeaseState, frozenset[LeaseState]] = {
-    LeaseState.requested: frozenset({LeaseState.granted, LeaseState.released, LeaseState.lost}),
-    LeaseState.granted: frozenset({LeaseState.released, LeaseState.lost}),
-    LeaseState.released: frozenset(),
-    LeaseState.lost: frozenset(),
-}
-
+from agentenv.wire.states import (
+    CONTAINER_MOVES,
+    LEASE_MOVES,
+    POOL_SLOT_MOVES,
+    ContainerState,
+    LeaseState,
+    SlotState,
+    State,
+    move,
+)
 
 # Looked at for every container a scale decision takes away, and enum attributes are slow in Python 3.11.
 _READY, _SUSPECT, _DRAINING = ContainerState.ready, ContainerState.suspect, ContainerState.draining
-
-
-class IllegalMoveError(RuntimeError):
-    """A mistake in our own code: the state machine has no such move. Nothing was changed."""
 
 
 class _Stateful(Generic[State]):
     """Something with a state that moves only along its table."""
 
     __slots__ = ("_state",)
-    _moves: ClassVar[Mapping[StrEnum, frozenset[StrEnum]]]
+    _moves: ClassVar[Mapping[Any, frozenset[Any]]]
 
     def __init__(self, state: State) -> None:
         self._state: State = state
@@ -78,16 +37,14 @@ class _Stateful(Generic[State]):
 
     def move(self, to: State) -> None:
         """Go to ``to``. Raises IllegalMoveError, changing nothing, when the table has no such move."""
-        if to not in self._moves[self._state]:
-            raise IllegalMoveError(f"{self!r} cannot become {to}")
-        self._state = to
+        self._state = move(self._moves, self._state, to, self)
 
 
-class Slot(_Stateful[SlotState]):
+class SlotRecord(_Stateful[SlotState]):
     """One slot of one container. ``lease`` is the id of the live lease on it, if any."""
 
     __slots__ = ("container", "index", "lease")
-    _moves = SLOT_MOVES  # type: ignore[assignment]
+    _moves = POOL_SLOT_MOVES
 
     def __init__(self, container: str, index: int, state: SlotState = SlotState.free) -> None:
         super().__init__(state)
@@ -100,13 +57,13 @@ class Slot(_Stateful[SlotState]):
         return f"<Slot {self.container}/{self.index} {self._state}{holder}>"
 
 
-class Lease(_Stateful[LeaseState]):
+class LeaseRecord(_Stateful[LeaseState]):
     """One grant of a slot. ``ticket`` is the waiter it is meant for, None once nobody waits for it."""
 
     __slots__ = ("container", "id", "slot", "ticket", "trajectory")
-    _moves = LEASE_MOVES  # type: ignore[assignment]
+    _moves = LEASE_MOVES
 
-    def __init__(self, lease_id: int, ticket: int, trajectory: str, slot: Slot) -> None:
+    def __init__(self, lease_id: int, ticket: int, trajectory: str, slot: SlotRecord) -> None:
         super().__init__(LeaseState.requested)
         self.id = lease_id
         self.ticket: int | None = ticket
@@ -118,7 +75,7 @@ class Lease(_Stateful[LeaseState]):
         return f"<Lease {self.id} {self._state} {self.container}/{self.slot} {self.trajectory!r}>"
 
 
-class Container(_Stateful[ContainerState]):
+class ContainerRecord(_Stateful[ContainerState]):
     """One container and its slots.
 
     ``busy`` counts slots that are leased or being reset; ``idle_since`` is when that became 0 (None
@@ -128,13 +85,13 @@ class Container(_Stateful[ContainerState]):
     """
 
     __slots__ = ("_free", "busy", "id", "idle_since", "index", "offered", "quarantined", "slots", "stuck")
-    _moves = CONTAINER_MOVES  # type: ignore[assignment]
+    _moves = CONTAINER_MOVES
 
     def __init__(self, container_id: str, index: int) -> None:
         super().__init__(ContainerState.starting)
         self.id = container_id
         self.index = index
-        self.slots: list[Slot] = []
+        self.slots: list[SlotRecord] = []
         self._free: list[int] = []
         self.busy = 0
         self.quarantined = 0
@@ -144,7 +101,7 @@ class Container(_Stateful[ContainerState]):
 
     def fill(self, states: Iterable[SlotState], now: float) -> None:
         """Take the inventory: one state per slot, in order of index."""
-        self.slots = [Slot(self.id, index, state) for index, state in enumerate(states)]
+        self.slots = [SlotRecord(self.id, index, state) for index, state in enumerate(states)]
         self._free = [slot.index for slot in self.slots if slot.state is SlotState.free]
         self.quarantined = sum(slot.state is SlotState.quarantined for slot in self.slots)
         self.busy = len(self.slots) - len(self._free) - self.quarantined
@@ -165,7 +122,7 @@ class Container(_Stateful[ContainerState]):
         """Slots that could be leased now: 0 unless ready."""
         return len(self._free) if self._state is _READY else 0
 
-    def move_slot(self, slot: Slot, to: SlotState, now: float) -> None:
+    def move_slot(self, slot: SlotRecord, to: SlotState, now: float) -> None:
         """Move a slot and keep the counts. Raises IllegalMoveError, changing nothing."""
         before = slot.state
         slot.move(to)
@@ -188,7 +145,7 @@ class Container(_Stateful[ContainerState]):
         self._free.remove(index)
         heapq.heapify(self._free)
 
-    def lowest_free(self) -> Slot:
+    def lowest_free(self) -> SlotRecord:
         """The free slot of lowest index. Raises IndexError when there is none."""
         return self.slots[self._free[0]]
 

@@ -1,0 +1,105 @@
+"""The lives of slots, containers and leases: which state may follow which. Pure, standard library only.
+
+A slot is seen three times: by the pool (``POOL_SLOT_MOVES``), by the sandbox server (``SERVER_SLOT_MOVES``) and by the
+supervisor (``SLOT_PHASE_MOVES``). The tables differ where what each can see differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import TypeVar
+
+
+class SlotState(StrEnum):
+    """The life of a slot, as the server reports it and the pool keeps it."""
+
+    free = "free"
+    leased = "leased"
+    resetting = "resetting"
+    quarantined = "quarantined"
+    gone = "gone"
+
+
+class SlotPhase(StrEnum):
+    """What the supervisor is doing with a slot."""
+
+    absent = "absent"
+    starting = "starting"
+    ready = "ready"
+    resetting = "resetting"
+    sealing = "sealing"
+    quarantined = "quarantined"
+
+
+class ContainerState(StrEnum):
+    """The life of a container, as the pool sees it."""
+
+    starting = "starting"
+    ready = "ready"
+    suspect = "suspect"
+    draining = "draining"
+    gone = "gone"
+
+
+class LeaseState(StrEnum):
+    """The life of a lease: requested of the container, held by its trajectory, ended."""
+
+    requested = "requested"
+    granted = "granted"
+    released = "released"
+    lost = "lost"
+
+
+POOL_SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
+    # free -> resetting: the container found the slot broken by itself, or somebody else holds it.
+    SlotState.free: frozenset({SlotState.leased, SlotState.resetting, SlotState.gone}),
+    SlotState.leased: frozenset({SlotState.resetting, SlotState.gone}),
+    SlotState.resetting: frozenset({SlotState.free, SlotState.quarantined, SlotState.gone}),
+    SlotState.quarantined: frozenset({SlotState.gone}),
+    SlotState.gone: frozenset(),
+}
+SERVER_SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
+    SlotState.free: frozenset({SlotState.leased, SlotState.resetting, SlotState.quarantined, SlotState.gone}),
+    SlotState.leased: frozenset({SlotState.resetting, SlotState.quarantined, SlotState.gone}),
+    # resetting -> leased: a server that came back after a crash is handed its living leases.
+    SlotState.resetting: frozenset({SlotState.free, SlotState.leased, SlotState.quarantined, SlotState.gone}),
+    SlotState.quarantined: frozenset({SlotState.resetting, SlotState.gone}),
+    SlotState.gone: frozenset(),
+}
+SLOT_PHASE_MOVES: Mapping[SlotPhase, frozenset[SlotPhase]] = {
+    SlotPhase.absent: frozenset({SlotPhase.starting}),
+    # starting -> resetting: a start that failed cleanly and is tried again.
+    SlotPhase.starting: frozenset({SlotPhase.ready, SlotPhase.resetting, SlotPhase.quarantined}),
+    SlotPhase.ready: frozenset({SlotPhase.resetting, SlotPhase.sealing, SlotPhase.quarantined}),
+    SlotPhase.resetting: frozenset({SlotPhase.starting, SlotPhase.quarantined}),
+    SlotPhase.sealing: frozenset({SlotPhase.starting, SlotPhase.quarantined}),
+    # What could not be proved clean is never used again.
+    SlotPhase.quarantined: frozenset(),
+}
+CONTAINER_MOVES: Mapping[ContainerState, frozenset[ContainerState]] = {
+    ContainerState.starting: frozenset({ContainerState.ready, ContainerState.draining, ContainerState.gone}),
+    ContainerState.ready: frozenset({ContainerState.suspect, ContainerState.draining, ContainerState.gone}),
+    ContainerState.suspect: frozenset({ContainerState.ready, ContainerState.draining, ContainerState.gone}),
+    ContainerState.draining: frozenset({ContainerState.gone}),
+    ContainerState.gone: frozenset(),
+}
+LEASE_MOVES: Mapping[LeaseState, frozenset[LeaseState]] = {
+    LeaseState.requested: frozenset({LeaseState.granted, LeaseState.released, LeaseState.lost}),
+    LeaseState.granted: frozenset({LeaseState.released, LeaseState.lost}),
+    LeaseState.released: frozenset(),
+    LeaseState.lost: frozenset(),
+}
+
+State = TypeVar("State", SlotState, SlotPhase, ContainerState, LeaseState)
+
+
+class IllegalMoveError(RuntimeError):
+    """A mistake in our own code: the table has no such move. Nothing was changed."""
+
+
+def move(table: Mapping[State, frozenset[State]], state: State, to: State, what: object = "it") -> State:
+    """``to``, when the table lets it follow ``state``. Raises IllegalMoveError, which names ``what``."""
+    if to not in table[state]:
+        raise IllegalMoveError(f"{what!r} cannot go from {state.value} to {to.value}")
+    return to
