@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agentenv.backoff import pause_s
 from agentenv.agent.culprit import before_the_model, unexpected, worth_another
 from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, expected, genuinely_cancelled
 from agentenv.agent.jsonable import clean_text, jsonable
@@ -100,7 +101,7 @@ class Rollout:
                 return self._transcript(attempt, trajectory, error, earlier)
             logger.warning("%s: attempt %d failed for infrastructure, retrying: %s", trajectory, number, _named(error))
             earlier.append(_named(error))
-            await asyncio.sleep(min(MAX_RETRY_DELAY_S, self._farm.infra_retry_delay_s * 2 ** (number - 1)))
+            await asyncio.sleep(pause_s(self._farm.infra_retry_delay_s, MAX_RETRY_DELAY_S, number))
 
     def _another(self, error: AgentEnvError, attempt: Attempt, number: int) -> bool:
         """Whether there is to be another attempt; counts it among the group's."""

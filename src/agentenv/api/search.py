@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Protocol, Self
 import aiohttp
 from pydantic import BaseModel, Field
 
+from agentenv.backoff import pause_s
 from agentenv.api.secrets import Secrets
 from agentenv.api.settings import SearchDialect, SearchSettings
 from agentenv.api.tool import ExternalTool, external_tool
@@ -105,13 +106,13 @@ class HttpSearch:
             try:
                 answer = await self._ask(query, count)
             except (aiohttp.ClientError, OSError) as error:
-                failure, pause_s = f"{type(error).__name__}: {error}", _PAUSE_S * 2**attempt
+                failure, wait_s = f"{type(error).__name__}: {error}", 0.0
             else:
                 if isinstance(answer, list):
                     return answer[:count]
-                failure, pause_s = answer.said, max(_PAUSE_S * 2**attempt, answer.wait_s)
+                failure, wait_s = answer.said, answer.wait_s
             if attempt + 1 < _TRIES:
-                await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
+                await asyncio.sleep(min(max(wait_s, pause_s(_PAUSE_S, _LONGEST_PAUSE_S, attempt + 1)), _LONGEST_PAUSE_S))
         raise ConnectionLostError(f"the search provider {self._name} failed {_TRIES} times: {failure}")
 
     async def _ask(self, query: str, count: int) -> list[SearchResult] | _Busy:

@@ -18,11 +18,13 @@ from atroposlib.envs.server_handling.server_baseline import APIServer, APIServer
 from atroposlib.envs.server_handling.sglang_server import SGLangServer
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
 
+from agentenv.backoff import pause_s
 from agentenv.agent.models.openai import ended_by
 from agentenv.errors import ConfigError, ModelServerError
 
 ATTEMPTS = 3
 FIRST_DELAY_S = 0.5
+LONGEST_DELAY_S = 30.0
 TRAJECTORY_HEADER = "X-Trajectory"
 """Carries the trajectory's name to a managed server when ``send_trajectory_id`` is set."""
 
@@ -92,7 +94,7 @@ class _TokenServer:
                 final = isinstance(error, Refused) and error.status_code < 500 and error.status_code != 429
                 if final or attempt == ATTEMPTS:
                     raise
-            await asyncio.sleep(FIRST_DELAY_S * 2 ** (attempt - 1))
+            await asyncio.sleep(pause_s(FIRST_DELAY_S, LONGEST_DELAY_S, attempt))
         raise AssertionError("unreachable")
 
     async def _post(self, body: dict[str, Any], headers: dict[str, str]) -> Any:

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 import aiohttp
 from pydantic import ValidationError
 
+from agentenv.backoff import pause_s
 from agentenv.config import ExecutorSettings
 from agentenv.containers.attachments import Attachments, Part, without_large
 from agentenv.containers.handle import ContainerHandle
@@ -415,7 +416,7 @@ class SandboxClient:
                 )
             )
         elif self._fruitless:
-            longest_s = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2**self._fruitless)
+            longest_s = pause_s(2 * _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S, self._fruitless)
             await asyncio.sleep(min(left_s, random.uniform(0, longest_s)))  # noqa: S311
 
     def _give_up(self, error: AgentEnvError) -> None:

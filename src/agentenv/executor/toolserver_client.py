@@ -16,6 +16,7 @@ from typing import Any, Final, Self, TypeVar
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
+from agentenv.backoff import Backoff
 from agentenv.errors import (
     AgentEnvError,
     CallLostError,
@@ -203,11 +204,12 @@ class ToolServerClient:
         failures after which the question may have arrived."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._deadline_s
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             try:
                 return await self._ask(method, path, body, kind, limit_s)
             except _GONE as error:
+                pause_s = backoff.next_s()
                 if loop.time() + pause_s > give_up_at:
                     raise ConnectionLostError(
                         f"the tool server at {self._url} was unreachable for {self._deadline_s:g} s: {_said(error)}",
@@ -217,7 +219,6 @@ class ToolServerClient:
                     cut.append(error)
                 logger.warning("tool server at %s: %s; asking again", self._url, _said(error))
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _ask(self, method: str, path: str, body: BaseModel | None, kind: type[T], limit_s: float) -> T:
         if self._session is None or self._session.closed:

@@ -7,6 +7,7 @@ import posixpath
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from agentenv.backoff import Backoff
 from agentenv.errors import InvalidArgumentsError, UnknownSessionError
 from agentenv.sessions.answers import SessionAnswer
 from agentenv.sessions.host import Host
@@ -182,12 +183,11 @@ class TmuxCalls:
 
     async def _looking(self, holds: Callable[[], Awaitable[bool]], until_s: float) -> bool:
         """Look until it holds or the time is over."""
-        pause_s = _LOOK_S
+        backoff = Backoff(_LOOK_S, _LONGEST_LOOK_S)
         while not await holds():
             if self._host.loop.time() >= until_s:
                 return False
-            await asyncio.sleep(min(pause_s, max(0.0, until_s - self._host.loop.time())))
-            pause_s = min(1.5 * pause_s, _LONGEST_LOOK_S)
+            await asyncio.sleep(min(backoff.next_s(), max(0.0, until_s - self._host.loop.time())))
         return True
 
     async def _settle(self, tmux: Tmux) -> None:

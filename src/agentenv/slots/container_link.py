@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 
+from agentenv.backoff import Backoff
 from agentenv.config import PoolSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.errors import (
@@ -119,7 +120,7 @@ class ContainerLink:
     async def _reclaim(self, slot: int, lease_id: int | None, resetting: Callable[[bool], None]) -> SlotState:
         key = self._keys.pop(lease_id, None) if lease_id is not None else None
         request = self._requests.pop(lease_id, None) if lease_id is not None else None
-        pause_s = _POLL_MIN_S
+        backoff = Backoff(_POLL_MIN_S, _POLL_MAX_S)
         while True:
             try:
                 async with self._doors.resets:
@@ -140,8 +141,7 @@ class ContainerLink:
                 key, request, state = None, None, SlotState.resetting
             if state in (SlotState.free, SlotState.quarantined):
                 return state
-            await asyncio.sleep(pause_s)
-            pause_s = min(_POLL_MAX_S, pause_s * 2)
+            await asyncio.sleep(backoff.next_s())
 
     async def _release(self, slot: int, key: LeaseKey | None) -> SlotState:
         if key is not None:

@@ -14,6 +14,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from agentenv.backoff import Backoff
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
@@ -202,9 +203,8 @@ class SlotLifecycle:
 
         Raises SandboxUnavailableError when that did not help, OSError when a start could not be undone.
         """
-        began_s, attempt, pause_s = time.monotonic(), 0, _FIRST_PAUSE_S
+        began_s, backoff = time.monotonic(), Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
-            attempt += 1
             try:
                 async with self._services.gate:
                     if fresh:
@@ -219,11 +219,11 @@ class SlotLifecycle:
             if fresh:
                 await self._discard()
             patient = is_shortage(failure) and time.monotonic() - began_s < patience_s
-            if attempt >= _START_ATTEMPTS and not patient:
+            pause_s = backoff.next_s()
+            if backoff.failures >= _START_ATTEMPTS and not patient:
                 raise SandboxUnavailableError(str(failure)) from failure
-            log.warning("slot %d: start %d failed: %s", self.number, attempt, failure)
+            log.warning("slot %d: start %d failed: %s", self.number, backoff.failures, failure)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _prepare(self) -> None:
         setup = self._services.setup

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv.backoff import pause_s
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError, StartTimeoutError
 from agentenv.sandbox.control_protocol import (
     Hello,
@@ -117,7 +118,7 @@ class Supervisor:
                     f"the server died {_CRASHES} times within {_CRASHES_WITHIN_S:.0f} s; the last time: {reason}",
                     next_step="the log on standard error says why",
                 )
-            await asyncio.sleep(_backoff_s(len(crashes.times)))
+            await asyncio.sleep(pause_s(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S, len(crashes.times)))
             self._reset_orphans()
             self._start_server()
             self._greet()
@@ -276,10 +277,6 @@ class Supervisor:
         for slot in self._slots:
             if slot.phase is SlotPhase.ready and slot.handed and slot.lease is None:
                 slot.reset()
-
-
-def _backoff_s(crashes: int) -> float:
-    return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (crashes - 1))
 
 
 def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
+from agentenv.backoff import pause_s
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted, StartFailed
@@ -123,12 +124,13 @@ class Fleet:
             except StartFailedError as error:
                 failures += 1
                 self._events.put_nowait(error.event)
-                await asyncio.sleep(PERMANENT_RETRY_S if error.event.permanent else _pause_s(failures))
+                after_s = pause_s(RETRY_MIN_S, RETRY_MAX_S, failures)
+                await asyncio.sleep(PERMANENT_RETRY_S if error.event.permanent else after_s)
                 continue
             began = loop.time()
             await self._watch(running)
             failures = failures + 1 if loop.time() - began < STABLE_AFTER_S else 0
-            await asyncio.sleep(_pause_s(failures - 1) if failures > 1 else 0)
+            await asyncio.sleep(pause_s(RETRY_MIN_S, RETRY_MAX_S, failures - 1) if failures > 1 else 0)
 
     async def _begin(self, index: int) -> Running:
         async with self._starting:
@@ -171,7 +173,3 @@ async def _end_of(ended: asyncio.Task[str]) -> str:
     except Exception as error:
         logger.exception("%s cannot be told", ended.get_name())
         return f"it ended, and how cannot be told: {error!r}"
-
-
-def _pause_s(failures: int) -> float:
-    return min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** (failures - 1))

@@ -12,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from agentenv.backoff import Backoff
 from agentenv.config import ContainerSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
@@ -81,7 +82,7 @@ class Errands:
 
     async def _meet(self, allocation: Allocation, token: str, timeout_s: float) -> ContainerHandle | StartFailed:
         loop = asyncio.get_running_loop()
-        began, pause_s, problem = loop.time(), _RETRY_MIN_S, ""
+        began, backoff, problem = loop.time(), Backoff(_RETRY_MIN_S, _RETRY_MAX_S), ""
         while (waited_s := loop.time() - began) < timeout_s:
             async with self._handshakes:
                 try:
@@ -93,8 +94,7 @@ class Errands:
                     problem = error.message
                 except AgentEnvError as error:
                     return StartFailed(f"{allocation.container} refuses the request: {error.message}", error.next_step)
-            await asyncio.sleep(pause_s)
-            pause_s = min(_RETRY_MAX_S, pause_s * 2)
+            await asyncio.sleep(backoff.next_s())
         return slow_start(allocation, waited_s, problem)
 
     async def _handle(self, allocation: Allocation, token: str) -> ContainerHandle:
@@ -153,7 +153,7 @@ class Errands:
 
     async def _stop(self, allocation: str, reason: str, after_s: float, wanted: Callable[[], bool]) -> None:
         await asyncio.sleep(after_s)
-        pause_s = _RETRY_MAX_S
+        backoff = Backoff(_RETRY_MAX_S, _API_RETRY_MAX_S)
         while wanted():
             async with self._stops:
                 await asyncio.sleep(1 / _STOPS_PER_S)
@@ -162,8 +162,7 @@ class Errands:
                     return await self._api.stop(allocation)
                 except NomadError as error:
                     logger.info("allocation %s could not be stopped yet: %s", allocation, error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(_API_RETRY_MAX_S, pause_s * 2)
+            await asyncio.sleep(backoff.next_s())
         return None
 
     def diagnose(self, allocation: Allocation, image: str, answer: Callable[[StartFailed], None]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from agentenv.backoff import Backoff
 from agentenv.errors import AgentEnvError
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError
@@ -70,7 +71,7 @@ class CountKeeper:
 
     async def keep_count(self) -> None:
         """Ask, and ask again until Nomad agrees."""
-        pause_s = RETRY_MIN_S
+        backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -83,12 +84,11 @@ class CountKeeper:
             self._asking = True
             try:
                 await self._ask(count)
-                pause_s = RETRY_MIN_S
+                backoff.reset()
             except (NomadError, AgentEnvError) as error:
                 # 400: a deployment is under way, as job files without max_parallel = 0 have them.
                 logger.warning("the count of %d is not set yet: %s", count, error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(RETRY_MAX_S, pause_s * 2)
+                await asyncio.sleep(backoff.next_s())
                 self._changed.set()
             finally:
                 self._asking = False

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+from agentenv.backoff import Backoff
 from agentenv.slots.backends.nomad import facts
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError
@@ -81,7 +82,7 @@ class Follower:
 
     async def follow(self) -> None:
         """Read the event stream; after a cut, again from the last index."""
-        nodes, pause_s = True, RETRY_MIN_S
+        nodes, backoff = True, Backoff(RETRY_MIN_S, RETRY_MAX_S)
         while True:
             began = asyncio.get_running_loop().time()
             try:
@@ -94,10 +95,9 @@ class Follower:
                     nodes = False
                     continue
                 if asyncio.get_running_loop().time() - began > RETRY_MAX_S:
-                    pause_s = RETRY_MIN_S
+                    backoff.reset()
                 logger.warning("no event stream of Nomad, listing every %g s until there is: %s", POLL_S, error)
-            await asyncio.sleep(pause_s)
-            pause_s = min(RETRY_MAX_S, pause_s * 2)
+            await asyncio.sleep(backoff.next_s())
 
     def _hear(self, line: dict[str, object]) -> None:
         if not self._streaming:

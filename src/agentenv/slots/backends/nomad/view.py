@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from agentenv.backoff import pause_s
 from agentenv.containers.handle import ContainerHandle
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad.explain import end_of, hopeless, placement, slow_start
@@ -178,8 +179,8 @@ class FleetView:
             if outcome.foreign:
                 return [ReportEvent(outcome)]
             self._failures += 1
-            pause_s = RETRY_MAX_S if outcome.permanent else _pause_s(self._failures)
-            return [ReportEvent(outcome), StopAllocation(one.fact.id, outcome.reason, pause_s)]
+            after_s = RETRY_MAX_S if outcome.permanent else pause_s(RETRY_MIN_S, RETRY_MAX_S, self._failures)
+            return [ReportEvent(outcome), StopAllocation(one.fact.id, outcome.reason, after_s)]
         one.stage, one.since = Stage.serving, now
         commands: list[Command] = [ReportEvent(ContainerStarted(outcome))]
         if self.unplaced is not None:
@@ -363,7 +364,3 @@ class FleetView:
     def _find(self, container: str) -> _Tracked | None:
         one = self._tracked.get(container.partition(".")[0])
         return one if one is not None and one.container == container else None
-
-
-def _pause_s(failures: int) -> float:
-    return min(RETRY_MAX_S, RETRY_MIN_S * 2.0 ** min(failures - 1, 10))
