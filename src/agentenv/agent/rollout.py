@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from agentenv.backoff import pause_s
 from agentenv.agent.culprit import before_the_model, unexpected, worth_another
 from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, expected, genuinely_cancelled
 from agentenv.agent.jsonable import clean_text, jsonable
@@ -27,6 +26,7 @@ from agentenv.agent.tmux_recordings import last_recordings
 from agentenv.agent.token_sequences import TokenSequence, sequences_of
 from agentenv.agent.transcript import FinishReason, PhaseName, SequenceSummary, Transcript
 from agentenv.agent.turns import Turns
+from agentenv.backoff import pause_s
 from agentenv.errors import AgentEnvError, SlotDestroyedError, TaskError
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Final, Protocol, Self
 import aiohttp
 from pydantic import BaseModel, Field
 
-from agentenv.backoff import pause_s
 from agentenv.api.secrets import Secrets
 from agentenv.api.settings import SearchDialect, SearchSettings
 from agentenv.api.tool import ExternalTool, external_tool
+from agentenv.backoff import pause_s
 from agentenv.errors import ConnectionLostError, InfraError, PoolClosedError
 
 DIALECTS: Final[Mapping[str, SearchDialect]] = {
@@ -112,7 +112,9 @@ class HttpSearch:
                     return answer[:count]
                 failure, wait_s = answer.said, answer.wait_s
             if attempt + 1 < _TRIES:
-                await asyncio.sleep(min(max(wait_s, pause_s(_PAUSE_S, _LONGEST_PAUSE_S, attempt + 1)), _LONGEST_PAUSE_S))
+                await asyncio.sleep(
+                    min(max(wait_s, pause_s(_PAUSE_S, _LONGEST_PAUSE_S, attempt + 1)), _LONGEST_PAUSE_S)
+                )
         raise ConnectionLostError(f"the search provider {self._name} failed {_TRIES} times: {failure}")
 
     async def _ask(self, query: str, count: int) -> list[SearchResult] | _Busy:

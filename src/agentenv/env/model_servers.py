@@ -18,8 +18,8 @@ from atroposlib.envs.server_handling.server_baseline import APIServer, APIServer
 from atroposlib.envs.server_handling.sglang_server import SGLangServer
 from atroposlib.envs.server_handling.vllm_server import VLLMServer
 
-from agentenv.backoff import pause_s
 from agentenv.agent.models.openai import ended_by
+from agentenv.backoff import pause_s
 from agentenv.errors import ConfigError, ModelServerError
 
 ATTEMPTS = 3
