@@ -1,9 +1,12 @@
-"""Waiting for work that must come to its end whoever is cancelled meanwhile."""
+"""Waiting for work: to its end whoever is cancelled meanwhile, or until what it is done for is lost."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TypeVar
+
+from agentenv.errors import AgentEnvError
 
 Result = TypeVar("Result")
 
@@ -21,3 +24,19 @@ async def finish(task: asyncio.Task[Result]) -> Result:
             task.exception()  # seen: the cancellation is what the waiter hears of
         raise cancelled
     return task.result()
+
+
+async def unless_lost(work: Awaitable[Result], lost: Awaitable[AgentEnvError]) -> Result:
+    """The result of ``work``. When ``lost`` returns first, a copy of its error is raised and the work is cancelled;
+    either way both have ended then."""
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(lost)
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        error = watching.result()
+        raise type(error)(error.message, next_step=error.next_step)
+    finally:
+        for task in (working, watching):
+            task.cancel()
+        await asyncio.gather(working, watching, return_exceptions=True)
