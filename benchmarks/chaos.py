@@ -43,8 +43,6 @@ RECONNECT_S: Final = 4.0
 LONGEST_STALL_S: Final = 7.0
 LONGEST_PAUSE_S: Final = 3.0
 """Between two harms."""
-SEAL_HANG_S: Final = 90.0
-"""The pool gives a seal 75 s, the server itself 60."""
 HANG_S: Final = 60.0
 """A call that has not ended so long after its own deadline never will. The client gives up after far less."""
 
@@ -212,7 +210,7 @@ class Visitor:
         await asyncio.gather(call, return_exceptions=True)
 
     async def _seal(self, session: ToolSession, _: Account) -> None:
-        await self._tally.ended("a seal", session.seal(), SEAL_HANG_S)
+        await self._tally.ended("a seal", session.seal(), HANG_S)
 
     _deeds: tuple[Callable[[Visitor, ToolSession, Account], Awaitable[None]], ...]
     _deeds = (_write, _write, _write, _wait, _print_much, _leave_something, _type, _several, _give_up, _seal)
