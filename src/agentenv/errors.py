@@ -34,7 +34,7 @@ A failing *command* is not in this tree: it is data (``CallResult.exit_code``).
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 Fault = Literal["none", "model", "task", "infra", "policy"]
 """Whose failure a result reports; ``none`` when the tool did its work (whatever the exit code)."""
@@ -57,6 +57,12 @@ class AgentEnvError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.next_step})" if self.next_step else self.message
+
+    def copy(self) -> Self:
+        """The same error as a fresh exception: one instance raised in several tasks mixes their tracebacks."""
+        twin = type(self).__new__(type(self), *self.args)
+        twin.__dict__.update(self.__dict__)
+        return twin
 
 
 class ConfigError(AgentEnvError):

@@ -240,7 +240,7 @@ class SandboxClient:
         if error is None:
             call.future.cancel()
         else:
-            self._finish(call, _copy(error))
+            self._finish(call, error.copy())
         if call.boot is not None and call.asked:
             if len(self._cancelling) >= _MOST_CANCELLATIONS:
                 self._cancelling.pop(next(iter(self._cancelling)))
@@ -252,7 +252,7 @@ class SandboxClient:
         """End these calls with (a copy of) ``error``; nothing more is asked about them."""
         for call in calls:
             if self._let_go(call):
-                self._finish(call, _copy(error))
+                self._finish(call, error.copy())
 
     async def aclose(self) -> None:
         """End every unfinished call with PoolClosedError and close the connection. Repeatable."""
@@ -569,8 +569,3 @@ class SandboxClient:
             raise error
         self.fail(self._batcher.refused(failure.batch), error)
         self._wake_writer()
-
-
-def _copy(error: AgentEnvError) -> AgentEnvError:
-    """A fresh exception for each call: one instance raised in many tasks mixes their tracebacks."""
-    return type(error)(error.message, next_step=error.next_step)

@@ -220,7 +220,7 @@ class ToolSession:
         if self._closing is not None:
             raise PoolClosedError(f"the session of {self.trajectory} is closed")
         if (lost := self.lease.lost) is not None:
-            raise _again(lost)
+            raise lost.copy()
         assert self._client is not None  # set together with the lease
         return self._client
 
@@ -331,11 +331,6 @@ class ToolSession:
                 self._host.detach(self._client, gone=gone)
             await self._end_outside()
             self._host.ended(self)
-
-
-def _again(error: AgentEnvError) -> AgentEnvError:
-    """A fresh exception each time: one instance raised in several tasks mixes their tracebacks."""
-    return type(error)(error.message, next_step=error.next_step)
 
 
 def _refused(call_id: str, error: ToolCallError | PolicyRefusalError) -> CallResult:

@@ -34,8 +34,7 @@ async def unless_lost(work: Awaitable[Result], lost: Awaitable[AgentEnvError]) -
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        error = watching.result()
-        raise type(error)(error.message, next_step=error.next_step)
+        raise watching.result().copy()
     finally:
         for task in (working, watching):
             task.cancel()
