@@ -8,7 +8,7 @@ _MOST_DOUBLINGS = 30
 
 
 def pause_s(first_s: float, longest_s: float, failures: int) -> float:
-    """How long to wait after so many failures (1 or more) in a row: ``first_s``, doubled each time, up to ``longest_s``."""
+    """The pause after ``failures`` (1 or more) in a row: ``first_s``, doubled each time, ``longest_s`` at most."""
     return min(longest_s, first_s * 2.0 ** min(failures - 1, _MOST_DOUBLINGS))
 
 

@@ -59,7 +59,7 @@ class AgentEnvError(Exception):
         return f"{self.message} ({self.next_step})" if self.next_step else self.message
 
     def copy(self) -> Self:
-        """The same error as another object: one that is raised in several tasks mixes their tracebacks."""
+        """The same error as a fresh exception: one instance raised in several tasks mixes their tracebacks."""
         twin = type(self).__new__(type(self), *self.args)
         twin.__dict__.update(self.__dict__)
         return twin

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.containers.control import ContainerControl
 from agentenv.errors import ContainerLostError, LeaseLostError
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
@@ -52,6 +53,24 @@ async def test_a_killed_container_ends_its_leases_and_is_replaced(make: Maker) -
     await until(lambda: _free(pool) == 4)
     assert pool.statistics().leases_lost == 2
     assert pool.statistics().faults["container_lost"] == 2
+
+
+async def test_a_seal_ends_with_the_container_it_was_asked_of(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, never = asyncio.Event(), asyncio.Event()
+
+    async def unanswered(*_: object, **__: object) -> None:
+        asked.set()
+        await never.wait()
+
+    monkeypatch.setattr(ContainerControl, "seal", unanswered)
+    pool, backend = await make.pool(slots=1)
+    lease = await pool.lease("t")
+    sealing = asyncio.create_task(lease.seal())
+    await asked.wait()
+    backend.kill_container(lease.container.id)
+    with pytest.raises(ContainerLostError):
+        await asyncio.wait_for(sealing, 15)
+    await lease.release()
 
 
 async def test_waiters_outlive_the_death_of_the_only_container(make: Maker) -> None:

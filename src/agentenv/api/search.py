@@ -112,9 +112,8 @@ class HttpSearch:
                     return answer[:count]
                 failure, wait_s = answer.said, answer.wait_s
             if attempt + 1 < _TRIES:
-                await asyncio.sleep(
-                    min(max(wait_s, pause_s(_PAUSE_S, _LONGEST_PAUSE_S, attempt + 1)), _LONGEST_PAUSE_S)
-                )
+                wait_s = max(wait_s, pause_s(_PAUSE_S, _LONGEST_PAUSE_S, attempt + 1))
+                await asyncio.sleep(min(wait_s, _LONGEST_PAUSE_S))
         raise ConnectionLostError(f"the search provider {self._name} failed {_TRIES} times: {failure}")
 
     async def _ask(self, query: str, count: int) -> list[SearchResult] | _Busy:

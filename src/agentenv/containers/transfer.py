@@ -24,6 +24,7 @@ from agentenv import errors
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import headers_for, refusal
 from agentenv.containers.local_files import Tally, TreeWriter, size_of, stream_of
+from agentenv.tasks import unless_lost
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER, NOT_REGULAR, OUTSIDE, TOO_LARGE, BrokenOffError, TransferReply
 
@@ -131,27 +132,12 @@ async def _insisting(lease: Lease, once: Callable[[], Awaitable[T]]) -> T:
     """Try again what a cut connection ended; stop at once when the lease is lost."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return await _unless_lost(lease, once())
+            return await unless_lost(once(), lease.wait_lost())
         except errors.ConnectionLostError:
             if attempt == _ATTEMPTS:
                 raise
             await asyncio.sleep(_PAUSE_S * attempt)
     raise AssertionError("the loop ends by returning or raising")  # pragma: no cover
-
-
-async def _unless_lost(lease: Lease, work: Awaitable[T]) -> T:
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(lease.wait_lost())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        lost = watching.result()
-        raise lost.copy()
-    finally:
-        for task in (working, watching):
-            task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -41,7 +41,7 @@ from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Le
 from agentenv.slots.pool_errors import check_arguments, timeout_error, unavailable_error
 from agentenv.slots.scaler import Scaler
 from agentenv.slots.statistics import PoolStatistics, Tally
-from agentenv.slots.tasks import finish
+from agentenv.tasks import finish, unless_lost
 from agentenv.wire.states import SlotState
 
 logger = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ class SlotPool:
         if lease.released or carrier is None:
             raise StaleLeaseError(f"{lease!r} can no longer be sealed")
         try:
-            await carrier.control.seal(lease.key, timeout_s=_SEAL_TIMEOUT_S)
+            await unless_lost(carrier.control.seal(lease.key, timeout_s=_SEAL_TIMEOUT_S), lease.wait_lost())
         except (LeaseLostError, SlotDestroyedError) as error:
             why = None if isinstance(error, StaleLeaseError) else error
             self._perform(self._ledger.stale(lease.id, self._clock(), why))

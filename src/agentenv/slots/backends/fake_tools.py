@@ -24,7 +24,7 @@ from agentenv.sandbox.server.tools.runner import Finished
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sessions.head_tail import HeadTail, whole_end
 from agentenv.slots.backends.fake_sessions import hear_signals
-from agentenv.slots.tasks import finish
+from agentenv.tasks import finish
 from agentenv.wire.base import MAX_FILE_BYTES, WireModel
 from agentenv.wire.spec import SEALED_ENV
 from agentenv.wire.tools import (

@@ -15,7 +15,7 @@ from agentenv.backoff import pause_s
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted, StartFailed
-from agentenv.slots.tasks import finish
+from agentenv.tasks import finish
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from agentenv.slots.backends.acceptance import unacceptable
 from agentenv.slots.backends.base import ContainerEvent, StartFailed
 from agentenv.slots.backends.fleet import Fleet, Running, StartFailedError
 from agentenv.slots.backends.local_process import LocalProcess
-from agentenv.slots.tasks import finish
+from agentenv.tasks import finish
 from agentenv.wire.spec import SandboxSpec
 
 _STARTS_AT_ONCE = 2

@@ -41,7 +41,7 @@ from agentenv.slots.backends.nomad.view import (
     Reschedule,
     StopAllocation,
 )
-from agentenv.slots.tasks import finish
+from agentenv.tasks import finish
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from agentenv.errors import AgentEnvError, ConfigError, JobOwnedError, SandboxUn
 from agentenv.slots.backends.nomad.api import Lock, NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.holder import Holder
-from agentenv.slots.tasks import finish
+from agentenv.tasks import finish
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,18 @@
+"""The error tree itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentenv.errors import AgentEnvError, ConfigError, by_code
+
+
+@pytest.mark.parametrize("kind", by_code().values())
+def test_a_copy_says_the_same_and_shares_no_traceback(kind: type[AgentEnvError]) -> None:
+    made = kind("field", "message", next_step="cure") if kind is ConfigError else kind("message", next_step="cure")
+    try:
+        raise made
+    except AgentEnvError as error:
+        twin = error.copy()
+    assert (type(twin), twin is made, twin.__traceback__) == (kind, False, None)
+    assert (str(twin), twin.args, vars(twin)) == (str(made), made.args, vars(made))
