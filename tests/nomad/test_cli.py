@@ -196,7 +196,7 @@ def test_the_job_of_a_run_that_was_killed_is_an_orphan(cluster: Cluster, command
 
     (orphan,) = wait_for(lambda: dead("--dry-run"), UNATTENDED_AFTER_S)
     assert (orphan["kind"], orphan["name"], orphan["removed"]) == ("job", job_id, False)
-    assert "nobody has been heard from" in orphan["why"]
+    assert "its run is dead" in orphan["why"]
     assert command.told("status", *job)["exists"] is True  # --dry-run
 
     (orphan,) = dead()
