@@ -38,7 +38,7 @@ def test_disabling_what_is_not_there_changes_nothing() -> None:
     [
         (["terminl"], None, "enabled_toolsets", "did you mean 'terminal'?"),
         (None, ["brwser"], "disabled_toolsets", "did you mean 'browser'?"),
-        (["zzz"], None, "enabled_toolsets", "allowed: terminal, file,"),
+        (["zzz"], None, "enabled_toolsets", "allowed: terminal, process,"),
         (["browser"], None, "enabled_toolsets", "set tool_server_url"),
         (["browser_navigate"], None, "enabled_toolsets", "runs on a tool server"),
         (["tmux"], None, "enabled_toolsets", "no tool of the toolset 'tmux' is here"),

@@ -6,9 +6,16 @@ Infra faults never come here: they end the attempt as exceptions before a text i
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from agentenv.agent.session_observations import SESSION_TOOLS, has_pty, is_listing, session_ending, session_standing
+from agentenv.agent.session_observations import (
+    SESSION_TOOL_NAMES,
+    has_pty,
+    is_listing,
+    session_ending,
+    session_standing,
+)
 from agentenv.agent.terminal_text import rendered, without_overwritten
 from agentenv.sessions.head_tail import seam
 from agentenv.wire.calls import CallResult
@@ -44,7 +51,7 @@ def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
     """The tool message's content for one result."""
     if result.fault in ("model", "policy"):
         return f"error: {result.message or result.error}"
-    if tool in SESSION_TOOLS and isinstance(result.content, dict):
+    if tool in SESSION_TOOL_NAMES and isinstance(result.content, dict):
         standing = session_standing(result.content)
         if is_listing(result.content):
             return standing or "(none)"
@@ -93,18 +100,12 @@ def _ending(result: CallResult) -> str:
 
 
 def content_shown(tool: str, content: Any, limit_bytes: int) -> str:
-    """A result's content: of the file tools as their like print it on a terminal, else JSON."""
+    """A result's content: that of the file tools as their shell counterparts print it, a document as its text, other
+    content as JSON."""
     if isinstance(content, dict):
-        if tool == "read_file" and isinstance(content.get("text"), str):
-            return _file_text(content, limit_bytes)
-        if tool == "write_file" and "size_bytes" in content:
-            return f"{'created' if content.get('created') else 'overwritten'}, {content['size_bytes']} bytes"
-        if tool == "list_files" and isinstance(content.get("entries"), list):
-            return _listing(content, limit_bytes)
-        if tool == "search" and isinstance(content.get("matches"), list):
-            return _matches(content, limit_bytes)
-        if tool == "artifacts" and isinstance(content.get("files"), list):
-            return _artifacts(content, limit_bytes)
+        field, render = RENDERERS.get(tool, ("", _document))
+        if content.get(field) is not None:
+            return render(content, limit_bytes)
         if isinstance(content.get("text"), str):
             return _document(content, limit_bytes)
     return cut_middle(json.dumps(content, ensure_ascii=False), limit_bytes)
@@ -172,3 +173,17 @@ def _listing(content: dict[str, Any], limit_bytes: int) -> str:
     ]
     text = cut_middle("\n".join(lines) or "(empty)", limit_bytes)
     return text + ("\n[more entries were omitted]" if content.get("truncated") else "")
+
+
+def _written(content: dict[str, Any], _: int) -> str:
+    return f"{'created' if content.get('created') else 'overwritten'}, {content['size_bytes']} bytes"
+
+
+RENDERERS: Final[Mapping[str, tuple[str, Callable[[dict[str, Any], int], str]]]] = {
+    "read_file": ("text", _file_text),
+    "write_file": ("size_bytes", _written),
+    "list_files": ("entries", _listing),
+    "search": ("matches", _matches),
+    "artifacts": ("files", _artifacts),
+}
+"""By tool: the field that its content has when it succeeded, and how that is shown within a number of bytes."""

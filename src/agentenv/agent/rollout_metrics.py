@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from agentenv.agent.observations import cut_middle
-from agentenv.agent.session_observations import SESSION_TOOLS
+from agentenv.agent.session_observations import SESSION_TOOL_NAMES
 from agentenv.agent.transcript import ToolRecord, Transcript
 
 KEPT_VALUES = 10_000
@@ -162,7 +162,7 @@ def is_error(call: ToolRecord) -> bool:
 
 def is_timeout(call: ToolRecord) -> bool:
     """Whether its deadline ended what a call did. A wait in a session ends nothing: what was waited for goes on."""
-    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOLS
+    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOL_NAMES
 
 
 def _calls(transcript: Transcript) -> Iterator[ToolRecord]:

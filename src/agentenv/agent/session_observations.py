@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-SESSION_TOOLS = ("terminal", "process", "tmux")
+from agentenv.wire.sessions import SESSION_TOOLS
+
+SESSION_TOOL_NAMES: Final = tuple(one.name for one in SESSION_TOOLS)
 LONGEST_COMMAND = 80
 """Characters of a command that a standing line shows: its author knows it, and needs to tell it from others."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -99,23 +99,12 @@ async def run_file_tool(
         ProtocolError: what came back is not what slotfiles prints.
     """
     model = arguments if isinstance(arguments, WireModel) else parse_arguments(tool, dict(arguments))
+    operation = _OPERATIONS.get(type(model))
+    if operation is None:
+        raise InvalidArgumentsError(f"{tool} is not a file tool")
     files = _Files(run, program, attached)
     try:
-        match model:
-            case ReadFileArguments():
-                content: WireModel = await files.read(model)
-            case WriteFileArguments():
-                content = await files.write(model)
-            case ListFilesArguments():
-                content = await files.list(model)
-            case ArtifactsArguments():
-                content = await files.artifacts(model)
-            case PatchArguments():
-                content = await files.patch(model)
-            case SearchArguments():
-                content = await files.search(model)
-            case _:
-                raise InvalidArgumentsError(f"{tool} is not a file tool")
+        content: WireModel = await operation(files, model)
     except _FailedError as failed:
         return failed.outcome
     except PatchFailedError as failed_patch:
@@ -282,6 +271,16 @@ class _Files:
             raise InvalidArgumentsError("path: must not contain NUL bytes")
         program, root = self._program
         return await self._run.run([program, root, operation, path, *rest], stdin=stdin, output_bytes=output_bytes)
+
+
+_OPERATIONS: Final[Mapping[type[WireModel], Callable[[_Files, Any], Awaitable[WireModel]]]] = {
+    ReadFileArguments: _Files.read,
+    WriteFileArguments: _Files.write,
+    ListFilesArguments: _Files.list,
+    SearchArguments: _Files.search,
+    PatchArguments: _Files.patch,
+    ArtifactsArguments: _Files.artifacts,
+}
 
 
 def _failure(exit_code: int, path: str) -> Exception:
