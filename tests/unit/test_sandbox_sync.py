@@ -23,11 +23,11 @@ from agentenv.slots.backends.fake import FakeBackend
 
 
 def public(kind: type) -> dict[str, object]:
-    return {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+    return {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
 
 
 def test_both_have_the_same_methods_with_the_same_types() -> None:
-    assert public(Sandbox).keys() == public(AsyncSandbox).keys()
+    assert public(Sandbox).keys() == public(AsyncSandbox).keys() - {"lease_for_transfer"}
     for name in (*public(Sandbox), "__init__"):
         here, there = getattr(Sandbox, name), getattr(AsyncSandbox, name)
         assert inspect.signature(here) == inspect.signature(there), name
