@@ -20,8 +20,8 @@ from agentenv.slots.backends.base import ContainerGone, ContainerStarted, StartF
 from agentenv.slots.backends.local import LaunchDirectory, LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.spec import SandboxSpec
-from tests.contract.conftest import until
 from tests.integration.supervisor_harness import cgroups_of
+from tests.waiting import until
 
 SETTINGS = ContainerSettings(slots_per_container=1, require_sandbox=False)
 

@@ -13,7 +13,8 @@ from agentenv.errors import AcquireTimeoutError, ContainerLostError, SandboxUnav
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.states import ContainerState, SlotState
-from tests.contract.conftest import Client, until
+from tests.contract.conftest import Client
+from tests.waiting import until
 
 
 @asynccontextmanager

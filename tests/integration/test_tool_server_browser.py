@@ -21,7 +21,8 @@ from agentenv.api.tool_server import ToolServer
 from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import CallScope
 from tests.integration.web_of_tests import Web, allowing, redirecting
-from tests.unit.tool_server_box import ask, member, until
+from tests.unit.tool_server_box import ask, member
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -15,17 +15,7 @@ from agentenv.api.search import SearchResult
 from agentenv.api.secrets import Secrets
 from agentenv.api.settings import ToolServerSettings
 from agentenv.wire.calls import CallResult
-from tests.integration.web_of_tests import (
-    Web,
-    allowing,
-    answering,
-    bomb,
-    echo,
-    flood,
-    redirecting,
-    saying,
-    silence,
-)
+from tests.integration.web_of_tests import Web, allowing, answering, bomb, echo, flood, redirecting, saying, silence
 from tests.unit.tool_server_box import ask, lines, member, taping
 
 KEY = "the-key-of-the-provider"

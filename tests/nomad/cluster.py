@@ -14,8 +14,7 @@ import os
 import secrets
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +32,7 @@ from agentenv.dev.cluster import containers_of, end_abandoned
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE, connect
+from tests.waiting import wait_for
 
 T = TypeVar("T")
 START_DEADLINE_S = 90.0
@@ -157,7 +157,7 @@ class Cluster:
         ids = [one["ID"] for one in self.allocations(job_id)]
         farm_check.purge(self.nomad, job_id)
         for one in ids:
-            wait_for(lambda one=one: self._has_no_container(one) or None, 60.0, lambda: self.tell(job_id))  # type: ignore[misc]
+            wait_for(lambda one=one: self._has_no_container(one), 60.0, lambda: self.tell(job_id))  # type: ignore[misc]
 
     def _has_no_container(self, allocation_id: str) -> bool:
         try:
@@ -179,16 +179,6 @@ class Cluster:
     def wait_ready(self) -> None:
         """Return when the client is ready and its Docker driver healthy."""
         agent.wait_ready(self.nomad)
-
-
-def wait_for(look: Callable[[], T | None], deadline_s: float, explain: Callable[[], str] = lambda: "") -> T:
-    """The first thing ``look`` returns that is not None; fails the test past the deadline."""
-    deadline = time.monotonic() + deadline_s
-    while (found := look()) is None:
-        if time.monotonic() > deadline:
-            raise AssertionError(f"it did not happen within {deadline_s:.0f} s\n{explain()}")
-        time.sleep(0.05)
-    return found
 
 
 @contextmanager

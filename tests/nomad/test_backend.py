@@ -23,9 +23,10 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.spec import MIB, SlotLimits
 from agentenv.wire.states import ContainerState
-from tests.contract.conftest import Client, eventually, until
+from tests.contract.conftest import Client
 from tests.nomad.cluster import Cluster
 from tests.nomad.farm import KillableNomad, nomad_farm
+from tests.waiting import eventually, until
 
 ONE = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
 

@@ -19,7 +19,8 @@ import pytest
 from agentenv import shipped
 from agentenv.dev import farm_check
 from agentenv.errors import SandboxUnavailableError
-from tests.nomad.cluster import Cluster, wait_for
+from tests.nomad.cluster import Cluster
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts the cluster
 BIND = '[{ source = "/usr/share/common-licenses", target = "/opt/licences" }]'
@@ -257,7 +258,7 @@ def test_missing_token_keeps_the_container_from_starting_until_it_is_there(clust
     text = shipped.path("nomad/sandbox.nomad.hcl").read_text()
     given = {"job_id": json.dumps(job_id), "image": json.dumps(cluster.image), "slots": "1"}
     cluster.nomad.put("/v1/jobs", {"Job": cluster.nomad.parse_job(text, given)})
-    wait_for(lambda: "Missing: nomad.var" in cluster.tell(job_id) or None, 60.0, lambda: cluster.tell(job_id))
+    wait_for(lambda: "Missing: nomad.var" in cluster.tell(job_id), 60.0, lambda: cluster.tell(job_id))
 
     cluster.nomad.put_token(job_id, "a-token-that-comes-late")
 

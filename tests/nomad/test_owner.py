@@ -25,9 +25,10 @@ from agentenv.slots.backends.base import ContainerStarted
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.holder import Holder
 from agentenv.slots.pool import SlotPool
-from tests.contract.conftest import Client, until
-from tests.nomad.cluster import Cluster, wait_for
+from tests.contract.conftest import Client
+from tests.nomad.cluster import Cluster
 from tests.nomad.farm import KillableNomad, nomad_farm
+from tests.waiting import until, wait_for
 
 TTL_OVER_S = 22.0
 """Nomad frees a silent holder's lock so long after its last word."""

@@ -44,17 +44,7 @@ from agentenv.errors import (
 from agentenv.sandbox.culprits import WAYS
 from agentenv.wire.calls import CallResult
 from tests.unit import failed_seals
-from tests.unit.agent_stubs import (
-    StubHooks,
-    StubModel,
-    StubSession,
-    StubSessions,
-    calling,
-    echo,
-    farm,
-    ok,
-    saying,
-)
+from tests.unit.agent_stubs import StubHooks, StubModel, StubSession, StubSessions, calling, echo, farm, ok, saying
 
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 HEADING = "### Could the model have caused it?"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -17,15 +17,9 @@ from agentenv.sandbox.server import capture
 from agentenv.sandbox.server.capture import OutputReader
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sessions.head_tail import HeadTail, seam
+from tests.waiting import until
 
 CAP = 64
-
-
-async def until(condition: Callable[[], bool], deadline_s: float = 10.0) -> None:
-    ends = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < ends, "the condition did not come true"
-        await asyncio.sleep(0.001)
 
 
 @given(cap=st.integers(2, 40), pieces=st.lists(st.binary(max_size=60), max_size=12))

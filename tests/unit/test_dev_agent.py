@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
@@ -32,6 +31,7 @@ from agentenv.dev.agent import (
 )
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
+from tests.waiting import wait_for
 
 FAKE_ENGINE = '''#!{python}
 """As much of dockerd as a client's greeting needs."""
@@ -147,14 +147,6 @@ def mark(tmp_path: Path) -> Iterator[str]:
     processes.end_all(found, grace_s=0)
 
 
-def wait_until(condition: object, deadline_s: float = 30.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def start(mark: str, tmp_path: Path, script: str) -> int:
     argv = ["/bin/sh", "-c", script]
     return processes.start(argv, mark, {"PATH": "/usr/bin:/bin"}, tmp_path / "log", {})
@@ -162,7 +154,7 @@ def start(mark: str, tmp_path: Path, script: str) -> int:
 
 def test_process_and_what_it_started_are_found_and_ended(mark: str, tmp_path: Path) -> None:
     start(mark, tmp_path, "sleep 1000 & exec sleep 1001")
-    wait_until(lambda: len([one for one in processes.find(mark) if one.argv[0] == "sleep"]) == 2)
+    wait_for(lambda: len([one for one in processes.find(mark) if one.argv[0] == "sleep"]) == 2)
 
     assert processes.end(mark, processes.find(mark), grace_s=30) == []
     assert processes.find(mark) == []
@@ -170,7 +162,7 @@ def test_process_and_what_it_started_are_found_and_ended(mark: str, tmp_path: Pa
 
 def test_process_that_ignores_the_request_is_killed(mark: str, tmp_path: Path) -> None:
     start(mark, tmp_path, "trap '' TERM; echo up; while :; do sleep 0.05; done")
-    wait_until(lambda: (tmp_path / "log").read_text() == "up\n")
+    wait_for(lambda: (tmp_path / "log").read_text() == "up\n")
 
     assert processes.end_all(mark, grace_s=0.1) == []
     assert processes.find(mark) == []
@@ -220,7 +212,7 @@ def place(tmp_path: Path) -> Iterator[AgentPlace]:
     found = AgentPlace(tmp_path / "s1")
     found.root.mkdir()
     start(found.mark, tmp_path, "exec sleep 1000")
-    wait_until(lambda: processes.find(found.mark))
+    wait_for(lambda: processes.find(found.mark))
     yield found
     processes.end_all(found.mark, grace_s=0)
 
@@ -290,7 +282,7 @@ def test_engine_is_started_where_none_runs_and_stopped_when_nobody_uses_it() -> 
 def test_engine_started_by_somebody_else_is_left_alone(engine: Path) -> None:
     with subprocess.Popen([str(engine / "bin" / "dockerd")]) as theirs:
         try:
-            wait_until(docker_engine.answers)
+            wait_for(docker_engine.answers)
             with docker_engine.using():
                 assert docker_engine.ensure() is False
             assert not docker_engine.is_ours()

@@ -30,6 +30,7 @@ from agentenv.wire.calls import Call, CallResult, Failure
 from agentenv.wire.toolserver import CallScope
 from tests.faults.stub_pool import StubPool
 from tests.faults.wire_server import WireServer, echo
+from tests.waiting import until
 
 CATALOG = ToolCatalog.builtin()
 
@@ -49,12 +50,6 @@ def pool(server: WireServer) -> StubPool:
 async def executor(pool: StubPool) -> AsyncIterator[ToolExecutor]:
     async with ToolExecutor(pool, CATALOG, ExecutorSettings(reconnect_deadline_s=2)) as running:
         yield running
-
-
-async def until(condition: Callable[[], object], deadline_s: float = 5.0) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 class Gate:

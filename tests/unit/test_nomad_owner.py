@@ -18,6 +18,7 @@ from agentenv.slots.backends.nomad.api import Lock
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.holder import Holder, process_mark
 from agentenv.slots.backends.nomad.owner import PATIENCE_S, SURE_S, WATCH_S, JobOwner, Watch
+from tests.waiting import until
 
 THEIRS = Holder(
     run="exp7", user="ann", host="gpu3", pid="17", process="boot:pid:[1]:17:5", agentenv="0.1", since="then"
@@ -81,12 +82,6 @@ def _owner(variable: Variable, **given: Any) -> JobOwner:
     return JobOwner(variable, "mine", **given)  # type: ignore[arg-type]
 
 
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def test_a_holder_that_speaks_is_refused_for_and_a_silent_one_waited_for() -> None:
     watch, lock = Watch(), Lock("a", 1, THEIRS)
     assert watch.judge(lock, False, 0) == "wait"
@@ -144,7 +139,7 @@ async def test_it_is_kept_and_given_back() -> None:
     await first.acquire()
     assert first.holds
     index = variable.held.index if variable.held is not None else 0
-    await _until(lambda: variable.held is not None and variable.held.index > index + 2)
+    await until(lambda: variable.held is not None and variable.held.index > index + 2)
     with pytest.raises(JobOwnedError, match="'mine'"):
         await second.acquire()
     await first.release()
@@ -167,7 +162,7 @@ async def test_what_nomad_does_not_confirm_is_not_ours_to_change() -> None:
     assert not owner.holds
     assert owner.lost is None
     variable.away = False
-    await _until(lambda: owner.holds)
+    await until(lambda: owner.holds)
     await owner.release()
 
 
@@ -176,13 +171,13 @@ async def test_one_that_lost_it_says_to_whom_and_has_it_back_when_it_is_free() -
     owner = _owner(variable, on_lost=lost.append, on_back=lambda: back.append(1))
     await owner.acquire()
     variable.give(THEIRS)
-    await _until(lambda: lost)
+    await until(lambda: lost)
     assert not owner.holds
     assert "'exp7'" in lost[0].message
     await asyncio.sleep(0.05)
     assert len(lost) == 1
     variable.held = None
-    await _until(lambda: back)
+    await until(lambda: back)
     assert owner.holds
     assert owner.lost is None
     await owner.release()

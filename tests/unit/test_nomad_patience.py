@@ -18,6 +18,7 @@ from agentenv.slots.backends.nomad.facts import Fact, Job, Snapshot
 from agentenv.slots.backends.nomad.follow import Follower
 from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session
 from agentenv.slots.backends.nomad.view import FleetView
+from tests.waiting import until
 
 
 class _Api:
@@ -64,12 +65,6 @@ class _Stream:
         await asyncio.Event().wait()
 
 
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (count, follow):
@@ -96,10 +91,10 @@ async def test_a_count_refused_during_a_deployment_is_asked_for_again() -> None:
     )
     keeper, task = await _keep(api, resubmitted)
     keeper.aim(3)
-    await _until(lambda: keeper.asked == 3)
+    await until(lambda: keeper.asked == 3)
     keeper.aim(2)
     keeper.aim(5)
-    await _until(lambda: keeper.asked == 5)
+    await until(lambda: keeper.asked == 5)
     assert api.counts == [3, 5]
     assert not resubmitted
     task.cancel()
@@ -109,15 +104,15 @@ async def test_a_job_that_is_gone_is_submitted_again() -> None:
     api, resubmitted = _Api(NomadError(404, "job not found")), list[int]()
     keeper, task = await _keep(api, resubmitted)
     keeper.aim(1)
-    await _until(lambda: keeper.asked == 1)
+    await until(lambda: keeper.asked == 1)
     assert len(resubmitted) == 1
     keeper.compare(Job(150, 1))
     keeper.compare(Job(7, 9))
     assert keeper.asked == 1, "as asked, and older than that"
     keeper.compare(None)
-    await _until(lambda: keeper.asked == 1 and len(api.counts) == 2)
+    await until(lambda: keeper.asked == 1 and len(api.counts) == 2)
     keeper.compare(Job(200, 6))
-    await _until(lambda: keeper.asked == 1 and len(api.counts) == 3)
+    await until(lambda: keeper.asked == 1 and len(api.counts) == 3)
     task.cancel()
 
 
@@ -132,11 +127,11 @@ async def test_while_the_job_is_anothers_nothing_is_asked_and_then_everything() 
     await asyncio.sleep(0.1)
     assert (api.counts, api.rescheduled) == ([], 0)
     ours.set()
-    await _until(lambda: keeper.asked == 3)
+    await until(lambda: keeper.asked == 3)
     keeper.begin_anew()
-    await _until(lambda: api.counts == [3, 3])
+    await until(lambda: api.counts == [3, 3])
     keeper.reschedule()
-    await _until(lambda: api.rescheduled)
+    await until(lambda: api.rescheduled)
     for task in tasks:
         task.cancel()
 
@@ -145,10 +140,10 @@ async def test_somebody_elses_count_is_put_right(caplog: pytest.LogCaptureFixtur
     api = _Api()
     keeper, task = await _keep(api, [])
     keeper.aim(1)
-    await _until(lambda: keeper.asked == 1)
+    await until(lambda: keeper.asked == 1)
     keeper.compare(Job(200, 6))
     assert "has a count of 6, not 1" in caplog.text
-    await _until(lambda: api.counts == [1, 1])
+    await until(lambda: api.counts == [1, 1])
     task.cancel()
 
 
@@ -157,9 +152,9 @@ async def test_replacing_failed_allocations_may_fail_too() -> None:
     keeper, keeping = await _keep(api, [])
     task = asyncio.create_task(keeper.keep_rescheduling())
     keeper.reschedule()
-    await _until(lambda: api.rescheduled == 1)
+    await until(lambda: api.rescheduled == 1)
     keeper.reschedule()
-    await _until(lambda: api.rescheduled == 2)
+    await until(lambda: api.rescheduled == 2)
     task.cancel()
     keeping.cancel()
 
@@ -173,10 +168,10 @@ async def test_a_cut_stream_is_resumed_and_lists_fill_the_gap() -> None:
     api = _Api()
     follower = Follower(api, stream, heard.append, lambda: None)  # type: ignore[arg-type]
     tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(follower.keep_looking())]
-    await _until(lambda: len(stream.asked) == 3 and follower.following == "stream")
+    await until(lambda: len(stream.asked) == 3 and follower.following == "stream")
     assert [nodes for _, nodes in stream.asked] == [True, False, False]
     assert stream.asked[2][0] > stream.asked[0][0], "after what is known"
-    await _until(lambda: any(isinstance(fact, Snapshot) for fact in heard))
+    await until(lambda: any(isinstance(fact, Snapshot) for fact in heard))
     assert Job(60, 0) in heard
     for task in tasks:
         task.cancel()
@@ -189,9 +184,9 @@ async def test_what_is_not_understood_ends_neither_the_stream_nor_the_lists(capl
     api = _Api(KeyError("ID"))
     follower = Follower(api, stream, lambda _: None, lambda: None)  # type: ignore[arg-type]
     tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(follower.keep_looking())]
-    await _until(lambda: len(stream.asked) == 2 and api.looks >= 2 and follower.following == "stream")
+    await until(lambda: len(stream.asked) == 2 and api.looks >= 2 and follower.following == "stream")
     assert "its answer is not understood: KeyError('ModifyIndex')" in caplog.text
-    await _until(lambda: follower.problem == "")
+    await until(lambda: follower.problem == "")
     for task in tasks:
         task.cancel()
 
@@ -228,9 +223,9 @@ async def test_without_a_stream_lists_are_polled_and_it_says_so(caplog: pytest.L
     api = _Api(NomadError(0, "connection refused"), NomadError(0, "connection refused"))
     follower = Follower(api, stream, lambda _: None, lambda: None)  # type: ignore[arg-type]
     tasks = [asyncio.create_task(follower.follow()), asyncio.create_task(follower.keep_looking())]
-    await _until(lambda: follower.following == "unreachable")
+    await until(lambda: follower.following == "unreachable")
     assert follower.problem == "connection refused"
-    await _until(lambda: api.looks >= 5)
+    await until(lambda: api.looks >= 5)
     assert (follower.following, follower.problem) == ("polling", "")
     assert "no event stream of Nomad, listing every" in caplog.text
     assert caplog.text.count("Nomad does not respond") == 1

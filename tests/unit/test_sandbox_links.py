@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import struct
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -34,6 +33,7 @@ from agentenv.sandbox.slotagent.protocol import (
     send,
     spawn_payload,
 )
+from tests.waiting import until
 
 PAYLOAD = spawn_payload(["true"], {}, "/")
 USAGE = struct.pack("<QQQ", 1_000_000, 500_000, 10)
@@ -41,13 +41,6 @@ USAGE = struct.pack("<QQQ", 1_000_000, 500_000, 10)
 
 def open_fds() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-async def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
-    ends = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < ends, "the condition did not come true"
-        await asyncio.sleep(0.001)
 
 
 class Events:

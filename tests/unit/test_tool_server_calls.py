@@ -20,7 +20,8 @@ from agentenv.errors import (
     PoolClosedError,
 )
 from agentenv.wire.calls import CallResult
-from tests.unit.tool_server_box import Counted, ask, member, request, until
+from tests.unit.tool_server_box import Counted, ask, member, request
+from tests.waiting import until
 
 
 def raising(error: BaseException) -> ExternalTool:

@@ -14,7 +14,8 @@ from agentenv.api.secrets import Secrets
 from agentenv.api.tool import ExternalTool, ToolFailure, ToolRun, external_tool, tool
 from agentenv.api.tool_server import ToolServer
 from agentenv.errors import InfraError, InvalidArgumentsError, PolicyRefusalError, ToolCallError
-from tests.unit.tool_server_box import Counted, ask, lines, member, taping, until
+from tests.unit.tool_server_box import Counted, ask, lines, member, taping
+from tests.waiting import until
 
 
 def tape(directory: Path, item: str = "item") -> Path:

@@ -72,9 +72,3 @@ def taping(directory: Path, mode: str = "record", **fields: Any) -> ToolServerSe
 
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-async def until(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not condition():
-            await asyncio.sleep(0.002)
