@@ -1,14 +1,13 @@
-"""How a process says on this machine that it lives, and where it can be reached.
+"""How a process tells others on this machine that it runs, and where it can be reached.
 
-A directory ``<state>/<kind>-<name>`` with a locked file ``lock`` and a file ``said.json`` (mode 0600). The
-lock goes with the process, however it ends; what is left then is removed by whoever sweeps the state
-directory next (``agentenv gc``, or the next container to start).
+A directory ``<state>/<kind>-<name>`` with a locked file ``lock`` and a file ``said.json`` (mode 0600). The lock goes
+with the process, however it ends; what is left then is removed by whoever sweeps the state directory next
+(``agentenv gc``, or the next container to start).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -18,22 +17,23 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentenv.errors import SandboxUnavailableError
+from agentenv.locks import is_locked, try_lock
 
-_LOCK, _SAID = "lock", "said.json"
+_LOCK, _CONTENT = "lock", "said.json"
 _LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.02
-"""Whoever looks whether a lock is held holds it for a moment."""
+"""A process that checks whether a lock is held holds it for a moment."""
 
 
-class AlreadyAnnouncedError(Exception):
-    """A living process has said this already; ``said`` is what."""
+class AlreadyRunningError(Exception):
+    """A running process has this kind and name already; ``content`` is what its file says."""
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
+    def __init__(self, content: Mapping[str, Any]) -> None:
         super().__init__("another process has this name")
-        self.said = said
+        self.content = content
 
 
-class Announcement:
-    """What this process says for as long as it lives. A context manager."""
+class RunFile:
+    """A directory of this process, and the file that others read, for as long as it runs. A context manager."""
 
     def __init__(self, directory: Path, lock: int) -> None:
         self.directory = directory
@@ -41,7 +41,7 @@ class Announcement:
 
     @classmethod
     def open(cls, state: Path, kind: str, name: str) -> Self:
-        """Raises AlreadyAnnouncedError, and SandboxUnavailableError when ``state`` cannot be written."""
+        """Raises AlreadyRunningError, and SandboxUnavailableError when ``state`` cannot be written."""
         directory = state / f"{kind}-{name}"
         try:
             lock = _take(directory)
@@ -50,18 +50,19 @@ class Announcement:
                 f"cannot keep state in {state}: {error}", next_step="set AGENTENV_STATE_DIR to a writable directory"
             ) from error
         if lock is None:
-            raise AlreadyAnnouncedError(_read(directory) or {})
+            raise AlreadyRunningError(_read(directory) or {})
         return cls(directory, lock)
 
-    def say(self, said: Mapping[str, Any]) -> None:
-        """Replace what is said; readers see the old or the new, never a part. Raises OSError."""
-        new = self.directory / f"{_SAID}.new"
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Replace the content, with this process's ``pid`` added; readers see the old or the new, never a part.
+        Raises OSError."""
+        new = self.directory / f"{_CONTENT}.new"
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump({**said, "pid": os.getpid()}, file)
-        new.replace(self.directory / _SAID)
+            json.dump({**content, "pid": os.getpid()}, file)
+        new.replace(self.directory / _CONTENT)
 
     def close(self) -> None:
-        """Say nothing more. May be repeated."""
+        """Remove the directory and let go of its lock. Repeatable."""
         if self._lock >= 0:
             shutil.rmtree(self.directory, ignore_errors=True)
             os.close(self._lock)
@@ -74,51 +75,42 @@ class Announcement:
         self.close()
 
 
-def announced(state: Path, kind: str) -> list[dict[str, Any]]:
-    """What living processes say under ``kind``; each with its ``pid``. Nothing is changed."""
+def running(state: Path, kind: str) -> list[dict[str, Any]]:
+    """The content of each running process's file of this ``kind``, with its ``pid``. Nothing is changed."""
     found = [_read(directory) for directory in sorted(state.glob(f"{kind}-*")) if is_held(directory)]
-    return [said for said in found if said is not None]
+    return [content for content in found if content is not None]
 
 
 def is_held(directory: Path) -> bool:
-    """Whether the process that made the directory lives."""
+    """Whether the process that made the directory still runs."""
     return is_locked(directory / _LOCK)
 
 
-def is_locked(path: Path) -> bool:
-    """Whether somebody has an exclusive flock on a file. Changes nothing."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+def remove_if_dead(directory: Path) -> None:
+    """Remove the directory of a process that has ended. One made a moment ago, which has no lock yet, is left."""
+    with contextlib.suppress(BlockingIOError, FileNotFoundError):
+        lock = try_lock(directory / _LOCK)
+        if lock is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
 
 
 def _take(directory: Path) -> int | None:
-    """A descriptor that holds the directory's lock; None when somebody lives who does. Raises OSError."""
+    """A descriptor that holds the directory's lock; None when a running process holds it. Raises OSError."""
     for _ in range(_LOCK_TRIES):
         with contextlib.suppress(FileExistsError):  # not exist_ok, which raises when a sweep removes it meanwhile
             directory.mkdir(parents=True, mode=0o700)
-        with contextlib.suppress(FileNotFoundError):  # a sweep has just removed it
-            descriptor = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(BlockingIOError, FileNotFoundError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(descriptor), (directory / _LOCK).stat()):
-                    return descriptor
-            os.close(descriptor)
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):  # not found: a sweep has just removed it
+            descriptor = try_lock(directory / _LOCK, create=True)
+            if descriptor is not None:
+                return descriptor
         time.sleep(_LOCK_PAUSE_S)
     return None
 
 
 def _read(directory: Path) -> dict[str, Any] | None:
     try:
-        said = json.loads((directory / _SAID).read_text())
+        content = json.loads((directory / _CONTENT).read_text())
     except (OSError, ValueError):
-        return None  # not said yet, or not any more
-    return said if isinstance(said, dict) else None
+        return None  # not written yet, or removed already
+    return content if isinstance(content, dict) else None

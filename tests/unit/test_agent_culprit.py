@@ -258,7 +258,7 @@ def downloading(error: Exception) -> type[StubHooks]:
             async def fails(*_: Any, **__: Any) -> Any:
                 raise error
 
-            exec_tool._lease = lambda: None
+            exec_tool._session.lease = object()
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(transfer, "download", fails)
                 try:

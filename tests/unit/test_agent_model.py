@@ -121,7 +121,7 @@ def answered(finish_reason: Any, tokens: int | None = None) -> Any:
 
 @pytest.mark.parametrize("finish_reason", ["abort", "error", "load", "", None])
 def test_a_message_broken_off_is_no_answer(finish_reason: Any) -> None:
-    with pytest.raises(ModelServerError, match="broke the message off"):
+    with pytest.raises(ModelServerError, match="aborted the message"):
         completion_of(answered(finish_reason))
 
 

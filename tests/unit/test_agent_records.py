@@ -127,7 +127,7 @@ def test_items_come_from_lines(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n\n{"a": 2}\n')
     assert load_items(str(path), "train") == [{"a": 1}, {"a": 2}]
     path.write_text("[1]\n")
-    with pytest.raises(ConfigError, match="no JSON object"):
+    with pytest.raises(ConfigError, match="not a JSON object"):
         load_items(str(path), "train")
     path.write_text("{oops\n")
     with pytest.raises(ConfigError, match="cannot read"):

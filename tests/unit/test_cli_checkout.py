@@ -63,9 +63,9 @@ def test_a_signal_reaches_it_and_we_wait_until_it_has_unwound(root: Path) -> Non
 def test_what_it_prints_can_be_kept_off_stdout(root: Path) -> None:
     write(root, "print('chatter')")
     caller = (
-        "import pathlib; from agentenv.cli import checkout; "
-        f"checkout.checkout_root = lambda _needed: pathlib.Path({str(root)!r}); "
-        "checkout.run_module('child', [], quiet_stdout=True)"
+        "import pathlib; from agentenv.cli import source_checkout; "
+        f"source_checkout.checkout_root = lambda _needed: pathlib.Path({str(root)!r}); "
+        "source_checkout.run_module('child', [], quiet_stdout=True)"
     )
     done = subprocess.run([sys.executable, "-c", caller], capture_output=True, text=True, check=True, env=os.environ)
     assert (done.stdout, done.stderr) == ("", "chatter\n")

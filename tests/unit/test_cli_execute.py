@@ -17,7 +17,7 @@ from agentenv.wire.calls import CallResult
 
 @pytest.fixture(autouse=True)
 def fake_farm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open, "LocalBackend", FakeBackend)
+    monkeypatch.setattr(open, "make_backend", lambda _, settings, **__: FakeBackend(settings))
 
 
 def run(*arguments: str, stdin: str | None = None) -> Result:
@@ -41,7 +41,7 @@ def test_standard_input_is_given_only_when_asked_for() -> None:
 def test_a_deadline_is_124_and_said() -> None:
     result = run("--timeout", "0.2", "--", "sleep", "60")
     assert result.exit_code == 124
-    assert "deadline" in result.stderr
+    assert "timed out" in result.stderr
 
 
 def test_json_is_the_whole_result() -> None:

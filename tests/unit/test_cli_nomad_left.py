@@ -147,7 +147,7 @@ async def test_the_job_of_an_up_that_gave_up_is_left_on_purpose(
             yield cls()
 
     monkeypatch.setattr(Backend, "refuses", refuses)
-    monkeypatch.setattr(nomad_up, "NomadBackend", Backend)
+    monkeypatch.setattr(nomad_up, "make_backend", Backend)
     monkeypatch.setattr(nomad_up, "OperatorApi", Api)
     with pytest.raises(error):
         await nomad_up.bring_up(ContainerSettings(), 1, 0.05, {"job_id": "farm"})

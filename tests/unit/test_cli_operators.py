@@ -217,7 +217,7 @@ def test_what_nomad_waits_for_and_what_failed_is_shown() -> None:
         faults=("container c-7 failed: killed for memory",),
     )
     said = text(sight)
-    for expected in ("memory exhausted on 3 nodes", "killed for memory", "Driver: pulling", "1 of 2 answer"):
+    for expected in ("memory exhausted on 3 nodes", "killed for memory", "Driver: pulling", "1 of 2 ready"):
         assert expected in said
 
 

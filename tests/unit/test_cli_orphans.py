@@ -48,7 +48,7 @@ def test_what_is_somebodys_is_not_touched(facts: JobFacts) -> None:
 @pytest.mark.parametrize(
     ("facts", "kind", "why"),
     [
-        (JobFacts("j", registered=True, running=2, heard_s=(61.0, 90.0)), "job", "its run died"),
+        (JobFacts("j", registered=True, running=2, heard_s=(61.0, 90.0)), "job", "its run is dead"),
         (
             JobFacts("j", registered=True, idle_s=1380.0),
             "job",
@@ -56,7 +56,7 @@ def test_what_is_somebodys_is_not_touched(facts: JobFacts) -> None:
             "a run that still needs it submits it again",
         ),
         (JobFacts("j", registered=True, stopped=True), "job", "stopped"),
-        (JobFacts("j", registered=False, token_age_s=61.0), "token", "not registered"),
+        (JobFacts("j", registered=False, token_age_s=61.0), "token", "no longer registered"),
     ],
 )
 def test_what_is_nobodys_is_found_with_the_reason(facts: JobFacts, kind: str, why: str) -> None:
@@ -70,7 +70,7 @@ def test_what_is_nobodys_is_found_with_the_reason(facts: JobFacts, kind: str, wh
 def test_a_job_whose_containers_are_silent_is_shown_and_left() -> None:
     orphan = judge_job(JobFacts("j", registered=True, running=2, heard_s=(900.0,)))
     assert isinstance(orphan, Orphan)
-    assert "1 of 2 containers do not answer" in orphan.problem
+    assert "1 of 2 containers do not respond" in orphan.problem
 
 
 def test_who_asks_for_more_patience_gets_it_for_jobs_without_containers_too() -> None:

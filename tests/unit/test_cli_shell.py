@@ -15,7 +15,7 @@ from agentenv.slots.backends.fake import FakeBackend
 
 @pytest.fixture(autouse=True)
 def fake_farm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(open, "LocalBackend", FakeBackend)
+    monkeypatch.setattr(open, "make_backend", lambda _, settings, **__: FakeBackend(settings))
     # the fake's commands share this machine's /tmp; a slot has its own
     for name in ("_RESTORE", "_SAVE"):
         text = getattr(shell_verb, name).replace(shell_verb.STATE, str(tmp_path / "state"))
@@ -55,7 +55,7 @@ def test_a_line_that_ends_its_shell_early_still_leaves_its_state() -> None:
 def test_a_deadline_is_said_and_the_next_line_runs() -> None:
     result = type_in("sleep 60", "echo next", arguments=("--quiet", "--timeout", "0.3"))
     assert result.stdout == "next\n"
-    assert "deadline" in result.stderr
+    assert "timed out" in result.stderr
 
 
 def test_the_banner_says_what_is_not_kept() -> None:

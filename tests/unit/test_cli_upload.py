@@ -69,7 +69,7 @@ async def test_files_go_in_and_out_with_a_bar(tmp_path: Path, monkeypatch: pytes
 
 
 def test_exec_brings_files_and_fetches_what_came_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open, "LocalBackend", FakeBackend)
+    monkeypatch.setattr(open, "make_backend", lambda _, settings, **__: FakeBackend(settings))
     (tmp_path / "data").mkdir()
     (tmp_path / "data/in").write_text("abc")
     moves = ["--upload", str(tmp_path / "data"), "--download", f"data/out:{tmp_path / 'out'}"]
@@ -81,7 +81,7 @@ def test_exec_brings_files_and_fetches_what_came_of_them(tmp_path: Path, monkeyp
 
 
 def test_a_failed_download_hides_neither_output_nor_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open, "LocalBackend", FakeBackend)
+    monkeypatch.setattr(open, "make_backend", lambda _, settings, **__: FakeBackend(settings))
     failing = ["exec", "--own", "--download", "out", "echo why >&2; exit 3"]
     done = CliRunner().invoke(app, failing)
     assert done.exit_code == 3

@@ -90,7 +90,11 @@ def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> 
         ),
         ({"distribution": "reserch"}, "distribution", "did you mean 'research'?"),
         ({"distribution": '{"terminal": 2}'}, "distribution", "0 to 1"),
-        ({"distribution": "research", "enabled_toolsets": "web"}, "distribution", "beside enabled_toolsets"),
+        (
+            {"distribution": "research", "enabled_toolsets": "web"},
+            "distribution",
+            "cannot be combined with enabled_toolsets",
+        ),
         ({"min_containers": 5, "max_containers": 4}, "min_containers", "max_containers=4"),
         ({"max_containers": 1, "slots_per_container": 4, "hook_slots": 4}, "hook_slots", "leaves none for rollouts"),
         ({"require_sandbox": False, "isolation": "full"}, "require_sandbox", "auto or user"),

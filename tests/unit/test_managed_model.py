@@ -88,7 +88,7 @@ CALL = '<tool_call>{"name": "bash", "arguments": {"command": "ls"}}</tool_call><
 @pytest.mark.parametrize("reason", ["abort", "error", "", None])
 async def test_a_message_broken_off_is_no_answer(tmp_path: Path, reason: Any) -> None:
     async with model(tmp_path, StubServer(("half an", reason))) as talker:
-        with pytest.raises(ModelServerError, match="broke the message off"):
+        with pytest.raises(ModelServerError, match="aborted the message"):
             await talker.complete(START, TOOLS)
 
 

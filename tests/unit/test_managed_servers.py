@@ -110,7 +110,7 @@ async def test_a_generation_broken_off_is_the_server_s_failure(tmp_path: Path, k
     described = {**SGLANG["meta_info"], "finish_reason": {"type": "abort", "message": "weights are updated"}}
     reply = {**VLLM, "finish_reasons": ["abort"]} if kind == "vllm" else {"meta_info": described}
     async with server(tmp_path, kind, (200, reply)) as (made, _):
-        with pytest.raises(ModelServerError, match=r"broke the message off.*abort"):
+        with pytest.raises(ModelServerError, match=r"aborted the message.*abort"):
             await made.tokens_and_logprobs_completion(input_ids=[1], max_tokens=1)
 
 

@@ -15,7 +15,7 @@ from agentenv.metrics.catalog import METRICS
 from agentenv.metrics.exporter import KIND, Meter, exporting
 from agentenv.metrics.readings import Reading
 from agentenv.metrics.scrape import Samples, parse, scrape
-from agentenv.run_files import announced
+from agentenv.run_files import running
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
@@ -121,8 +121,8 @@ async def test_off_is_nothing() -> None:
 
 async def test_where_it_is_served_is_announced_while_it_is() -> None:
     async with exporting(nothing, "127.0.0.1", 0) as url:
-        assert [said["url"] for said in announced(state_dir(), KIND)] == [url]
-    assert announced(state_dir(), KIND) == []
+        assert [said["url"] for said in running(state_dir(), KIND)] == [url]
+    assert running(state_dir(), KIND) == []
     with pytest.raises(ConnectionLostError):
         await scrape(url)
 

@@ -79,9 +79,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation_tasks, "_RETRY_MAX_S", 0.02)
 
 
-def _farm(address: str, **settings: Any) -> NomadBackend:
+def _farm(address: str, *, ensure_image: Callable[[str], object] | None = None, **settings: Any) -> NomadBackend:
     nomad = NomadSettings(address=address, job_id="farm", **{"build_image": False, **settings})
-    return NomadBackend(ContainerSettings(slots_per_container=2), nomad)
+    return NomadBackend(ContainerSettings(slots_per_container=2), nomad, ensure_image=ensure_image)
 
 
 CHANGES: dict[str, Callable[[NomadApi], Awaitable[object]]] = {
@@ -178,19 +178,16 @@ async def test_a_farm_that_is_taken_over_while_it_closes_is_left_to_its_new_owne
     assert "'exp7'" in caplog.text
 
 
-async def test_a_farm_that_is_taken_over_while_its_image_is_built_is_not_registered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cluster = Cluster()
+async def test_a_farm_that_is_taken_over_while_its_image_is_built_is_not_registered() -> None:
+    cluster, loop = Cluster(), asyncio.get_running_loop()
 
-    async def build(_: NomadBackend) -> None:
+    def build(_: str) -> None:  # in a thread, as a build is
         cluster.theirs = True
-        await cluster.told.wait()
+        asyncio.run_coroutine_threadsafe(cluster.told.wait(), loop).result()
 
-    monkeypatch.setattr(NomadBackend, "_have_image", build)
     async with served(cluster) as address:
         with pytest.raises(JobOwnedError, match="'exp7'"):
-            await _farm(address, purge_job_on_start=True).__aenter__()
+            await _farm(address, ensure_image=build, build_image=True, purge_job_on_start=True).__aenter__()
     assert cluster.changes == []
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from agentenv import locks, run_files
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.supervisor import launch, sweep
 from agentenv.sandbox.supervisor.reaper import end_of
@@ -26,7 +27,7 @@ def _dead(state: Path, count: int) -> None:
 
 def test_a_dead_launch_that_another_start_removes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _dead(tmp_path, 3)
-    real = local._remove_if_dead
+    real = run_files.remove_if_dead
 
     def raced(path: Path) -> None:
         if path.name == "launch-dead1":
@@ -41,7 +42,7 @@ def test_a_dead_launch_that_another_start_removes_meanwhile(tmp_path: Path, monk
             shutil.rmtree(path.parent)  # between the look and the lock
         return opened(path, flags, *args, **options)
 
-    monkeypatch.setattr(local, "_remove_if_dead", raced)
+    monkeypatch.setattr(local, "remove_if_dead", raced)
     monkeypatch.setattr(os, "open", open_late)
     directory = LaunchDirectory.open(tmp_path)
     assert [path.name[:11] for path in tmp_path.glob("launch-*")] == [directory.token_file("x").parent.name[:11]]
@@ -51,16 +52,16 @@ def test_a_dead_launch_that_another_start_removes_meanwhile(tmp_path: Path, monk
 def test_a_directory_just_made_that_another_start_takes_for_a_dead_one_s(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = local._locked
+    real = locks.try_lock
     taken: list[Path] = []
 
-    def raced(path: Path, *flags: int) -> int | None:
+    def raced(lock: Path, *, create: bool = False) -> int | None:
         if not taken:
-            taken.append(path)
-            shutil.rmtree(path)
-        return real(path, *flags)
+            taken.append(lock)
+            shutil.rmtree(lock.parent)
+        return real(lock, create=create)
 
-    monkeypatch.setattr(local, "_locked", raced)
+    monkeypatch.setattr(run_files, "try_lock", raced)
     directory = LaunchDirectory.open(tmp_path)
     assert taken
     assert directory.token_file("x").parent.exists()

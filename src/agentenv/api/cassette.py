@@ -9,7 +9,6 @@ Secrets are gone before anything comes here.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentenv.errors import InfraError
+from agentenv.locks import locked
 
 _UNGROUPED: Final = "ungrouped"
 _NAME_CHARS: Final = 80
@@ -156,10 +156,7 @@ def _read(path: Path) -> list[Recording]:
 
 def _append(path: Path, line: bytes) -> None:
     """One line, whole or not at all, whoever else appends; half a line left by a crash is cut off."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(path) as file:
         end = _whole_bytes(file)
         os.ftruncate(file, end)
         try:
@@ -169,8 +166,6 @@ def _append(path: Path, line: bytes) -> None:
         except OSError:
             os.ftruncate(file, end)
             raise
-    finally:
-        os.close(file)
 
 
 def _whole_bytes(file: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
@@ -18,7 +17,7 @@ from agentenv import shipped
 from agentenv.dev import processes
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
-from agentenv.run_files import is_locked
+from agentenv.locks import is_locked, locked
 from agentenv.sandbox.supervisor import syscalls
 
 _MARK = "AGENTENV_CLUSTER"
@@ -123,8 +122,7 @@ def _memory_mib() -> int:
 @contextmanager
 def owned(directory: Path) -> Iterator[None]:
     """While this lasts, agents whose places lie in ``directory`` are this process's; see :func:`abandoned`."""
-    with (directory / _OWNER).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(directory / _OWNER):
         yield
 
 

@@ -7,7 +7,6 @@ their files are, so a crash at any step leaves nothing that the next ``up`` or `
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from agentenv.dev.agent import AgentPlace, Ports
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE, BuildStep, Report, connect, ensure_image, image_status, silent
+from agentenv.locks import locked
 from agentenv.wire.server import ServerInfo
 
 _ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
@@ -206,8 +206,5 @@ def _mounted_from(mounts: list[dict[str, str]], directory: Path) -> bool:
 @contextmanager
 def _alone(place: AgentPlace) -> Iterator[None]:
     """One ``up`` or ``down`` of a place at a time; the lock lies beside it, because ``down`` removes it."""
-    path = place.root.with_name(f"{place.root.name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(place.root.with_name(f"{place.root.name}.lock")):
         yield

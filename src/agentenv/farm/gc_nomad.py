@@ -17,7 +17,7 @@ from agentenv.errors import AgentEnvError
 from agentenv.farm.nomad import NomadFarm, end_job, owned
 from agentenv.farm.nomad_api import OperatorApi
 from agentenv.farm.orphans import JobFacts, Orphan, is_sandbox, judge_job
-from agentenv.run_files import is_locked
+from agentenv.locks import is_locked
 from agentenv.slots.backends.nomad.api import KEPT
 
 _ANSWER_TIMEOUT_S = 3.0

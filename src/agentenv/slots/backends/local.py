@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,6 +19,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
 from agentenv.errors import ProtocolError, SandboxUnavailableError
+from agentenv.run_files import RunFile, remove_if_dead
 from agentenv.sandbox.supervisor.sweep import sweep_container
 from agentenv.slots.backends.acceptance import unacceptable
 from agentenv.slots.backends.base import ContainerEvent, StartFailed
@@ -192,14 +190,11 @@ class _LocalContainer:
 
 
 class LaunchDirectory:
-    """Specs and tokens of the containers one backend started, swept by the next if it died.
+    """Specs and tokens of the containers one backend started. Those of dead backends are removed by the next one."""
 
-    A lock file tells the directories of the living from those of the dead.
-    """
-
-    def __init__(self, path: Path, data_dir: Path, lock: int) -> None:
-        self._path = path
-        self._lock = lock
+    def __init__(self, own: RunFile, data_dir: Path) -> None:
+        self._own = own
+        self._path = own.directory
         self.data_dir = data_dir
 
     @classmethod
@@ -209,13 +204,12 @@ class LaunchDirectory:
         try:
             data_dir.mkdir(parents=True, exist_ok=True)
             for left in state.glob("launch-*"):
-                _remove_if_dead(left)
-            path, lock = _new_directory(state)
+                remove_if_dead(left)
         except OSError as error:
             raise SandboxUnavailableError(
                 f"cannot keep state in {state}: {error}", next_step="set AGENTENV_STATE_DIR to a writable directory"
             ) from error
-        return cls(path, data_dir, lock)
+        return cls(RunFile.open(state, "launch", secrets.token_hex(4)), data_dir)
 
     def token_file(self, container_id: str) -> Path:
         """Where a container's token is."""
@@ -248,43 +242,8 @@ class LaunchDirectory:
         return self._path / f"{container_id}.json"
 
     def close(self) -> None:
-        """Remove the directory. May be repeated."""
-        if self._lock >= 0:
-            shutil.rmtree(self._path, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = -1
-
-
-def _new_directory(state: Path) -> tuple[Path, int]:
-    """A directory of our own, and its lock. Another start may take it for a dead one's until we hold that."""
-    while True:
-        path = Path(tempfile.mkdtemp(prefix="launch-", dir=state))
-        lock = _locked(path, os.O_CREAT)
-        if lock is not None:
-            return path, lock
-
-
-def _locked(path: Path, flags: int = 0) -> int | None:
-    """A descriptor that holds the directory's lock; None when somebody else does, or it is gone already."""
-    try:
-        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), (path / "lock").stat()):
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(descriptor)
-    return None
-
-
-def _remove_if_dead(path: Path) -> None:
-    # A directory made a moment ago has no lock yet: without the file it is left to a later start.
-    if (lock := _locked(path)) is not None:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
+        """Remove the directory. Repeatable."""
+        self._own.close()
 
 
 def _sweep_left(directory: Path) -> None:
