@@ -45,7 +45,7 @@ async def test_a_silent_container_is_given_up_and_replaced() -> None:
         backend.stall(lease.container.id, 60)
         error = await asyncio.wait_for(lease.wait_lost(), 5)
         assert isinstance(error, ContainerLostError)
-        assert "has not answered" in str(error)
+        assert "has not responded" in str(error)
         async with await pool.lease("next") as again:
             assert again.container.id != lease.container.id
         assert len(backend.containers) == 1

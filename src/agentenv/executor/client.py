@@ -49,6 +49,7 @@ from agentenv.executor.encoding import (
     with_boot,
 )
 from agentenv.executor.observer import CallObserver
+from agentenv.tasks import TaskSet
 from agentenv.wire.base import LARGE_BYTES, MAX_BATCH_CALLS, MAX_MESSAGE_BYTES
 from agentenv.wire.calls import Accepted, CallResult, Failure, Result, server_message
 
@@ -168,7 +169,7 @@ class SandboxClient:
         self._unfinished: dict[str, PendingCall] = {}
         self._behind: dict[bytes, deque[PendingCall]] = {}
         """Of a lease with a large argument on its way: the calls made since then, which may not overtake it."""
-        self._movers: set[asyncio.Task[None]] = set()
+        self._movers = TaskSet()
         self._cancelling: dict[str, PendingCall] = {}
         self._given_up: deque[PendingCall] = deque(maxlen=_MOST_CANCELLATIONS)
         """Calls that ended because the container could not be reached: should it come back, it is told."""
@@ -228,7 +229,7 @@ class SandboxClient:
             behind.append(call)
         elif parts:
             self._behind[lease] = deque((call,))
-            self._move(self._send_in_order(lease), f"attachments-{call_id}")
+            self._movers.start(call_id, self._send_in_order(lease), "attachments")
         else:
             self._ask(call)
         return call
@@ -266,8 +267,7 @@ class SandboxClient:
                 self._keeper.cancel()
         if self._keeper is not None:
             await asyncio.wait({self._keeper})
-        if self._movers:
-            await asyncio.wait(self._movers)
+        await self._movers.wait()
         await self._attachments.aclose()
 
     def _let_go(self, call: PendingCall) -> bool:
@@ -292,11 +292,6 @@ class SandboxClient:
         if self._stream is None:
             self._want_connection()
         self._wake_writer()
-
-    def _move(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = self._loop.create_task(work, name=name)
-        self._movers.add(task)
-        task.add_done_callback(self._movers.discard)
 
     async def _send_in_order(self, lease: bytes) -> None:
         """The large arguments of this lease's calls, and its calls behind them, in the order they were made."""
@@ -547,7 +542,7 @@ class SandboxClient:
         call.asked = False
         self._batcher.drop(call)
         if result.attachments:
-            self._move(self._fetch_rest(call, result), f"attachments-{call.id}")
+            self._movers.start(call.id, self._fetch_rest(call, result), "attachments")
         else:
             del self._unfinished[call.id]
             self._forget(call, size_bytes)

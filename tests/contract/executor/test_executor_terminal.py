@@ -198,8 +198,8 @@ async def test_keys_need_something_that_reads_them(session: ToolSession) -> None
     assert (idle.fault, "nothing is running" in idle.message) == ("model", True)
     await terminal(session, "sleep 20", timeout_s=0)
     for wrong, said in (
-        ({"keys": ["C-d"]}, "PTY"),
-        ({"input": "x"}, "PTY"),
+        ({"keys": ["C-d"]}, "without a pty"),
+        ({"input": "x"}, "without a pty"),
         ({"keys": ["C-Enter"]}, "unknown key 'C-Enter'"),
     ):
         refused = await terminal(session, **wrong)
