@@ -15,7 +15,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +33,7 @@ from agentenv.dev.cluster import containers_of, end_abandoned
 from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE, connect
+from agentenv.slots.backends.nomad.job import hcl
 
 T = TypeVar("T")
 START_DEADLINE_S = 90.0
@@ -113,16 +114,20 @@ class Cluster:
         """Settings of a farm on this cluster, under a job id of its own unless one is given."""
         return NomadSettings(**{"address": self.address, "job_id": self.job_id("farm"), "image": self.image, **given})
 
-    def run(self, job_id: str, *, source: str | None = None, **variables: str) -> str:
-        """Register the shipped job (or ``source``); ``variables`` are HCL expressions. The job's token."""
-        token = secrets.token_hex(32)
-        text = source or shipped.path("nomad/sandbox.nomad.hcl").read_text()
-        self.nomad.put_token(job_id, token)
-        given = {"job_id": json.dumps(job_id), **variables}
-        if 'variable "image"' in text:
-            given.setdefault("image", json.dumps(self.image))
-        self.nomad.put("/v1/jobs", {"Job": self.nomad.parse_job(text, given)})
+    def run(self, job_id: str, spec: Mapping[str, object], *, token: str | None = None, **variables: object) -> str:
+        """Register the shipped job; ``spec`` is its containers'. With the token given, else put there: the token."""
+        if token is None:
+            token = secrets.token_hex(32)
+            self.nomad.put_token(job_id, token)
+        self.nomad.put("/v1/jobs", {"Job": self.parse(job_id, spec, **variables)})
         return token
+
+    def parse(self, job_id: str, spec: Mapping[str, object], **variables: object) -> dict[str, Any]:
+        """The shipped job, as Nomad understands it."""
+        text = shipped.path("nomad/sandbox.nomad.hcl").read_text()
+        values = {"job_id": job_id, "image": self.image, "spec": json.dumps(spec), **variables}
+        job: dict[str, Any] = self.nomad.parse_job(text, {name: hcl(value) for name, value in values.items()})
+        return job
 
     def allocations(self, job_id: str) -> list[dict[str, Any]]:
         """Every allocation of the job, with all there is to know of each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -118,7 +119,7 @@ def test_down_after_a_kill_leaves_nothing(place: AgentPlace) -> None:
 
 def run_one_slot(nomad: NomadHttp, job_id: str) -> None:
     """Start one container and wait until it answers."""
-    farm_check.register(nomad, job_id, "t" * 32, {"slots": "1"})
+    farm_check.register(nomad, job_id, "t" * 32, {"spec": json.dumps(json.dumps({"slots": 1}))})
     farm_check.wait_serving(nomad, job_id)
 
 

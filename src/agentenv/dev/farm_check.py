@@ -34,7 +34,7 @@ def check(nomad: NomadHttp, *, image: str = IMAGE) -> ServerInfo:
     """
     job_id = f"agentenv-check-{secrets.token_hex(4)}"
     token = secrets.token_hex(32)
-    with job(nomad, job_id, token, {"slots": "1", "image": json.dumps(image)}):
+    with job(nomad, job_id, token, {"spec": json.dumps(json.dumps({"slots": 1})), "image": json.dumps(image)}):
         base_url = wait_serving(nomad, job_id)
         server = server_info(base_url, token)
         result = run_in_slot(base_url, token, "echo $((6 * 7))")
