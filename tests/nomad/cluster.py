@@ -27,13 +27,14 @@ from docker.errors import NotFound
 
 from agentenv import shipped
 from agentenv.config import NomadSettings
-from agentenv.dev import agent, docker_engine, farm_check, processes
+from agentenv.dev import agent, docker_engine, processes
 from agentenv.dev.agent import AgentPlace, Ports, Role
 from agentenv.dev.cluster import containers_of, end_abandoned
-from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE, connect
 from agentenv.slots.backends.nomad.job import hcl
+from tests.nomad.containers import healthy, url_of
+from tests.nomad.nomad_http import NomadHttp
 
 T = TypeVar("T")
 START_DEADLINE_S = 90.0
@@ -139,8 +140,8 @@ class Cluster:
 
         def urls() -> dict[str, str]:
             running = [one for one in self.allocations(job_id) if one["ClientStatus"] == "running"]
-            found = {one["ID"]: url for one in running if (url := farm_check.url_of(one)) is not None}
-            return {one: url for one, url in found.items() if farm_check.healthy(url)}
+            found = {one["ID"]: url for one in running if (url := url_of(one)) is not None}
+            return {one: url for one, url in found.items() if healthy(url)}
 
         return wait_for(lambda: found if len(found := urls()) >= count else None, deadline_s, lambda: self.tell(job_id))
 
@@ -160,7 +161,7 @@ class Cluster:
     def purge(self, job_id: str) -> None:
         """Stop and forget the job; returns when its allocations are over and their containers gone."""
         ids = [one["ID"] for one in self.allocations(job_id)]
-        farm_check.purge(self.nomad, job_id)
+        self.nomad.purge(job_id)
         for one in ids:
             wait_for(lambda one=one: self._has_no_container(one) or None, 60.0, lambda: self.tell(job_id))  # type: ignore[misc]
 
@@ -183,7 +184,8 @@ class Cluster:
 
     def wait_ready(self) -> None:
         """Return when the client is ready and its Docker driver healthy."""
-        agent.wait_ready(self.nomad)
+        with agent.client(self.address) as nomad:
+            agent.wait_ready(nomad)
 
 
 def wait_for(look: Callable[[], T | None], deadline_s: float, explain: Callable[[], str] = lambda: "") -> T:
@@ -224,8 +226,8 @@ def _start(root: Path, program: Path, hold: int, client: docker.DockerClient) ->
         server.start()
         runner.start()
         try:
-            nomad = NomadHttp(server.address, timeout_s=5)
-            agent.wait_ready(nomad, partial(_dead, server, runner), unregistered=runner.restart)
+            with agent.client(server.address) as nomad:
+                agent.wait_ready(nomad, partial(_dead, server, runner), unregistered=runner.restart)
         except SandboxUnavailableError as error:
             words = f"{processes.last_words(server.place.log)}\n{processes.last_words(runner.place.log)}"
             _end(cluster)
@@ -244,9 +246,9 @@ def _end(cluster: Cluster) -> None:
     with contextlib.suppress(SandboxUnavailableError):
         jobs = cluster.nomad.get("/v1/jobs", namespace="*")
         for job in jobs:
-            farm_check.stop(cluster.nomad, job["ID"], namespace=job["Namespace"])
+            cluster.nomad.stop(job["ID"], namespace=job["Namespace"])
         for job in jobs:
-            farm_check.purge(cluster.nomad, job["ID"], namespace=job["Namespace"])
+            cluster.nomad.purge(job["ID"], namespace=job["Namespace"])
     for one in (cluster.client, cluster.server):
         one.stop()
     for container in cluster.containers():

@@ -20,11 +20,11 @@ import pytest
 
 from agentenv import shipped
 from agentenv.config import Driver
-from agentenv.dev import farm_check
 from agentenv.errors import SandboxUnavailableError
 from agentenv.slots.backends.nomad.job import JobShape
 from agentenv.wire.spec import MIB, SlotLimits
 from tests.nomad.cluster import Cluster, wait_for
+from tests.nomad.containers import run_in_slot, server_info
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts the cluster
 SPEC = {
@@ -55,7 +55,7 @@ class Running:
     def bash(self, command: str, *, allocation: str | None = None, slot: int = 0) -> str:
         """What a command in a slot says, both ways."""
         url = self.urls[allocation or self.allocation]
-        result = farm_check.run_in_slot(url, self.token, command, slot=slot)
+        result = run_in_slot(url, self.token, command, slot=slot)
         return result.stdout + result.stderr
 
     def inside(self, *argv: str, user: str = "0") -> tuple[int, str]:
@@ -74,7 +74,7 @@ def running(cluster: Cluster) -> Iterator[Running]:
 
 def test_every_promise_is_proved(running: Running) -> None:
     for allocation, url in running.urls.items():
-        info = farm_check.server_info(url, running.token)
+        info = server_info(url, running.token)
 
         assert info.container == allocation
         assert (info.isolation, info.weaker) == ("full", ())
@@ -180,7 +180,7 @@ def test_token_is_nowhere_but_in_its_file(running: Running) -> None:
     assert running.inside("cat", "/secrets/token", user="10000")[0] != 0
     assert "No such file" in running.bash("cat /secrets/token /local/spec.json")
     with pytest.raises(SandboxUnavailableError, match="401"):
-        farm_check.server_info(running.urls[running.allocation], "0" * 64)
+        server_info(running.urls[running.allocation], "0" * 64)
 
 
 def test_slots_get_what_the_job_says(running: Running) -> None:
@@ -249,7 +249,7 @@ def test_stop_is_orderly_and_leaves_nothing(cluster: Cluster) -> None:
     cluster.run(job_id, {"slots": 1})
     [allocation] = cluster.serving(job_id)
 
-    farm_check.stop(cluster.nomad, job_id)
+    cluster.nomad.stop(job_id)
 
     def over() -> dict[str, object] | None:
         [found] = cluster.allocations(job_id)
@@ -268,7 +268,7 @@ def test_missing_token_keeps_the_container_from_starting_until_it_is_there(clust
     cluster.nomad.put_token(job_id, "a-token-that-comes-late")
 
     [url] = cluster.serving(job_id).values()
-    assert farm_check.server_info(url, "a-token-that-comes-late").slots == 1
+    assert server_info(url, "a-token-that-comes-late").slots == 1
 
 
 def test_raw_exec_runs_the_same_server(cluster: Cluster, job_id: str, tmp_path: Path) -> None:
@@ -276,9 +276,9 @@ def test_raw_exec_runs_the_same_server(cluster: Cluster, job_id: str, tmp_path: 
     token = cluster.run(job_id, {"slots": 2}, driver="raw_exec", **place)
     [(allocation, url)] = cluster.serving(job_id).items()
 
-    info = farm_check.server_info(url, token)
+    info = server_info(url, token)
     assert (info.container, info.isolation, info.slots) == (allocation, "full", 2)
-    assert farm_check.run_in_slot(url, token, "echo $((6 * 7))").stdout == "42\n"
+    assert run_in_slot(url, token, "echo $((6 * 7))").stdout == "42\n"
 
     cluster.purge(job_id)
     assert list(tmp_path.iterdir()) == []
