@@ -14,17 +14,23 @@ from agentenv.config import ContainerSettings
 from agentenv.errors import ConfigError
 from agentenv.wire.spec import Bind, ContainerSpec, SandboxSpec, SlotLimits
 
-OTHERS = ContainerSpec(
-    slots=3,
-    isolation="user",
-    allow_network=True,
-    closed_networks=("10.0.0.0/8", "attached"),
-    limits=SlotLimits(processes=7),
-    binds=(Bind("/a", "/b"),),
-    env={"A": "b"},
-    output_bytes=2048,
-    spare_shells=False,
-)
+GIVEN = {
+    "isolation": "user",
+    "closed_networks": ("10.0.0.0/8", "attached"),
+    "limits": SlotLimits(processes=7),
+    "binds": (Bind("/a", "/b"),),
+    "env": {"A": "b"},
+}
+
+
+def other(name: str, default: object) -> Any:
+    """Something else than the default of a setting."""
+    if isinstance(default, bool):
+        return not default
+    return default + 1 if isinstance(default, int) else GIVEN[name]
+
+
+OTHERS = ContainerSpec(**{name: other(name, default) for name, default in vars(ContainerSpec()).items()})
 
 
 def as_settings(spec: ContainerSpec) -> dict[str, Any]:
