@@ -32,7 +32,9 @@ class StubSupervisor:
     """Serves ``slots`` slots. ``crash()`` kills the server and starts another over the same slots."""
 
     def __init__(self, slots: int = 2, **spec: Any) -> None:
-        self.spec = SandboxSpec("stub", "/nonexistent", "/nonexistent", slots=slots, **spec)
+        self.spec = SandboxSpec(
+            container="stub", token_file="/nonexistent", data_dir="/nonexistent", slots=slots, **spec
+        )
         self.epochs = [0] * slots
         self.leases: list[dict[str, Any] | None] = [None] * slots
         self.agents: list[subprocess.Popen[bytes]] = []

@@ -110,7 +110,7 @@ def test_a_farm_is_started_looked_at_used_scaled_and_ended(cluster: Cluster, com
 
 
 def test_logs_are_followed(cluster: Cluster, command: Command, job_id: str) -> None:
-    cluster.run(job_id, slots="1")
+    cluster.run(job_id, {"slots": 1})
     (allocation,) = cluster.serving(job_id)
     with command.start("logs", "--job", job_id, "0", "--follow") as following:
         assert following.stdout is not None

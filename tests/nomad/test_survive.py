@@ -312,7 +312,7 @@ async def test_the_clock_of_the_containers_jumps(cluster: Cluster, job_id: str, 
     set_clock(clock, "+0")
     source = shipped.path("nomad/sandbox.nomad.hcl").read_text()
     with_clock = source.replace("readonly_rootfs = true\n", "readonly_rootfs = true\n" + FAKE_CLOCK_MOUNTS, 1).replace(
-        'driver = "docker"\n', 'driver = "docker"\n' + FAKE_CLOCK_ENV, 1
+        'task "sandbox" {\n', 'task "sandbox" {\n' + FAKE_CLOCK_ENV, 1
     )
     library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
     job_file = tmp_path / "job.hcl"

@@ -28,10 +28,10 @@ from agentenv import shipped
 from agentenv.config import NomadSettings
 from agentenv.dev import agent, processes
 from agentenv.dev.agent import Ports
-from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE
 from tests.nomad.farm import allocation_of
+from tests.nomad.nomad_http import NomadHttp
 from tests.waiting import wait_for
 
 _MARK = "AGENTENV_TWO_NODES"

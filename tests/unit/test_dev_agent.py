@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from agentenv.dev import cluster, docker_engine, farm_check, processes
+from agentenv.dev import cluster, docker_engine, processes, slot_check
 from agentenv.dev.agent import (
     AgentPlace,
     Ports,
@@ -29,7 +28,6 @@ from agentenv.dev.agent import (
 from agentenv.dev.agent import (
     start as start_agent,
 )
-from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from tests.waiting import wait_for
 
@@ -313,24 +311,7 @@ def test_engine_needs_root_and_dockerd(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- does a slot answer? ------------------------------------------------------------------------------
 
 
-class StuckNomad:
-    """Registers what it is given, and never ends it."""
-
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        return lambda *_, **__: {}
-
-    def get(self, path: str, **_: str) -> object:
-        return [{"ID": "a", "ClientStatus": "running"}]
-
-
-def test_check_that_fails_says_why_even_if_its_job_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farm_check, "_DEADLINE_S", 0.0)
-    nomad = cast("NomadHttp", StuckNomad())
-
-    with (
-        pytest.raises(SandboxUnavailableError, match="no slot answered"),
-        farm_check.job(nomad, "check", "t" * 32, {}),
-    ):
-        raise SandboxUnavailableError("no slot answered")
-    with pytest.raises(SandboxUnavailableError, match="do not end: a"), farm_check.job(nomad, "check", "t" * 32, {}):
-        pass
+def test_check_says_what_a_farm_would_be_told() -> None:
+    with pytest.raises(SandboxUnavailableError, match="no slot answered: no Nomad server responds at http://127") as no:
+        slot_check.check("http://127.0.0.1:1")
+    assert "make nomad-dev" in no.value.next_step

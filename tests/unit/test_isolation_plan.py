@@ -20,8 +20,7 @@ from agentenv.errors import (
 from agentenv.sandbox.supervisor import isolation, mounts, network, selftest
 from agentenv.sandbox.supervisor.agent_runner import Ran
 from agentenv.sandbox.supervisor.isolation import FULL, USER, Identity
-from agentenv.slots.backends import local_process
-from agentenv.slots.backends.nomad import explain
+from agentenv.slots.backends.base import StartFailed
 from agentenv.wire.spec import Bind, SlotLimits
 
 ROOT = Identity(FULL, 0, 0, uid_block=2)
@@ -273,8 +272,7 @@ async def test_lateness_is_no_verdict(
     with pytest.raises(said, match="did not finish") as caught:
         await selftest.prove(None, Mock(), {}, ("127.0.0.1", 1))  # type: ignore[arg-type]
     assert type(caught.value) is said
-    assert (caught.value.code in local_process._PERMANENT) is permanent
-    assert (caught.value.code in explain._PERMANENT) is permanent
+    assert StartFailed.said({"code": caught.value.code}).permanent is permanent
 
 
 @pytest.mark.parametrize(("mode", "open_to_all"), [(0o666, True), (0o600, False), (0o660, False), (0o644, False)])

@@ -89,8 +89,8 @@ CHANGES: dict[str, Callable[[NomadApi], Awaitable[object]]] = {
     "scale": lambda api: api.scale(1, "test"),
     "reschedule": lambda api: api.reschedule(),
     "stop": lambda api: api.stop("a"),
-    "end": lambda api: api.end_job(purge=False),
-    "purge": lambda api: api.end_job(purge=True),
+    "end": lambda api: api.deregister(purge=False),
+    "purge": lambda api: api.deregister(purge=True),
     "token": lambda api: api.forget_token(),
 }
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from agentenv.config import ContainerSettings, NomadSettings
+from agentenv.config import ContainerSettings, Driver, NomadSettings
 from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.backend import NomadBackend, builds_image
 from agentenv.slots.backends.nomad.facts import Allocation, Evaluation, Job, Node, TaskEvent, events
 from agentenv.slots.backends.nomad.job import (
-    JOB_FILES,
+    SERVER_MIB,
     SERVER_PROCESSES,
     SLOT_OWN_PROCESSES,
     JobShape,
@@ -26,15 +28,26 @@ from agentenv.slots.backends.nomad.job import (
 )
 from agentenv.slots.backends.nomad.owner import JobOwner
 from agentenv.slots.backends.registry import make_backend
-from agentenv.wire.spec import MIB, Bind, SlotLimits
+from agentenv.wire.spec import MIB, Bind, ContainerSpec, SlotLimits
 
 
-@pytest.mark.parametrize("driver", list(JOB_FILES))
-def test_every_driver_has_a_job_file_that_takes_our_settings(driver: str) -> None:
+def given(text: str, containers: ContainerSettings, settings: NomadSettings) -> dict[str, Any]:
+    """The values of the job's variables, its spec parsed."""
+    lines = dict(line.split(" = ", 1) for line in job_variables(text, containers, settings).splitlines())
+    if "spec" in lines:
+        lines["spec"] = json.loads(json.loads(lines["spec"].replace("$${", "${").replace("%%{", "%{")))
+    return lines
+
+
+@pytest.mark.parametrize("driver", get_args(Driver))
+def test_the_job_file_takes_our_settings_for_every_driver(driver: str) -> None:
     settings = NomadSettings.model_validate({"driver": driver, "job_id": "farm-1", "memory_mib": 4096})
     text = job_text(settings)
-    lines = job_variables(text, ContainerSettings(slots_per_container=3, env={"A": "${b}"}), settings).splitlines()
-    assert {'job_id = "farm-1"', "slots = 3", "memory_mib = 4096", "count = 0", 'env = {"A": "$${b}"}'} <= set(lines)
+    containers = ContainerSettings(slots_per_container=3, env={"A": '${b} %{c} \b\n"é'}, binds=(Bind("/a", "/b"),))
+    values = given(text, containers, settings)
+    assert values["spec"] == json.loads(containers.spec().to_json())
+    assert {"job_id": '"farm-1"', "driver": f'"{driver}"', "memory_mib": "4096", "count": "0"}.items() <= values.items()
+    assert text.count(f' = var.driver == "{driver}"') + text.count(f"    {driver} = {{") >= 2, "its config, its launch"
     assert "shutdown_delay" in text, "leases of a leaving container may end by themselves"
 
 
@@ -44,17 +57,54 @@ def test_hcl_takes_nothing_for_a_template() -> None:
 
 
 def test_explicit_variables_come_last_and_must_exist() -> None:
-    text = 'variable "slots" {\n}\nvariable "extra" {\n}\n'
-    settings = NomadSettings(variables={"extra": "[1]", "slots": "7"})
-    assert job_variables(text, ContainerSettings(), settings) == "slots = 7\nextra = [1]\n"
-    with pytest.raises(ConfigError, match=r"no variable 'other' \(it has extra, slots\)"):
+    text = 'variable "spec" {\n}\nvariable "extra" {\n}\n'
+    assert given(text, ContainerSettings(), NomadSettings(variables={"extra": "[1]"}))["extra"] == "[1]"
+    assert job_variables(text, ContainerSettings(), NomadSettings(variables={"spec": '"{}"'})) == 'spec = "{}"\n'
+    with pytest.raises(ConfigError, match=r"no variable 'other' \(it has extra, spec\)"):
         job_variables(text, ContainerSettings(), NomadSettings(variables={"other": "1"}))
+
+
+def test_a_field_of_the_spec_may_be_given_as_if_it_were_a_variable() -> None:
+    text = job_text(NomadSettings())
+    variables = {"closed_networks": '["10.0.0.0/8"]', "limits": '{"processes": 2000}', "runtime": '"runsc"'}
+    values = given(text, ContainerSettings(slots_per_container=20), NomadSettings(variables=variables))
+    assert (values["spec"]["slots"], values["spec"]["closed_networks"]) == (20, ["10.0.0.0/8"])
+    assert values["spec"]["limits"] == dataclasses.asdict(SlotLimits(processes=2000))
+    assert values["pids_limit"] == str(20 * 2010 + 512), "what follows from them follows"
+    assert values["runtime"] == '"runsc"'
+    for name, wrong, said in (
+        ("limits", "{ processes = 1 }", "variables: limits: .*as JSON"),
+        ("output_bytes", '"1"', "variables.output_bytes: must be int"),
+        ("output_bytes", "1", "output_bytes: got 1 "),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            given(text, ContainerSettings(), NomadSettings(variables={name: wrong}))
+
+
+OLDER = "".join(f'variable "{name}" {{\n}}\n' for name in ("job_id", "slots", "limits", "env", "memory_mib"))
+
+
+def test_a_job_file_of_an_older_version_is_given_what_it_has_variables_for() -> None:
+    containers = ContainerSettings(slots_per_container=3, env={"A": "${b}"}, limits=SlotLimits(processes=7))
+    values = given(OLDER, containers, NomadSettings(driver="raw_exec", variables={"slots": "7"}))
+    assert values == {
+        "job_id": '"agentenv-sandbox"',
+        "memory_mib": str(3 * 2048 + 512),
+        "slots": "7",
+        "limits": json.dumps(dataclasses.asdict(SlotLimits(processes=7))),
+        "env": '{"A": "$${b}"}',
+    }
+    with pytest.raises(ConfigError, match="output_bytes: is 2048, but the job file has no variable") as no:
+        job_variables(OLDER, ContainerSettings(output_bytes=2048), NomadSettings())
+    assert "declare the variable `spec`" in no.value.next_step
 
 
 def test_a_setting_the_file_cannot_take_is_refused() -> None:
     binds = ContainerSettings(binds=(Bind("/a", "/b"),))
     with pytest.raises(ConfigError, match=r"binds.*no variable 'binds'"):
         job_variables('variable "slots" {}', binds, NomadSettings())
+    with pytest.raises(ConfigError, match=r"cpu_mhz.*no variable 'cpu_mhz'"):
+        job_variables('variable "spec" {}', ContainerSettings(), NomadSettings(cpu_mhz=7))
 
 
 def test_a_job_file_that_is_not_there(tmp_path: Path) -> None:
@@ -165,8 +215,8 @@ def test_an_environments_config_says_where_its_farm_is(monkeypatch: pytest.Monke
     assert (settings.address, settings.token) == ("https://nomad.example:4646", "secret")
     assert (settings.job_id, settings.memory_mib, settings.driver) == ("mine", 4096, "raw_exec")
     assert "secret" not in repr(settings)
-    given = AgentFields(sandbox_job_variables='{"runtime": "\\"runsc\\""}').nomad_settings()  # as atropos' CLI has it
-    assert 'runtime = "runsc"\n' in job_variables(job_text(given), ContainerSettings(), given)
+    named = AgentFields(sandbox_job_variables='{"runtime": "\\"runsc\\""}').nomad_settings()  # as atropos' CLI has it
+    assert 'runtime = "runsc"\n' in job_variables(job_text(named), ContainerSettings(), named)
     with pytest.raises(ConfigError, match="sandbox_job_variables"):
         AgentFields(sandbox_job_variables="runsc")
     assert AgentFields(nomad_address="http://other:1").nomad_settings().address == "http://other:1"
@@ -192,6 +242,21 @@ def _shape(**given: Any) -> JobShape:
     shape = JobShape.of(_job(**given))
     assert shape is not None
     return shape
+
+
+def test_a_standing_job_is_read_whichever_version_registered_it() -> None:
+    """As Nomad keeps it: by a variable for each setting once, of one `spec` now."""
+    before = (
+        '{"allow_network":false,"binds":[],"closed_networks":["attached","%[[ env `NOMAD_HOST_IP_http` ]]%/32"],'
+        '"container":"%[[ env `NOMAD_ALLOC_ID` ]]%","data_dir":"/run/agentenv","env":{},"host":"0.0.0.0",'
+        '"isolation":"full","limits":{"memory_bytes":1073741824},"output_bytes":1048576,"port":8642,"slots":7,'
+        '"spare_shells":true,"token_file":"/secrets/token","uid_block":%[[ env `NOMAD_HOST_PORT_http` ]]%}'
+    )
+    now = before.replace('"output_bytes":1048576,', '"a_later_setting":{"slots":"2"},')
+    task = {"Templates": [{"EmbeddedTmpl": ""}], "Config": {"pids_limit": 16384}, "Resources": {"MemoryMB": 7680}}
+    for text in (before, now):
+        job = {"TaskGroups": [{"Tasks": [{**task, "Templates": [{"EmbeddedTmpl": text}]}]}]}
+        assert JobShape.of(job) == JobShape(7, 1024 * MIB, 7680, 0, SlotLimits().processes, 16384)
 
 
 def test_a_container_holds_all_its_slots_by_default() -> None:
@@ -243,9 +308,13 @@ def test_a_container_has_processes_enough_for_all_its_slots() -> None:
 
 def test_the_job_file_by_hand_computes_as_the_backend_does() -> None:
     text = job_text(NomadSettings())
-    formula = f'max(16384, var.slots * (lookup(var.limits, "processes", {SlotLimits().processes}) + '
+    formula = f"max(16384, local.spec.slots * (try(local.spec.limits.processes, {SlotLimits().processes}) + "
     assert f"{formula}{SLOT_OWN_PROCESSES}) + {SERVER_PROCESSES})" in text
+    assert f"try(local.spec.limits.memory_bytes, {SlotLimits().memory_bytes})" in text
+    assert f"local.spec.slots * local.slot_mib + {SERVER_MIB}" in text
+    assert f"slots = {ContainerSpec().slots}, " in text
     assert "pids_limit = local.pids_limit" in text
+    assert "memory     = local.memory_mib" in text
 
 
 def test_an_environments_container_may_be_oversubscribed_by_name() -> None:

@@ -50,7 +50,7 @@ async def everything(api: OperatorApi) -> None:
     await api.variable_owners()
     await api.whole_job("farm")
     await api.status_of(ID)
-    await api.end_job(purge=True)
+    await api.deregister(purge=True)
     await api.forget_token()
 
 

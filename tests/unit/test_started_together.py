@@ -15,7 +15,8 @@ from agentenv import locks, run_files
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.supervisor import launch, sweep
 from agentenv.sandbox.supervisor.reaper import end_of
-from agentenv.slots.backends import local, local_process
+from agentenv.slots.backends import local
+from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.local import LaunchDirectory
 
 
@@ -79,7 +80,7 @@ def test_a_machine_with_all_its_containers_may_have_room_later(monkeypatch: pyte
     monkeypatch.setattr(launch, "_UID_BLOCKS", 0)
     with pytest.raises(SandboxUnavailableError) as raised:
         launch.claim_uids()
-    failed = local_process._failure({"code": raised.value.code, "message": raised.value.message})
+    failed = StartFailed.said({"code": raised.value.code, "message": raised.value.message})
     assert not failed.permanent
 
 

@@ -11,16 +11,16 @@ from typing import Self
 
 from agentenv.config import NomadSettings
 from agentenv.containers.handle import ContainerHandle
-from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, ConfigError
 from agentenv.farm.nomad_api import OperatorApi, follow_log
 from agentenv.farm.view import Census, Place, choose
 from agentenv.slots.backends.nomad import facts
+from agentenv.slots.backends.nomad.ending import end_job
 from agentenv.slots.backends.nomad.explain import end_of, failed_event, placement
 from agentenv.slots.backends.nomad.owner import JobOwner
 
 _FAULTS_SHOWN = 5
 _ADDRESSES_AT_ONCE = 8
-_END_TIMEOUT_S = 90.0
 _LOG_LINE_BYTES = 160
 """Nomad reads logs by bytes: so many are asked for per line that is to be shown."""
 
@@ -99,6 +99,7 @@ class NomadFarm:
             known = await api.job() is not None
             async with owned(api, "agentenv down"):
                 await end_job(api)
+                await api.forget_token()
         return f"purged {self.where} and its token" if known else f"{self.where}: no farm is running there"
 
     async def logs(self, container: str | None, *, tail: int, follow: bool) -> AsyncIterator[tuple[str, str]]:
@@ -158,26 +159,6 @@ async def owned(api: OperatorApi, verb: str, *, wait: bool = True) -> AsyncItera
         yield
     finally:
         await owner.release()
-
-
-async def end_job(api: OperatorApi) -> None:
-    """Stop the job of ``api``, wait for the end of its containers, then forget it and its token.
-
-    Raises SandboxUnavailableError when they have not ended in time; NomadError.
-    """
-    await api.end_job(purge=False)
-    left = 0
-    try:
-        async with asyncio.timeout(_END_TIMEOUT_S):
-            while left := await api.left_over():  # noqa: ASYNC110 - Nomad is asked
-                await asyncio.sleep(0.2)
-    except TimeoutError:
-        raise SandboxUnavailableError(
-            f"{left} allocations of {api.settings.job_id} are still running after {_END_TIMEOUT_S:g} s",
-            next_step="see `nomad node status`: a client that is down reports nothing; then `agentenv gc`",
-        ) from None
-    await api.end_job(purge=True)
-    await api.forget_token()
 
 
 def waiting_for(snapshot: facts.Snapshot) -> list[str]:

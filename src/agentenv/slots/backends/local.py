@@ -108,7 +108,13 @@ class LocalBackend:
         assert self._launch is not None
         container_id = f"local-{index}-{secrets.token_hex(4)}"
         token = secrets.token_hex(32)
-        spec = self._launch.write(self._spec(container_id), token)
+        asked = SandboxSpec.launch(
+            self._settings.spec(),
+            container=container_id,
+            token_file=self._launch.token_file(container_id),
+            data_dir=self._launch.data_dir,
+        )
+        spec = self._launch.write(asked, token)
         process = None
         try:
             async with asyncio.timeout(self._start_timeout_s):
@@ -142,23 +148,6 @@ class LocalBackend:
         if (refused := unacceptable(server, self._settings)) is not None:
             raise StartFailedError(refused)
         return handle
-
-    def _spec(self, container_id: str) -> SandboxSpec:
-        assert self._launch is not None
-        settings = self._settings
-        return SandboxSpec(
-            container=container_id,
-            token_file=str(self._launch.token_file(container_id)),
-            data_dir=str(self._launch.data_dir),
-            slots=settings.slots_per_container,
-            isolation=settings.isolation,
-            allow_network=settings.allow_network,
-            limits=settings.limits,
-            binds=settings.binds,
-            env=settings.env,
-            output_bytes=settings.output_bytes,
-            spare_shells=settings.spare_shells,
-        )
 
     async def stop_container(self, container: _LocalContainer) -> None:
         """For the container itself: end its process, remove its files."""

@@ -1,6 +1,6 @@
-"""The few requests to Nomad that the backend makes: python-nomad, in threads, with deadlines. No decisions.
+"""The few requests to Nomad that the backend makes, in threads. No decisions.
 
-The library is synchronous (``requests``); the event stream, which must be cancellable and must tell
+python-nomad is synchronous (``requests``); the event stream, which must be cancellable and must tell
 silence from death, is not read through it (see :mod:`agentenv.slots.backends.nomad.stream`).
 """
 
@@ -11,25 +11,21 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import nomad
-import requests
-from nomad.api.exceptions import BaseNomadException, TimeoutNomadException
-from requests.adapters import HTTPAdapter
 
 from agentenv.config import NomadSettings
 from agentenv.slots.backends.nomad import facts
+from agentenv.slots.backends.nomad.client import NomadClient, Reply
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.holder import Holder
 
 logger = logging.getLogger(__name__)
 
-Reply = TypeVar("Reply")
-
 _THREADS = 4
 """Requests at once: Nomad's servers have others to serve."""
-_TIMEOUT_S = 10
 _SLOW_S = 30
 """Parsing and registering: the scheduler of a small cluster may be busy."""
 _LOG_BYTES = 16 * 1024
@@ -62,25 +58,12 @@ class NomadApi:
         self.not_ours: Callable[[], str] = str
         """Why the job may not be changed at this moment; empty when it may. The job's owner says so, if it has one."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="nomad-api")
-        self._session = requests.Session()
-        # Proxies and netrc are for the internet; and a token must go nowhere by a redirect.
-        self._session.trust_env = False
-        self._session.mount("https://", _Adapter(settings.tls_server_name))
-        self._client = nomad.Nomad(
-            address=address,
-            token=settings.token,
-            namespace=settings.namespace,
-            region=settings.region,
-            verify=_verify(settings),
-            cert=_certificate(settings),
-            timeout=_TIMEOUT_S,
-            session=self._session,
-        )
+        self._client = NomadClient(settings, address, connections=_THREADS)
 
     async def aclose(self) -> None:
         """End the threads, each at its request's deadline at the latest. May be repeated."""
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
-        self._session.close()
+        self._client.close()
 
     # -- the cluster ----------------------------------------------------------------------------
 
@@ -128,10 +111,10 @@ class NomadApi:
         reply = await self._change(lambda c: c.job.request(job_id, "scale", json=body, method="post").json())
         return int(reply.get("JobModifyIndex") or 0)
 
-    async def end_job(self, *, purge: bool) -> None:
+    async def deregister(self, *, purge: bool) -> None:
         """Stop the job, without its shutdown delay; ``purge``: forget it too. One that does not exist is no error.
 
-        A purged job's allocations are forgotten at once, before their containers have ended: stop it first.
+        A purged job's allocations are forgotten at once, before their containers have ended: see :func:`end_job`.
         """
         params = {"purge": str(purge).lower(), "no_shutdown_delay": "true"}
         await self._change(
@@ -302,48 +285,5 @@ class NomadApi:
 
     async def _run(self, ask: Callable[[nomad.Nomad], Reply], *, missing: bool = False) -> Any:
         """Ask in a thread. With ``missing``, 404 is answered by None."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, ask, self._client)
-        except (BaseNomadException, TimeoutNomadException, requests.RequestException, ValueError, KeyError) as error:
-            failed = _failure(error)
-            if missing and failed.status == 404:
-                return None
-            raise failed from error
-
-
-class _Adapter(HTTPAdapter):
-    """Checks the server's certificate against another name than its address (``NOMAD_TLS_SERVER_NAME``)."""
-
-    def __init__(self, server_name: str | None) -> None:
-        self._server_name = server_name
-        super().__init__(pool_maxsize=_THREADS)
-
-    def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        """See HTTPAdapter."""
-        if self._server_name:
-            options |= {"server_hostname": self._server_name, "assert_hostname": self._server_name}
-        super().init_poolmanager(*args, **options)
-
-
-def _verify(settings: NomadSettings) -> bool | str:
-    if settings.skip_verify:
-        return False
-    return str(settings.ca_cert) if settings.ca_cert else True
-
-
-def _certificate(settings: NomadSettings) -> tuple[str, ...]:
-    given = (settings.client_cert, settings.client_key)
-    return tuple(str(path) for path in given) if all(given) else ()
-
-
-def _failure(error: Exception) -> NomadError:
-    """What python-nomad raised, by its HTTP status: the class alone does not tell a cut line from a refusal."""
-    reply = getattr(error, "nomad_resp", None)
-    if isinstance(reply, requests.Response):
-        return NomadError(reply.status_code, " ".join(reply.text.split())[:500] or f"status {reply.status_code}")
-    if isinstance(error, (ValueError, KeyError)) and not isinstance(error, requests.RequestException):
-        return NomadError(502, f"unexpected response of Nomad's API: {error!r}")
-    cause = reply if isinstance(reply, Exception) else error
-    while isinstance(inner := getattr(cause, "reason", None) or (cause.args or (None,))[0], Exception):
-        cause = inner  # urllib3 wraps what happened in where it happened
-    return NomadError(0, str(cause).rpartition("connection: ")[2] or repr(cause))
+        asked = partial(self._client.ask, ask, missing=missing)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, asked)

@@ -1,8 +1,9 @@
-"""The little of Nomad's HTTP API that a development cluster needs. Blocking; standard library only."""
+"""Nomad as tests ask it: any path of its HTTP API, blocking; by other means than what is tested."""
 
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -11,6 +12,7 @@ from typing import Any
 from agentenv.errors import SandboxUnavailableError
 
 _TIMEOUT_S = 30.0
+_END_TIMEOUT_S = 90.0
 
 
 class NomadHttp:
@@ -41,7 +43,7 @@ class NomadHttp:
     def _ask(self, method: str, path: str, body: Any, parameters: dict[str, str]) -> Any:
         query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
         content = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.address}{path}{query}", data=content, method=method)  # noqa: S310
+        request = urllib.request.Request(f"{self.address}{path}{query}", data=content, method=method)
         try:
             with self._opener.open(request, timeout=self._timeout_s) as answer:
                 text = answer.read()
@@ -68,3 +70,22 @@ class NomadHttp:
         """The Nomad Variable a job's token is rendered from."""
         path = f"nomad/jobs/{job_id}"
         self.put(f"/v1/var/{path}", {"Path": path, "Items": {"token": token}})
+
+    def stop(self, job_id: str, *, namespace: str = "default") -> None:
+        """Have a job's allocations stopped now, whatever delay they ask for. Returns before they are over."""
+        self.delete(f"/v1/job/{job_id}", no_shutdown_delay="true", namespace=namespace)
+
+    def purge(self, job_id: str, *, namespace: str = "default") -> None:
+        """Stop a job, wait until its allocations are over, remove it and its token. Repeatable."""
+        self.stop(job_id, namespace=namespace)
+        deadline = time.monotonic() + _END_TIMEOUT_S
+        while running := self._unfinished(job_id, namespace):
+            if time.monotonic() > deadline:
+                raise SandboxUnavailableError(f"allocations of {job_id} do not end: {', '.join(running)}")
+            time.sleep(0.1)
+        self.delete(f"/v1/job/{job_id}", purge="true", namespace=namespace)
+        self.delete(f"/v1/var/nomad/jobs/{job_id}", namespace=namespace)
+
+    def _unfinished(self, job_id: str, namespace: str) -> list[str]:
+        allocations = self.get(f"/v1/job/{job_id}/allocations", namespace=namespace, all="true") or []
+        return [one["ID"] for one in allocations if one["ClientStatus"] not in ("complete", "failed", "lost")]
