@@ -20,7 +20,8 @@ PYTHON_VERSION = "3.11"
 REQUIREMENTS = ("aiohttp", "pydantic")
 """The ``sandbox`` extra: all the sandbox server imports beyond this package. constraints.txt says which versions."""
 
-OUR_PARTS = ("__init__.py", "_version.py", "backoff.py", "errors.py", "py.typed", "wire", "sessions", "sandbox")
+_GROUND = ("__init__.py", "_version.py", "backoff.py", "errors.py", "locks.py", "py.typed")
+OUR_PARTS = (*_GROUND, "wire", "sessions", "sandbox")
 """All the sandbox server imports of this package (a test follows the imports)."""
 _COMPILED = "sandbox/slotagent/bin"
 
