@@ -1,8 +1,8 @@
-"""How a process says on this machine that it lives, and where it can be reached.
+"""Files by which a process announces on this machine that it is alive and where it can be reached.
 
-A directory ``<state>/<kind>-<name>`` with a locked file ``lock`` and a file ``said.json`` (mode 0600). The
-lock goes with the process, however it ends; what is left then is removed by whoever sweeps the state
-directory next (``agentenv gc``, or the next container to start).
+A directory ``<state>/<kind>-<name>`` with a locked file ``lock`` and a file ``said.json`` (mode 0600). The lock is
+released when the process ends, however it ends; leftover files are removed by the next sweep of the state directory
+(``agentenv gc``, or the next container to start).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from agentenv.errors import SandboxUnavailableError
 
 _LOCK, _SAID = "lock", "said.json"
 _LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.02
-"""Whoever looks whether a lock is held holds it for a moment."""
+"""Checking whether a lock is held takes the lock for a moment."""
 
 
 class AlreadyAnnouncedError(Exception):
-    """A living process has said this already; ``said`` is what."""
+    """A running process has announced this already; ``said`` is its content."""
 
     def __init__(self, said: Mapping[str, Any]) -> None:
         super().__init__("another process has this name")
@@ -33,7 +33,7 @@ class AlreadyAnnouncedError(Exception):
 
 
 class Announcement:
-    """What this process says for as long as it lives. A context manager."""
+    """The announcement of this process while it is alive. A context manager."""
 
     def __init__(self, directory: Path, lock: int) -> None:
         self.directory = directory
@@ -41,7 +41,8 @@ class Announcement:
 
     @classmethod
     def open(cls, state: Path, kind: str, name: str) -> Self:
-        """Raises AlreadyAnnouncedError, and SandboxUnavailableError when ``state`` cannot be written."""
+        """Create the announcement. Raises AlreadyAnnouncedError, and SandboxUnavailableError when ``state`` cannot
+        be written."""
         directory = state / f"{kind}-{name}"
         try:
             lock = _take(directory)
@@ -54,14 +55,14 @@ class Announcement:
         return cls(directory, lock)
 
     def say(self, said: Mapping[str, Any]) -> None:
-        """Replace what is said; readers see the old or the new, never a part. Raises OSError."""
+        """Replace the content; readers see the old or the new, never a mixture. Raises OSError."""
         new = self.directory / f"{_SAID}.new"
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump({**said, "pid": os.getpid()}, file)
         new.replace(self.directory / _SAID)
 
     def close(self) -> None:
-        """Say nothing more. May be repeated."""
+        """Withdraw the announcement. May be repeated."""
         if self._lock >= 0:
             shutil.rmtree(self.directory, ignore_errors=True)
             os.close(self._lock)
@@ -75,18 +76,18 @@ class Announcement:
 
 
 def announced(state: Path, kind: str) -> list[dict[str, Any]]:
-    """What living processes say under ``kind``; each with its ``pid``. Nothing is changed."""
+    """Announcements of running processes under ``kind``, each with its ``pid``. Changes nothing."""
     found = [_read(directory) for directory in sorted(state.glob(f"{kind}-*")) if is_held(directory)]
     return [said for said in found if said is not None]
 
 
 def is_held(directory: Path) -> bool:
-    """Whether the process that made the directory lives."""
+    """Whether the process that created the directory is alive."""
     return is_locked(directory / _LOCK)
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody has an exclusive flock on a file. Changes nothing."""
+    """Whether any process has an exclusive flock on a file. Changes nothing."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -101,7 +102,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _take(directory: Path) -> int | None:
-    """A descriptor that holds the directory's lock; None when somebody lives who does. Raises OSError."""
+    """A descriptor that holds the directory's lock; None when a running process holds it. Raises OSError."""
     for _ in range(_LOCK_TRIES):
         with contextlib.suppress(FileExistsError):  # not exist_ok, which raises when a sweep removes it meanwhile
             directory.mkdir(parents=True, mode=0o700)
@@ -120,5 +121,5 @@ def _read(directory: Path) -> dict[str, Any] | None:
     try:
         said = json.loads((directory / _SAID).read_text())
     except (OSError, ValueError):
-        return None  # not said yet, or not any more
+        return None  # not written yet, or withdrawn
     return said if isinstance(said, dict) else None

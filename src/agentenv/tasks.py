@@ -1,4 +1,4 @@
-"""Waiting for work: to its end whoever is cancelled meanwhile, or until what it is done for is lost."""
+"""Waiting for work: to its end even if the waiter is cancelled, or until its lease is lost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def finish(task: asyncio.Task[Result]) -> Result:
             cancelled = error
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # seen: the cancellation is what the waiter hears of
+            task.exception()  # seen: the waiter gets the cancellation
         raise cancelled
     return task.result()
 

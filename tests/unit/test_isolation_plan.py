@@ -289,7 +289,7 @@ def test_a_tun_device_that_a_slot_s_uid_cannot_open_is_a_refusal(
     if open_to_all:
         assert network.find_tool() == "/usr/bin/slirp4netns"
         return
-    with pytest.raises(SandboxUnavailableError, match="everybody may open") as refused:
+    with pytest.raises(SandboxUnavailableError, match="every user may open") as refused:
         network.find_tool()
     assert f"chmod 0666 {tun}" in refused.value.next_step
 

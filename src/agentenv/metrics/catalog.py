@@ -1,4 +1,4 @@
-"""Every metric a farm's process exposes, as data: what docs/metrics.md lists and dashboards may query."""
+"""Every metric of a farm's process, as data: documented in docs/metrics.md and used by dashboards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric. A counter's ``name`` ends in ``_total``, as it is queried."""
+    """One metric. A counter's ``name`` ends in ``_total``, as in queries."""
 
     name: str
     kind: Kind

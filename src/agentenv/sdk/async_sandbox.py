@@ -1,4 +1,4 @@
-"""One sandbox for a script: a slot of its own, from ``async with`` to its end.
+"""One sandbox for a script: a slot that is leased for the duration of ``async with``.
 
 ::
 
@@ -35,12 +35,12 @@ class AsyncSandbox:
     """A sandbox from :meth:`open` to :meth:`close`, or as an async context manager.
 
     ``backend``: ``local`` runs a container on this machine, ``nomad`` a job of its own on the cluster that
-    ``NOMAD_ADDR`` names, ``fake`` plain child processes without any isolation (never for code you would not
-    run yourself); or a :class:`ContainerBackend`, which is opened and closed here. ``settings`` say what the
-    container is; ``allow_network`` overrides theirs. ``timeout_s`` bounds each call that names no other.
+    ``NOMAD_ADDR`` names, ``fake`` plain child processes without any isolation (only for code you would run
+    yourself); or a :class:`ContainerBackend`, which is opened and closed here. ``settings`` configure the
+    container; ``allow_network`` overrides their value. ``timeout_s`` bounds each call without a timeout of its own.
 
-    A failing command is data (``exit_code``); wrong calls raise ToolCallError, forbidden ones
-    PolicyRefusalError, failures of the sandbox InfraError. File operations raise ``OSError`` as local ones do.
+    A failing command is data (``exit_code``); invalid calls raise ToolCallError, forbidden ones PolicyRefusalError,
+    failures of the sandbox InfraError. File operations raise ``OSError`` like local ones.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class AsyncSandbox:
         return f"<{type(self).__name__} {self._backend!r} {'open' if self._context else 'closed'}>"
 
     async def open(self) -> Self:
-        """Start it. Raises SandboxUnavailableError naming cause and cure; nothing is left running then."""
+        """Start it. Raises SandboxUnavailableError with cause and cure; then nothing is left running."""
         if self._stack is not None:
             raise PoolClosedError("a sandbox is opened once", next_step="make a new one")
         async with AsyncExitStack() as stack:
@@ -104,7 +104,7 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
     ) -> CallResult:
-        """Run a bash command by itself, in the workspace; it is killed at ``timeout_s``."""
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``."""
         return await self._tools.terminal(command, timeout_s, cwd=cwd, env=env, stdin=stdin)
 
     async def terminal(
@@ -117,18 +117,18 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         pty: bool | None = None,
     ) -> CallResult:
-        """Run a command in the bash of that name, which stays: directory, variables, functions. What still runs
-        at ``timeout_s`` goes on; an empty command returns more of its output."""
+        """Run a command in the persistent bash session of that name, which keeps directory, variables and
+        functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output."""
         return await self._tools.terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty)
 
     async def call_tool(
         self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> CallResult:
-        """Call any tool there is by its name."""
+        """Call any tool by its name."""
         return await self._tools.call_tool(tool, arguments, timeout_s=timeout_s)
 
     async def seal(self) -> None:
-        """Kill everything that runs in the sandbox; its files stay."""
+        """Kill everything running in the sandbox; its files stay."""
         _ = self._tools
         await self._session.seal()
 
@@ -139,11 +139,11 @@ class AsyncSandbox:
     @overload
     async def read_file(self, path: str, *, binary: Literal[True]) -> bytes: ...
     async def read_file(self, path: str, *, binary: bool = False) -> str | bytes:
-        """A whole file, at most 64 MiB."""
+        """Read a whole file, at most 64 MiB."""
         return await (self._tools.read_file(path, binary=True) if binary else self._tools.read_file(path))
 
     async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a file, whole; its directories are made. Returns its size in bytes."""
+        """Write a whole file; its parent directories are created. Returns its size in bytes."""
         return await self._tools.write_file(path, content, mode=mode)
 
     async def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
@@ -185,15 +185,15 @@ class AsyncSandbox:
         return await self._tools.download(remote, local, progress=progress, max_bytes=max_bytes)
 
     async def archive(self, path: str = ".") -> ArtifactsReply:
-        """A file or directory as a tar (at most 64 MiB), with the SHA-256 of every file in it."""
+        """A file or directory as a tar archive (at most 64 MiB), with the SHA-256 of every file in it."""
         return await self._tools.archive(path)
 
     async def list_artifacts(self, path: str = ".") -> ArtifactsReply:
-        """Every file below a directory (or one file), with size and SHA-256; within what an archive may hold."""
+        """Every file below a directory (or one file), with size and SHA-256; limited like an archive."""
         return await self._tools.list_artifacts(path)
 
     async def read_artifact(self, path: str) -> ArtifactsReply:
-        """One file, at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
+        """One file of at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
         return await self._tools.read_artifact(path)
 
     @property
@@ -205,6 +205,6 @@ class AsyncSandbox:
 
 def _backend(name: str, settings: ContainerSettings, start_timeout_s: float) -> ContainerBackend:
     nomad = None
-    if name == "nomad":  # a job of its own: closing a script's sandbox must not end a farm's containers
+    if name == "nomad":  # a separate job: closing a script's sandbox must not end a farm's containers
         nomad = NomadSettings.from_environment(job_id=f"agentenv-sandbox-{secrets.token_hex(4)}")
     return make_backend(name, settings, nomad=nomad, start_timeout_s=start_timeout_s, field="backend")

@@ -1,4 +1,4 @@
-"""The handle preparation and verifiers get on their trajectory's own slot.
+"""The context that preparation and verifiers get for their trajectory's slot.
 
 One object serves as both ``exec_tool`` and tool context::
 
@@ -6,9 +6,9 @@ One object serves as both ``exec_tool`` and tool context::
     result = await exec_tool.terminal("pytest -q", timeout_s=120)               # the same
     text = await exec_tool.read_file("report.txt")
 
-A failing command is data (``CallResult.exit_code``). A failing *file* operation raises ``OSError``
-with the slot's errno (``FileNotFoundError`` and so on). The first InfraError or SlotDestroyedError is remembered
-in ``infra_error``: it decides what becomes of the rollout, even if the verifier caught it.
+A failing command is data (``CallResult.exit_code``). A failing *file* operation raises ``OSError`` with the slot's
+errno (``FileNotFoundError`` and so on). The first InfraError or SlotDestroyedError is remembered in
+``infra_error``: it decides the outcome of the rollout, even if the verifier caught it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from agentenv.wire.tools import (
 )
 
 _OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
-"""What reading a slot never meets: the machine the download is written to is full, or out of descriptors."""
+"""Errors that reading a slot never causes: this machine's disk is full, or it is out of descriptors."""
 
 
 class ToolContext:
@@ -55,7 +55,7 @@ class ToolContext:
         self._session = session
         self._open = True
         self.infra_error: InfraError | SlotDestroyedError | None = None
-        """The first failure of ours that a call through this handle met, or that the slot was destroyed."""
+        """The first infrastructure failure of a call through this context, or the destruction of the slot."""
 
     @property
     def trajectory_id(self) -> str:
@@ -65,7 +65,7 @@ class ToolContext:
     async def __call__(
         self, tool: str, arguments: Mapping[str, Any] | str | None = None, *, timeout_s: float | None = None
     ) -> CallResult:
-        """Call any tool of the slot; wrong or refused calls come back as results with a ``fault``.
+        """Call any tool of the slot; invalid or refused calls are results with a ``fault``.
 
         Raises: InfraError when the slot failed; PoolClosedError after :meth:`cleanup`.
         """
@@ -75,7 +75,7 @@ class ToolContext:
     async def call_tool(
         self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> CallResult:
-        """As calling the context, but a wrong or refused call raises.
+        """Like calling the context, but an invalid or refused call raises.
 
         Raises: ToolCallError, PolicyRefusalError, InfraError.
         """
@@ -99,10 +99,10 @@ class ToolContext:
     ) -> CallResult:
         """Run a bash command in the workspace. Its exit code, output and timeout are in the result.
 
-        Without ``session`` it is a fresh ``bash -c``, killed at ``timeout_s``. With one it runs in the bash of
-        that name, which stays: directory, variables and functions are kept, and what still runs at
-        ``timeout_s`` goes on (an empty command returns more of its output). ``stdin`` is for the first only,
-        ``pty`` for the second.
+        Without ``session`` it is a new ``bash -c``, killed after ``timeout_s``. With ``session`` it runs in the
+        persistent bash session of that name: directory, variables and functions are kept, and a command that
+        exceeds ``timeout_s`` keeps running (an empty command returns more of its output). ``stdin`` is valid only
+        without a session, ``pty`` only with one.
         """
         given: dict[str, Any] = {"command": command, "env": dict(env) if env else None}
         if session is None:
@@ -118,14 +118,14 @@ class ToolContext:
     @overload
     async def read_file(self, path: str, *, binary: Literal[True]) -> bytes: ...
     async def read_file(self, path: str, *, binary: bool = False) -> str | bytes:
-        """A whole file of the slot, at most 64 MiB. Raises: OSError (missing, a directory, too large)."""
+        """Read a whole file of the slot, at most 64 MiB. Raises: OSError (missing, a directory, too large)."""
         reply = ReadFileReply.model_validate(await self._file_call("read_file", {"path": path, "binary": binary}))
         if reply.truncated:
             raise OSError(errno.EFBIG, f"{path} has {reply.size_bytes} bytes, more than one call carries")
         return (reply.data or b"") if binary else (reply.text or "")
 
     async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a file of the slot, whole; its directories are made. Returns its size in bytes."""
+        """Write a whole file in the slot; its parent directories are created. Returns its size in bytes."""
         body: dict[str, Any] = {"path": path, "mode": mode}
         if isinstance(content, str):
             body["text"] = content
@@ -158,11 +158,11 @@ class ToolContext:
         progress: Progress | None = None,
         max_bytes: int = transfer.DEFAULT_MAX_BYTES,
     ) -> Transferred:
-        """Copy a file or directory of the slot to a local path (a directory's content lands in it); see
-        :func:`agentenv.containers.transfer.download`. What a slot sends is not trusted.
+        """Copy a file or directory of the slot to a local path (a directory's content is put into it); see
+        :func:`agentenv.containers.transfer.download`. The slot's data is not trusted.
 
-        Raises: OSError, PolicyRefusalError, InfraError (also when this machine's own disk is full: that is nothing a
-        verifier may score).
+        Raises: OSError, PolicyRefusalError, InfraError (also when this machine's own disk is full: a verifier must
+        not score that).
         """
         async with self._watched():
             try:
@@ -175,12 +175,12 @@ class ToolContext:
                 raise
 
     async def archive(self, path: str = ".") -> ArtifactsReply:
-        """A file or directory of the slot as a tar (at most 64 MiB), with the SHA-256 of every file in it."""
+        """A file or directory of the slot as a tar archive (at most 64 MiB), with the SHA-256 of every file in it."""
         return await self._artifacts("archive", path)
 
     async def list_artifacts(self, path: str = ".") -> ArtifactsReply:
-        """Every file below a directory of the slot (or one file), with size and SHA-256; within what
-        :meth:`archive` may hold."""
+        """Every file below a directory of the slot (or one file), with size and SHA-256; limited like
+        :meth:`archive`."""
         return await self._artifacts("list", path)
 
     async def read_artifact(self, path: str) -> ArtifactsReply:
@@ -197,8 +197,8 @@ class ToolContext:
         literal: bool = False,
         limit: int = 200,
     ) -> SearchReply:
-        """Lines of the slot's files that match a regular expression, by path and line; what was left out is
-        counted in the reply.
+        """Lines of the slot's files that match a regular expression, by path and line; omitted matches are counted
+        in the reply.
 
         Raises: InvalidArgumentsError when the pattern is wrong; OSError when there is no such path.
         """
@@ -211,8 +211,8 @@ class ToolContext:
     ) -> PatchReply:
         """Apply a unified diff to the slot's files: all of it, or nothing.
 
-        Raises: InvalidArgumentsError when it is no diff or does not fit (the message says which hunk, why, and
-        what is there instead); OSError when the slot cannot write.
+        Raises: InvalidArgumentsError when it is not a diff or does not apply (the message names the hunk, the
+        reason, and the content found instead); OSError when the slot cannot write.
         """
         given = _without_none({"patch": patch, "path": path, "strip": strip, "fuzz": fuzz})
         result = await self.call_tool("patch", given)
@@ -222,23 +222,23 @@ class ToolContext:
         return PatchReply.model_validate(result.content)
 
     async def web_search(self, query: str, **more: Any) -> CallResult:
-        """Search the web through the tool server. Raises: UnknownToolError where there is none."""
+        """Search the web through the tool server. Raises: UnknownToolError without a tool server."""
         return await self._outside("web_search", "web", {"query": query, **more})
 
     async def web_extract(self, url: str, **more: Any) -> CallResult:
-        """A web page's text through the tool server. Raises: UnknownToolError where there is none."""
+        """The text of a web page, through the tool server. Raises: UnknownToolError without a tool server."""
         return await self._outside("web_extract", "web", {"url": url, **more})
 
     async def browser_navigate(self, url: str, **more: Any) -> CallResult:
-        """Open a page in the trajectory's browser. Raises: UnknownToolError where there is no tool server."""
+        """Open a page in the trajectory's browser. Raises: UnknownToolError without a tool server."""
         return await self._outside("browser_navigate", "browser", {"url": url, **more})
 
     async def browser_snapshot(self, **more: Any) -> CallResult:
-        """The open page as text. Raises: UnknownToolError where there is no tool server."""
+        """The open page as text. Raises: UnknownToolError without a tool server."""
         return await self._outside("browser_snapshot", "browser", more)
 
     async def cleanup(self) -> None:
-        """No more calls through this context; the slot itself is the rollout's. Repeatable."""
+        """End the use of this context; the slot itself belongs to the rollout. Repeatable."""
         self._open = False
 
     async def _artifacts(self, action: str, path: str) -> ArtifactsReply:
@@ -268,7 +268,7 @@ class ToolContext:
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        """Remembers what no score may hide; refuses once closed."""
+        """Remembers failures that no score may hide; refuses calls once closed."""
         if not self._open:
             raise _closed()
         try:

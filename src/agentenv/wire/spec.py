@@ -1,6 +1,6 @@
-"""What a container is asked to be: the file the supervisor reads at start.
+"""Specification of a container: the file the supervisor reads at start.
 
-Standard library only, on purpose: the privileged supervisor imports this and nothing larger.
+Standard library only, because the privileged supervisor imports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentenv.errors import ConfigError
 
 MIB = 1024 * 1024
 MEMORY_HEADROOM_BYTES = 64 * MIB
-"""Least memory left to a slot's processes when all its file systems are full."""
+"""Minimum memory left for a slot's processes when all its file systems are full."""
 
 SEALED_ENV: Mapping[str, str] = MappingProxyType(
     {
@@ -33,17 +33,18 @@ SEALED_ENV: Mapping[str, str] = MappingProxyType(
         "GIT_CONFIG_VALUE_1": "/dev/null",
     }
 )
-"""What every command finds in its environment once its slot is sealed, before the call's own. Home is no longer the
-workspace but a directory that is not there, and cannot be made where the root is read-only: what programs run or
-obey in a home directory (usercustomize, .bashrc, .gitconfig, .local/bin, pip.conf) was the policy's to write."""
+"""Environment of every command in a sealed slot; a call's own variables are added to it. Home is no longer the
+workspace but a directory that does not exist, and cannot be created where the root is read-only: the files that
+programs execute or obey in a home directory (usercustomize, .bashrc, .gitconfig, .local/bin, pip.conf) could have
+been written by the policy."""
 
 ATTACHED = "attached"
-"""In :attr:`SandboxSpec.closed_networks`: whatever networks the container itself is directly on."""
+"""In :attr:`SandboxSpec.closed_networks`: all networks the container itself is attached to."""
 
 
 @dataclass(frozen=True)
 class Bind:
-    """A host path shown read-only in every slot."""
+    """A host path mounted read-only in every slot."""
 
     source: str
     target: str
@@ -51,7 +52,7 @@ class Bind:
 
 @dataclass(frozen=True)
 class SlotLimits:
-    """Per-slot limits. Each is enforced by the kernel, none by the server."""
+    """Limits of each slot. All are enforced by the kernel, none by the server."""
 
     processes: int = 400
     memory_bytes: int = 2048 * MIB
@@ -79,11 +80,11 @@ class SlotLimits:
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """One container: how many slots, what each sees and may use, where the server listens.
+    """One container: its number of slots, their mounts and limits, and where the server listens.
 
-    ``isolation``: ``auto`` takes ``full`` when started by root and ``user`` otherwise; naming one
-    of them refuses to start as anything else. ``token_file`` holds the bearer token (mode 0600).
-    ``port`` 0 takes a free one; the supervisor prints the one it got.
+    ``isolation``: ``auto`` takes ``full`` when started by root and ``user`` otherwise; when named explicitly, the
+    container refuses to start as anything else. ``token_file`` holds the bearer token (mode 0600). ``port`` 0 means
+    any free port; the supervisor prints the one it got.
     """
 
     container: str
@@ -97,16 +98,16 @@ class SandboxSpec:
     limits: SlotLimits = field(default_factory=SlotLimits)
     binds: tuple[Bind, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    """Extra environment variables of every command in a slot."""
+    """Additional environment variables of every command in a slot."""
     output_bytes: int = MIB
     """Cap on each of stdout and stderr returned per call (head + tail kept)."""
     spare_shells: bool = True
     reply_memory: int = 1024
-    """Finished replies remembered per lease, for callers that ask again."""
+    """Number of finished replies remembered per lease, for clients that resubmit calls."""
     uid_block: int = -1
-    """Which thousand of uids the slots use (slot k: 20000 + 1000 * uid_block + k). -1 claims a block nobody
-    else on this machine has, which needs a network namespace all containers of the machine share; where each
-    has its own (Docker), whoever starts them names a number that is unique on the machine: Nomad the host port."""
+    """Block of uids that the slots use (slot k: 20000 + 1000 * uid_block + k). -1 claims a block unused on this
+    machine, which requires a network namespace shared by all containers of the machine; where each container has
+    its own (Docker), its starter passes a number that is unique on the machine (Nomad: the host port)."""
 
     closed_networks: tuple[str, ...] = ()
     """With ``allow_network``: IPv4 networks (``10.0.0.0/8``) no slot may reach, beside the container's own

@@ -1,4 +1,4 @@
-"""Containers as processes of this machine: the real sandbox server, without Docker or Nomad."""
+"""Containers as processes on this machine: the real sandbox server, without Docker or Nomad."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agentenv.tasks import finish
 from agentenv.wire.spec import SandboxSpec
 
 _STARTS_AT_ONCE = 2
-"""A start makes every slot of a container: more at a time only makes each of them late."""
+"""Containers started at once. A start makes every slot of a container; more at a time would only delay each of them."""
 
 
 _SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
@@ -40,9 +40,8 @@ _SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
 class LocalBackend:
     """Runs ``python -m agentenv.sandbox`` once per container, on loopback, each on a free port.
 
-    ``state_dir`` (see :func:`agentenv.config.state_dir`) holds what containers keep while they run; what
-    dead ones left there is swept at the next start. If this process dies, by whatever signal, its
-    containers end with it.
+    ``state_dir`` (see :func:`agentenv.config.state_dir`) holds the files of running containers; files left by dead
+    ones are removed at the next start. If this process dies, by whatever signal, its containers end with it.
     """
 
     name = "local"
@@ -98,7 +97,7 @@ class LocalBackend:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process of each container that runs, by id."""
+        """The process of each running container, by container id."""
         return {container_id: container.process.pid for container_id, container in self._running.items()}
 
     def _opened(self) -> Fleet:
@@ -163,7 +162,7 @@ class LocalBackend:
         )
 
     async def stop_container(self, container: _LocalContainer) -> None:
-        """For the container itself: end its process, remove its files."""
+        """For the container object: end its process, remove its files."""
         assert self._launch is not None
         try:
             await container.process.stop(self._stop_grace_s)
@@ -192,9 +191,9 @@ class _LocalContainer:
 
 
 class LaunchDirectory:
-    """Specs and tokens of the containers one backend started, swept by the next if it died.
+    """Specs and tokens of the containers one backend started; removed by the next start if the process died.
 
-    A lock file tells the directories of the living from those of the dead.
+    A lock file distinguishes the directories of running processes from those of dead ones.
     """
 
     def __init__(self, path: Path, data_dir: Path, lock: int) -> None:
@@ -204,7 +203,7 @@ class LaunchDirectory:
 
     @classmethod
     def open(cls, state: Path) -> Self:
-        """Make one below ``state``. Raises SandboxUnavailableError when that cannot be written."""
+        """Create one below ``state``. Raises SandboxUnavailableError when ``state`` cannot be written."""
         data_dir = state / "containers"
         try:
             data_dir.mkdir(parents=True, exist_ok=True)
@@ -218,12 +217,12 @@ class LaunchDirectory:
         return cls(path, data_dir, lock)
 
     def token_file(self, container_id: str) -> Path:
-        """Where a container's token is."""
+        """Path of a container's token."""
         return self._path / f"{container_id}.token"
 
     def write(self, spec: SandboxSpec, token: str) -> Path:
-        """Write token (mode 0600) and spec; the spec's path. Raises StartFailedError (the disk is full), and
-        leaves neither then."""
+        """Write token (mode 0600) and spec; the spec's path. Raises StartFailedError (the disk is full), and then
+        leaves neither."""
         try:
             for path, text in ((Path(spec.token_file), token), (self._spec_file(spec.container), spec.to_json())):
                 with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -256,7 +255,7 @@ class LaunchDirectory:
 
 
 def _new_directory(state: Path) -> tuple[Path, int]:
-    """A directory of our own, and its lock. Another start may take it for a dead one's until we hold that."""
+    """A new directory with its lock. Until the lock is held, another start may take it for a dead process's."""
     while True:
         path = Path(tempfile.mkdtemp(prefix="launch-", dir=state))
         lock = _locked(path, os.O_CREAT)
@@ -265,7 +264,7 @@ def _new_directory(state: Path) -> tuple[Path, int]:
 
 
 def _locked(path: Path, flags: int = 0) -> int | None:
-    """A descriptor that holds the directory's lock; None when somebody else does, or it is gone already."""
+    """A descriptor that holds the directory's lock; None if somebody else holds it, or the directory is gone."""
     try:
         descriptor = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
     except FileNotFoundError:
@@ -281,16 +280,17 @@ def _locked(path: Path, flags: int = 0) -> int | None:
 
 
 def _remove_if_dead(path: Path) -> None:
-    # A directory made a moment ago has no lock yet: without the file it is left to a later start.
+    # A directory created a moment ago has no lock yet: without the file it is left to a later start.
     if (lock := _locked(path)) is not None:
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
 
 
 def _sweep_left(directory: Path) -> None:
-    """Remove the cgroups and the directory of a container that was killed; after an orderly end there are none.
+    """Remove the cgroups and the directory of a container that was killed; after an orderly end there is nothing to
+    remove.
 
-    Its supervisor holds its lock for as long as the kernel takes to end it: waits for that, a few seconds at most.
+    Waits a few seconds for its lock, which its supervisor holds until the kernel has ended it.
     """
     until_s = time.monotonic() + _SWEEP_WITHIN_S
     while directory.exists() and time.monotonic() < until_s:
