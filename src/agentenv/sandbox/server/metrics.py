@@ -1,7 +1,7 @@
-"""What the server counts, as plain integers: an increment is all a call pays for it.
+"""Counters of the server as plain integers: each call costs only increments.
 
-``GET /metrics`` writes them as Prometheus reads them. By hand, on purpose: it is a page of code, and the
-server then needs no package more than it has.
+``GET /metrics`` returns them in Prometheus' text format. Written by hand: it is a page of code, and the server
+needs no additional package.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Statistics:
     leases_expired: int = 0
     slots_lost: int = 0
     held_bytes: int = 0
-    """What the calls that wait or run hold: their JSON and their attachments."""
+    """Memory held by waiting and running calls: their JSON and attachments."""
     streams: int = 0
     slots_free: int = 0
     slots_leased: int = 0
@@ -47,7 +47,7 @@ class Statistics:
     calls_queued: int = 0
 
     def hold(self, size_bytes: int) -> None:
-        """Calls hold so much more (or less)."""
+        """Change the amount held by calls."""
         self.held_bytes += size_bytes
 
     def as_dict(self) -> dict[str, int]:
@@ -57,7 +57,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of the server; ``field`` is where its value is in :class:`Statistics`, if it is there."""
+    """One metric of the server; ``field`` names its value in :class:`Statistics`, if it is there."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -135,8 +135,8 @@ def exposition(
     isolation: str,
     stalls: Mapping[str, Stalls],
 ) -> Iterator[str]:
-    """The lines of Prometheus' text format, version 0.0.4. ``states``: how many slots are in each state;
-    ``stalls``: by process."""
+    """The lines of Prometheus' text format, version 0.0.4. ``states``: number of slots per state; ``stalls``: by
+    process."""
     yield from _lines(INFO, {f'version="{_escaped(version)}",isolation="{_escaped(isolation)}"': 1})
     yield from _lines(SLOTS, {f'state="{_escaped(state)}"': count for state, count in states.items()})
     for metric in COUNTED:
