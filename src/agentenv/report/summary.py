@@ -16,13 +16,13 @@ KINDS = {
     "slot_wait": "Waiting for a slot",
     "prepare": "Preparing the workspace",
     "model": "Model turns",
-    "batch_wait": "Waiting for a batch to leave",
-    "queue": "Waiting in the slot",
+    "batch_wait": "Waiting for the batch to be sent",
+    "queue": "Queued in the slot",
     "run": "Tools running",
     "transport": "Transport",
-    "lost": "Calls that were lost",
+    "lost": "Lost calls",
     "verify": "Verifying",
-    "release": "Giving the slot back",
+    "release": "Releasing the slot",
 }
 """Every kind of time drawn on the page, in the order of a trajectory."""
 
@@ -94,7 +94,7 @@ def _latencies(transcripts: Sequence[Transcript]) -> list[dict[str, Any]]:
     for transcript in transcripts:
         for kind, _, start, end in bars(transcript):
             by_kind[kind].append(end - start)
-    rows = [("call", "Tool call, whole", whole_calls), *((kind, name, by_kind[kind]) for kind, name in KINDS.items())]
+    rows = [("call", "Tool call, total", whole_calls), *((kind, name, by_kind[kind]) for kind, name in KINDS.items())]
     return [
         {
             "kind": kind,
