@@ -1,7 +1,7 @@
 """agentenv: a farm of sandbox slots for reinforcement learning of LLM agents.
 
-The public names below are imported at first use, so that ``import agentenv`` is cheap and works with
-whichever extras are installed: ``AgentEnv`` needs ``agentenv[env]``, the rest does not.
+The public names below are imported at first use, so that ``import agentenv`` is cheap and works with any extras
+installed: ``AgentEnv`` needs ``agentenv[env]``, the rest does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pauses between attempts: the one way in which anything here waits longer each time. Standard library only."""
+"""Pauses between attempts: exponential backoff, used everywhere. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def pause_s(first_s: float, longest_s: float, failures: int) -> float:
 
 @dataclass
 class Backoff:
-    """Counts failures in a row for :func:`pause_s`."""
+    """Counts consecutive failures for :func:`pause_s`."""
 
     first_s: float
     longest_s: float
     failures: int = 0
 
     def next_s(self) -> float:
-        """Another attempt failed: how long to wait before the next one."""
+        """Another attempt failed; return the pause before the next one."""
         self.failures += 1
         return pause_s(self.first_s, self.longest_s, self.failures)
 

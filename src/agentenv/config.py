@@ -62,29 +62,30 @@ class ContainerSettings(Settings):
 
 
 class PoolSettings(Settings):
-    """How many containers there are, and how slots are leased."""
+    """Number of containers, and how slots are leased."""
 
     min_containers: Annotated[int, Field(ge=0, le=10_000)] = 1
     max_containers: Annotated[int, Field(ge=1, le=10_000)] = 10
     acquire_timeout_s: Seconds = 30.0
     lease_ttl_s: Seconds = 30.0
-    """A lease without a heartbeat for this long ends in the container: a farm whose trainer was killed
-    is whole again after it."""
+    """A lease without a heartbeat for this long is ended by its container, so that a farm recovers by itself after
+    its trainer was killed."""
     idle_containers_after_s: Seconds = 60.0
-    """A container with no lease for this long may be scaled away, down to ``min_containers``."""
+    """A container without a lease for this long may be removed, down to ``min_containers``."""
     suspect_after_s: Seconds = 5.0
     """A container that has not responded for this long takes no new leases."""
     gone_after_s: Seconds = 12.0
-    """A container that has not responded for this long is given up: its leases end typed. That is noticed
-    up to half of ``suspect_after_s`` late, so at 12 s a cut ends every lease behind it within 15 s."""
+    """A container that has not responded for this long is given up and its leases end with a typed error. Detection
+    is up to half of ``suspect_after_s`` late: with 12 s every lease behind a cut connection ends within 15 s."""
     reset_timeout_s: Seconds = 30.0
-    """For this long a released lease waits for its slot's reset. A container in which one takes longer, or whose
-    supervisor has not answered for as long, takes no new leases and is replaced when its last lease has ended."""
+    """A released lease waits at most this long for its slot's reset. A container in which a reset takes longer, or
+    whose supervisor has not answered for as long, takes no new leases and is replaced when its last lease has
+    ended."""
     start_timeout_s: Seconds = 60.0
     target_idle_slots: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Spare slots kept free beyond the current demand, so that a burst finds them ready."""
     scale_cooldown_s: Seconds = 5.0
-    """After the number of containers moved, it does not go down for this long (or for half of
+    """After the number of containers changed, it is not reduced for this long (or for half of
     ``idle_containers_after_s``, if that is less)."""
 
     @model_validator(mode="after")
@@ -99,9 +100,9 @@ class PoolSettings(Settings):
 
 
 class NomadSettings(Settings):
-    """Where the cluster is, who we are there, and what job the farm's containers are.
+    """Address of a Nomad cluster, credentials for it, and the job that the farm's containers belong to.
 
-    :meth:`from_environment` fills what is not given from Nomad's own ``NOMAD_*`` variables.
+    :meth:`from_environment` fills missing fields from Nomad's own ``NOMAD_*`` variables.
     """
 
     address: str = "http://127.0.0.1:4646"
@@ -117,7 +118,7 @@ class NomadSettings(Settings):
     """``NOMAD_SKIP_VERIFY``: accept any server certificate."""
     job_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")] = "agentenv-sandbox"
     job_file: Path | None = None
-    """Another job file than the one shipped (``nomad/sandbox.nomad.hcl``)."""
+    """Path of a job file to use instead of the shipped one (``nomad/sandbox.nomad.hcl``)."""
     image: Annotated[str, Field(min_length=1)] = "agentenv-sandbox:local"
     driver: Driver = "docker"
     """What starts containers on the cluster's clients (the job file's variable ``driver``)."""
@@ -125,25 +126,28 @@ class NomadSettings(Settings):
     cpu_mhz: Annotated[int, Field(ge=1)] = 500
     """Reserved for each container by the scheduler; not a ceiling."""
     memory_mib: Annotated[int, Field(ge=64)] | None = None
-    """Memory reserved for each container, and its hard limit; slots' file systems are memory and count. None: enough
-    for all slots to use what each is allowed at once. Less is refused unless ``memory_oversubscription``."""
+    """Memory reserved for each container, and its hard limit. The slots' file systems are in memory and count.
+    None: enough for all slots to use their own limits at once. Less is refused unless ``memory_oversubscription``."""
     memory_oversubscription: bool = False
-    """``memory_mib`` may be less than the slots may use together: one slot can then be killed for what others use."""
+    """Allow ``memory_mib`` to be less than the slots may use together: a slot can then be killed for what others
+    use."""
     build_image: bool = True
-    """Build a missing image whose tag is ``local`` on first use, when the Docker engine is this machine's."""
+    """Build a missing image on first use if its tag is ``local`` and the Docker engine runs on this machine."""
     purge_job_on_start: bool = False
-    """Begin with a new job instead of adopting the containers that are there."""
+    """Start a new job instead of adopting existing containers."""
     purge_job_on_shutdown: bool = True
-    """Leave nothing behind. False: containers keep running for the next one who opens this job."""
+    """Purge the job when the pool closes. False: containers keep running and are adopted by the next run that opens
+    this job."""
     variables: dict[str, str] = Field(default_factory=dict)
-    """More HCL variables for the job file, by name; values are HCL expressions."""
+    """Additional HCL variables for the job file, by name; the values are HCL expressions."""
     run_name: str = ""
-    """What others who want this job are told of who owns it; the program's name by default."""
+    """How the owner of the job is described to others who want it; by default the program's name."""
 
     @classmethod
     def from_environment(cls, **given: Any) -> NomadSettings:
-        """``given`` first, then ``NOMAD_ADDR, NOMAD_TOKEN, NOMAD_NAMESPACE, NOMAD_REGION, NOMAD_CACERT,
-        NOMAD_CLIENT_CERT, NOMAD_CLIENT_KEY, NOMAD_TLS_SERVER_NAME, NOMAD_SKIP_VERIFY``, then the defaults.
+        """Settings from, in this order: ``given``, ``NOMAD_ADDR, NOMAD_TOKEN, NOMAD_NAMESPACE, NOMAD_REGION,
+        NOMAD_CACERT, NOMAD_CLIENT_CERT, NOMAD_CLIENT_KEY, NOMAD_TLS_SERVER_NAME, NOMAD_SKIP_VERIFY``, then the
+        defaults.
 
         Raises ConfigError naming the field.
         """
@@ -168,18 +172,18 @@ _NOMAD_VARIABLES = {
 
 
 class ExecutorSettings(Settings):
-    """How tool calls are batched, bounded and asked for again."""
+    """How tool calls are batched, bounded and resubmitted."""
 
     tool_batch_window_ms: Annotated[float, Field(ge=0, le=10_000)] = 20.0
-    """The longest a call may wait for company; a lone call never waits."""
+    """Longest time a call may wait for others to share its batch; a lone call never waits."""
     tool_max_batch_size: Annotated[int, Field(ge=1, le=1_000)] = 200
     default_timeout_s: Seconds = 60.0
     reconnect_deadline_s: Seconds = 15.0
-    """How long a cut connection is retried before its calls end with ConnectionLostError."""
+    """How long to try to restore a lost connection before its calls end with ConnectionLostError."""
 
 
 def cache_dir() -> Path:
-    """Where what is costly to make is kept between runs (programs, images): ``$AGENTENV_CACHE_DIR``, else
+    """Directory for what is costly to make and kept between runs (programs, images): ``$AGENTENV_CACHE_DIR``, else
     ``$XDG_CACHE_HOME/agentenv``, else ``~/.cache/agentenv``."""
     if named := os.environ.get("AGENTENV_CACHE_DIR"):
         return Path(named)
@@ -188,21 +192,21 @@ def cache_dir() -> Path:
 
 
 def docker_host() -> str:
-    """Where the Docker engine listens: ``$DOCKER_HOST``, else the socket of this machine's."""
+    """Address of the Docker engine: ``$DOCKER_HOST``, else this machine's socket."""
     return os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
 
 
 def nomad_releases() -> str:
-    """Below which address Nomad's official releases lie: ``$AGENTENV_NOMAD_RELEASES`` (a mirror), else the maker's."""
+    """Base URL of Nomad's official releases: ``$AGENTENV_NOMAD_RELEASES`` (a mirror), else HashiCorp's."""
     return os.environ.get("AGENTENV_NOMAD_RELEASES") or "https://releases.hashicorp.com/nomad"
 
 
 def state_dir() -> Path:
-    """Where running containers keep their state: ``$AGENTENV_STATE_DIR``, else ``/run/agentenv``
-    for root, else ``$XDG_RUNTIME_DIR/agentenv`` or ``/tmp/agentenv-UID``. Made when it is not there, for us alone.
+    """Directory of the state of running containers: ``$AGENTENV_STATE_DIR``, else ``/run/agentenv`` for root, else
+    ``$XDG_RUNTIME_DIR/agentenv`` or ``/tmp/agentenv-UID``. Created if missing, accessible to this user only.
 
-    Raises ConfigError when somebody else could have written there: what it says is believed, down to the process that
-    `agentenv down` ends.
+    Raises ConfigError when somebody else could have written there: its content is trusted, down to the process
+    that `agentenv down` ends.
     """
     if named := os.environ.get("AGENTENV_STATE_DIR"):
         return _ours(Path(named))
@@ -218,9 +222,12 @@ def _ours(state: Path) -> Path:
             state.mkdir(mode=0o700, parents=True)
         owners = {state.lstat().st_uid, (found := state.stat()).st_uid}
     except OSError:
-        return state  # there is none, so nobody has written there; who wants to write will say why it cannot
+        return state  # it does not exist, so nobody has written there; creating it will report why it cannot be created
     if foreign := owners - {os.geteuid()}:
-        problem, cure = f"belongs to user {foreign.pop()}", "remove it, or name a directory of your own"
+        problem, cure = (
+            f"belongs to user {foreign.pop()}",
+            "remove it, or set AGENTENV_STATE_DIR to a directory of your own",
+        )
     elif stat.S_ISDIR(found.st_mode) and found.st_mode & 0o022:
         problem, cure = "may be written to by others", f"if nobody has done so: chmod 700 {state}"
     else:
@@ -229,33 +236,34 @@ def _ours(state: Path) -> Path:
 
 
 def launch_environment() -> dict[str, str]:
-    """What a container process inherits of ours: where programs are found, nothing that could be a secret."""
+    """Environment that a container process inherits: where programs are found, nothing that could be a secret."""
     kept = ("PATH", "TMPDIR", "XDG_RUNTIME_DIR", "PYTHONPATH", "PYTHONDEVMODE", "LD_LIBRARY_PATH")
     return {"LANG": "C.UTF-8", **{name: os.environ[name] for name in kept if name in os.environ}}
 
 
 def environment_value(name: str) -> str | None:
-    """An environment variable that a setting names (a secret's); None when it is not set."""
+    """Value of an environment variable named by a setting (a secret's); None when it is not set."""
     return os.environ.get(name)
 
 
 def explain(error: ValidationError) -> ConfigError:
-    """The first problem pydantic found, as a ConfigError naming the field and what is allowed."""
+    """The first problem pydantic found, as a ConfigError that names the field and the allowed values."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "settings"
     return ConfigError(where, f"{first['msg']} (got {first['input']!r})")
 
 
 def cannot_listen(error: OSError, host: str, port: int, *, prefix: str = "") -> ConfigError:
-    """Why nobody can listen there, as a ConfigError naming the setting (``<prefix>host`` or ``<prefix>port``)."""
+    """ConfigError for an address that cannot be listened on; names the setting (``<prefix>host`` or
+    ``<prefix>port``)."""
     wrong_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
     return ConfigError(
         prefix + ("host" if wrong_host else "port"),
         f"cannot listen on {host}:{port}: {error.strerror or error}",
-        next_step="name an address of this machine" if wrong_host else "take another port, or 0 for any free one",
+        next_step="name an address of this machine" if wrong_host else "choose another port, or 0 for any free one",
     )
 
 
 def debug() -> bool:
-    """Whether the command line shows tracebacks instead of messages: ``$AGENTENV_DEBUG`` is set and not 0."""
+    """Whether the command line shows tracebacks instead of messages (``$AGENTENV_DEBUG`` is set and not 0)."""
     return os.environ.get("AGENTENV_DEBUG", "0") not in ("", "0")

@@ -1,33 +1,33 @@
-"""The one error tree.
+"""The error tree.
 
-Every class says whose failure it is (``fault``), what survived it and what to do next::
+Every class tells whose failure it is (``fault``), what survived and what to do next::
 
     AgentEnvError
     ├── ConfigError                 a setting is missing, contradicts another, or is out of range
     ├── ToolCallError               fault=model: the call itself is wrong; the model may correct it
     │   ├── UnknownToolError
     │   ├── InvalidArgumentsError
-    │   ├── SessionBusyError            the terminal session runs something else
+    │   ├── SessionBusyError            the terminal session already runs a command
     │   └── UnknownSessionError         no such session, process or tmux session in the slot
     ├── PolicyRefusalError          fault=policy: a well-formed call that the rules forbid
-    ├── SlotDestroyedError          fault=policy: the policy's own commands destroyed its slot; never tried again
+    ├── SlotDestroyedError          fault=policy: the policy's own commands destroyed its slot; never retried
     ├── TaskError                   fault=task: the user's own task, verifier or preparation raised
     └── InfraError                  fault=infra: ours; never a reward, never shown to the model
         ├── SandboxUnavailableError     no container can serve here (cause and cure are named)
         │   ├── SelfTestError           the container could not prove what it promises
-        │   ├── StartTimeoutError       the container was too slow to say: a later start may do
-        │   ├── MachineFullError        as many containers run here as may: a later start may do
+        │   ├── StartTimeoutError       did not become ready in time; retrying may succeed
+        │   ├── MachineFullError        the machine runs its maximum of containers; retrying may succeed
         │   └── JobOwnedError           another run owns the Nomad job (it is named); nothing was changed
         ├── AcquireTimeoutError         no slot became free before the deadline
         ├── LeaseLostError              the slot is no longer this trajectory's
         │   ├── StaleLeaseError             another epoch owns the slot now
         │   └── ContainerLostError          the container died with the slot
         ├── ConnectionLostError         the container could not be reached in time
-        ├── CallLostError               the call may have run, its result cannot be had
+        ├── CallLostError               the call may have run, its result is not available
         ├── ModelServerError            the model's server failed or could not be reached
-        │   └── DoubtfulTurnError           it gave no turn, and what the model wrote may be why; never tried again
-        ├── ProtocolError               the other side broke the wire contract
-        └── PoolClosedError             the pool (or session) was closed while it was in use
+        │   └── DoubtfulTurnError           it returned no turn, perhaps because of the model's output; never retried
+        ├── ProtocolError               the other side violated the wire contract
+        └── PoolClosedError             the pool (or session) was closed while in use
 
 A failing *command* is not in this tree: it is data (``CallResult.exit_code``).
 """
@@ -77,14 +77,14 @@ class ConfigError(AgentEnvError):
 
 
 class ToolCallError(AgentEnvError):
-    """The model's call is wrong. Nothing ran; the message is written for the model to read."""
+    """The model's call is wrong. Nothing ran; the message is written for the model."""
 
     code = "tool_call"
     fault: ClassVar[Fault] = "model"
 
 
 class UnknownToolError(ToolCallError):
-    """No tool of that name is enabled. Nothing ran."""
+    """There is no enabled tool of that name. Nothing ran."""
 
     code = "unknown_tool"
 
@@ -96,7 +96,7 @@ class InvalidArgumentsError(ToolCallError):
 
 
 class SessionBusyError(ToolCallError):
-    """The terminal session runs a command already; the message names it. Nothing was typed."""
+    """The terminal session is running a command; the message names it. Nothing was typed."""
 
     code = "session_busy"
 
@@ -115,8 +115,8 @@ class PolicyRefusalError(AgentEnvError):
 
 
 class SlotDestroyedError(AgentEnvError):
-    """The policy's own commands destroyed its slot (its agent was killed, a killed call would not end). The workspace
-    is gone. It is the policy's doing, so the rollout ends here and is never tried again."""
+    """The policy's own commands destroyed its slot (its agent was killed, or a killed call did not end). The
+    workspace is gone. This is the policy's doing, so the rollout ends here and is never retried."""
 
     code = "slot_destroyed"
     fault: ClassVar[Fault] = "policy"
@@ -130,7 +130,7 @@ class TaskError(AgentEnvError):
 
 
 class InfraError(AgentEnvError):
-    """Our failure. The rollout may be tried again on a new slot; it must never be scored."""
+    """An infrastructure failure. The rollout may be retried on a new slot; it must never be scored."""
 
     code = "infra"
     fault: ClassVar[Fault] = "infra"
@@ -149,21 +149,21 @@ class SelfTestError(SandboxUnavailableError):
 
 
 class StartTimeoutError(SandboxUnavailableError):
-    """A container did not come up, or not to the end of its self-test, in time. Nothing was proved either way:
-    on an overloaded machine the next start may succeed, so it is tried again."""
+    """A container did not become ready in time, or did not finish its self-test. Nothing was proved either way: on
+    an overloaded machine the next start may succeed, so it is retried."""
 
     code = "start_timeout"
 
 
 class JobOwnedError(SandboxUnavailableError):
-    """Another run owns the Nomad job: it alone scales, replaces and purges. Nothing of the job was changed; the message
-    names the owner, ``next_step`` what to do."""
+    """Another run owns the Nomad job: only that run scales, replaces and purges. Nothing of the job was changed;
+    the message names the owner, ``next_step`` what to do."""
 
     code = "job_owned"
 
 
 class MachineFullError(SandboxUnavailableError):
-    """As many containers run on this machine as may: a later start may succeed."""
+    """The machine runs its maximum number of containers; a later start may succeed."""
 
     code = "machine_full"
 
@@ -175,7 +175,7 @@ class AcquireTimeoutError(InfraError):
 
 
 class LeaseLostError(InfraError):
-    """The slot is no longer this trajectory's; what was in its workspace is gone."""
+    """The slot no longer belongs to this trajectory; the content of its workspace is gone."""
 
     code = "lease_lost"
 
@@ -199,7 +199,7 @@ class ConnectionLostError(InfraError):
 
 
 class CallLostError(InfraError):
-    """The call may have run (at most once), but its result cannot be had any more."""
+    """The call may have run (at most once), but its result is no longer available."""
 
     code = "call_lost"
 
@@ -211,26 +211,27 @@ class ModelServerError(InfraError):
 
 
 class DoubtfulTurnError(ModelServerError):
-    """The model's server gave no turn, and what the model wrote may be why: it refused the conversation, or a turn
-    without a token limit did not end. Not scored, and not tried again: that would be an attempt for the asking."""
+    """The model's server returned no turn, and the model's output may be the cause: it refused the conversation, or
+    a turn without a token limit did not end. Neither scored nor retried; otherwise a policy could get new attempts
+    this way."""
 
     code = "doubtful_turn"
 
 
 class ProtocolError(InfraError):
-    """The other side broke the wire contract (version, shape, size)."""
+    """The other side violated the wire contract (version, shape, size)."""
 
     code = "protocol"
 
 
 class PoolClosedError(InfraError):
-    """The pool or session was closed while somebody still used it."""
+    """The pool or session was closed while still in use."""
 
     code = "closed"
 
 
 def by_code() -> dict[str, type[AgentEnvError]]:
-    """Every concrete class of the tree by its ``code``: how a wire error becomes an exception."""
+    """Every concrete class of the tree by its ``code``: maps a wire error to its exception."""
     found: dict[str, type[AgentEnvError]] = {}
     stack: list[type[AgentEnvError]] = [AgentEnvError]
     while stack:

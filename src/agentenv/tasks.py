@@ -78,7 +78,7 @@ async def finish(task: asyncio.Task[Result]) -> Result:
             cancelled = error
     if cancelled is not None:
         if not task.cancelled():
-            task.exception()  # seen: the cancellation is what the waiter hears of
+            task.exception()  # seen: the waiter gets the cancellation
         raise cancelled
     return task.result()
 

@@ -112,7 +112,7 @@ async def test_a_session_goes_on_and_its_recording_can_be_had(tmp_path: Path) ->
         assert link == "main.cast"
         assert await page.evaluate(f"{row}.querySelector('.given').textContent") == 'action send_keyskeys ["C-c"]'
         shown = await page.evaluate(f"{row}.querySelector('.call').textContent")
-        assert "goes on" in shown
+        assert "still running" in shown
         assert "timed out" not in shown
         assert "hello" not in shown
         assert page.problems == []
@@ -131,7 +131,7 @@ async def test_filters_and_search_narrow_the_list(tmp_path: Path) -> None:
         await change(page, "score", "any")
         await change(page, "find", "no such thing")
         assert await page.evaluate(SHOWN) == 0
-        assert "Nothing fits" in await text(page, "#nothing")
+        assert "No group matches" in await text(page, "#nothing")
 
 
 async def test_a_link_opens_its_trajectory(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_silent_target_is_named_however_it_is_scraped() -> None:
     assert summary(down, target) == "agentenv metrics at 10.0.0.7:9100 is not answering"
 
 
-def test_every_alarm_has_a_row_that_says_what_it_means() -> None:
+def test_every_alert_has_a_row_that_says_what_it_means() -> None:
     said = (ROOT / "docs/operations.md").read_text()
     rows = re.findall(r"^\| `(Agentenv\w+)` \| (.+?) \| (.+) \|$", said, re.MULTILINE)
     assert [name for name, *_ in rows] == [rule["alert"] for rule in alerts()]

@@ -42,7 +42,7 @@ def test_a_cut_is_noticed_in_time_with_the_defaults() -> None:
     assert f"`gone_after_s` ({settings.gone_after_s:g} s)" in page("docs/operations.md")
 
 
-def test_what_gc_and_the_alarms_say_in_numbers() -> None:
+def test_what_gc_and_the_alerts_say_in_numbers() -> None:
     text = page("docs/operations.md")
     observed_s = inspect.signature(gc).parameters["observe_s"].default
     assert f"from any pool for {UNATTENDED_AFTER_S:g} s (`--unattended-after`)" in text

@@ -1,4 +1,4 @@
-"""One agent on a slot of its own, outside any group: for an evaluation, or for a hook that asks another agent."""
+"""One agent on a separate slot, outside any group: for an evaluation, or for a hook that runs another agent."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from agentenv.errors import SlotDestroyedError
 
 
 async def run_alone(farm: RolloutServices, settings: AgentSettings, task: str) -> AgentResult:
-    """Run it until it answers; nothing is scored.
+    """Run an agent until it answers; nothing is scored.
 
-    Raises: InfraError; ConfigError when the first prompt does not fit the model, or in a hook without slots kept for
-    that; SlotDestroyedError, in a hook InfraError, because the slot is not the one of the rollout that is judged.
+    Raises: InfraError; ConfigError when the first prompt does not fit the model, or in a hook without slots
+    reserved for that (``hook_slots``); SlotDestroyedError (in a hook InfraError, because the slot is not that of
+    the rollout being judged).
     """
     trajectory, in_hook = f"agent-{uuid.uuid4().hex[:12]}", inside_a_turn()
     try:

@@ -1,7 +1,7 @@
 """Keeping a conversation within its token budget by shortening old tool outputs. Pure.
 
-All old outputs are shortened at once, and only when the next turn would not fit: each change of what
-was said earlier makes a managed server begin a new token sequence.
+All old outputs are shortened at once, and only when the next turn would not fit: every change of earlier messages
+makes a managed server begin a new token sequence.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from agentenv.agent.settings import AgentSettings
 from agentenv.agent.transcript import Shortening
 
 HEAD_BYTES = 256
-"""What stays of a shortened output."""
+"""Bytes kept of a shortened output."""
 BYTES_PER_TOKEN = 3.0
-"""Assumed until a server's counts of two prompts show it."""
+"""Assumed until the server's token counts of two prompts are known."""
 
 
 class ContextBudget:
@@ -28,7 +28,7 @@ class ContextBudget:
         self._counted = (0, 0)  # bytes and tokens of the last prompt
 
     def learn(self, messages: Sequence[Message], usage: dict[str, Any] | None) -> None:
-        """Take the server's count of these messages' tokens for later estimates."""
+        """Use the server's token count of these messages for later estimates."""
         tokens = (usage or {}).get("prompt_tokens")
         if not isinstance(tokens, int) or tokens <= 0:
             return
@@ -39,20 +39,20 @@ class ContextBudget:
         self._counted = (size, tokens)
 
     def fit(self, messages: Sequence[Message], step: int) -> tuple[list[Message], Shortening | None]:
-        """The messages to ask with, and what was taken out of them because too little room is expected."""
+        """The messages to send, and the record of what was shortened because too little room is expected."""
         limit = self._settings.context_tokens
         size, tokens = self._counted
         expected = tokens + (size_bytes(messages) - size) / self._bytes_per_token + (self._settings.max_tokens or 0)
         return (list(messages), None) if limit is None or expected <= limit else self.shrink(messages, step)
 
     def shrink(self, messages: Sequence[Message], step: int) -> tuple[list[Message], Shortening | None]:
-        """The messages with what may be taken out taken out; nothing when the settings forbid it."""
+        """The messages with old outputs shortened; unchanged if the settings do not allow it."""
         kept = self._settings.keep_tool_outputs
         return (list(messages), None) if kept is None else shorten(messages, kept, step)
 
 
 def size_bytes(messages: Sequence[Message]) -> int:
-    """About how much text the messages are."""
+    """Approximate size of the text of the messages."""
     return sum(
         len(str(message.get("content") or "").encode("utf-8", "replace"))
         + sum(len(str(call["function"].get("arguments") or "")) for call in message.get("tool_calls") or ())
@@ -61,7 +61,7 @@ def size_bytes(messages: Sequence[Message]) -> int:
 
 
 def shorten(messages: Sequence[Message], kept: int, step: int) -> tuple[list[Message], Shortening | None]:
-    """All tool outputs but the last ``kept`` cut to their beginning, with a note of what is missing."""
+    """Cut all tool outputs but the last ``kept`` to their beginning, with a note of how much was removed."""
     outputs = [at for at, message in enumerate(messages) if message.get("role") == "tool"]
     fitted, changed, removed = list(messages), 0, 0
     for at in outputs[: max(0, len(outputs) - kept)]:
@@ -69,7 +69,7 @@ def shorten(messages: Sequence[Message], kept: int, step: int) -> tuple[list[Mes
         head = raw[:HEAD_BYTES].decode("utf-8", "ignore")
         cut = len(raw) - len(head.encode())
         note = f"\n[... {cut} more bytes of this old output were removed to save context ...]"
-        if cut <= 2 * len(note):  # nothing to gain; also true of what was shortened before
+        if cut <= 2 * len(note):  # no gain; also true of outputs shortened before
             continue
         fitted[at] = {**messages[at], "content": head + note}
         changed, removed = changed + 1, removed + cut

@@ -1,6 +1,6 @@
-"""Whether a failure is worth another attempt: could the model have caused it? Pure.
+"""Decides whether a failure is retried, depending on whether the model could have caused it. Pure.
 
-docs/environments.md has the whole table; each of its rows is a case of tests/unit/test_agent_culprit.py.
+docs/environments.md has the whole table; each row is a case of tests/unit/test_agent_culprit.py.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from agentenv.errors import (
 )
 
 DOUBTFUL: Final = frozenset({InfraError, LeaseLostError, StaleLeaseError, ProtocolError, DoubtfulTurnError})
-"""Failures of ours that what a model wrote or ran may have brought about: an exception nobody expected, a message
-that was not understood, a lease that ended although its container lives. Exactly these classes, not their kin."""
+"""Infrastructure failures that the model's output or commands may have caused: an unexpected exception, a malformed
+message, a lease that ended although its container is alive. Exactly these classes, without subclasses."""
 
 
 def worth_another(error: AgentEnvError, *, acted: bool) -> bool:
-    """Whether the rollout is tried again on a new slot. ``acted``: the model had been asked for its first turn;
-    before that nothing can be its doing."""
+    """Whether the rollout is retried on a new slot. ``acted``: the model has been queried at least once; before
+    that it cannot have caused anything."""
     return isinstance(error, InfraError) and not (acted and type(error) in DOUBTFUL)
 
 
 def before_the_model(error: SlotDestroyedError) -> LeaseLostError:
-    """A slot destroyed while it was prepared: the policy had done nothing yet, so it counts as ours."""
+    """A slot destroyed during preparation: the policy had done nothing yet, so it counts as an infrastructure
+    failure."""
     lost = LeaseLostError(f"the slot was destroyed before the model acted: {error.message}")
     lost.__cause__ = error
     return lost
 
 
 def of_another_slot(error: SlotDestroyedError) -> InfraError:
-    """A slot destroyed by an agent that a hook ran: what the policy gave that agent to read may be why, but the
-    rollout's own slot is as it was."""
+    """A slot destroyed by an agent that a hook ran: the policy's output may have caused it, but the rollout's own
+    slot is intact."""
     return InfraError(f"the slot of an agent that a hook ran was destroyed: {error.message}")
 
 
 def unexpected(error: BaseException) -> InfraError:
-    """An exception outside the author's code that is none of :mod:`agentenv.errors`: ours, never scored."""
+    """An exception outside the author's code that is not in :mod:`agentenv.errors`: an infrastructure failure,
+    never scored."""
     wrapped = InfraError(f"unexpected {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped

@@ -1,4 +1,4 @@
-"""Items from a dataset: for environments that name one instead of writing ``get_next_item``."""
+"""Items from a dataset, for environments that name one instead of writing ``get_next_item``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentenv.errors import ConfigError
 
 
 def load_items(name: str | None, split: str) -> list[dict[str, Any]]:
-    """All items of a ``.jsonl`` file, or of a dataset the ``datasets`` library knows. Blocking.
+    """All items of a ``.jsonl`` file, or of a dataset that the ``datasets`` library can load. Blocking.
 
     Raises: ConfigError naming what is wrong (no name, not found, no items, not JSON objects).
     """
@@ -24,7 +24,7 @@ def load_items(name: str | None, split: str) -> list[dict[str, Any]]:
 
 def _from_lines(path: Path) -> list[dict[str, Any]]:
     try:
-        # Not splitlines(): JSON may hold U+2028 and its like unescaped, and they end no line here.
+        # Not splitlines(): JSON may contain unescaped U+2028 and similar, which do not end a line here.
         items = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -40,5 +40,5 @@ def _from_datasets(name: str, split: str) -> list[dict[str, Any]]:
         from datasets import load_dataset
 
         return [dict(row) for row in load_dataset(name, split=split)]
-    except Exception as error:  # the library raises whatever its back ends do
+    except Exception as error:  # the library raises whatever its back ends raise
         raise ConfigError("dataset_name", f"cannot load {name!r}, split {split!r}: {error}") from error

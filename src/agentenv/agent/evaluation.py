@@ -1,4 +1,4 @@
-"""What an evaluation comes to. Pure."""
+"""Summary of an evaluation. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from agentenv.agent.transcript import Transcript
 
 SAMPLE_FIELDS = {"trajectory", "item_id", "score", "fault", "error", "finish_reason", "final_response"}
-"""What of a transcript goes into an evaluation's samples."""
+"""Transcript fields included in evaluation samples."""
 
 
 def summary(transcripts: Sequence[Transcript]) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """(metrics, samples). Unscored rollouts are counted, and are in no mean."""
+    """Return (metrics, samples). Unscored rollouts are counted, but are in no mean."""
     scores = [transcript.score for transcript in transcripts if transcript.score is not None]
     metrics = {"items": float(len(transcripts)), "scored": float(len(scores))}
     if scores:

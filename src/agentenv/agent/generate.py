@@ -1,4 +1,4 @@
-"""Producing a given number of groups, several at a time: what atropos' ``process`` command runs here."""
+"""Produces a given number of groups, several at a time; used by atropos' ``process`` command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agentenv.errors import InfraError
 
 
 class GroupSource(Protocol):
-    """What makes groups: an AgentEnv."""
+    """Produces groups: an AgentEnv."""
 
     curr_step: int
 
@@ -18,10 +18,10 @@ class GroupSource(Protocol):
         """The next item, or None."""
 
     async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
-        """A group, or None and the items to try again."""
+        """A group, or None and the items to retry."""
 
     async def keep_group(self, group: dict[str, Any], item: Any) -> None:
-        """Write a finished group down."""
+        """Write a finished group to its file."""
 
 
 class ProcessRun:
@@ -37,7 +37,7 @@ class ProcessRun:
         self._failed_in_a_row = 0
 
     async def run(self) -> None:
-        """Raises: InfraError when too many groups failed in a row."""
+        """Run until enough groups are written. Raises: InfraError when too many groups failed in a row."""
         running: set[asyncio.Task[None]] = set()
         try:
             while True:

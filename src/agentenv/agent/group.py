@@ -1,4 +1,4 @@
-"""The rollouts of one item, run side by side: each has its own result, none can lose another."""
+"""Runs the rollouts of one item concurrently: each has its own result, and none can affect another."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ async def run_group(
 ) -> list[Transcript]:
     """Run every member (named by trajectory) and return one transcript each, in order.
 
-    A member that raises, whatever it raises, becomes an unscored transcript. When the caller is
-    cancelled, every member is cancelled and has given its slot back before the cancellation goes on.
+    A member that raises, whatever it raises, becomes an unscored transcript. When the caller is cancelled, every
+    member is cancelled and has released its slot before the cancellation propagates.
     """
     tasks = [asyncio.create_task(run(member), name=member) for member in members]
     try:
@@ -34,8 +34,8 @@ async def run_group(
 
 
 async def end_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs and wait until all of it has ended, however often we are cancelled
-    meanwhile (the cancellation is passed on afterwards)."""
+    """Cancel the running tasks and wait until all have ended, however often the caller is cancelled meanwhile (the
+    cancellation propagates afterwards)."""
     pending = {task for task in tasks if not task.done()}
     for task in pending:
         task.cancel()
@@ -66,7 +66,7 @@ def _transcript_of(task: asyncio.Task[Transcript], item_id: str) -> Transcript:
 
 
 def outcome_of(transcripts: Sequence[Transcript]) -> Outcome:
-    """What a group came to: all members scored, some, or none."""
+    """Outcome of a group: all members scored, some, or none."""
     scored = sum(transcript.score is not None for transcript in transcripts)
     if scored == 0:
         return "retry"
@@ -74,15 +74,15 @@ def outcome_of(transcripts: Sequence[Transcript]) -> Outcome:
 
 
 class ItemRetries:
-    """Which items have had groups without a scored member, and how often. One that failed
-    ``1 + limit`` times is dropped, loudly."""
+    """Counts the groups per item without a scored member. An item that failed ``1 + limit`` times is dropped, with
+    a log message."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._failures: Counter[str] = Counter()
 
     def again(self, item: Any, transcripts: Sequence[Transcript]) -> list[Any]:
-        """``[item]`` to try it again, or nothing when it is dropped."""
+        """``[item]`` to retry it, or nothing when it is dropped."""
         key = item_id(item)
         self._failures[key] += 1
         errors = sorted({transcript.error for transcript in transcripts})
@@ -94,5 +94,5 @@ class ItemRetries:
         return []
 
     def succeeded(self, item: Any) -> None:
-        """Its failures are forgotten."""
+        """Forget the item's failures."""
         self._failures.pop(item_id(item), None)

@@ -1,4 +1,4 @@
-"""Calling the code of an environment's author, so that none of its failures looks like anything else."""
+"""Calls the code of an environment's author, and keeps its failures apart from all others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Hooks(Protocol):
-    """What a rollout asks of its environment. Every method may be plain or ``async``."""
+    """Hooks of an environment that a rollout calls. Every method may be plain or ``async``."""
 
     def build_task(self, item: Any) -> str | Awaitable[str]:
         """The text of the task."""
@@ -28,7 +28,7 @@ class Hooks(Protocol):
     def setup_trajectory_workspace(
         self, item: Any, *, trajectory_id: str, exec_tool: Any
     ) -> dict[str, Any] | Awaitable[dict[str, Any] | None] | None:
-        """Prepare the slot; what it returns is handed to the verifier."""
+        """Prepare the slot; the return value is passed to the verifier."""
 
     def verify_and_score_trajectory(
         self,
@@ -40,16 +40,16 @@ class Hooks(Protocol):
         agent_result: AgentResult,
         workspace_meta: dict[str, Any],
     ) -> tuple[float, dict[str, Any]] | Awaitable[tuple[float, dict[str, Any]]]:
-        """The score, and what the verifier wants kept."""
+        """The score, and what the verifier wants recorded."""
 
     def score_destroyed_slot(
         self, item: Any, agent_result: AgentResult, *, trajectory_id: str, workspace_meta: dict[str, Any]
     ) -> float | Awaitable[float | None] | None:
-        """The score of a rollout whose slot the policy destroyed, without a slot to look at; None: no score."""
+        """The score of a rollout whose slot the policy destroyed, without a slot to inspect; None: no score."""
 
 
 def genuinely_cancelled() -> bool:
-    """Whether somebody asked the current task to stop (a stray CancelledError says no)."""
+    """Whether the current task was really asked to stop (a stray CancelledError is not such a request)."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -57,8 +57,8 @@ def genuinely_cancelled() -> bool:
 async def call_hook(name: str, function: Callable[..., T | Awaitable[T]], *args: Any, **kwargs: Any) -> T:
     """Call a plain or async hook.
 
-    Raises: InfraError and SlotDestroyedError as the hook let them through; TaskError for everything else it
-    raised (SystemExit and stray CancelledErrors included). Cancellation of the caller goes through.
+    Raises: InfraError and SlotDestroyedError that the hook did not catch; TaskError for everything else it raised,
+    including SystemExit and stray CancelledErrors. Cancellation of the caller propagates.
     """
     try:
         value = function(*args, **kwargs)
@@ -74,7 +74,7 @@ async def call_hook(name: str, function: Callable[..., T | Awaitable[T]], *args:
 
 
 def expected(name: str, value: Any, kind: type[T]) -> T:
-    """What a hook returned. Raises: TaskError when it is something else."""
+    """The return value of a hook. Raises: TaskError when it has another type."""
     if not isinstance(value, kind):
         raise TaskError(f"{name} must return {kind.__name__}, got {value!r:.200}")
     return value
@@ -83,9 +83,9 @@ def expected(name: str, value: Any, kind: type[T]) -> T:
 async def call_hook_on_slot(
     handle: Handle, name: str, function: Callable[..., T | Awaitable[T]], *args: Any, **kwargs: Any
 ) -> T:
-    """:func:`call_hook` for hooks that use a slot: the first fault of ours the hook met decides (or that the slot
-    was destroyed), even when the hook caught it and returned or raised something else: a lost container must not
-    become a score of 0."""
+    """:func:`call_hook` for hooks that use a slot. The first infrastructure failure the hook met (or the
+    destruction of the slot) is raised even when the hook caught it and returned or raised something else: a lost
+    container must not become a score of 0."""
     try:
         value = await call_hook(name, function, *args, **kwargs)
     except (InfraError, SlotDestroyedError, TaskError) as error:
@@ -100,7 +100,7 @@ async def call_hook_on_slot(
 
 
 def checked_score(returned: Any) -> tuple[float, dict[str, Any]]:
-    """What a verifier returned, as (score, kept). A bare number is a score with nothing kept.
+    """A verifier's return value as (score, kept). A bare number is a score with nothing kept.
 
     Raises: TaskError when it is not a finite number (and a dict).
     """
@@ -117,7 +117,7 @@ def checked_score(returned: Any) -> tuple[float, dict[str, Any]]:
 
 
 def _as_float(score: Any) -> float:
-    """A number of another library's. Raises: TaskError when it is none (an array of several, say)."""
+    """A number of another library's type. Raises: TaskError when it is not a number (an array of several, say)."""
     try:
         return float(score)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Anything as JSON: for records that must be written whatever an environment put into them. Pure."""
+"""Any value as JSON, so that records can be written whatever an environment put into them. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 ID_KEYS = ("id", "item_id", "task_id", "instance_id", "name")
 
 DEEPEST_ARGUMENTS = 100
-"""Levels of lists and objects in a call's arguments; a call with more is refused."""
+"""Maximum nesting of lists and objects in a call's arguments; deeper calls are refused."""
 DEEPEST_RECORDED = 200
-"""Levels of a value that are written down."""
+"""Maximum nesting of values in records."""
 
 
 def clean_text(text: str) -> str:
@@ -22,8 +22,8 @@ def clean_text(text: str) -> str:
 
 
 def deeper_than(value: Any, levels: int) -> bool:
-    """Whether ``value`` nests lists and objects more than ``levels`` deep. Does not recurse: a text of a kilobyte
-    can nest deeper than Python's stack, and every reader and writer of such a value may fail."""
+    """Whether ``value`` nests lists and objects more than ``levels`` deep. Does not recurse: a kilobyte of text can
+    nest deeper than Python's stack, and most code that reads or writes such a value may fail."""
     inner = [value] if isinstance(value, (Mapping, list, tuple)) else []
     for _ in range(levels):
         inner = [part for each in inner for part in _parts(each)]
@@ -33,13 +33,13 @@ def deeper_than(value: Any, levels: int) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
-    """The lists and objects directly in a list or object."""
+    """The lists and objects directly inside a list or object."""
     found = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
     return [part for part in found if isinstance(part, (Mapping, list, tuple))]
 
 
 def jsonable(value: Any, levels: int = DEEPEST_RECORDED) -> Any:
-    """``value`` with everything JSON has no word for replaced by its ``repr``, and what nests deeper than
+    """``value`` with everything JSON cannot express replaced by its ``repr``, and everything nested deeper than
     ``levels`` by a note."""
     if value is None or isinstance(value, (bool, int)):
         return value
@@ -65,7 +65,7 @@ def item_record(item: Any) -> dict[str, Any]:
 
 
 def item_id(item: Any) -> str:
-    """The item's own id where it has one, else a digest of its content: the same for the same item."""
+    """The item's own id if it has one, else a digest of its content, which is the same for the same item."""
     if isinstance(item, Mapping):
         for key in ID_KEYS:
             if isinstance(item.get(key), (str, int)) and str(item[key]):

@@ -1,7 +1,7 @@
-"""The agent loop: ask the model, run the tools it calls, show it the results, until it answers.
+"""The agent loop: query the model, run its tool calls, show it the results, until it answers.
 
-Knows no trainer and no pool: a model, a session and settings come in, an :class:`AgentResult` comes
-out. What a command does is data; InfraError is never caught here.
+Independent of trainer and pool: it takes a model, a session and settings, and produces an :class:`AgentResult`. A
+failing command is data; InfraError is never caught here.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from agentenv.tools.schema import explain_unknown
 from agentenv.wire.calls import CallResult
 
 CALL_ID_CHARS = 64
-"""Longer ids are replaced by our own: servers refuse a conversation with one, and results cannot carry it."""
+"""Longer call ids are replaced by our own: servers reject conversations that contain them, and results cannot carry
+them."""
 NAME_CHARS = 64
 UNSENDABLE = re.compile(r"[^A-Za-z0-9_.-]")
-"""What servers refuse in the name of a call, and with it the whole conversation."""
+"""Characters that servers reject in a tool name, and with it the whole conversation."""
 UNREADABLE_BYTES = 4096
-"""How much of an unreadable call its record shows; ``Step.raw`` has all."""
+"""Size of an unreadable call in its record; ``Step.raw`` has all of it."""
 
 MODEL_READ_BYTES = 1024 * 1024
-"""Of a file, in one call of a model's."""
+"""How much of a file a model may read in one call."""
 
 
 @dataclass
 class AgentResult:
-    """What one agent did. ``messages`` is the whole conversation; it is valid also when cut short.
+    """Outcome of one agent run. ``messages`` is the whole conversation, valid also when the run was cut short.
 
-    ``model_faults`` counts calls the model got wrong (unreadable, unknown tool, bad arguments, refused
-    path). ``shortenings`` says which old tool outputs were taken out of ``messages``, and when.
+    ``model_faults`` counts calls the model got wrong (unreadable, unknown tool, bad arguments, refused path).
+    ``shortenings`` records which old tool outputs were removed from ``messages``, and when.
     """
 
     messages: list[Message]
@@ -65,10 +66,9 @@ class AgentResult:
 
 @dataclass(frozen=True)
 class RequestedCall:
-    """One tool call as read from a message. ``arguments`` is an object where it could be read as one,
-    else what was sent, as text: the session then answers with what is wrong with it. ``problem``: why it is not
-    run at all, for the model. ``cut``: the message
-    ended in it, so that its arguments may be less than was meant."""
+    """One tool call as read from a message. ``arguments`` is an object if it could be parsed as one, otherwise the
+    text that was sent, for which the session returns an error. ``problem``: reason, for the model, why the call is
+    not run at all. ``cut``: the message ended inside the call, so its arguments may be incomplete."""
 
     call_id: str
     tool: str
@@ -78,7 +78,7 @@ class RequestedCall:
 
 
 def requested_calls(message: Message, step: int) -> list[RequestedCall]:
-    """The calls of an assistant message, in order. Never raises, however malformed they are."""
+    """The calls of an assistant message, in order. Never raises, however malformed the calls are."""
     raw = message.get("tool_calls") or []
     return [_requested(call, f"call_{step}_{n}") for n, call in enumerate(raw if isinstance(raw, list) else [raw])]
 
@@ -107,9 +107,8 @@ def _sendable_id(given: Any, fallback: str) -> str:
 
 
 def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
-    """The assistant message as it goes back to the model: ids filled in, names a server takes, arguments always
-    valid JSON. Servers refuse a whole conversation for one call in it that is not: the model could end its
-    rollouts so."""
+    """The assistant message as it is sent back to the model: with ids, valid names, and arguments that are valid
+    JSON. Servers reject the whole conversation for one malformed call, which would let the model end its rollouts."""
     history: Message = {"role": "assistant", "content": clean_text(_text_of(message.get("content")))}
     if calls:
         history["tool_calls"] = [
@@ -127,15 +126,15 @@ def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
 
 
 def believed(calls: list[RequestedCall], completion: Completion) -> list[RequestedCall]:
-    """The calls with the last one marked where the message was cut and does not show whether in it
-    (servers that parse may close what was left open)."""
+    """Mark the last call as possibly truncated when the message was cut and does not show whether inside that call
+    (servers that parse messages may close what was left open)."""
     if calls and completion.finish_reason == "length" and completion.raw is None:
         return [*calls[:-1], replace(calls[-1], cut=True)]
     return calls
 
 
 def with_reasoning(history: Message, sent: Message) -> Message:
-    """``history`` with the reasoning fields of the message it was made from, for servers that want them back."""
+    """``history`` with the reasoning fields of its original message, for servers that require them."""
     kept = {name: clean_text(sent[name]) for name in REASONING_FIELDS if isinstance(sent.get(name), str)}
     return {**history, **kept}
 
@@ -152,7 +151,7 @@ def _as_object(arguments: dict[str, Any] | str) -> dict[str, Any]:
 
 
 def outcome_of_turn(completion: Completion, calls: Sequence[RequestedCall]) -> StepOutcome:
-    """What a model turn came to."""
+    """The outcome of a model turn."""
     if completion.finish_reason == "length":
         return "truncated"
     if completion.problem:
@@ -161,7 +160,7 @@ def outcome_of_turn(completion: Completion, calls: Sequence[RequestedCall]) -> S
 
 
 class AgentLoop:
-    """Runs one agent. ``result`` is up to date at every moment, also when :meth:`run` raises."""
+    """Runs one agent. ``result`` is always up to date, also when :meth:`run` raises."""
 
     def __init__(
         self,
@@ -224,7 +223,7 @@ class AgentLoop:
         return limit_s is not None and self._timeline.now() - self._began_s >= limit_s
 
     def _too_small(self, overflow: ContextOverflow) -> ConfigError:
-        """The model has not said a word: that is no rollout to score."""
+        """Nothing was generated, so there is no rollout to score."""
         limited = self._settings.context_tokens is not None
         return ConfigError(
             "agent_context_tokens" if limited else "context length",
@@ -234,7 +233,7 @@ class AgentLoop:
         )
 
     async def _fitting_turn(self, index: int) -> tuple[Step, Completion]:
-        """A model turn, with old outputs shortened where it would not fit, or did not. Raises: ContextOverflow."""
+        """A model turn; old outputs are shortened if it would not fit, or did not. Raises: ContextOverflow."""
         self._shortened(self._budget.fit(self.result.messages, index))
         try:
             return await self._turn(index)
@@ -256,7 +255,7 @@ class AgentLoop:
         self.result.final_response = history["content"]
 
     def _answer_problem(self, step: Step, problem: str) -> None:
-        """Tell the model what could not be read, and count it."""
+        """Report unreadable calls to the model, and count them."""
         now, call_id = self._timeline.now(), f"call_{step.index}_unreadable"
         step.problem = problem
         step.tool_calls.append(
@@ -333,13 +332,13 @@ class AgentLoop:
 
 
 def bounded(tool: str, arguments: dict[str, Any] | str) -> dict[str, Any] | str:
-    """The arguments as they are called with: a model is given a part of a large file at a time, and told how to read
-    on. Whoever calls the session without a model gets files whole."""
+    """The arguments as executed: a model gets a large file in parts, with a hint how to continue. Code that calls
+    the session directly gets whole files."""
     if tool != "read_file" or not isinstance(arguments, dict):
         return arguments
     limit = arguments.get("limit")
     if limit is not None and not (isinstance(limit, int) and limit > MODEL_READ_BYTES):
-        return arguments  # small enough, or not a number: then the model is told so
+        return arguments  # small enough, or not a number: reported to the model as such
     return {**arguments, "limit": MODEL_READ_BYTES}
 
 
@@ -348,8 +347,8 @@ def _refused(call: RequestedCall, error: str, message: str) -> CallResult:
 
 
 def checked(result: CallResult) -> CallResult:
-    """``result``, unless it reports a failure of ours, or that the slot is destroyed: that is raised, so that it
-    can never be shown or scored, whatever layer forgot to."""
+    """``result``, unless it reports an infrastructure failure or a destroyed slot. Those are raised here, so that
+    no layer can show or score them by mistake."""
     if result.error == SlotDestroyedError.code:
         raise SlotDestroyedError(result.message or "the slot was destroyed")
     if result.fault == "infra":

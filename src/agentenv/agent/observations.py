@@ -1,6 +1,6 @@
-"""What the model is shown of a tool's result: compact, stable text. Pure.
+"""Observations: the text a model is shown for a tool's result. Compact, stable and pure.
 
-Infra faults never come here: they end the attempt as exceptions before a text is made.
+Infrastructure faults never reach this module: they end the attempt as exceptions before.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from agentenv.sessions.head_tail import seam
 from agentenv.wire.calls import CallResult
 
 LONGEST_BASE64 = 4096
-"""Characters of an archive's or file's bytes that are shown: more is nothing a model reads."""
+"""Longest base64 data shown, in characters; longer data is of no use to a model."""
 
 
 def cut_middle(text: str, limit_bytes: int, dropped_bytes: int = 0) -> str:
-    """``text`` in at most ``limit_bytes`` of UTF-8 (and one line that says how much is missing), head and tail kept.
+    """``text`` in at most ``limit_bytes`` of UTF-8, head and tail kept, plus one line with the number of bytes
+    dropped.
 
     ``dropped_bytes`` are missing from ``text`` already, where its :func:`agentenv.sessions.head_tail.seam` stands:
     one line then counts both.
@@ -38,7 +39,7 @@ def cut_middle(text: str, limit_bytes: int, dropped_bytes: int = 0) -> str:
         return text
     head_bytes = limit_bytes // 2
     tail_bytes = limit_bytes - head_bytes
-    if mark:  # what one side does not need is the other's
+    if mark:  # what one side does not need is left to the other
         head_bytes = max(head_bytes, limit_bytes - len(last))
         tail_bytes = max(tail_bytes, limit_bytes - len(first))
     head = first[:head_bytes].decode("utf-8", "ignore")
@@ -48,7 +49,7 @@ def cut_middle(text: str, limit_bytes: int, dropped_bytes: int = 0) -> str:
 
 
 def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
-    """The tool message's content for one result."""
+    """The content of the tool message for one result."""
     if result.fault in ("model", "policy"):
         return f"error: {result.message or result.error}"
     if tool in SESSION_TOOL_NAMES and isinstance(result.content, dict):
@@ -75,7 +76,7 @@ def _command(
     nothing: str = "(no output)",
     terminal: bool = False,
 ) -> str:
-    """``nothing`` stands for empty output; ``terminal``: it was written to one, and is shown as it looks there."""
+    """``nothing`` stands for empty output; ``terminal``: rendered as it looks on a terminal."""
     parts = [_ending(result) if first is None else first]
     for name, text, dropped in (
         ("stdout", result.stdout, result.stdout_dropped_bytes),
@@ -112,7 +113,7 @@ def content_shown(tool: str, content: Any, limit_bytes: int) -> str:
 
 
 def _matches(content: dict[str, Any], limit_bytes: int) -> str:
-    """As grep prints them; what was not looked at is said below."""
+    """Formatted as by grep; files that were not searched are mentioned below."""
     found = [f"{one['path']}:{one['line']}:{one['text']}" for one in content["matches"]]
     text = cut_middle("\n".join(found) or "(no match)", limit_bytes)
     skipped = {name: content.get(f"{name}_skipped") for name in ("binary", "large", "unreadable")}
@@ -122,7 +123,7 @@ def _matches(content: dict[str, Any], limit_bytes: int) -> str:
 
 
 def _artifacts(content: dict[str, Any], limit_bytes: int) -> str:
-    """The files as sha256sum prints them, with sizes; half a base64 text is of no use: all of it or none."""
+    """Files as sha256sum prints them, with sizes. Base64 data is shown completely or not at all."""
     files = content["files"]
     lines = [f"{file['sha256']}  {file['size_bytes']}  {file['path']}" for file in files]
     text = cut_middle("\n".join(lines) or "(no files)", limit_bytes)
@@ -135,7 +136,7 @@ def _artifacts(content: dict[str, Any], limit_bytes: int) -> str:
 
 
 def _document(content: dict[str, Any], limit_bytes: int) -> str:
-    """What is mostly a text (a web page): the rest of it as lines above, how to read on below."""
+    """A document that is mostly text (a web page): other fields as lines above it, how to continue below."""
     around = {name: value for name, value in content.items() if name not in ("text", "next_offset", "truncated")}
     lines = [
         f"{name}: {value}" for name, value in around.items() if isinstance(value, (str, int, float)) and value != ""

@@ -1,4 +1,4 @@
-"""The texts a model is given before its task."""
+"""Texts shown to a model before its task."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ step, verify your result by running it, and when the task is done answer without
 
 
 def opening(system_prompt: str, task: str) -> list[Message]:
-    """The first messages of a conversation; an empty system prompt is left out."""
+    """The first messages of a conversation; an empty system prompt is omitted."""
     system: list[Message] = [{"role": "system", "content": system_prompt}] if system_prompt else []
     return [*system, {"role": "user", "content": task}]

@@ -1,6 +1,6 @@
-"""What the agent needs from outside, as protocols: a model, a tool session, a way to open one.
+"""Protocols of the agent's dependencies: a model, a tool session, a way to open one.
 
-``ToolExecutor``/``ToolSession`` of :mod:`agentenv.executor` fit these by shape; tests use small stubs.
+``ToolExecutor``/``ToolSession`` of :mod:`agentenv.executor` satisfy these structurally; tests use small stubs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ ToolDefinition = dict[str, Any]
 """One entry of an OpenAI ``tools`` list."""
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""Where OpenAI-style servers put what the model thought."""
+"""Fields in which OpenAI-style servers return the model's reasoning."""
 
 
 @dataclass(frozen=True)
 class Completion:
     """One model turn. ``message`` is the assistant message (content and/or ``tool_calls``).
 
-    ``finish_reason`` ``length`` means that the message was cut. ``reasoning`` is what the model thought
-    before it answered. ``problem`` says what in the message was meant as a tool call and could not be
-    read as one, worded for the model. ``raw`` is the message exactly as written, where that is known.
+    ``finish_reason`` ``length`` means that the message was cut. ``reasoning`` is the model's reasoning before its
+    answer. ``problem`` describes, for the model, what looked like a tool call but could not be parsed. ``raw`` is
+    the message exactly as written, if known.
     """
 
     message: Message
@@ -39,15 +39,15 @@ class Completion:
 
 
 class ContextOverflow(Exception):
-    """The conversation does not fit the model (any more). After a turn the rollout ends, and is verified as it is;
-    at the first one, which must have room for an answer too, the settings are wrong."""
+    """The conversation does not fit the model (any more). After a turn, the rollout ends and is verified as it is.
+    At the first turn, which needs room for an answer too, it means that the settings are wrong."""
 
 
 class Model(Protocol):
-    """Something that continues a conversation.
+    """A model that continues a conversation.
 
     Raises: ContextOverflow when the conversation is too long; ModelServerError when the server failed (HTTP 5xx,
-    timeout, refused request): infra; DoubtfulTurnError, one of those, when what the policy wrote may be why.
+    timeout, refused request): infra; DoubtfulTurnError, a subclass, when the policy's output may be the cause.
     """
 
     async def complete(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], **params: Any) -> Completion:
@@ -56,7 +56,7 @@ class Model(Protocol):
 
 @asynccontextmanager
 async def opened(model: Model) -> AsyncIterator[Model]:
-    """``model``, entered and left where it has something to open."""
+    """``model``, entered and exited if it is a context manager."""
     if isinstance(model, AbstractAsyncContextManager):
         async with model:
             yield model
@@ -65,35 +65,35 @@ async def opened(model: Model) -> AsyncIterator[Model]:
 
 
 class Session(Protocol):
-    """One trajectory's way to call tools on its own slot."""
+    """A trajectory's interface for calling tools on its own slot."""
 
     @property
     def trajectory(self) -> str:
-        """Whose session this is."""
+        """Name of the session's trajectory."""
 
     @property
     def last_batch_wait_s(self) -> float:
-        """How long the last call waited for company before its batch left."""
+        """How long the last call waited for its batch to be sent."""
 
     async def call(
         self, tool: str, arguments: Mapping[str, Any] | str, *, timeout_s: float | None = None
     ) -> CallResult:
-        """Run one tool call. Model and policy faults are results. Raises: InfraError; SlotDestroyedError when the
-        commands of this session destroyed its slot."""
+        """Run one tool call. Model and policy faults are returned as results. Raises: InfraError;
+        SlotDestroyedError when the commands of this session destroyed its slot."""
 
     async def seal(self) -> None:
-        """End every process of the slot and make its namespaces anew over the same workspace."""
+        """Kill every process of the slot and recreate its namespaces over the same workspace."""
 
 
 class SessionOpener(Protocol):
-    """Opens sessions; entering the returned context leases a slot, leaving it gives it back."""
+    """Opens sessions; entering the returned context leases a slot, leaving it releases the slot."""
 
     def open(self, trajectory: str, *, acquire_timeout_s: float | None = None) -> AbstractAsyncContextManager[Session]:
         """A session for this trajectory, to be entered. Raises on entering: AcquireTimeoutError."""
 
 
 class Handle(Protocol):
-    """What preparation and verifiers are given (``ToolContext``): remembers the first fault that decides."""
+    """Interface given to preparation and verifiers (``ToolContext``): remembers the first fault that decides."""
 
     infra_error: InfraError | SlotDestroyedError | None
 

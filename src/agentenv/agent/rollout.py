@@ -1,8 +1,8 @@
-"""One trajectory, from lease to score, tried again on a new slot when our side failed.
+"""One trajectory, from lease to score, retried on a new slot after an infrastructure failure.
 
-:meth:`Rollout.run` never raises for a rollout's failure: it returns a transcript that says whose
-fault it was, with ``score=None`` (but of a slot the policy destroyed, where the environment says). Only being
-cancelled goes through, after the slot was given back. What is tried again: :mod:`agentenv.agent.culprit`.
+:meth:`Rollout.run` never raises for a rollout's failure: it returns a transcript that records whose fault it was,
+with ``score=None`` (except for a slot the policy destroyed, which the environment scores). Only cancellation
+propagates, after the slot was released. What is retried: :mod:`agentenv.agent.culprit`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ MAX_RETRY_DELAY_S = 30.0
 
 @dataclass(frozen=True)
 class RolloutServices:
-    """What every rollout of an environment shares.
+    """Services shared by all rollouts of an environment.
 
-    ``turns`` bounds how many rollouts hold or ask for a slot at once: a trajectory waits there for
-    its neighbours' rollouts without a deadline, so that ``acquire_timeout_s`` speaks of the pool's
-    health only, not of how long other rollouts take.
+    ``turns`` bounds how many rollouts hold or request a slot at once. A trajectory waits for its turn without a
+    deadline, so that ``acquire_timeout_s`` measures only the pool's health, not how long other rollouts take.
     """
 
     sessions: SessionOpener
@@ -51,13 +50,13 @@ class RolloutServices:
     acquire_timeout_s: float = 30.0
     infra_retries: int = 2
     infra_retry_delay_s: float = 0.0
-    """Waited, holding no slot, before the second attempt; doubled before each further one, up to 30 s."""
+    """Pause, without a slot, before the second attempt; doubled before each further one, up to 30 s."""
     verification: Literal["live", "sealed"] = "live"
 
 
 @dataclass
 class Attempt:
-    """What one attempt has come to so far; kept outside so that a failure leaves it readable."""
+    """State of one attempt; kept outside so that it can be read after a failure."""
 
     trajectory: str
     timeline: Timeline = field(default_factory=Timeline)
@@ -66,18 +65,17 @@ class Attempt:
     verification: dict[str, Any] = field(default_factory=dict)
     score: float | None = None
     acted: bool = False
-    """Whether the model has been asked for its first turn."""
+    """Whether the model has been queried."""
     failure: BaseException | None = None
-    """What ended the work on the slot, whatever giving the slot back raised on top of it."""
+    """The failure that ended the work on the slot, whatever the release of the slot raised in addition."""
     sequences: list[TokenSequence] = field(default_factory=list)
     last_recordings: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Rollout:
-    """Runs trajectories of one item, which share ``retries_together``: how many attempts may be repeated among
-    them after the model had acted (None: no such limit). A policy that found a way to make our side fail would
-    otherwise be given every attempt there is, in every member.
-    """
+    """Runs trajectories of one item, which share ``retries_together``: how many attempts they may repeat together
+    after the model has acted (None: no limit). Otherwise a policy that found a way to cause infrastructure failures
+    would get every attempt in every member."""
 
     def __init__(
         self, farm: RolloutServices, hooks: Hooks, item: Any, item_id: str, *, retries_together: int | None = None
@@ -104,7 +102,7 @@ class Rollout:
             await asyncio.sleep(pause_s(self._farm.infra_retry_delay_s, MAX_RETRY_DELAY_S, number))
 
     def _another(self, error: AgentEnvError, attempt: Attempt, number: int) -> bool:
-        """Whether there is to be another attempt; counts it among the group's."""
+        """Whether to make another attempt; counts it for the group."""
         if number > self._farm.infra_retries or not worth_another(error, acted=attempt.acted):
             return False
         if attempt.acted and self._retries_left is not None:
@@ -113,7 +111,7 @@ class Rollout:
         return True
 
     async def _attempt(self, attempt: Attempt) -> AgentEnvError | None:
-        """The attempt's failure, or None when it was scored."""
+        """Return the attempt's failure, or None when it was scored."""
         try:
             await self._perform(attempt)
         except (Exception, asyncio.CancelledError) as error:
@@ -136,7 +134,7 @@ class Rollout:
         return error
 
     async def _destroyed(self, attempt: Attempt, error: SlotDestroyedError) -> AgentEnvError:
-        """Scored as the environment says: there is no slot left to verify on."""
+        """Scored by the environment's hook: there is no slot left to verify on."""
         logger.warning("%s: %s", attempt.trajectory, _named(error))
         try:
             returned = await call_hook(
@@ -176,11 +174,12 @@ class Rollout:
             try:
                 await loop.run(opening(settings.system_prompt, task))
             finally:
-                attempt.sequences = sequences_of(model)  # of a rollout that ends half way, too: it may be scored
+                # also for a rollout that ends half way, because it may be scored
+                attempt.sequences = sequences_of(model)
 
     @asynccontextmanager
     async def _session(self, attempt: Attempt) -> AsyncIterator[Session]:
-        """A leased slot; waiting for it and giving it back are phases of their own."""
+        """A leased slot; waiting for it and releasing it are separate phases."""
         timeline = attempt.timeline
         kind: PhaseName = "slot_wait"
         began_s = timeline.now()

@@ -1,4 +1,4 @@
-"""``rollouts.jsonl``: one finished group a line, whole or not at all."""
+"""``rollouts.jsonl``: one finished group per line, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 
 def append_record(path: Path, record: GroupRecord) -> None:
-    """Append one line. Safe with other writers of the same file; what could not be written whole is
-    taken back. Raises: OSError (disk full, no permission); the file is as it was."""
+    """Append one line. Safe with other writers of the same file; a partly written line is removed again. Raises:
+    OSError (disk full, no permission); the file is then unchanged."""
     line = json.dumps(jsonable(record.model_dump()), ensure_ascii=False).encode() + b"\n"
     with locked(path, flags=os.O_WRONLY | os.O_APPEND) as file:
         size_before = os.fstat(file).st_size
@@ -40,15 +40,15 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 class RolloutLog:
-    """The ``rollouts.jsonl`` of one environment; ``path`` None writes nothing."""
+    """The ``rollouts.jsonl`` of one environment; with ``path`` None nothing is written."""
 
     def __init__(self, path: str | None) -> None:
         self._path = Path(path) if path else None
         self._writing = asyncio.Lock()
 
     async def add(self, group: str, item: Any, size: int, transcripts: Sequence[Transcript]) -> bool:
-        """Write one group down. False, and an error in the log, when it could not be written: neither a full disk
-        nor what one member made of its record may cost the rollouts themselves."""
+        """Write one group. Returns False, and logs an error, when it could not be written: neither a full disk nor
+        an odd value in a member's record may cost the rollouts themselves."""
         if self._path is None:
             return True
         record = GroupRecord(

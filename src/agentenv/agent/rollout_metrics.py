@@ -1,4 +1,4 @@
-"""Numbers and readable texts of rollouts, for trackers. Pure: nothing here knows one."""
+"""Numbers and readable texts of rollouts for experiment trackers. Pure, independent of any tracker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentenv.agent.session_observations import SESSION_TOOL_NAMES
 from agentenv.agent.transcript import ToolRecord, Transcript
 
 KEPT_VALUES = 10_000
-"""How many values percentiles are taken of, the newest."""
+"""Number of newest values that percentiles are computed from."""
 TIMES = ("slot_wait_s", "model_s", "total_s")
 CALL_FAULTS = ("model", "policy", "task")
 
@@ -21,7 +21,8 @@ MESSAGE_BYTES = 4 * 1024
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least ``percent`` of them do not exceed. Raises: ValueError for none."""
+    """The smallest value that at least ``percent`` of the values do not exceed. Raises: ValueError if there are
+    none."""
     if not values:
         raise ValueError("no values")
     ordered = sorted(values)
@@ -29,7 +30,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 class Series:
-    """How many numbers there were, their sum, and the newest of them, for percentiles."""
+    """Count and sum of all values, and the newest values for percentiles."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,18 +38,18 @@ class Series:
         self._newest: deque[float] = deque(maxlen=KEPT_VALUES)
 
     def add(self, value: float) -> None:
-        """One more."""
+        """Add one value."""
         self.count += 1
         self._total += value
         self._newest.append(value)
 
     @property
     def mean(self) -> float:
-        """Of all of them. Raises: ZeroDivisionError for none."""
+        """Mean of all values. Raises: ZeroDivisionError if there are none."""
         return self._total / self.count
 
     def spread(self, name: str) -> dict[str, float]:
-        """Mean, median and 95th percentile; nothing for none."""
+        """Mean, median and 95th percentile; empty if there are no values."""
         if not self.count:
             return {}
         newest = tuple(self._newest)
@@ -61,7 +62,7 @@ class Series:
 
 @dataclass
 class _Gathered:
-    """The numbers of the rollouts since the last draining: nothing of a transcript stays."""
+    """Numbers of the rollouts since the last drain; nothing else of a transcript is kept."""
 
     rollouts: int = 0
     completeness: Series = field(default_factory=Series)
@@ -132,21 +133,21 @@ class _Gathered:
 
 
 class RolloutMetrics:
-    """Gathers groups until they are drained. Rates and means are of all that was gathered since the last draining,
-    percentiles of its newest :data:`KEPT_VALUES`; a trainer that does not step for a day costs no more memory."""
+    """Gathers groups until they are drained. Rates and means cover everything since the last drain, percentiles its
+    newest :data:`KEPT_VALUES` values, so that memory stays bounded however rarely a trainer drains."""
 
     def __init__(self) -> None:
         self._gathered = _Gathered()
 
     def add(self, size: int, transcripts: Sequence[Transcript]) -> None:
-        """A finished group of which ``size`` members were asked for."""
+        """Add a finished group of which ``size`` members were requested."""
         for transcript in transcripts:
             self._gathered.add(transcript)
         scored = sum(transcript.score is not None for transcript in transcripts)
         self._gathered.completeness.add(scored / size if size else 0.0)
 
     def drain(self) -> dict[str, float]:
-        """Metrics by name; empty when no group has finished since the last time."""
+        """Metrics by name; empty if no group has finished since the last drain."""
         gathered, self._gathered = self._gathered, _Gathered()
         if not gathered.rollouts:
             return {}
@@ -155,13 +156,14 @@ class RolloutMetrics:
 
 
 def is_error(call: ToolRecord) -> bool:
-    """Whether a call did not do what it was for: a fault, a timeout, or a command's nonzero exit code."""
+    """Whether a call failed: a fault, a timeout, or a nonzero exit code."""
     result = call.result
     return result is None or result.fault != "none" or is_timeout(call) or bool(result.exit_code)
 
 
 def is_timeout(call: ToolRecord) -> bool:
-    """Whether its deadline ended what a call did. A wait in a session ends nothing: what was waited for goes on."""
+    """Whether a call was ended by its deadline. A wait in a session does not count: what it waited for keeps
+    running."""
     return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOL_NAMES
 
 
@@ -175,7 +177,7 @@ ROLLOUT_COLUMNS = (
 
 
 def rollout_row(transcript: Transcript) -> list[object]:
-    """One row of a table of rollouts, as :data:`ROLLOUT_COLUMNS` names its cells."""
+    """One row of the table of rollouts, with the columns :data:`ROLLOUT_COLUMNS`."""
     return [
         transcript.item_id,
         transcript.trajectory,
@@ -191,7 +193,7 @@ def rollout_row(transcript: Transcript) -> list[object]:
 
 
 def readable(transcript: Transcript) -> str:
-    """The conversation as a person reads it: who said what, calls and reasoning by name, long parts cut."""
+    """The conversation for human readers: roles, calls and reasoning labelled, long parts cut."""
     parts = [_said(str(message.get("role")), message) for message in transcript.messages]
     if transcript.error:
         parts.append(f"## ended by {transcript.fault}\n{transcript.error}")

@@ -1,9 +1,9 @@
 """Conversations as token sequences for a trainer.
 
-A managed server gives exact tokens, masks and logprobs: :func:`exact_group` hands them on. An OpenAI-style
-server gives no token ids, so the tokens of :func:`scored_group` are made afterwards by the tokenizer's chat
-template: good to read, wrong to train on. Every mask is -100, every sequence says ``trainable: False`` and
-asks for a zero advantage, and there are no logprobs.
+A managed server gives exact tokens, masks and logprobs: :func:`exact_group` passes them on. An OpenAI-style server
+gives no token ids, so :func:`scored_group` computes tokens afterwards with the tokenizer's chat template: good for
+reading, wrong for training. Every mask is -100, every sequence has ``trainable: False`` and requests a zero
+advantage, and there are no logprobs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Tokenizer(Protocol):
 
 
 def for_trainer(messages: Sequence[Message]) -> list[Message]:
-    """Messages as trainers and their pages read them: every one has text content, all of it JSON."""
+    """Messages as trainers and their web pages read them: each has text content, valid as JSON."""
     return [{**jsonable(message), "content": jsonable(message.get("content") or "")} for message in messages]
 
 
 def _for_template(message: Message) -> Message:
-    """Templates want a call's arguments as an object; the wire has them as text."""
+    """Templates expect a call's arguments as an object; on the wire they are text."""
     if not message.get("tool_calls"):
         return message
     calls = []
@@ -47,11 +47,11 @@ def _for_template(message: Message) -> Message:
 
 
 def placeholder_tokens(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
-    """Token ids for reading; a single 0 where the tokenizer has no usable chat template."""
+    """Token ids for reading only; a single 0 if the tokenizer has no usable chat template."""
     try:
         conversation = [_for_template(message) for message in messages]
         tokens = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=False)
-    except Exception as error:  # templates are user-made programs: anything may come out of one
+    except Exception as error:  # templates are programs written by users and may raise anything
         logger.warning("the chat template failed (%s: %s); the tokens are a placeholder", type(error).__name__, error)
         return [0]
     return [int(token) for token in tokens] or [0]
@@ -60,8 +60,8 @@ def placeholder_tokens(tokenizer: Tokenizer, messages: Sequence[Message]) -> lis
 def exact_group(transcripts: Sequence[Transcript]) -> dict[str, Any]:
     """The scored members' own tokens, masks and logprobs as an atropos ``ScoredDataGroup``.
 
-    Every sequence of a member is there with the member's score, so ``group_overrides`` states the number
-    of sequences; ``overrides`` says which sequence of which trajectory each one is.
+    All sequences of a member are included with the member's score, so ``group_overrides`` gives the number of
+    sequences; ``overrides`` identifies the trajectory and sequence of each.
     """
     entries = [
         (member, number, sequence)
@@ -87,7 +87,7 @@ def exact_group(transcripts: Sequence[Transcript]) -> dict[str, Any]:
 
 
 def scored_group(tokenizer: Tokenizer, transcripts: Sequence[Transcript]) -> dict[str, Any]:
-    """The scored members as an atropos ``ScoredDataGroup``; ``group_overrides`` states their number."""
+    """The scored members as an atropos ``ScoredDataGroup``; ``group_overrides`` gives their number."""
     members = [transcript for transcript in transcripts if transcript.score is not None]
     messages = [for_trainer(member.messages) for member in members]
     tokens = [placeholder_tokens(tokenizer, conversation) for conversation in messages]

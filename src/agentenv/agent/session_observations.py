@@ -1,4 +1,4 @@
-"""What the model is shown of a session's result (terminal, process, tmux): output first, then how it stands. Pure."""
+"""Observations for session tools (terminal, process, tmux): output first, then the state. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from agentenv.wire.sessions import SESSION_TOOLS
 
 SESSION_TOOL_NAMES: Final = tuple(one.name for one in SESSION_TOOLS)
 LONGEST_COMMAND = 80
-"""Characters of a command that a standing line shows: its author knows it, and needs to tell it from others."""
+"""Longest command shown in a state line, in characters: enough to tell commands apart."""
 
 
 def session_ending(content: Mapping[str, Any], exit_code: int | None, duration_s: float) -> str:
-    """The first line: how the command ended, that it goes on, or that a wait in tmux was in vain."""
+    """The first line: how the command ended, that it is still running, or that a wait in tmux timed out."""
     tmux, process = _of(content, "session"), _of(content, "process")
     if exit_code is not None:
         return f"exit code: {exit_code}"
@@ -33,7 +33,7 @@ def session_ending(content: Mapping[str, Any], exit_code: int | None, duration_s
 
 
 def session_standing(content: Mapping[str, Any]) -> str:
-    """The last lines: the session or process, notes, and notices of background processes."""
+    """The last lines: state of the session or process, notes, and notices about background processes."""
     lines = []
     for name in ("session", "process"):
         found = content.get(name)
@@ -54,7 +54,7 @@ def session_standing(content: Mapping[str, Any]) -> str:
 
 
 def is_listing(content: Mapping[str, Any]) -> bool:
-    """Whether it says which processes or sessions there are, and not how one of them stands."""
+    """Whether the result lists processes or sessions instead of reporting on one."""
     return "session" not in content and "process" not in content
 
 
@@ -81,7 +81,7 @@ def has_pty(content: Mapping[str, Any]) -> bool:
 
 
 def _brief(command: object) -> str:
-    """One line of a command, so that a script of many does not fill every answer."""
+    """The first line of a command, shortened, so that a long script does not fill every result."""
     first, _, rest = str(command).strip().partition("\n")
     return first[:LONGEST_COMMAND] + "…" if rest or len(first) > LONGEST_COMMAND else first
 

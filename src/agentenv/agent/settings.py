@@ -1,4 +1,4 @@
-"""How one agent runs: limits and sampling. Frozen; ``dataclasses.replace`` makes variants."""
+"""Settings of one agent: limits and sampling. Frozen; use ``dataclasses.replace`` for variants."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from agentenv.agent.prompts import SYSTEM_PROMPT
 class AgentSettings:
     """Limits and sampling of one agent.
 
-    ``max_steps`` model turns at most, ``max_calls_per_turn`` tool calls run of each;
-    ``max_s`` seconds at most, after which no call and no turn but the first begins (None: no limit);
-    ``tool_delay_s`` is waited between two tool calls;
-    ``tool_timeout_s`` bounds each call (None: the executor's default); ``shown_bytes`` caps each of
-    stdout and stderr as the model sees them (head and tail kept, the dropped bytes counted).
-    ``temperature``, ``max_tokens`` and ``extra_body`` go to the model's server when set.
-    ``tools`` restricts the agent to these names (None: all that are enabled).
-    ``context_tokens`` bounds prompt and answer of a turn together; when the next turn would pass it,
-    all tool outputs but the last ``keep_tool_outputs`` are shortened (None: never), which the
-    transcript states. ``send_reasoning`` gives a served model its earlier reasoning back.
+    ``max_steps``: maximum number of model turns; ``max_calls_per_turn``: tool calls executed per turn; ``max_s``:
+    seconds after which no call and no turn but the first begins (None: no limit); ``tool_delay_s``: pause between
+    two tool calls; ``tool_timeout_s`` bounds each call (None: the executor's default); ``shown_bytes`` caps each of
+    stdout and stderr as the model sees them (head and tail kept, the dropped bytes counted). ``temperature``,
+    ``max_tokens`` and ``extra_body`` are sent to the model's server when set. ``tools`` restricts the agent to
+    these names (None: all that are enabled). ``context_tokens`` bounds prompt and answer of a turn together; when
+    the next turn would exceed it, all tool outputs but the last ``keep_tool_outputs`` are shortened (None: never),
+    which the transcript records. ``send_reasoning`` sends a model its earlier reasoning back.
     """
 
     max_steps: int = 50
@@ -40,6 +38,6 @@ class AgentSettings:
     send_reasoning: bool = False
 
     def sampling(self) -> dict[str, Any]:
-        """The parameters for ``Model.complete``; only what was set."""
+        """The sampling parameters for ``Model.complete``; only those that are set."""
         chosen = {"temperature": self.temperature, "max_tokens": self.max_tokens, "extra_body": self.extra_body or None}
         return {name: value for name, value in chosen.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Output written to a terminal as it looks there: without what was overwritten, without escape sequences. Pure."""
+"""Renders terminal output as it looks on screen: without overwritten text and escape sequences. Pure."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ _ESCAPES: Final = re.compile(
 )
 _CONTROLS: Final = re.compile(rf"[\r\b]|{_ESCAPES.pattern}")
 _MOVE: Final = re.compile(r"\x1b\[([0-9]{0,9})([CDGK])")
-"""Right, left, to a column, erase: what programs redraw a line with."""
+"""Cursor movements (right, left, to a column) and erasures, with which programs redraw a line."""
 _REDRAWN: Final = re.compile(r"[\r\b]|\x1b\[(?:[0-9]{0,9}[CDG]|[12]K)")
 _WIDEST: Final = 1000
-"""Columns that a movement reaches; text may go on."""
+"""Largest column a movement can reach; text may extend further."""
 _BLANKS: Final = 10_000
-"""Empty cells that movements may leave in all lines together, beyond as many as the text has characters."""
+"""Number of empty cells that movements may create in all lines together, in addition to the text's length."""
 _BLANK: Final = "\0"
-"""An empty cell: a space, unless nothing follows it. It cannot be text."""
+"""An empty cell: a space, unless nothing follows it. It cannot occur in text."""
 
 
 def rendered(text: str) -> str:
-    """``text`` as a terminal shows it line by line: a line is what stands in it after all its carriage returns,
-    backspaces, erasures and movements of the cursor within it, without colours and titles. Takes time in proportion
-    to ``text``.
+    """``text`` as a terminal shows it, line by line: each line after all its carriage returns, backspaces, erasures
+    and cursor movements, without colours and titles. Takes time linear in ``text``.
 
     Programs that draw the whole screen are not emulated: the ``tmux`` tool does that.
     """
@@ -40,8 +39,8 @@ def rendered(text: str) -> str:
 
 
 def without_overwritten(text: str) -> str:
-    """``text`` with the progress bars of each line reduced to their last state. Lines that end in a carriage
-    return (CRLF) and escape sequences stay as they are: this was not written to a terminal."""
+    """``text`` with the progress bars of each line reduced to their last state. Lines that end in a carriage return
+    (CRLF) and escape sequences are unchanged, because this was not written to a terminal."""
     if "\r" not in text:
         return text
     return "\n".join(_last_state(line) for line in text.split("\n"))
@@ -71,14 +70,15 @@ def _line(line: str, blanks: _Blanks) -> str:
 
 @dataclass
 class _Blanks:
-    """How many empty cells movements may still leave; then what follows one stands where the line ends."""
+    """Counts the empty cells that movements may still create; after that, text following one is placed at the end
+    of its line."""
 
     left: int
 
 
 class _Row:
-    """One line of a terminal, with its cursor. ``_blank`` cells at its beginning are known to be empty, so that none
-    is erased twice."""
+    """One line of a terminal, with its cursor. ``_blank`` cells at its beginning are known to be empty, so that no
+    cell is erased twice."""
 
     def __init__(self, blanks: _Blanks) -> None:
         self._blanks = blanks
@@ -104,7 +104,7 @@ class _Row:
         self._column += len(text)
 
     def obey(self, control: str) -> None:
-        """Other controls than a line's own are without effect."""
+        """Execute a line's control; others have no effect."""
         if control == "\r":
             self._column = 0
         elif control == "\b":

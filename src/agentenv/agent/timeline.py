@@ -1,4 +1,4 @@
-"""The clock of one trajectory: seconds since it began, and the phases of the waterfall."""
+"""The clock of one trajectory: seconds since its start, and the phases of the waterfall."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOTALS = {"slot_wait": "slot_wait_s", "prepare": "prepare_s", "model": "model_s"
 
 
 class Timeline:
-    """Measures phases from its making on. Monotonic; ``began_unix_s`` anchors it to the wall clock."""
+    """Measures phases, starting at its creation. Monotonic; ``began_unix_s`` anchors it to the wall clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -21,12 +21,12 @@ class Timeline:
         self.phases: list[Phase] = []
 
     def now(self) -> float:
-        """Seconds since the trajectory began."""
+        """Seconds since the trajectory started."""
         return self._clock() - self._zero
 
     @contextmanager
     def phase(self, name: PhaseName, label: str = "") -> Iterator[None]:
-        """Record what happens inside as one phase, however it ends."""
+        """Record the block as one phase, however it ends."""
         started_s = self.now()
         try:
             yield
@@ -34,7 +34,7 @@ class Timeline:
             self.record(name, started_s, label)
 
     def record(self, name: PhaseName, started_s: float, label: str = "") -> None:
-        """Add a phase that began at ``started_s`` and ends now."""
+        """Add a phase from ``started_s`` until now."""
         self.phases.append(Phase(name=name, label=label, started_s=started_s, ended_s=self.now()))
 
 

@@ -1,4 +1,4 @@
-"""The recordings of a rollout's tmux sessions: taken to their end, and read back from its transcript."""
+"""Recordings of a rollout's tmux sessions: completed at its end, and read back from its transcript."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LONGEST_S = 30.0
 
 
 async def last_recordings(session: Session, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """What recorded tmux sessions have printed since the model's last call to each, as its results would
-    have had it. Nothing is asked where nothing was recorded. Raises: InfraError."""
+    """Recorded output of tmux sessions since the model's last call to each, in the form its results have. Sends no
+    request if nothing was recorded. Raises: InfraError."""
     found = []
     for name in _still_recorded(steps):
         result = checked(await session.call(TMUX, {"action": "capture", "session": name}, timeout_s=_LONGEST_S))
@@ -27,8 +27,8 @@ async def last_recordings(session: Session, steps: Sequence[Step]) -> list[dict[
 
 
 def recordings_of(transcript: Transcript) -> dict[str, str]:
-    """Each recorded tmux session of a rollout as a whole asciicast v2 file, by name; one that was started
-    again after its end has the next number."""
+    """Each recorded tmux session of a rollout as a complete asciicast v2 file, by name; sessions restarted under
+    the same name are numbered."""
     return recordings([*(content for _, content in _contents(transcript.steps)), *transcript.last_recordings])
 
 

@@ -1,7 +1,7 @@
-"""What a managed server keeps of a conversation: tokens, which of them are the policy's, their logprobs.
+"""Tokens that a managed server keeps of a conversation: ids, masks for the policy's own tokens, logprobs.
 
-The conventions are atropos': ``masks`` is -100 where a token is not the policy's and the token itself
-where it is; ``logprobs`` is 1.0 where it is not and what the server gave where it is.
+Conventions of atropos: for the policy's own tokens ``masks`` is the token and ``logprobs`` the server's value; for
+all others ``masks`` is -100 and ``logprobs`` 1.0.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from agentenv.errors import ModelServerError
 IGNORED = -100
 NO_LOGPROB = 1.0
 ROUNDING = 1e-4
-"""How far above zero a logprob may be by rounding."""
+"""How far above zero a logprob may be through rounding."""
 
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """One sequence to train on. All three have the same length. ``first_step`` is the model turn whose
-    prompt it began with."""
+    """One sequence to train on. All three lists have the same length. ``first_step`` is the model turn whose prompt
+    begins the sequence."""
 
     tokens: list[int]
     masks: list[int]
@@ -30,7 +30,7 @@ class TokenSequence:
 
     @property
     def trained(self) -> int:
-        """How many of the tokens are the policy's."""
+        """Number of tokens that are the policy's."""
         return sum(mask != IGNORED for mask in self.masks)
 
 
@@ -39,20 +39,19 @@ class TokenModel(Protocol):
     """A model that keeps the tokens of its conversation."""
 
     def sequences(self) -> list[TokenSequence]:
-        """Every sequence there is, in the order they began."""
+        """All sequences, in the order they began."""
 
 
 def sequences_of(model: object) -> list[TokenSequence]:
-    """A model's sequences; none for a model that has no tokens to give."""
+    """A model's sequences; empty for a model without tokens."""
     return model.sequences() if isinstance(model, TokenModel) else []
 
 
 def sequence_of(node: Any, first_step: int = 0, known: TokenSequence | None = None) -> TokenSequence:
-    """A managed server's node, checked token by token; it must go on where ``known`` ended.
+    """A managed server's node, checked token by token; it must continue where ``known`` ended.
 
-    Raises: ModelServerError when its parts do not fit each other, when a logprob is missing (atropos
-    pads with 1.0) or impossible, and for placeholders (atropos' dummy server): such a sequence would
-    train the policy on noise.
+    Raises: ModelServerError when its parts are inconsistent, when a logprob is missing (atropos pads with 1.0) or
+    impossible, and for placeholders (atropos' dummy server): such a sequence would train the policy on noise.
     """
     if (getattr(node, "metadata", None) or {}).get("dummy_tokens"):
         raise ModelServerError(

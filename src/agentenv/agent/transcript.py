@@ -1,7 +1,7 @@
-"""What is kept of a rollout: every message, call, result and time. ``rollouts.jsonl`` is one GroupRecord a line.
+"""The record of a rollout: every message, call, result and time. ``rollouts.jsonl`` has one GroupRecord per line.
 
-Times ending in ``_s`` with "started"/"ended" are seconds since the trajectory began (its attempt's
-first moment), monotonic; ``began_unix_s`` anchors them to the wall clock.
+Times ending in ``_s`` with "started"/"ended" are seconds since the start of the trajectory's attempt, monotonic;
+``began_unix_s`` anchors them to the wall clock.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from agentenv.wire.calls import CallResult
 
 PhaseName = Literal["slot_wait", "prepare", "model", "tool", "verify", "release"]
 FinishReason = Literal["stop", "max_steps", "max_time", "length", "context_overflow", "slot_destroyed", "fault"]
-"""``max_time``: ``AgentSettings.max_s`` were over before it had ended; ``length``: the last message was cut at its
-token limit; ``context_overflow``: no further turn fitted; ``slot_destroyed``: the policy's own commands destroyed
-its slot (``fault`` is "policy")."""
+"""``max_time``: ``AgentSettings.max_s`` passed before it ended; ``length``: the last message was cut at its token
+limit; ``context_overflow``: there was no room for another turn; ``slot_destroyed``: the policy's own commands
+destroyed its slot (``fault`` is "policy")."""
 StepOutcome = Literal["answer", "tool_calls", "malformed", "truncated"]
-"""``malformed``: something meant as a call could not be read; ``truncated``: cut at the token limit."""
+"""``malformed``: something that looked like a call could not be parsed; ``truncated``: cut at the token limit."""
 
 
 class Record(BaseModel):
-    """Base of transcript models: unknown fields are a mistake."""
+    """Base of transcript models; unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Phase(Record):
-    """One stretch of a trajectory's time: a bar of the waterfall. ``label`` names the tool or step."""
+    """A phase of a trajectory's time: one bar of the waterfall. ``label`` names the tool or step."""
 
     name: PhaseName
     label: str = ""
@@ -39,11 +39,11 @@ class Phase(Record):
 
 
 class ToolRecord(Record):
-    """One tool call as the model made it and what came back.
+    """One tool call and its result.
 
-    ``arguments`` is what the model sent (a string when it could not be parsed). ``batch_wait_s`` is
-    the time in the executor before the batch left; ``queue_s`` and ``duration_s`` are in ``result``.
-    ``shown`` is the text the model was given.
+    ``arguments`` is what the model sent (a string when it could not be parsed). ``batch_wait_s`` is the time in the
+    executor before the batch left; ``queue_s`` and ``duration_s`` are in ``result``. ``shown`` is the observation
+    the model was given.
     """
 
     call_id: str
@@ -67,14 +67,14 @@ class Step(Record):
     usage: dict[str, Any] | None = None
     outcome: StepOutcome = "answer"
     problem: str = ""
-    """What the model was told of a call it wrote wrongly."""
+    """The message the model was given about a malformed call."""
     reasoning: str = ""
     raw: str | None = None
     """The message exactly as the model wrote it, markup included (managed servers)."""
 
 
 class Shortening(Record):
-    """Old tool outputs taken out of the conversation before a step; ``ToolRecord.shown`` still has them."""
+    """Old tool outputs removed from the conversation before a step; ``ToolRecord.shown`` still has them."""
 
     step: int
     outputs: int
@@ -82,8 +82,8 @@ class Shortening(Record):
 
 
 class SequenceSummary(Record):
-    """One token sequence a trainer was given: ``trained`` of its ``tokens`` are the policy's own.
-    It begins with the prompt of step ``first_step``."""
+    """One token sequence given to a trainer: ``trained`` of its ``tokens`` are the policy's own. It begins with the
+    prompt of step ``first_step``."""
 
     first_step: int
     tokens: int
@@ -91,8 +91,8 @@ class SequenceSummary(Record):
 
 
 class Transcript(Record):
-    """One trajectory (the last attempt), whole. ``score`` is None whenever it was not scored. A rollout with a
-    ``fault`` has none, but for a slot the policy destroyed: that is scored as the environment says."""
+    """One complete trajectory (its last attempt). ``score`` is None if it was not scored. A rollout with a
+    ``fault`` has no score, except for a slot the policy destroyed, which the environment scores."""
 
     trajectory: str
     item_id: str
@@ -108,22 +108,23 @@ class Transcript(Record):
     score: float | None = None
     fault: Fault = "none"
     error: str = ""
-    """Type and message of what ended the rollout, empty when nothing did."""
+    """Type and message of the error that ended the rollout; empty if there was none."""
     earlier_attempts: list[str] = Field(default_factory=list)
     """The errors of infra-failed attempts before this one."""
     workspace_meta: dict[str, Any] = Field(default_factory=dict)
     verification: dict[str, Any] = Field(default_factory=dict)
-    """What the verifier chose to keep (tests run, their outcome)."""
+    """Data the verifier chose to record (tests run, their outcome)."""
     model_faults: int = 0
-    """Calls the model got wrong: unreadable, unknown tool, bad arguments, refused path."""
+    """Number of calls the model got wrong: unreadable, unknown tool, bad arguments, refused path."""
     shortenings: list[Shortening] = Field(default_factory=list)
     last_recordings: list[dict[str, Any]] = Field(default_factory=list)
-    """What recorded tmux sessions printed after the model's last call to each. The rest of their recordings is
-    in the results of the calls; :func:`agentenv.agent.tmux_recordings.recordings_of` joins them."""
+    """Output of recorded tmux sessions after the model's last call to each. The rest of the recordings is in the
+    results of the calls; :func:`agentenv.agent.tmux_recordings.recordings_of` joins them."""
     sequences: list[SequenceSummary] = Field(default_factory=list)
-    """What a managed server's tokens came to: more than one when the conversation stopped extending."""
+    """Summaries of the managed server's token sequences: more than one when the conversation was not a mere
+    continuation."""
     token_sequences: list[TokenSequence] = Field(default_factory=list, exclude=True, repr=False)
-    """The sequences themselves: for the trainer, not written down."""
+    """The sequences themselves: for the trainer, not written to files."""
     totals: dict[str, float] = Field(default_factory=dict)
     """Seconds by kind: slot_wait_s, prepare_s, model_s, batch_wait_s, queue_s, run_s, verify_s, total_s."""
 
@@ -135,6 +136,6 @@ class GroupRecord(Record):
     item_id: str
     item: dict[str, Any] = Field(default_factory=dict)
     group_size: int
-    """How many members were asked for; ``trajectories`` with a score may be fewer."""
+    """Number of members requested; ``trajectories`` with a score may be fewer."""
     outcome: Literal["complete", "partial", "retry"]
     trajectories: list[Transcript]

@@ -1,4 +1,4 @@
-"""How many agents of an environment hold or ask for a slot at once, so that none waits for one that waits for it."""
+"""Limits how many agents of an environment hold or request a slot at once, so that no two wait for each other."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class _Turn:
     of: Turns
     kept: bool
     held: bool = True
-    """Tasks that outlive a turn remember one that is over."""
+    """Tasks that outlive a turn keep a reference to one that is over."""
 
 
 _latest: ContextVar[_Turn | None] = ContextVar("agentenv_turn", default=None)
 
 
 class Turns:
-    """One turn for each slot, ``kept`` of them for agents that hooks run while their rollout has its own. Could any
-    turn be theirs, as many rollouts as there are turns might wait for each other for ever."""
+    """One turn per slot, of which ``kept`` are reserved for agents that hooks run while their rollout holds its own
+    slot. Without the reservation, as many rollouts as there are turns could wait for each other for ever."""
 
     def __init__(self, slots: int, *, kept: int = 0) -> None:
         self._free = asyncio.Semaphore(slots - kept)
@@ -33,8 +33,8 @@ class Turns:
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
-        """Have a turn; waited for without a deadline. Raises: ConfigError inside another turn, when none is kept for
-        that or the other is such a one already."""
+        """Take a turn, waiting without a deadline. Raises: ConfigError inside another turn, when none is reserved
+        for that or the other turn is a reserved one itself."""
         outer = _held()
         inside = outer is not None and outer.of is self
         if inside and (not self._any_kept or (outer is not None and outer.kept)):
@@ -50,7 +50,7 @@ class Turns:
 
 
 def inside_a_turn() -> bool:
-    """Whether the caller is, or was started by, a hook of a rollout that has its slot."""
+    """Whether the caller is, or was started by, a hook of a rollout that holds its slot."""
     return _held() is not None
 
 

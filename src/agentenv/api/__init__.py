@@ -1,1 +1,1 @@
-"""Services of their own: the tool server, which runs external tools outside the sandbox."""
+"""The tool server, a separate service that runs external tools outside the sandbox."""

@@ -1,4 +1,4 @@
-"""A tool server from its settings: the shipped tools, one's own modules, secrets."""
+"""Builds a tool server from its settings: shipped tools, custom modules, secrets."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def tool_server(
     search: SearchProvider | None = None,
     secrets: Secrets | None = None,
 ) -> ToolServer:
-    """A server (to be entered) of the shipped tools, those of ``settings.modules``, and ``tools``.
+    """Create a server (to be entered) with the shipped tools, those of ``settings.modules``, and ``tools``.
 
-    ``search`` replaces the configured provider; ``secrets`` those the settings declare.
+    ``search`` replaces the configured provider; ``secrets`` replaces those the settings declare.
 
     Raises: ConfigError naming the setting, module or secret that is wrong.
     """
@@ -68,10 +68,10 @@ def _shipped(
 
 
 def tools_of_module(name: str) -> list[ExternalTool]:
-    """The tools a module defines: its names that are ``@tool`` functions, or the list ``TOOLS`` if it has one.
+    """The tools a module defines: its ``@tool`` functions, or the list ``TOOLS`` if it has one.
 
-    ``name`` is a dotted name or the path of a ``.py`` file. Raises: ConfigError when it cannot be imported
-    or has no tool.
+    ``name`` is a dotted name or the path of a ``.py`` file. Raises: ConfigError when it cannot be imported or has
+    no tool.
     """
     module = _imported(name)
     listed = getattr(module, "TOOLS", None)

@@ -1,4 +1,4 @@
-"""One JSON line for each call a tool server was asked to make; secrets are gone before it comes here."""
+"""Audit log of a tool server: one JSON line per call. Secrets are removed before."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MOST_MESSAGE_CHARS: Final = 1_024
 class AuditLog:
     """Appends to a file that only its owner can read; ``path`` None writes nothing.
 
-    A line that cannot be written (a full disk) is an error in the program's log and is counted in
-    ``lost``: it does not take the call with it.
+    A line that cannot be written (a full disk) is logged as an error and counted in ``lost``; the call itself
+    succeeds.
 
     Raises: ConfigError when the file cannot be opened.
     """
@@ -53,7 +53,7 @@ class AuditLog:
             logger.exception("the audit log lost a line (%d so far)", self.lost)
 
     def close(self) -> None:
-        """No more lines. Repeatable."""
+        """Close the file. Repeatable."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -16,7 +16,7 @@ _TOKEN: Final = re.compile(r"[\x21-\x7e]+")
 
 
 def checked_token(token: str, where: str) -> str:
-    """``token``, if it can be one. Raises ConfigError when it is too short or no header could carry it."""
+    """``token``, if it is valid. Raises ConfigError when it is too short or cannot be sent in a header."""
     if len(token) < _SHORTEST or not _TOKEN.fullmatch(token):
         raise ConfigError(where, "contains no usable token", next_step=f"at least {_SHORTEST} printable characters")
     return token
@@ -32,16 +32,16 @@ def read_token(path: Path) -> str:
 
 
 def token_from(path: Path) -> str:
-    """The token in a file, which is made with a new one, for its owner's eyes, when it is not there.
+    """The token in a file; if the file does not exist, it is created with a new token, readable by its owner only.
 
-    Raises: ConfigError when it can neither be read nor made.
+    Raises ConfigError when it can neither be read nor created.
     """
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return read_token(path)
     except OSError as error:
-        raise ConfigError("token_file", f"{path} cannot be made: {error}") from error
+        raise ConfigError("token_file", f"{path} cannot be created: {error}") from error
     token = secrets.token_urlsafe(32)
     with os.fdopen(file, "w") as opened:
         opened.write(token + "\n")

@@ -28,7 +28,7 @@ from agentenv.errors import AcquireTimeoutError, CallLostError, PolicyRefusalErr
 logger = logging.getLogger(__name__)
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
-_FLAGS: Final = (  # a closed network must not be asked for updates, and no packet may pass the proxy by
+_FLAGS: Final = (  # a closed network must not be queried for updates, and no packet may bypass the proxy
     "--disable-gpu",
     "--disable-quic",
     "--no-first-run",
@@ -45,7 +45,7 @@ _MOST_SNAPSHOT_CHARS: Final = 2_000_000
 
 
 def chromium(settings: BrowserSettings) -> Path | None:
-    """The browser's program; None when there is none."""
+    """Path of the browser's executable; None if there is none."""
     if settings.executable is not None:
         return settings.executable if settings.executable.exists() else None
     found = next((path for name in _NAMES if (path := shutil.which(name))), None)
@@ -72,7 +72,7 @@ class BrowserTools:
         unavailable: str = "",
         redact: Callable[[str], str] = lambda text: text,
     ) -> None:
-        """``redact`` takes secrets out of a whole snapshot before a part of it is returned."""
+        """``redact`` removes secrets from a whole snapshot before a part of it is returned."""
         self._settings = settings
         self._allowed = allowed
         self._unavailable = unavailable
@@ -96,7 +96,7 @@ class BrowserTools:
         await self._give_up()
 
     async def ended(self, trajectory: str) -> None:
-        """Close the trajectory's page and all it stored. Repeatable."""
+        """Close the trajectory's page and everything it stored. Repeatable."""
         opened = self._open.pop(trajectory, None)
         if opened is not None:
             await _quietly(opened.context.close())
@@ -189,7 +189,7 @@ class BrowserTools:
         self._opening += 1
         try:
             self._open[trajectory] = opened = await _opened(browser)
-        except Exception as error:  # Chromium is gone, or the driver between us, and nobody had noticed
+        except Exception as error:  # Chromium is gone, or the driver between, and nobody had noticed
             await self._give_up()
             raise CallLostError(f"no page could be opened for {trajectory}: {_reason(error)}") from error
         finally:
@@ -212,7 +212,7 @@ class BrowserTools:
                 executable_path=program,
                 args=list(_FLAGS),
                 chromium_sandbox=self._settings.sandbox and os.geteuid() != 0,  # it does not start as root
-                env={**launch_environment()},  # of ours it needs nothing, our secrets least
+                env={**launch_environment()},  # it needs none of our variables, least of all our secrets
                 proxy={
                     "server": proxy.url,
                     "bypass": "<-loopback>",  # loopback goes through the proxy as well
@@ -224,7 +224,7 @@ class BrowserTools:
                 handle_sighup=False,
                 timeout=_START_S * 1e3,
             )
-        except Exception as error:  # Playwright's driver says with a plain Exception that it died
+        except Exception as error:  # Playwright's driver reports its death with a plain Exception
             await self._give_up()
             raise SandboxUnavailableError(
                 f"Chromium at {program} does not start: {_reason(error)}",
@@ -233,14 +233,14 @@ class BrowserTools:
         return self._browser
 
     async def _give_up(self) -> None:
-        """Let go of Chromium and the driver, whatever is left of them: the next one to navigate gets new ones."""
+        """Discard what is left of Chromium and the driver: the next navigation starts new ones."""
         browser, self._browser, self._playwright = self._browser, None, None
         if browser is not None:
             await _quietly(browser.close())
         await _quietly(self._stack.aclose())
 
     def _refuse_lost(self, trajectory: str, error: PlaywrightError) -> None:
-        """Raises CallLostError when it was Chromium that died, not the page that failed."""
+        """Raise CallLostError when Chromium died, rather than the page failing."""
         opened = self._open.get(trajectory)
         gone = any(word in error.message for word in ("crashed", "has been closed", "Connection closed"))
         if not self._running() or opened is None or opened.page.is_closed() or gone:
@@ -249,15 +249,15 @@ class BrowserTools:
 
 
 async def gone_to(page: Page, url: str, timeout_s: float) -> Response | None:
-    """The answer to ``url`` once ``page`` has loaded it.
+    """Navigate ``page`` to ``url`` and return the response once it has loaded.
 
-    The page that is left may navigate by itself (a refresh, a script) and so break off the navigation that was
-    asked for; that is asked for again until ``timeout_s`` is over. Raises Playwright's errors for all else.
+    The current page may navigate by itself (a refresh, a script) and so interrupt the requested navigation, which
+    is repeated until ``timeout_s`` has passed. Raises Playwright's errors for everything else.
     """
     clock = asyncio.get_running_loop().time
     deadline = clock() + timeout_s
     while True:
-        left_s = max(deadline - clock(), 0.001)  # to Playwright, zero is no limit
+        left_s = max(deadline - clock(), 0.001)  # to Playwright, zero means no limit
         try:
             return await page.goto(url, wait_until="load", timeout=left_s * 1e3)
         except PlaywrightError as error:
@@ -266,7 +266,7 @@ async def gone_to(page: Page, url: str, timeout_s: float) -> Response | None:
 
 
 async def _opened(browser: Browser) -> _Open:
-    """A new context with a page. Cancelled while Chromium makes it, it is closed as soon as it is there."""
+    """A new context with a page. If this is cancelled while Chromium creates it, it is closed as soon as it exists."""
 
     async def make() -> _Open:
         context = await browser.new_context(accept_downloads=False, service_workers="block")
@@ -294,7 +294,7 @@ async def _title(page: Page) -> str:
 
 
 async def _quietly(closing: Any) -> None:
-    """Close something that may be gone already, and do not wait for ever."""
+    """Close something that may already be gone, with a time limit."""
     try:
         async with asyncio.timeout(_CLOSE_S):
             await closing
@@ -303,5 +303,5 @@ async def _quietly(closing: Any) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of Playwright's message, without its method's name and the call log."""
+    """The first line of Playwright's message, without method name and call log."""
     return str(error).split("\n")[0].removeprefix("Page.goto: ")[:300]

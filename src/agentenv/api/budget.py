@@ -1,4 +1,4 @@
-"""How many calls a trajectory and a group have made of each tool. Pure: counts and answers."""
+"""Counts the calls of each tool made by a trajectory and by a group. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from agentenv.wire.toolserver import CallScope
 
 _MOST_KEPT: Final = 20_000
-"""Owners remembered; the one not heard of for longest is forgotten first."""
+"""Owners remembered; the least recently used one is forgotten first."""
 
 
 class Budgets:
@@ -19,7 +19,7 @@ class Budgets:
         self._groups: OrderedDict[str, Counter[str]] = OrderedDict()
 
     def spend(self, scope: CallScope, tool: str, *, per_trajectory: int | None, per_group: int | None) -> str | None:
-        """Count one call; or say, for the model to read, why it may not be made (nothing is counted then)."""
+        """Count one call; or return, for the model, why it may not be made (then nothing is counted)."""
         own = _of(self._trajectories, scope.trajectory)
         if per_trajectory is not None and own[tool] >= per_trajectory:
             return f"{tool} may be called {_times(per_trajectory)}: the limit is reached, continue without it"
@@ -32,13 +32,13 @@ class Budgets:
         return None
 
     def refund(self, scope: CallScope, tool: str) -> None:
-        """The call failed on our side: it does not count."""
+        """Do not count a call that failed on our side."""
         for kept, owner in ((self._trajectories, scope.trajectory), (self._groups, scope.group)):
             if owner in kept and kept[owner][tool] > 0:
                 kept[owner][tool] -= 1
 
     def ended(self, trajectory: str) -> None:
-        """The trajectory is over; its group's counts stay."""
+        """Forget the trajectory; its group's counts stay."""
         self._trajectories.pop(trajectory, None)
 
 

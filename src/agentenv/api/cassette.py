@@ -1,9 +1,8 @@
-"""What a group's rollouts asked the world and what it answered: one JSON-lines file per item.
+"""Recordings of a group's external calls and their answers: one JSON-lines file per item.
 
-Every rollout of a group gets the same answer to the same question, and so does every later run. Two that
-ask at once make one request. Stateful tools (a browser) are keyed by the whole chain of the
-trajectory's stateful calls: the snapshot after A, B is another question than the snapshot after A.
-Secrets are gone before anything comes here.
+Every rollout of a group, and of later runs, gets the same answer to the same request. Concurrent equal requests are
+made once. Stateful tools (a browser) are keyed by the whole chain of the trajectory's stateful calls: a snapshot
+after A, B differs from a snapshot after A. Secrets are removed before anything is recorded.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _NAME_CHARS: Final = 80
 
 
 class Recording(BaseModel):
-    """One answer as it is kept: what of a result belongs to the world, not to this run."""
+    """One recorded answer: the part of a result that is independent of the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,26 +35,26 @@ class Recording(BaseModel):
     tool: str
     arguments: dict[str, Any]
     after: str = ""
-    """The key of the stateful call before, for stateful tools."""
+    """For stateful tools, the key of the stateful call before."""
     exit_code: int = 0
     stderr: str = ""
     content: Any = None
     truncated: bool = False
     error: str = ""
-    """Of a call that the tool refused: the error's code. Only replays answer with it."""
+    """Error code of a call that the tool refused. Used in replays only."""
     message: str = ""
-    """What was said of the refusal."""
+    """Message of the refusal."""
     recorded_unix_s: float = 0.0
 
 
 def key_of(tool: str, arguments: Mapping[str, Any], after: str = "") -> str:
-    """The question's name: the same for the same tool, arguments (in any order) and history."""
+    """The key of a request: equal for the same tool, arguments (in any order) and history."""
     told = json.dumps([tool, arguments, after], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def file_name(item: str) -> str:
-    """A file name for any item id: readable, and never another item's."""
+    """A file name for any item id: readable, and unique to the item."""
     if not item:
         return f"{_UNGROUPED}.jsonl"
     digest = hashlib.sha256(item.encode("utf-8", "surrogatepass")).hexdigest()[:12]
@@ -63,10 +62,9 @@ def file_name(item: str) -> str:
 
 
 class Cassette:
-    """One item's recordings. Not for two threads; other processes may append to the same file.
+    """One item's recordings. Not thread-safe; other processes may append to the same file.
 
-    Raises (on making it):
-        InfraError: the file cannot be read, or a whole line of it is not a recording.
+    Raises (on creation): InfraError: the file cannot be read, or a complete line of it is not a recording.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,19 +80,20 @@ class Cassette:
 
     @property
     def asked_now(self) -> bool:
-        """Whether somebody is waiting for an answer."""
+        """Whether the request is being made now."""
         return bool(self._asked)
 
     def known(self, key: str) -> Recording | None:
-        """The recorded answer; None when there is none."""
+        """The recorded answer; None if there is none."""
         return self._known.get(key)
 
     def refusal(self, key: str) -> Recording | None:
-        """The recorded refusal; None when there is none."""
+        """The recorded refusal; None if there is none."""
         return self._refused.get(key)
 
     async def keep_refusal(self, recording: Recording) -> None:
-        """Add the first refusal of a question: the world said nothing yet, so whoever records asks again.
+        """Record the first refusal of a request. It is not an answer, so in recording mode the request is made
+        again.
 
         Raises: InfraError when the file cannot be written.
         """
@@ -102,8 +101,8 @@ class Cassette:
             await self._keep(recording)
 
     async def answer(self, key: str, ask: Callable[[], Awaitable[Recording | None]]) -> Recording | None:
-        """The recorded answer, or that of ``ask``, which is then recorded. Of those who come while one
-        asks, all wait for it; when it ends without an answer worth keeping (None), the next one asks.
+        """The recorded answer, or that of ``ask``, which is then recorded. Concurrent callers wait for the one that
+        asks; if it ends without an answer to keep (None), the next one asks.
 
         Raises: whatever ``ask`` raises, to its own caller only; InfraError when the file cannot be written.
         """
@@ -141,7 +140,7 @@ def _read(path: Path) -> list[Recording]:
     except OSError as error:
         raise InfraError(f"the cassette {path} cannot be read: {error}") from error
     found = []
-    for number, line in enumerate(lines[:-1], 1):  # what follows the last newline was being written at a crash
+    for number, line in enumerate(lines[:-1], 1):  # anything after the last newline was being written at a crash
         if not line:
             continue
         try:
@@ -155,7 +154,7 @@ def _read(path: Path) -> list[Recording]:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """One line, whole or not at all, whoever else appends; half a line left by a crash is cut off."""
+    """Append one line, completely or not at all, safe with other writers; half a line left by a crash is cut off."""
     with locked(path) as file:
         end = _whole_bytes(file)
         os.ftruncate(file, end)
@@ -169,7 +168,7 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def _whole_bytes(file: int) -> int:
-    """How many bytes of the file are whole lines."""
+    """Number of bytes of the file that are complete lines."""
     end = os.fstat(file).st_size
     while end > 0:
         begin = max(0, end - 65_536)

@@ -1,7 +1,8 @@
-"""The browser's only way out: a forward proxy on loopback that lets through what the allow list does.
+"""The browser's only route to the network: a forward proxy on loopback that enforces the allow list.
 
-A page may redirect, embed, fetch, or open a socket; the browser does all of it through here, names are resolved
-here, and only judged addresses are connected to. One request a connection: what is judged is what is sent.
+A page may redirect, embed, fetch, or open a socket; all of it goes through this proxy, names are resolved here, and
+only checked addresses are connected to. One request per connection: the request that is checked is the one that is
+sent.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _GONE: Final = (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError,
 
 
 class EgressProxy:
-    """An async context manager. ``url``, ``username`` and ``password`` are what a browser is given."""
+    """An async context manager. ``url``, ``username`` and ``password`` are given to the browser."""
 
     def __init__(self, allowed: AllowList) -> None:
         self._allowed = allowed
@@ -44,7 +45,7 @@ class EgressProxy:
 
     @property
     def url(self) -> str:
-        """Where it listens, once entered."""
+        """Its address, once entered."""
         assert self._server is not None
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
@@ -122,13 +123,13 @@ def _parsed(head: bytes) -> tuple[str, list[tuple[str, str]]]:
 
 
 def _destination(method: str, target: str) -> tuple[str, int, str]:
-    """Host, port, and the path to ask there for."""
+    """Host, port, and the path to request there."""
     url = parsed_url(f"https://{target}" if method == "CONNECT" else target)
     return url.raw_host or "", url.port or 0, url.raw_path_qs
 
 
 async def _connect(addresses: list[str], port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The first of the addresses that answers. Raises: OSError of the last."""
+    """Connect to the first of the addresses that answers. Raises: OSError of the last."""
     failure: Exception = OSError("no address")
     for address in addresses:
         try:
@@ -147,7 +148,7 @@ async def _one_request(
     up_reader: asyncio.StreamReader,
     up_writer: asyncio.StreamWriter,
 ) -> None:
-    """Send this request, its body and nothing more; bring home the answer until the server closes."""
+    """Forward this request, its body and nothing more; return the answer until the server closes."""
     kept = [f"{name}: {value}" for name, value in headers if name.lower() not in _HOP_BY_HOP]
     up_writer.write("\r\n".join((line, *kept, "Connection: close", "", "")).encode("latin-1"))
     length = next((value for name, value in headers if name.lower() == "content-length"), "0")

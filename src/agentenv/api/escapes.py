@@ -1,4 +1,4 @@
-"""Texts as they read once the escapes of URLs, JSON, HTML and source code are taken back."""
+"""Texts with the escapes of URLs, JSON, HTML and source code decoded."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 from typing import Final
 
 _X: Final = "[0-9a-fA-F]"
-_ESCAPE: Final = re.compile(  # begins with a set of characters, which is searched for quickly
+_ESCAPE: Final = re.compile(  # begins with a set of characters, which is quick to search for
     r"[%&\\](?:"
-    rf"(?<=%)[0-7]{_X}|(?<=%)[89a-fA-F]{_X}(?:%[89a-fA-F]{_X})*"  # what is not ASCII is several bytes
+    rf"(?<=%)[0-7]{_X}|(?<=%)[89a-fA-F]{_X}(?:%[89a-fA-F]{_X})*"  # a character that is not ASCII is several bytes
     rf"|(?<=&)(?:\#[0-9]{{1,7}};?|\#[xX]{_X}{{1,6}};?|[a-zA-Z][a-zA-Z0-9]{{1,30}};)"
     rf"|(?<=\\)(?:u[dD][89abAB]{_X}{_X}\\u[dD][c-fC-F]{_X}{_X}|u{_X}{{4}}|x{_X}{_X}|[^ux\s])"
     r")"
@@ -19,12 +19,12 @@ _CONTROLS: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
 class Reading:
-    """``text``, one layer of escapes less than ``of``, and where in there its parts stand."""
+    """``text``: ``of`` with one layer of escapes decoded, with the positions of its parts in ``of``."""
 
     def __init__(self, of: str) -> None:
         parts: list[str] = []
-        self._begins: list[int] = []  # in text, of what was escaped
-        self._escapes: list[tuple[int, int, int]] = []  # where that ends in text; from where to where it is in `of`
+        self._begins: list[int] = []  # in text, of a decoded escape
+        self._escapes: list[tuple[int, int, int]] = []  # end of it in text; start and end of it in `of`
         at = length = 0
         for found in _ESCAPE.finditer(of):
             begin, end = found.span()
@@ -42,7 +42,7 @@ class Reading:
         return bool(self._begins)
 
     def span(self, begin: int, end: int) -> tuple[int, int]:
-        """From where to where in ``of`` this part of the text is, which is not empty."""
+        """Start and end in ``of`` of this part of the text, which is not empty."""
         return self._place(begin)[0], self._place(end - 1)[1]
 
     def _place(self, at: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Fetching pages: only what the allow list lets through, redirects judged one by one, size and time bounded."""
+"""Fetches pages from allowed hosts only; each redirect is checked, size and time are bounded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEXTUAL: Final = ("json", "xml", "javascript", "yaml", "toml", "x-sh", "sql", "
 
 @dataclass(frozen=True)
 class Page:
-    """One answer. ``url`` is the last one of the redirects; ``truncated``: it went on after ``body``."""
+    """One response. ``url`` is the last one of the redirects; ``truncated``: there was more after ``body``."""
 
     url: str
     status: int
@@ -34,7 +34,7 @@ class Page:
 
     @property
     def textual(self) -> bool:
-        """Whether the body is something to read."""
+        """Whether the body is text."""
         kind = self.content_type
         return not kind or kind.startswith("text/") or any(each in kind for each in _TEXTUAL)
 
@@ -44,7 +44,7 @@ class Page:
         return self.content_type in ("text/html", "application/xhtml+xml")
 
     def text(self) -> str:
-        """The body, decoded as the server says or as UTF-8; what is not is U+FFFD."""
+        """The body, decoded as declared by the server or as UTF-8; invalid bytes become U+FFFD."""
         try:
             name = codecs.lookup(self.charset or "utf-8").name
         except LookupError:
@@ -53,7 +53,7 @@ class Page:
 
 
 class WebFetcher:
-    """An HTTP client under an allow list; an async context manager that keeps nothing for a trajectory."""
+    """An HTTP client under an allow list; an async context manager without state per trajectory."""
 
     def __init__(self, settings: NetworkSettings, allowed: AllowList) -> None:
         self._settings = settings
@@ -74,14 +74,14 @@ class WebFetcher:
             await self._session.close()
 
     async def ended(self, trajectory: str) -> None:
-        """Nothing is kept: no cookies, no cache."""
+        """Does nothing: there are no cookies and no cache."""
 
     async def fetch(self, url: str, method: Literal["GET", "HEAD"] = "GET") -> Page:
-        """Ask for a page, following redirects.
+        """Fetch a page, following redirects.
 
-        Raises:
-            InvalidArgumentsError: no http(s) URL. PolicyRefusalError: the host, its address, or a redirect's.
-            ToolFailure: it cannot be reached, breaks off, redirects without end, or takes too long.
+        Raises: InvalidArgumentsError: not an http(s) URL. PolicyRefusalError: the host, its address, or a
+        redirect's is not allowed. ToolFailure: it is unreachable, breaks off, redirects too often, or takes too
+        long.
         """
         target = self._allowed.judged(url)
         try:
@@ -98,7 +98,7 @@ class WebFetcher:
         raise ToolFailure(f"{url} redirects more than {self._settings.max_redirects} times", keep=True)
 
     async def _ask(self, url: URL, method: str) -> Page | URL:
-        """The page, or where it redirects to."""
+        """The page, or the URL it redirects to."""
         if self._session is None or self._session.closed:
             raise PoolClosedError("the tool server is closed")
         headers = {"User-Agent": self._settings.user_agent, "Accept": "text/html,*/*;q=0.8"}

@@ -1,4 +1,4 @@
-"""``tool_server_url = "inprocess"``: the tool server without a wire, as an ``ExternalTools``."""
+"""``tool_server_url = "inprocess"``: the tool server without HTTP, as an ``ExternalTools``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class InProcessTools:
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The server's tools for a catalog, also those that are not available."""
+        """The server's tools for a catalog, including those that are not available."""
         return tuple(remote_spec(tool) for tool in self.tools)
 
     async def call(self, scope: CallScope, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
-        """Run one call; cancelling ends it. Raises: InfraError as the tool or the server failed."""
+        """Run one call; cancelling this cancels it. Raises: InfraError when the tool or the server failed."""
         call_id = f"inprocess-{next(self._numbers)}"
         request = ToolCallRequest(
             id=call_id, scope=scope, tool=tool, arguments=dict(arguments), timeout_s=timeout_s, boot=self._server.boot
@@ -45,5 +45,5 @@ class InProcessTools:
         return settled(reply.result)
 
     async def ended(self, trajectory: str) -> None:
-        """Close what the tools hold for this trajectory."""
+        """Close the tools' state for this trajectory."""
         await self._server.ended(trajectory)

@@ -1,7 +1,7 @@
-"""What web tools may reach: an allow list of hosts, and no address that is not public unless it is named.
+"""Network access of web tools: an allow list of hosts, and only public addresses unless others are named.
 
-Names are judged before they are resolved, addresses after: a public name that points inside (or comes to,
-between two questions) leads nowhere, because only the addresses that were judged are connected to.
+Names are checked before they are resolved, addresses after. A public name that points to an internal address (or
+changes to one between two lookups) is useless, because only checked addresses are connected to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _WEB_PORTS: Final = (80, 443)
 HTTPS_PORT: Final = 443
-"""All a rule with credentials allows unless it says more: it is the model that writes http:// or https://."""
+"""The only port of a rule with credentials unless it names others: the model chooses between http:// and https://."""
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _NUMBER: Final = re.compile(r"\d+|0x[0-9a-f]*", re.IGNORECASE)
 _HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
@@ -43,18 +43,18 @@ class _Rule:
     ports_named: bool
 
     def names(self, host: str) -> bool:
-        """Whether this rule is for that name."""
+        """Whether this rule applies to that name."""
         if self.network is not None:
             return False
         return self.host in ("*", host) or (self.host.startswith("*.") and host.endswith(self.host[1:]))
 
     def may_send_to(self, url: URL) -> bool:
-        """Whether its headers may go there. Over http only to a port the operator named for it."""
+        """Whether its headers may be sent there. Over http only to a port the operator named for it."""
         return url.scheme == "https" or (self.ports_named and url.port != HTTPS_PORT)
 
 
 class AllowList:
-    """Judges hosts and addresses by the rules. Pure.
+    """Checks hosts and addresses against the rules. Pure.
 
     Raises:
         ConfigError: a rule's host is neither a name, a pattern nor an address, or its headers name a secret
@@ -68,18 +68,17 @@ class AllowList:
         return bool(self._rules)
 
     def judged(self, url: str) -> URL:
-        """The URL, if it may be asked for; whether its addresses may is judged when they are known.
+        """The URL, if its host is allowed; its addresses are checked when they are known.
 
-        Raises:
-            InvalidArgumentsError: it is no http or https URL.
-            PolicyRefusalError: its host or port is not on the list.
+        Raises: InvalidArgumentsError: it is not an http or https URL. PolicyRefusalError: its host or port is not
+        on the list.
         """
         parsed = parsed_url(url)
-        self.judge_host(parsed.raw_host or "", parsed.port or 0)  # parsed_url let only whole ones through
+        self.judge_host(parsed.raw_host or "", parsed.port or 0)  # parsed_url accepted only complete ones
         return parsed
 
     def judge_host(self, host: str, port: int) -> None:
-        """Raises PolicyRefusalError when this host and port are not on the list."""
+        """Raise PolicyRefusalError when this host and port are not on the list."""
         address = as_address(host)
         if address is not None:
             self.judge_address(address, port, any_name=False)
@@ -100,7 +99,8 @@ class AllowList:
             )
 
     def judge_address(self, address: Address, port: int, *, any_name: bool = True) -> None:
-        """``any_name``: a name that is on the list led here. Raises PolicyRefusalError."""
+        """Raise PolicyRefusalError when the address is not allowed. ``any_name``: a name that is on the list led
+        here."""
         real = _unwrapped(address)
         if any(rule.network is not None and real in rule.network and port in rule.ports for rule in self._rules):
             return
@@ -113,7 +113,7 @@ class AllowList:
         raise PolicyRefusalError(f"the address {real} is not on the tool server's allow list")
 
     def headers_for(self, url: URL) -> dict[str, str]:
-        """What the operator has sent along to this host: credentials the policy never sees. Over http they go only to
+        """Headers the operator sends to this host: credentials the policy never sees. Over http they go only to
         ports the operator named."""
         host, port = (url.raw_host or "").lower().rstrip("."), url.port
         address = as_address(host)
@@ -127,7 +127,7 @@ class AllowList:
     async def addresses(self, host: str, port: int) -> list[str]:
         """The addresses of a judged host that may be connected to.
 
-        Raises: PolicyRefusalError when it has none of them; OSError when it cannot be resolved.
+        Raises: PolicyRefusalError when it has no such address; OSError when it cannot be resolved.
         """
         self.judge_host(host, port)
         found = await GuardedResolver(self).resolve(host, port, socket.AF_UNSPEC)
@@ -143,7 +143,7 @@ class GuardedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        """As aiohttp asks. Raises: PolicyRefusalError when no address of the name may be connected to."""
+        """aiohttp's interface. Raises: PolicyRefusalError when no address of the name may be connected to."""
         found = await ThreadedResolver().resolve(host, port, family)
         kept: list[ResolveResult] = []
         refusal: PolicyRefusalError | None = None
@@ -158,7 +158,7 @@ class GuardedResolver(AbstractResolver):
         return kept
 
     async def close(self) -> None:
-        """Nothing is kept."""
+        """Does nothing."""
 
 
 def parsed_url(url: str) -> URL:
@@ -179,7 +179,7 @@ def parsed_url(url: str) -> URL:
 
 
 def as_address(host: str) -> Address | None:
-    """The address a host is written as; None when it is a name."""
+    """The IP address a host is written as; None for a name."""
     try:
         return ipaddress.ip_address(host.rstrip(".").strip("[]").partition("%")[0])
     except ValueError:
@@ -187,13 +187,13 @@ def as_address(host: str) -> Address | None:
 
 
 def ends_in_a_number(host: str) -> bool:
-    """Whether it would be read as an IPv4 address by some (``2130706433``, ``127.1``, ``0x7f.1``), and by
-    :func:`as_address` is not: no name's last part is a number."""
+    """Whether some software would read it as an IPv4 address (``2130706433``, ``127.1``, ``0x7f.1``) although
+    :func:`as_address` does not: the last part of a name is never a number."""
     return as_address(host) is None and _NUMBER.fullmatch(host.rpartition(".")[2]) is not None
 
 
 def _unwrapped(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 one, where that is what is reached."""
+    """The IPv4 address inside an IPv6 one, if that is the address reached."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped

@@ -1,7 +1,7 @@
-"""A web page as Markdown a model reads: the main part of it, links whole, machinery and navigation gone.
+"""Converts a web page to Markdown for a model: its main part with links, without scripts and navigation.
 
-``python -m agentenv.api.readable`` does it as a process: HTML on stdin, JSON on stdout. A page can be made to
-take minutes or gigabytes to parse; a process can be ended, and holds no secrets.
+``python -m agentenv.api.readable`` runs it as a process: HTML on stdin, JSON on stdout. A malicious page may take
+minutes or gigabytes to parse; a process can be killed, and has no secrets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MACHINERY: Final = (
 _AROUND: Final = ("nav", "header", "footer", "aside", "[role=navigation]", "[role=banner]", "[role=contentinfo]")
 _MAIN: Final = ("main", "[role=main]", "article")
 _LEAST_SHARE: Final = 0.25
-"""A <main> with less of the page's text than this is not what the page is about."""
+"""A <main> with a smaller share of the page's text is not its main part."""
 _MOST_CHARS: Final = 1_500_000
 _MOST_MEMORY_BYTES: Final = 1024**3
 _MOST_CPU_S: Final = 60
@@ -35,7 +35,7 @@ _GAPS: Final = re.compile(r"\n{3,}")
 
 @dataclass(frozen=True)
 class Readable:
-    """``truncated``: the page was longer than what is read of one."""
+    """``truncated``: the page exceeded the size limit for parsing."""
 
     title: str
     text: str
@@ -43,9 +43,9 @@ class Readable:
 
 
 def readable(html: str, url: str) -> Readable:
-    """The page's title and main text. Never raises for what a page holds; takes seconds for each MB."""
+    """The page's title and main text. Never raises, whatever the page contains; takes seconds per MB."""
     whole = html[:_MOST_CHARS].encode("utf-8", "replace").decode()
-    with warnings.catch_warnings(action="ignore"):  # it warns of pages that look like a file's name
+    with warnings.catch_warnings(action="ignore"):  # it warns about pages that look like a file name
         soup = BeautifulSoup(whole, "html.parser")
     title = soup.title.get_text(" ", strip=True) if soup.title else ""
     for part in soup.find_all(_MACHINERY):
@@ -64,7 +64,7 @@ def _main_part(soup: BeautifulSoup) -> Tag:
             return found[0]
     around = [part for part in whole.select(",".join(_AROUND)) if not part.find_parent("article")]
     rest_chars = all_chars - sum(len(part.get_text()) for part in around)
-    if rest_chars > 0:  # a page that is nothing but navigation is shown as that
+    if rest_chars > 0:  # a page with nothing but navigation is shown completely
         for part in around:
             if not part.decomposed:
                 part.decompose()
@@ -87,7 +87,7 @@ def _make_links_whole(soup: BeautifulSoup, url: str) -> None:
 def _markdown(part: Tag) -> str:
     try:
         text = MarkdownConverter(heading_style="ATX", bullets="-").convert_soup(part)
-    except RecursionError:  # nested a thousand deep: no structure worth keeping
+    except RecursionError:  # nested a thousand levels deep: no structure worth keeping
         text = part.get_text("\n")
     return _GAPS.sub("\n\n", _BLANK.sub("\n", text)).strip()
 

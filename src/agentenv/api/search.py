@@ -1,4 +1,4 @@
-"""``web_search`` over a provider of one's choice: SearXNG, Brave, Tavily, or any HTTP API that answers JSON."""
+"""``web_search`` with a configurable provider: SearXNG, Brave, Tavily, or any HTTP API that answers JSON."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MARKS: Final = re.compile(r"<[^>]{1,40}>")
 
 
 class SearchResult(BaseModel):
-    """One hit, plain text."""
+    """One result, plain text."""
 
     title: str
     url: str
@@ -56,10 +56,11 @@ class SearchResult(BaseModel):
 
 
 class SearchProvider(Protocol):
-    """Somebody who searches the web; bring your own to :class:`SearchTool`."""
+    """A web search provider; pass your own to :class:`SearchTool`."""
 
     async def search(self, query: str, count: int) -> list[SearchResult]:
-        """At most ``count`` hits, best first. Raises: InfraError when the provider fails: never the model's doing."""
+        """At most ``count`` results, best first. Raises: InfraError when the provider fails: never the model's
+        fault."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class _Busy:
 
 
 class HttpSearch:
-    """Asks a provider over HTTP; an async context manager. Tries again, briefly, when it is busy or cut off."""
+    """Queries a provider over HTTP; an async context manager. Retries briefly when the provider is busy or the
+    connection is cut."""
 
     def __init__(self, settings: SearchSettings, secrets: Secrets) -> None:
         dialect = settings.dialect or DIALECTS[settings.provider]
@@ -92,14 +94,13 @@ class HttpSearch:
             await self._session.close()
 
     async def ended(self, trajectory: str) -> None:
-        """Nothing is kept."""
+        """Does nothing: there is no state."""
 
     async def search(self, query: str, count: int) -> list[SearchResult]:
-        """At most ``count`` hits.
+        """At most ``count`` results.
 
-        Raises:
-            ConnectionLostError: the provider stayed out of reach or busy. InfraError: it refused us (the key, say),
-            or answered something else than was agreed.
+        Raises: ConnectionLostError: the provider stayed unreachable or busy. InfraError: it refused the request
+        (its key, say), or its answer has an unexpected form.
         """
         failure = ""
         for attempt in range(_TRIES):
@@ -117,7 +118,7 @@ class HttpSearch:
         raise ConnectionLostError(f"the search provider {self._name} failed {_TRIES} times: {failure}")
 
     async def _ask(self, query: str, count: int) -> list[SearchResult] | _Busy:
-        """The hits, or that it may be asked again."""
+        """The results, or a sign that the request may be repeated."""
         if self._session is None or self._session.closed:
             raise PoolClosedError("the tool server is closed")
         dialect = self._dialect
@@ -140,7 +141,7 @@ class HttpSearch:
 
 
 class SearchTool:
-    """``web_search`` over a provider; without one it refuses, and says so."""
+    """``web_search`` over a provider; without a provider every call is refused with the reason."""
 
     def __init__(self, provider: SearchProvider | None) -> None:
         self._provider = provider
@@ -168,7 +169,7 @@ class SearchTool:
 
 
 def _endpoint(settings: SearchSettings) -> str:
-    """The given url; a bare SearXNG address gets its /search."""
+    """The given URL; a bare SearXNG address gets its /search."""
     url = settings.url or ""
     if settings.provider == "searxng" and not url.rstrip("/").endswith("/search"):
         return url.rstrip("/") + "/search"
@@ -193,5 +194,5 @@ def _hit(entry: Mapping[str, Any], dialect: SearchDialect) -> SearchResult:
 
 
 def _plain(value: Any) -> str:
-    """Text without the marks some providers put around what matched."""
+    """Text without the highlighting marks of some providers."""
     return html.unescape(_MARKS.sub("", str(value or ""))).strip()

@@ -1,4 +1,4 @@
-"""Secrets by name, and a redactor that lets none of their values out."""
+"""Secrets by name, and a redactor that removes their values from texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentenv.api.escapes import Reading
 from agentenv.errors import ConfigError
 
 _SHORTEST: Final = 6
-"""A shorter value would be found in half of all texts, and guessed from where it was removed."""
+"""A shorter value would occur in many texts, and could be guessed from where it was removed."""
 _ESCAPED_OVER: Final = 3
 _URLSAFE: Final = str.maketrans("+/", "-_")
 
@@ -47,7 +47,7 @@ class Secrets:
         return self._values[name]
 
     def chosen(self, names: Iterable[str]) -> dict[str, str]:
-        """Those values, by name."""
+        """These secrets, by name."""
         return {name: self.value(name) for name in names}
 
 
@@ -60,9 +60,9 @@ def read_secret(name: str, path: Path) -> str:
 
 
 class Redactor:
-    """Replaces the values of secrets by ``[secret:name]``, also where they are escaped for a URL, JSON, HTML or source
-    code (up to three times over, all or some of their characters), in base64 (alone or within something longer), in
-    hexadecimal or backwards."""
+    """Replaces the values of secrets by ``[secret:name]``, also when they are escaped for a URL, JSON, HTML or
+    source code (up to three times over, all or some of their characters), in base64 (alone or within something
+    longer), in hexadecimal or backwards."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._names: dict[str, str] = {}
@@ -74,7 +74,7 @@ class Redactor:
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def text(self, text: str) -> str:
-        """``text`` without any secret's value."""
+        """``text`` without the value of any secret."""
         if self._pattern is None:
             return text
         spans = list(self._found(text))
@@ -90,7 +90,7 @@ class Redactor:
         return _replaced(text, spans)
 
     def _found(self, text: str) -> Iterator[tuple[int, int, str]]:
-        """From where to where which secret stands."""
+        """Spans of secrets, with their names."""
         assert self._pattern is not None
         for found in self._pattern.finditer(text):
             yield *found.span(), self._names[found.group()]
@@ -99,7 +99,7 @@ class Redactor:
                 yield *found.span(), name
 
     def value(self, value: Any) -> Any:
-        """A JSON value without any secret's value, in keys neither."""
+        """A JSON value without the value of any secret, in keys as well."""
         if self._pattern is None:
             return value
         if isinstance(value, str):
@@ -115,7 +115,7 @@ class Redactor:
 
 
 def _replaced(text: str, spans: list[tuple[int, int, str]]) -> str:
-    """Spans that overlap are one, of the first's name."""
+    """Overlapping spans are merged, under the first one's name."""
     parts: list[str] = []
     at = 0
     for begin, end, name in sorted(spans, key=lambda span: (span[0], -span[1])):
@@ -126,18 +126,18 @@ def _replaced(text: str, spans: list[tuple[int, int, str]]) -> str:
 
 
 def _forms(value: str) -> set[str]:
-    """What is escaped character by character is none: it is found by reading a text without its escapes."""
+    """Without forms that are escaped character by character: these are found by decoding the text."""
     return {value, value[::-1], value.replace(" ", "+"), *_in_base64(value.encode())}
 
 
 def _hex_pattern(value: str) -> re.Pattern[str]:
-    """Upper or lower case, with or without something between the bytes."""
+    """Upper or lower case, with or without separators between the bytes."""
     digits = value.encode().hex("-").replace("-", r"[:\s-]?")
     return re.compile(re.sub("(?<![\\\\])[a-f]", lambda found: f"[{found[0]}{found[0].upper()}]", digits))
 
 
 def _in_base64(raw: bytes) -> set[str]:
-    """As a whole, and the characters that are this value's alone where it stands within something longer."""
+    """As a whole, and the characters that depend on this value alone when it is inside something longer."""
     whole = base64.b64encode(raw).decode()
     found = {whole, whole.rstrip("=")}
     for before in range(3):

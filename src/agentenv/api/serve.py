@@ -1,4 +1,5 @@
-"""A tool server behind a socket: uvicorn without its signal handlers, so that who opened it decides when it ends."""
+"""Serves a tool server with uvicorn, without uvicorn's signal handlers: the code that opened it decides when it
+ends."""
 
 from __future__ import annotations
 
@@ -23,19 +24,19 @@ class _Uvicorn(uvicorn.Server):
         self.up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does it, and says when it is done."""
+        """As in uvicorn, and signals that it is done."""
         await super().startup(sockets)
         self.up.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None: the command line (or the test) unwinds us."""
+        """Does nothing: the command line (or the test) handles signals."""
         yield
 
 
 @contextlib.asynccontextmanager
 async def served(server: ToolServer, token: str, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serve an open tool server; yields its URL. Port 0: a free one. Leaving stops serving, not the server.
+    """Serve an open tool server; yields its URL. Port 0: any free one. Leaving stops serving, not the server.
 
     Raises: ConfigError when it cannot listen there.
     """
@@ -60,7 +61,7 @@ async def served(server: ToolServer, token: str, *, host: str = "127.0.0.1", por
             yield _url(host, listening.getsockname()[1])
         finally:
             running.should_exit = True
-            server.send_away()  # or their requests would be cut off, after a while, with a 500
+            server.send_away()  # otherwise their requests would be cut off after a while with a 500
             await asyncio.wait({task})
     finally:
         listening.close()
@@ -68,7 +69,7 @@ async def served(server: ToolServer, token: str, *, host: str = "127.0.0.1", por
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is said: asyncio turns Nagle's delay (40 ms a call) off only where it sees TCP.
+    # The protocol is named: asyncio turns off Nagle's delay (40 ms a call) only for TCP.
     opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

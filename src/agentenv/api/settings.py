@@ -1,4 +1,4 @@
-"""What a tool server is, frozen; read from a TOML file (docs/tool-server.md has one with every field)."""
+"""Settings of a tool server, frozen; read from a TOML file (docs/tool-server.md has one with every field)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class SecretSource(Settings):
-    """Where a secret's value is: in a file, or in an environment variable. Never in the settings."""
+    """Location of a secret's value: a file, or an environment variable. Never the settings themselves."""
 
     file: Path | None = None
     env: str | None = None
@@ -28,7 +28,7 @@ class SecretSource(Settings):
 
 
 class ToolLimits(Settings):
-    """Another limit than the tool's own, each where set."""
+    """Limits that replace the tool's own, where set."""
 
     timeout_s: Seconds | None = None
     concurrent: Count | None = None
@@ -52,20 +52,20 @@ class AllowRule(Settings):
 
 
 class NetworkSettings(Settings):
-    """What ``http_fetch``, ``web_extract`` and the browser may reach, and how much they bring home."""
+    """Hosts that ``http_fetch``, ``web_extract`` and the browser may reach, and limits on what they return."""
 
     allow: tuple[AllowRule, ...] = ()
     max_bytes: Annotated[int, Field(ge=1024, le=256 * 1024 * 1024)] = 5 * 1024 * 1024
-    """Of one page, decompressed; the rest is left and said to be missing."""
+    """Maximum size of one page, decompressed; the rest is dropped and reported as missing."""
     timeout_s: Seconds = 20.0
     max_redirects: Annotated[int, Field(ge=0, le=20)] = 5
     user_agent: str = "Mozilla/5.0 (compatible; agentenv-tool-server)"
 
 
 class SearchDialect(Settings):
-    """How a search provider is asked over HTTP, and where in its JSON answer the results are.
+    """How to query a search provider over HTTP, and where the results are in its JSON answer.
 
-    ``results`` is a path of keys parted by dots. ``key_header`` is a header's text with ``{key}`` in it.
+    ``results`` is a path of keys separated by dots. ``key_header`` is a header's text with ``{key}`` in it.
     """
 
     url: str
@@ -73,9 +73,9 @@ class SearchDialect(Settings):
     query_field: str = "q"
     count_field: str | None = None
     most: Count = 20
-    """The most results one answer can have."""
+    """Maximum number of results in one answer."""
     fields: dict[str, str] = Field(default_factory=dict)
-    """Sent with every request."""
+    """Fields sent with every request."""
     key_header: tuple[str, str] | None = None
     results: str = "results"
     title: str = "title"
@@ -84,7 +84,7 @@ class SearchDialect(Settings):
 
 
 class SearchSettings(Settings):
-    """Who searches the web. ``key`` names a secret; ``url`` replaces the provider's own (SearXNG has none)."""
+    """The search provider. ``key`` names a secret; ``url`` replaces the provider's own (SearXNG has none)."""
 
     provider: Literal["searxng", "brave", "tavily", "custom"]
     url: str | None = None
@@ -108,15 +108,15 @@ class BrowserSettings(Settings):
     enabled: bool = True
     executable: Path | None = None
     sandbox: bool = True
-    """Chromium's own, which cannot start for root (and is off then). False: also off for others, by name."""
+    """Chromium's own sandbox, which does not work for root (and is off then). False: off for other users too."""
     max_contexts: Count = 16
-    """Trajectories with a page at once; further ones fail typed (infra) instead of waiting."""
+    """Maximum number of trajectories with a page at once; others fail with an InfraError instead of waiting."""
     navigation_timeout_s: Seconds = 30.0
 
 
 class CassetteSettings(Settings):
-    """``record``: what a group's cassette has is answered from it, what it has not is asked and added.
-    ``replay``: what it has not is refused; nothing is reached. ``off``: neither."""
+    """``record``: answers come from the group's cassette; missing ones are requested and recorded. ``replay``:
+    missing ones are refused, and nothing is reached. ``off``: neither."""
 
     mode: Literal["off", "record", "replay"] = "off"
     directory: Path | None = None
@@ -129,10 +129,10 @@ class CassetteSettings(Settings):
 
 
 class ToolServerSettings(Settings):
-    """A whole tool server."""
+    """Settings of a whole tool server."""
 
     modules: tuple[str, ...] = ()
-    """Python modules whose tools are served too: dotted names, or paths of files."""
+    """Python modules with additional tools: dotted names, or paths of files."""
     builtin_tools: bool = True
     """Serve the shipped tools (web, browser, http_fetch) as well."""
     secrets: dict[str, SecretSource] = Field(default_factory=dict)
@@ -141,15 +141,15 @@ class ToolServerSettings(Settings):
     browser: BrowserSettings = BrowserSettings()
     cassettes: CassetteSettings = CassetteSettings()
     limits: dict[str, ToolLimits] = Field(default_factory=dict)
-    """By tool."""
+    """Limits by tool."""
     audit_log: Path | None = None
     max_result_bytes: Annotated[int, Field(ge=1024, le=16 * 1024 * 1024)] = 256 * 1024
     trajectory_idle_s: Seconds = 3600.0
-    """What a trajectory holds is given up when it has not been heard of for this long."""
+    """The state of a trajectory is dropped when there was no request for it for this long."""
 
     @classmethod
     def from_file(cls, path: Path) -> ToolServerSettings:
-        """Read TOML; relative paths in it are taken from the file's directory. Raises: ConfigError."""
+        """Read a TOML file; its relative paths are relative to its directory. Raises: ConfigError."""
         try:
             read = tomllib.loads(path.read_text())
         except (OSError, ValueError) as error:
@@ -161,7 +161,7 @@ class ToolServerSettings(Settings):
         return settings.below(path.resolve().parent)
 
     def below(self, directory: Path) -> ToolServerSettings:
-        """The same with every relative path taken from ``directory``."""
+        """A copy with every relative path taken from ``directory``."""
 
         def at(path: Path | None) -> Path | None:
             return None if path is None else directory / path
@@ -173,7 +173,7 @@ class ToolServerSettings(Settings):
         return self.model_copy(update=changed)
 
     def secret_values(self) -> dict[str, str]:
-        """Every declared secret, read now. Raises ConfigError naming the one that cannot be had."""
+        """Read every declared secret now. Raises ConfigError naming the one that cannot be read."""
         from agentenv.api.secrets import read_secret
 
         found: dict[str, str] = {}

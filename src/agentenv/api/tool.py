@@ -1,4 +1,4 @@
-"""What an external tool is: a typed coroutine function with a decorator.
+"""External tools: typed coroutine functions with a decorator.
 
     @tool(timeout_s=10, secrets=("records_key",))
     async def record_lookup(
@@ -7,8 +7,8 @@
         '''Look a record up.'''
         ...
 
-The schema a model sees comes from the signature, by pydantic; the docstring is the description. A
-parameter annotated :class:`ToolRun` is not the model's: it is given who asks, and the tool's secrets.
+The schema a model sees comes from the signature, by pydantic; the docstring is the description. A parameter
+annotated :class:`ToolRun` is not visible to the model: it receives the caller's identity and the tool's secrets.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_
 
 
 class ToolFailure(Exception):
-    """The tool did what it could and it did not work out there: a page that is gone, a host that is silent.
+    """The tool worked, but the outside world did not: a missing page, a silent host.
 
-    Data for the model (exit code 1, the message as stderr), not a fault. ``keep``: the world's settled
-    answer, to be recorded in a cassette as any result is; a passing failure (a timeout) is not kept.
+    Data for the model (exit code 1, the message as stderr), not a fault. ``keep``: record this answer in a cassette
+    like any result, because it is final; a transient failure (a timeout) is not recorded.
     """
 
     def __init__(self, message: str, *, keep: bool = False) -> None:
@@ -43,7 +43,7 @@ class ToolFailure(Exception):
 
 @dataclass(frozen=True)
 class ToolRun:
-    """What a running tool is told besides its arguments. ``secrets`` holds those its decorator names."""
+    """Context of a running tool call besides its arguments. ``secrets`` holds those named by the decorator."""
 
     scope: CallScope
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -51,13 +51,13 @@ class ToolRun:
 
 @dataclass(frozen=True)
 class ExternalTool:
-    """One tool of a tool server. Calling it calls the function, so a tool can be tested as one.
+    """One tool of a tool server. Calling it calls the function, so it can be tested like one.
 
-    ``run`` returns what JSON can say, or a pydantic model. ``concurrent`` bounds how many calls run at
-    once, ``per_trajectory`` and ``per_group`` how many are made at all (None: as many as they like).
-    ``stateful``: it keeps something for the trajectory (``ended`` closes it), so a result depends on
-    the trajectory's earlier stateful calls. ``repeatable``: running it twice does no harm.
-    ``recorded``: its results belong into cassettes. ``unavailable``: why it would refuse every call.
+    ``run`` returns a JSON value or a pydantic model. ``concurrent`` bounds how many calls run at once,
+    ``per_trajectory`` and ``per_group`` how many are made in total (None: no limit). ``stateful``: it keeps state
+    for the trajectory (closed by ``ended``), so a result depends on earlier stateful calls. ``repeatable``: running
+    it twice is harmless. ``recorded``: its results are recorded in cassettes. ``unavailable``: why it refuses every
+    call.
     """
 
     spec: ToolSpec
@@ -72,15 +72,15 @@ class ExternalTool:
     recorded: bool = True
     unavailable: str = ""
     wants_run: str | None = None
-    """The name of the parameter that takes the :class:`ToolRun`."""
+    """Name of the parameter that takes the :class:`ToolRun`."""
 
     @property
     def name(self) -> str:
-        """As the model calls it."""
+        """Its name for the model."""
         return self.spec.name
 
     async def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function itself."""
+        """Call the function itself."""
         return await self.run(*args, **kwargs)
 
 
@@ -96,7 +96,7 @@ def tool(
     repeatable: bool = False,
     recorded: bool = True,
 ) -> Callable[[Callable[..., Awaitable[Any]]], ExternalTool]:
-    """Make a tool of a coroutine function. ``name`` and ``description`` are the function's own by default.
+    """Make a coroutine function a tool. ``name`` and ``description`` are the function's own by default.
 
     Raises:
         ConfigError: it is not ``async``, has no description, takes arguments by position only, or a
@@ -123,7 +123,7 @@ def tool(
 def external_tool(
     function: Callable[..., Awaitable[Any]], *, name: str = "", description: str = "", **fields: Any
 ) -> ExternalTool:
-    """As :func:`tool`, for a function (or bound method) at hand; ``fields`` are ExternalTool's."""
+    """As :func:`tool`, for an existing function (or bound method); ``fields`` are ExternalTool's."""
     called = name or getattr(function, "__name__", "")
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The tool server's HTTP face: a FastAPI application. Types are in :mod:`agentenv.wire.toolserver`."""
+"""HTTP interface of the tool server: a FastAPI application. Types are in :mod:`agentenv.wire.toolserver`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _HOW_TO_ASK = "send the header Authorization: Bearer TOKEN, with the token of th
 
 
 def tool_app(server: ToolServer, token: str) -> FastAPI:
-    """The application over an open server. Its schema pages are off: they would need no token."""
+    """The application over an open server. Its schema pages are disabled, because they would be public."""
     app = FastAPI(title="agentenv tool server", openapi_url=None, docs_url=None, redoc_url=None)
     app.middleware("http")(_guard(token))
     app.add_exception_handler(HTTPException, _not_here)
@@ -52,7 +52,7 @@ def tool_app(server: ToolServer, token: str) -> FastAPI:
 
 def _guard(token: str) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        # The path that is routed by: Starlette before 1.10 makes url.path out of the Host header.
+        # The path used for routing: Starlette before 1.10 builds url.path from the Host header.
         if request.scope["path"] != "/health" and not authorized(request.headers.get("authorization"), token):
             return _refused(401, "unauthorized", "the token is missing or wrong", _HOW_TO_ASK)
         return await call_next(request)
@@ -61,7 +61,7 @@ def _guard(token: str) -> Callable[[Request, Callable[[Request], Awaitable[Respo
 
 
 async def _answered(request: Request, kind: type[T], act: Callable[[T], Awaitable[Any]]) -> Response:
-    """Read a ``kind``, act on it, say the result (an empty object for None)."""
+    """Read a ``kind``, act on it, send the result (an empty object for None)."""
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk

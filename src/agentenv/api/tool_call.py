@@ -1,4 +1,4 @@
-"""One call of an external tool: checked, counted, answered from a cassette or run, redacted, written down."""
+"""One call of an external tool: checked, counted, answered from a cassette or run, redacted, logged."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _anything: Final = TypeAdapter(Any)
 
 @dataclass
 class TrajectoryState:
-    """What stateful tools leave behind: ``chain`` names everything they did so far; ``skipped`` are the
-    calls that a cassette answered, which must be made before the next one can be made for real."""
+    """State of a trajectory's stateful tools: ``chain`` identifies everything they did so far; ``skipped`` are the
+    calls answered by a cassette, which must be made before the next real one."""
 
     stateful: bool = False
     chain: str = ""
@@ -44,7 +44,7 @@ class TrajectoryState:
 
 @dataclass
 class _Prepared:
-    """A call whose arguments fit. ``asked`` are the arguments as JSON, defaults filled in, secrets gone."""
+    """A call with valid arguments. ``asked`` are the arguments as JSON, with defaults, without secrets."""
 
     request: ToolCallRequest
     tool: ExternalTool
@@ -57,7 +57,7 @@ class _Prepared:
 
 
 class CallRunner:
-    """Runs calls; its results never raise but for cancellation, and hold no secret's value."""
+    """Runs calls; never raises except for cancellation, and results hold no secret's value."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class CallRunner:
         self._loading = asyncio.Lock()
 
     async def run(self, request: ToolCallRequest, state: TrajectoryState) -> CallResult:
-        """What became of the call. Cancelling ends it."""
+        """The result of the call. Cancelling this cancels it."""
         redactor = self._secrets.redactor
         asked: Any = redactor.value(request.arguments)
         source = "refused"
@@ -112,7 +112,7 @@ class CallRunner:
             raise PolicyRefusalError(refusal)
 
     async def _settled(self, call: _Prepared) -> CallResult:
-        """The result, whatever the tool did; what failed on our side is given back to the budget."""
+        """The result, whatever the tool did; a failure on our side is refunded to the budget."""
         try:
             if not call.tool.stateful:
                 return await self._answered(call)
@@ -156,7 +156,7 @@ class CallRunner:
                 call.state.skipped.append((call.tool, call.arguments))
         if made:
             return made[0]
-        assert recording is not None  # nothing was made, so it was known
+        assert recording is not None  # no request was made, so it was known
         call.source = "cassette"
         return CallResult(
             id=call.request.id,
@@ -196,7 +196,7 @@ class CallRunner:
     # -- for real ----------------------------------------------------------------------------------
 
     async def _live(self, call: _Prepared) -> tuple[CallResult, bool]:
-        """Run it; the result, and whether that is worth keeping."""
+        """Run it; returns the result, and whether to record it."""
         if call.tool.unavailable:
             raise PolicyRefusalError(f"{call.tool.name} cannot be used here: {call.tool.unavailable}")
         waited_since = time.monotonic()
@@ -208,7 +208,7 @@ class CallRunner:
             return await self._outcome(call, min(call.request.timeout_s, call.tool.timeout_s))
 
     async def _catch_up(self, call: _Prepared) -> None:
-        """Make the calls that a cassette had answered, so that the tool is where the trajectory believes it is."""
+        """Make the calls that a cassette had answered, so that the tool is in the state the trajectory expects."""
         skipped, call.state.skipped = call.state.skipped, []
         for tool, arguments in skipped:
             earlier = _Prepared(call.request, tool, arguments, {}, call.state, began_at=time.monotonic())
@@ -228,7 +228,7 @@ class CallRunner:
             raise
         except Exception as error:
             raise self._broken(call, error) from error
-        # Without secrets before it is cut: half a secret is not recognized as one.
+        # Redacted before it is cut: half a secret is not recognised.
         content, cut = _fitted(self._secrets.redactor.value(returned), self._settings.max_result_bytes)
         return self._result(call, exit_code=0, content=content, truncated=cut), True
 
@@ -243,14 +243,15 @@ class CallRunner:
         return CallResult(id=call.request.id, queue_s=call.queue_s, duration_s=duration_s, **fields)
 
     def _broken(self, call: _Prepared, error: Exception) -> InfraError:
-        """A tool that raised what it should not: ours, never the model's. The log has the place, without secrets."""
+        """A tool that raised an unexpected exception: our fault, never the model's. The log has the location,
+        without secrets."""
         told = "".join(traceback.format_exception(error))
         logger.error("tool %s failed:\n%s", call.tool.name, self._secrets.redactor.text(told))
         return InfraError(f"the tool {call.tool.name} failed: {type(error).__name__}: {error}")
 
 
 def _not_replayed(tool: str, refused: Recording | None) -> AgentEnvError:
-    """The refusal as it was recorded, else that there is nothing recorded."""
+    """The refusal as recorded, otherwise that there is no recording."""
     if refused is None:
         return PolicyRefusalError(
             f"this run has no network: {tool} only replays recorded calls, and this one was not recorded"
@@ -269,7 +270,7 @@ def _redacted(result: CallResult, redactor: Any) -> CallResult:
 
 
 def _fitted(content: Any, limit_bytes: int) -> tuple[Any, bool]:
-    """The content in at most about ``limit_bytes`` of JSON, and whether something was cut off its end."""
+    """The content in at most about ``limit_bytes`` of JSON, and whether its end was cut off."""
     raw = json.dumps(content, ensure_ascii=False).encode("utf-8", "surrogatepass")
     if not _is_utf8(raw):  # half a surrogate pair, which no answer could carry
         content = json.loads(raw.decode("utf-8", "replace"))

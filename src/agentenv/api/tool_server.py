@@ -1,6 +1,6 @@
-"""The tool server itself, without a wire: takes requests, remembers replies, runs tools.
+"""The tool server itself, without HTTP: takes requests, remembers replies, runs tools.
 
-What it does with one call is in :mod:`agentenv.api.tool_call`; HTTP is in :mod:`agentenv.api.tool_app`.
+The handling of one call is in :mod:`agentenv.api.tool_call`; HTTP is in :mod:`agentenv.api.tool_app`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from agentenv.wire.toolserver import ToolCallReply, ToolCallRequest, ToolDescrip
 logger = logging.getLogger(__name__)
 
 _MOST_REPLIES: Final = 256
-"""Finished calls remembered of one trajectory; clients tell which replies have arrived long before."""
+"""Finished calls remembered per trajectory; clients acknowledge replies long before."""
 
 
 class Resource(Protocol):
-    """Something tools share (a browser, an HTTP session), open as long as the server is."""
+    """A resource shared by tools (a browser, an HTTP session), open as long as the server."""
 
     async def __aenter__(self) -> object:
-        """Open it, or get ready to."""
+        """Open it, or prepare to."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -45,12 +45,12 @@ class Resource(Protocol):
         """Close it."""
 
     async def ended(self, trajectory: str) -> None:
-        """Close what it holds for that trajectory. Repeatable."""
+        """Close its state for that trajectory. Repeatable."""
 
 
 @dataclass
 class _Held:
-    """What the server has of one trajectory."""
+    """The server's state of one trajectory."""
 
     state: TrajectoryState = field(default_factory=TrajectoryState)
     runs: OrderedDict[str, asyncio.Task[CallResult]] = field(default_factory=OrderedDict)
@@ -65,7 +65,7 @@ class ToolServer:
     """Runs external tools; an async context manager that opens and closes its ``resources``.
 
     Raises:
-        ConfigError: two tools have one name, a limit is for a tool that is not there, or a tool needs a
+        ConfigError: two tools have one name, a limit names an unknown tool, or a tool needs a
             secret that is not declared.
     """
 
@@ -124,7 +124,7 @@ class ToolServer:
         await self._stack.aclose()
 
     def describe(self) -> ToolList:
-        """What there is to call."""
+        """Descriptions of all tools."""
         tools = tuple(
             ToolDescription(
                 name=tool.name,
@@ -142,14 +142,13 @@ class ToolServer:
         return "" if replayed else tool.unavailable
 
     async def call(self, request: ToolCallRequest) -> ToolCallReply:
-        """Run this call, or wait on for the one of this id, at most ``request.wait_s``.
+        """Run this call, or keep waiting for the one with this id, at most ``request.wait_s``.
 
-        Cancelling this does not end the call (:meth:`cancel` does). What a tool does, and what is wrong
-        with a call, is in the result.
+        Cancelling this does not cancel the call (:meth:`cancel` does). Failures of a tool, and errors in a call,
+        are reported in the result.
 
-        Raises:
-            CallLostError: the call may have run in an earlier server, or needs state that one had.
-            PoolClosedError: the server is closed.
+        Raises: CallLostError: the call may have run in an earlier server, or needs state that one had.
+        PoolClosedError: the server is closed.
         """
         if self._runner is None:
             raise PoolClosedError("the tool server is closed")
@@ -173,19 +172,19 @@ class ToolServer:
         return ToolCallReply(boot=self.boot, result=result, stateful=held.state.stateful)
 
     def send_away(self) -> None:
-        """Whoever waits in :meth:`call` is answered now: the call still runs, ask again."""
+        """Answer every waiting :meth:`call` now: the call still runs, ask again."""
         if self._runner is not None:
             self._told_off.set_result(None)
             self._told_off = asyncio.get_running_loop().create_future()
 
     async def cancel(self, trajectory: str, ids: Iterable[str]) -> None:
-        """End these calls of the trajectory; what is not running is no error."""
+        """Cancel these calls of the trajectory; calls that are not running are ignored."""
         held = self._trajectories.get(trajectory)
         tasks = {held.runs[call_id] for call_id in ids if call_id in held.runs} if held else set()
         await _end(tasks)
 
     async def ended(self, trajectory: str) -> None:
-        """End its calls, close what tools hold for it, forget its replies. Repeatable."""
+        """Cancel the trajectory's calls, close its state in tools, forget its replies. Repeatable."""
         held = self._trajectories.pop(trajectory, None)
         if held is not None:
             await _end(held.runs.values())

@@ -23,7 +23,7 @@ Limit = Annotated[int, Field(ge=1, le=100_000, description="Maximum number of ch
 
 
 class WebText(BaseModel):
-    """What both tools answer. ``next_offset``: where to read on, when there is more."""
+    """Reply of both tools. ``next_offset``: where to continue, if there is more."""
 
     url: str
     status: int
@@ -33,14 +33,14 @@ class WebText(BaseModel):
     total_chars: int
     next_offset: int | None = None
     truncated: bool = False
-    """The page itself was longer than what is fetched of one."""
+    """The page itself exceeded the size limit for fetching."""
 
 
 class WebTools:
-    """The tools over one fetcher. ``unavailable`` says why they refuse, when they do.
+    """The tools over one fetcher. ``unavailable``: why they refuse calls; empty if they do not.
 
-    ``redact`` takes secrets out of a whole text before a part of it is returned: a page may say what it was
-    sent, and who chooses the parts could have a secret cut in two that nobody recognizes then.
+    ``redact`` removes secrets from a whole text before a part of it is returned: a page may echo a secret, and a
+    choice of parts could split it so that it is not recognised.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class WebTools:
         self._unavailable = unavailable
 
     def tools(self) -> tuple[ExternalTool, ...]:
-        """Both."""
+        """Both tools."""
         return tuple(
             external_tool(
                 function, name=name, timeout_s=60.0, concurrent=16, repeatable=True, unavailable=self._unavailable
@@ -93,7 +93,7 @@ class WebTools:
 
 
 async def _read_apart(page: Page) -> Readable:
-    """The readable part of the page, found by a process of its own, which ends whatever the page does to it."""
+    """The readable part of the page, extracted by a separate process, which is ended whatever the page does to it."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",

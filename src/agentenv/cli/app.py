@@ -1,4 +1,4 @@
-"""The typer application: what verbs there are, and the options that belong to none of them."""
+"""The typer application: the verbs, and the options that belong to none of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     name="agentenv",
     no_args_is_help=True,
     rich_markup_mode="rich",
-    pretty_exceptions_enable=False,  # our own errors are presented; the rest deserves a plain traceback
+    pretty_exceptions_enable=False,  # our own errors are presented; all others get a plain traceback
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=WAYS_TO_END,
 )
@@ -51,11 +51,11 @@ def root(
 ) -> None:
     """A farm of sandbox slots for reinforcement learning of LLM agents.
 
-    Start with [bold]agentenv doctor[/bold]: what works on this machine, what is weaker, how to cure it.
-    Then [bold]agentenv exec -- uname -a[/bold]: one command in a fresh slot.
+    Start with [bold]agentenv doctor[/bold]: what works on this machine, what is weaker, and how to fix it. Then
+    [bold]agentenv exec -- uname -a[/bold]: one command in a fresh slot.
 
-    [bold]agentenv up[/bold] keeps a farm for others; [bold]status[/bold], [bold]slots[/bold] and [bold]logs[/bold]
-    look at it, [bold]down[/bold] ends it, here or on a Nomad cluster (--backend nomad).
+    [bold]agentenv up[/bold] runs a farm for others; [bold]status[/bold], [bold]slots[/bold] and [bold]logs[/bold]
+    inspect it, [bold]down[/bold] ends it, here or on a Nomad cluster (--backend nomad).
     """
     for_every_verb(context, backend)
 

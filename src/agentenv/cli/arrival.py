@@ -1,4 +1,4 @@
-"""Waiting for a farm's containers, with a bar that shows it."""
+"""Waits for a farm's containers, showing a progress bar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentenv.slots.backends.base import ContainerEvent, ContainerGone, Containe
 
 
 class Arrival:
-    """Containers as they come to serve, with a bar that shows it; a context manager."""
+    """Waits for containers to become ready, with a progress bar; a context manager."""
 
     def __init__(self, goal: int, doing: str) -> None:
         self.goal = goal
@@ -36,7 +36,7 @@ class Arrival:
         self._progress.update(self._bar, description=doing)
 
     def heed(self, event: ContainerEvent) -> None:
-        """Take an event in."""
+        """Process an event."""
         match event:
             case ContainerStarted(handle):
                 self.running.add(handle.id)
@@ -50,7 +50,7 @@ class Arrival:
         self._changed.set()
 
     async def complete(self, timeout_s: float) -> None:
-        """Until all serve. Raises SandboxUnavailableError when they never will, or not in time."""
+        """Wait until all are ready. Raises SandboxUnavailableError when they never will be, or not in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 while len(self.running) < self.goal:

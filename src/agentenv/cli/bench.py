@@ -23,9 +23,9 @@ def bench(
     out: Annotated[Path, typer.Option("--out", help="Directory to write results.json to.")] = Path("out/bench"),
     as_json: JsonOption = False,
 ) -> None:
-    """Measure throughput, latency and isolation beside their baselines, in one run.
+    """Measure throughput, latency and isolation against their baselines, in one run.
 
-    Takes minutes; further arguments are the benchmarks' own (agentenv bench -- --help).
+    Takes minutes; further arguments are passed to the benchmarks (agentenv bench -- --help).
 
     [bold]Examples[/bold]
 

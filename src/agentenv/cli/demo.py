@@ -1,4 +1,4 @@
-"""``agentenv demo``: the whole path on real code (the same as ``make demo``)."""
+"""``agentenv demo``: the whole path with real code (the same as ``make demo``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentenv.errors import ConfigError
 from agentenv.slots.backends.registry import Backend
 
 _CLOCK_SLACK_S = 0.1
-"""A file system's clock ticks more coarsely than ours."""
+"""Tolerance for file systems whose clock is coarser than ours."""
 
 
 @verb
@@ -24,8 +24,8 @@ def demo(
     """Repair real programs in a farm, on this machine or on a Nomad cluster, and write a page about it.
 
     An environment leases slots, a scripted policy (no GPU, no model) repairs mutated PyPI packages through batched
-    tool calls, verifiers score in the slot. Writes out/demo/rollouts.jsonl and out/demo/report.html.
-    Further arguments are the demo's own (agentenv demo -- --help).
+    tool calls, verifiers score in the slot. Writes out/demo/rollouts.jsonl and out/demo/report.html. Further
+    arguments are passed to the demo (agentenv demo -- --help).
 
     [bold]Examples[/bold]
 
@@ -49,5 +49,5 @@ def demo(
 
 
 def _written_since(began: float, path: Path) -> Path | None:
-    """None where this run wrote none: what an earlier one left is not its result."""
+    """None if this run wrote none: a file of an earlier run is not its result."""
     return path if path.exists() and path.stat().st_mtime >= began - _CLOCK_SLACK_S else None

@@ -27,7 +27,7 @@ def up(
 ) -> None:
     """Start what is missing (Docker engine, image, Nomad agent) and wait until a slot answers.
 
-    May be repeated at any time, also after it was interrupted. Needs root: Nomad's clients do.
+    Can be repeated at any time, also after an interruption. Needs root, because Nomad clients do.
 
     [bold]Examples[/bold]
 
@@ -58,9 +58,10 @@ def up(
 @dev.command()
 @verb
 def down(as_json: JsonOption = False) -> None:
-    """Stop the cluster and remove everything of it: jobs, containers, files, and the engine if it was ours.
+    """Stop the cluster and remove everything it created: jobs, containers, files, and the engine if it was started
+    here.
 
-    Clusters of test runs that were killed are removed too.
+    Clusters left by killed test runs are removed too.
     """
     from agentenv.dev import cluster
 
@@ -75,7 +76,7 @@ def down(as_json: JsonOption = False) -> None:
 @dev.command()
 @verb
 def status(as_json: JsonOption = False) -> None:
-    """Say what runs. Exit code 1: the cluster is not up."""
+    """Show what is running. Exit code 1: the cluster is not up."""
     from agentenv.dev import cluster
 
     found = cluster.status()

@@ -1,4 +1,4 @@
-"""``agentenv doctor``: what works on this machine, what is weaker, how to cure it."""
+"""``agentenv doctor``: what works on this machine, what is weaker, and how to fix it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def doctor(
     cure: Annotated[bool, typer.Option("--cure", help="Print only the commands that fix what was found.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what works on this machine, what is weaker, and how to cure it. Changes nothing.
+    """Show what works on this machine, what is weaker, and how to fix it. Changes nothing.
 
-    Ends by starting a container with one slot, which proves on itself what it promises.
-    Exit code 0: all holds · 1: it works, something is weaker · 2: slots cannot be had.
+    Finally starts a container with one slot, which tests its own promises. Exit code 0: everything holds · 1: slots
+    work, something is weaker · 2: slots do not work.
 
     [bold]Examples[/bold]
 
@@ -63,7 +63,7 @@ def doctor(
 
 
 def try_container(facts: Facts) -> tuple[Finding, tuple[Proof, ...]]:
-    """Start one container with one slot, run a command in it, and take its proofs home."""
+    """Start one container with one slot, run a command in it, and return its proofs."""
     try:
         return run_to_end(_probe("full" if facts.root else "user"))
     except AgentEnvError as error:

@@ -1,4 +1,4 @@
-"""``agentenv down``: the end of a farm."""
+"""``agentenv down``: end a farm."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from agentenv.farm.open import access_to
 
 @verb
 def down(backend: BackendOption = None, job: JobOption = None, as_json: JsonOption = False) -> None:
-    """End the farm, with everything that runs in it. Where none runs there is nothing to do.
+    """End the farm, with everything that runs in it. Does nothing if there is none.
 
-    [bold]local[/bold], [bold]fake[/bold]: ends the [bold]agentenv up[/bold] that keeps it. [bold]nomad[/bold]: purges
-    the job and its token; leases end as lost, and rollouts on them are tried again elsewhere.
+    [bold]local[/bold], [bold]fake[/bold]: ends the [bold]agentenv up[/bold] that runs it. [bold]nomad[/bold]:
+    purges the job and its token; leases end as lost, and their rollouts are retried elsewhere.
 
     [bold]Examples[/bold]
 

@@ -61,10 +61,11 @@ def execute(
 ) -> None:
     """Run one command in a fresh slot; its output and exit code become this command's.
 
-    Where a farm runs ([bold]agentenv up[/bold], or a Nomad job), the slot is one of its; else, or with --own, --network
-    or --isolation, of a container that lives as long as the command.
+    If a farm is running ([bold]agentenv up[/bold], or a Nomad job), the slot is taken from it; otherwise, or with
+    --own, --network or --isolation, from a container that lives as long as the command.
 
-    Output is shown when the command ends, at most 1 MiB of each stream (head and tail; what was cut is said).
+    Output is shown when the command ends, at most 1 MiB of each stream (head and tail; a note tells how much was
+    cut).
 
     [bold]Examples[/bold]
 
@@ -94,7 +95,7 @@ def execute(
     if lost is None:
         print_json(told) if as_json else _show(result)
         raise typer.Exit(shell_exit_code(result))
-    # What the command said is often why there is nothing to fetch.
+    # The command's output often tells why there is nothing to fetch.
     if as_json:
         print_json({**told, "download_error": described(lost)})
     else:
@@ -117,7 +118,7 @@ async def _run(
     upload: list[Path],
     download: list[str],
 ) -> tuple[CallResult, AgentEnvError | None]:
-    """What became of the command, and why its files could not be had."""
+    """The command's result, and the error if its files could not be fetched."""
     sources, sinks = named(upload), targets(download)
     async with opened as executor, executor.open("agentenv-exec") as session:
         await put_all(session.lease, sources)
@@ -131,7 +132,7 @@ async def _run(
 
 
 def _show(result: CallResult) -> None:
-    """Both streams as they were, then on stderr whatever the exit code alone would hide."""
+    """Both streams unchanged, then on stderr what the exit code alone would hide."""
     sys.stdout.buffer.write(result.stdout.encode())
     sys.stdout.buffer.flush()
     sys.stderr.buffer.write(result.stderr.encode())
@@ -141,7 +142,7 @@ def _show(result: CallResult) -> None:
 
 
 def notes(result: CallResult) -> list[str]:
-    """What a reader of the output should know besides: deadline, memory, cut output, refusals."""
+    """Notes on the output: deadline, memory, cut output, refusals."""
     said = []
     if result.fault != "none":
         said.append(f"{result.error}: {result.message}")
@@ -156,7 +157,8 @@ def notes(result: CallResult) -> list[str]:
 
 
 def shell_exit_code(result: CallResult) -> int:
-    """The command's own code; 124 when its deadline ended it; 2 or 125 when it never ran (refused, or we failed)."""
+    """The command's own code; 124 when it timed out; 2 or 125 when it never ran (refused, or an infrastructure
+    failure)."""
     if result.fault != "none":
         return EXIT_INFRA if result.fault == "infra" else EXIT_USAGE
     if result.timed_out:

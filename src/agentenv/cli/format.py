@@ -1,4 +1,4 @@
-"""Figures as operators read them. Pure."""
+"""Formats numbers for operators. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def duration(seconds: float | None) -> str:
-    """``3.2 s``, ``4 min``, ``2 h 5 min``; a dash for what is not known."""
+    """``3.2 s``, ``4 min``, ``2 h 5 min``; a dash if unknown."""
     if seconds is None:
         return "–"
     if seconds < 10:
@@ -23,15 +23,15 @@ def duration(seconds: float | None) -> str:
 
 
 def count_of(value: float | None) -> str:
-    """A whole number; a dash for what is not known."""
+    """A whole number; a dash if unknown."""
     return "–" if value is None else f"{value:.0f}"
 
 
 def mib(size_bytes: float | None) -> str:
-    """``41 MiB``; a dash for what is not known."""
+    """``41 MiB``; a dash if unknown."""
     return "–" if size_bytes is None else f"{size_bytes / 2**20:.0f} MiB"
 
 
 def short(container: str) -> str:
-    """A container's id as people write it: Nomad's are told apart by their first eight characters."""
+    """A container's id as people write it: Nomad's ids by their first eight characters."""
     return container[:8] if len(container) == 36 and container.count("-") == 4 else container

@@ -1,4 +1,4 @@
-"""``agentenv gc``: clear away what dead runs left."""
+"""``agentenv gc``: remove what dead runs left."""
 
 from __future__ import annotations
 
@@ -34,23 +34,26 @@ def gc(
     unattended_after_s: Annotated[
         float,
         typer.Option(
-            "--unattended-after", min=10, metavar="SECONDS", help="Nomad: a run that is silent for so long is dead."
+            "--unattended-after",
+            min=10,
+            metavar="SECONDS",
+            help="Nomad: a run without heartbeats for this long is dead.",
         ),
     ] = UNATTENDED_AFTER_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Find what belongs to nobody any more, remove it, and say what was done. The living are not touched.
+    """Remove orphaned resources. Anything still in use is left alone.
 
-    [bold]local[/bold]: cgroups and directories of dead containers, what dead farms and processes announced. Never
-    needed in the ordinary way: the next container to start does the same.
+    [bold]local[/bold]: cgroups and directories of dead containers, announcements of dead farms and processes.
+    Normally not needed: the next container to start does the same.
 
-    [bold]nomad[/bold]: jobs of runs that died (no container has heard from anybody for a while; a farm left running
-    by [bold]agentenv up[/bold] is not one), jobs that have had no container for long (stopped: a run that lives
-    submits its own again), stopped jobs, tokens without a job, and on this machine Docker containers of allocations
+    [bold]nomad[/bold]: jobs of dead runs (no container has received a heartbeat for a while; farms left running by
+    [bold]agentenv up[/bold] are not removed), jobs without containers for a long time (only stopped: a live run
+    submits its job again), stopped jobs, tokens without a job, and on this machine Docker containers of allocations
     that have ended.
 
-    Leases nobody renews end by themselves; they are shown, and ended with --end-leases.
-    Exit code 1: something is left.
+    Leases that are not renewed expire by themselves; they are shown, and ended with --end-leases. Exit code 1:
+    something could not be removed.
 
     [bold]Examples[/bold]
 

@@ -29,10 +29,10 @@ def build(
     again: Annotated[bool, typer.Option("--again", help="Build even if an image of this source exists.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Build the image with this machine's Docker engine, unless it is there and current.
+    """Build the image with this machine's Docker engine, unless it exists and is current.
 
-    Starts from debian:bookworm-slim, or from the same made with mmdebstrap where no registry answers.
-    Slow things (the base, the packages) are kept in the cache directory.
+    Starts from debian:bookworm-slim, or from the same image built with mmdebstrap if no registry answers. The base
+    image and the packages are kept in the cache directory.
 
     [bold]Examples[/bold]
 
@@ -53,7 +53,7 @@ def build(
 @image.command()
 @verb
 def status(name: NameArgument = IMAGE, as_json: JsonOption = False) -> None:
-    """Say whether the image is there and of this source. Exit code 1: missing or stale."""
+    """Show whether the image exists and was built from this source. Exit code 1: missing or stale."""
     from agentenv.image import connect, image_status
 
     with contextlib.closing(connect()) as client:

@@ -1,4 +1,4 @@
-"""``agentenv logs``: what containers say."""
+"""``agentenv logs``: the containers' logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _complete(incomplete: str) -> list[str]:
     """Containers of the local farm, for the shell's completion."""
     try:
         census = run_to_end(access_to(Backend.local, None).census())
-    except Exception:  # a completion never prints a traceback into somebody's prompt
+    except Exception:  # a completion never prints a traceback into the user's prompt
         return []
     return [place.id for place in census.places if place.id.startswith(incomplete)]
 
@@ -45,8 +45,8 @@ def logs(
 ) -> None:
     """Show what the farm's containers log: supervisor, sandbox server, reasons of failed starts.
 
-    [bold]local[/bold]: the log of the farm kept by [bold]agentenv up[/bold], also after its end.
-    [bold]nomad[/bold]: standard error of the allocations, wherever they run.
+    [bold]local[/bold]: the log of the farm run by [bold]agentenv up[/bold], also after its end. [bold]nomad[/bold]:
+    standard error of the allocations, wherever they run.
 
     [bold]Examples[/bold]
 
@@ -89,7 +89,8 @@ async def _local_lines(
 
 
 async def _named(backend: Backend, container: str) -> tuple[str, bool]:
-    """The text that marks a container's lines, and whether it runs. One that has ended is looked for as written."""
+    """The text that marks a container's lines, and whether it is running. A container that has ended is searched
+    for literally."""
     places = (await access_to(backend, None).census()).places
     if container.isdigit():
         number = int(container)

@@ -28,9 +28,9 @@ def metrics(
 ) -> None:
     """Serve the Prometheus metrics of a farm's containers at one address, until Ctrl-C.
 
-    Each scrape asks the backend which containers there are, and every container for its numbers: nothing to
-    discover, and no token to hand to Prometheus. A farm that is not there is one with no containers; a backend
-    that does not answer makes the scrape fail (503).
+    Each scrape asks the backend for its containers, and every container for its metrics: Prometheus needs neither
+    discovery nor a token. A missing farm counts as one without containers; if the backend does not answer, the
+    scrape fails (503).
 
     [bold]Examples[/bold]
 
@@ -50,7 +50,7 @@ async def _serve(access: FarmAccess, host: str, port: int, *, as_json: bool) -> 
         census = await access.census()
         return of_farm(FarmView(census, await containers_seen(census)))
 
-    await read()  # what is wrong with the backend is said at once
+    await read()  # what is wrong with the backend is reported at once
     async with exporting(read, host, port, announce=False) as url:
         if as_json:
             print_json_line({"url": url})

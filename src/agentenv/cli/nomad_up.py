@@ -19,16 +19,18 @@ from agentenv.slots.backends.registry import make_backend
 async def bring_up(
     containers: ContainerSettings, count: int, timeout_s: float, named: Mapping[str, object]
 ) -> dict[str, Any]:
-    """What ``agentenv status --json`` says once all answer. ``named``: NomadSettings; None is its default.
+    """Return what ``agentenv status --json`` shows once all containers answer. ``named``: NomadSettings; None means
+    the default.
 
-    Raises SandboxUnavailableError when they do not in time, or cannot: the job stays, Nomad goes on trying.
+    Raises SandboxUnavailableError when they do not answer in time, or cannot: the job stays, and Nomad keeps
+    trying.
     """
     settings = NomadSettings.from_environment(**named, run_name="agentenv up", purge_job_on_shutdown=False)
     backend = make_backend("nomad", containers, nomad=settings, start_timeout_s=timeout_s, reshape=True)
     with Arrival(count, "asking Nomad") as arrival:
         async with backend:
             async with OperatorApi.opened(settings) as api:
-                await api.keep(settings.job_id, kept=True)  # so that gc knows it is left on purpose, however up ends
+                await api.keep(settings.job_id, kept=True)  # so that gc knows it was left on purpose, however up ends
             await backend.scale(count)
             arrival.says("containers")
             reader = asyncio.create_task(_read(backend, arrival), name="events of up")

@@ -1,4 +1,4 @@
-"""Options several verbs share, so that they read and mean the same everywhere."""
+"""Options shared by several verbs, so that they look and mean the same everywhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERBS_WITH_BACKEND = ("up", "down", "status", "slots", "logs", "metrics", "exec"
 
 
 class Isolation(StrEnum):
-    """How slots are kept apart (:class:`agentenv.wire.spec.SandboxSpec`)."""
+    """Isolation of the slots (:class:`agentenv.wire.spec.SandboxSpec`)."""
 
     auto = "auto"
     full = "full"
@@ -31,8 +31,8 @@ RootBackendOption = Annotated[
         "--backend",
         envvar=BACKEND_VARIABLE,
         show_envvar=True,
-        help="Where containers run: local (the default) are processes of this machine, nomad a cluster "
-        "(NOMAD_ADDR, NOMAD_TOKEN, …), fake a stand-in without isolation. For every verb that takes --backend.",
+        help="Where containers run. local (the default): processes on this machine; nomad: a cluster "
+        "(NOMAD_ADDR, NOMAD_TOKEN, …); fake: no isolation, for tests. Applies to every verb with --backend.",
     ),
 ]
 BackendOption = Annotated[
@@ -46,7 +46,7 @@ JobOption = Annotated[
     ),
 ]
 NetworkOption = Annotated[
-    bool, typer.Option("--network", help="Let the slot reach the outside (never this machine's loopback).")
+    bool, typer.Option("--network", help="Give the slot network access (never to this machine's loopback).")
 ]
 IsolationOption = Annotated[
     Isolation,
@@ -56,7 +56,7 @@ IsolationOption = Annotated[
 ]
 TimeoutOption = Annotated[
     float,
-    typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_S, metavar="SECONDS", help="The longest a command may run."),
+    typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_S, metavar="SECONDS", help="Time limit of a command."),
 ]
 DownloadOption = Annotated[
     list[str] | None,
@@ -67,16 +67,17 @@ UploadOption = Annotated[
     typer.Option("--upload", exists=True, readable=True, help="Copy this file or directory into the workspace first."),
 ]
 OwnOption = Annotated[
-    bool, typer.Option("--own", help="Start a container of its own, even where a farm runs. Not with nomad.")
+    bool, typer.Option("--own", help="Use a separate container even if a farm is running. Not with nomad.")
 ]
 
 
 def backend_of(given: Backend | None) -> Backend:
-    """What the verb was told, else (see :func:`for_every_verb`) the one before it or in the environment, else local."""
+    """The verb's option, otherwise (see :func:`for_every_verb`) the one before the verb or in the environment,
+    otherwise local."""
     return given or Backend.local
 
 
 def for_every_verb(context: typer.Context, backend: Backend | None) -> None:
-    """Make what stood before the verb, or in the environment, the default of every verb's ``--backend``."""
+    """Make the option before the verb, or in the environment, the default of every verb's ``--backend``."""
     if backend is not None:
         context.default_map = {name: {"backend": backend.value} for name in VERBS_WITH_BACKEND}

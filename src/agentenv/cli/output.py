@@ -1,4 +1,4 @@
-"""What every verb does the same way: printing, errors, exit codes, and unwinding on signals."""
+"""Common behaviour of all verbs: printing, errors, exit codes, and unwinding on signals."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ T = TypeVar("T")
 EXIT_NOT_ALL_WELL = 1
 EXIT_USAGE = 2
 EXIT_INFRA = 125
-"""Our own failure, as `docker run` says it, so that it is never mistaken for a command's exit code."""
+"""Exit code of an infrastructure failure, as in `docker run`, so that it is not mistaken for a command's exit code."""
 EXIT_TIMED_OUT = 124
-"""A command ended by its deadline, as coreutils' `timeout` says it."""
+"""Exit code of a command that timed out, as in coreutils' `timeout`."""
 
 WAYS_TO_END = (
     "Exit codes: 0 done · 1 something is degraded · 2 wrong usage or setting · 124 the command timed out · "
@@ -47,33 +47,33 @@ class InterruptedBySignalError(Exception):
 
 
 def out() -> Console:
-    """Where results go. Made per use, so that it follows a redirected ``sys.stdout``."""
+    """Console for results. Created per use, so that it follows a redirected ``sys.stdout``."""
     return Console(highlight=False)
 
 
 def err() -> Console:
-    """Where everything goes that is not the result."""
+    """Console for everything that is not the result."""
     return Console(stderr=True, highlight=False)
 
 
 def print_json(value: object) -> None:
-    """One JSON document on stdout, never coloured nor wrapped."""
+    """Print one JSON document on stdout, never coloured nor wrapped."""
     sys.stdout.write(json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n")
 
 
 def print_json_line(value: object) -> None:
-    """One JSON document on one line of stdout, at once: for what goes on and on."""
+    """Print one JSON document on one line of stdout, unbuffered: for continuous output."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
     sys.stdout.flush()
 
 
 def described(error: AgentEnvError) -> dict[str, str]:
-    """An error as it stands in a JSON document."""
+    """An error as in a JSON document."""
     return {"error": error.code, "message": error.message, "next_step": error.next_step, "fault": error.fault}
 
 
 def print_error(error: AgentEnvError, *, as_json: bool) -> None:
-    """The message in red on stderr with the next step below it; or one JSON document on stdout."""
+    """Print the message in red on stderr with the next step below it; or one JSON document on stdout."""
     if as_json:
         print_json(described(error))
         return
@@ -86,14 +86,14 @@ def print_error(error: AgentEnvError, *, as_json: bool) -> None:
 
 
 def exit_code_of(error: AgentEnvError) -> int:
-    """2 when the caller can mend it (a setting, an argument), 125 when the failure is ours."""
+    """2 if the caller can fix it (a setting, an argument), 125 for an infrastructure failure."""
     return EXIT_USAGE if isinstance(error, ConfigError) or not isinstance(error, InfraError) else EXIT_INFRA
 
 
 def verb(function: Callable[P, None]) -> Callable[P, None]:
-    """Wraps a verb: typed errors become a message and an exit code, signals become 128 + n.
+    """Decorator of verbs: typed errors become a message and an exit code, signals become 128 + n.
 
-    A verb's ``as_json`` argument, when it has one, decides how errors are written.
+    A verb's ``as_json`` argument, when it has one, decides how errors are printed.
     """
 
     @functools.wraps(function)
@@ -111,7 +111,7 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
         except InterruptedBySignalError as ended:
             err().print(f"[yellow]interrupted by {ended}[/]; nothing was left running")
             raise typer.Exit(128 + ended.number) from None
-        except BrokenPipeError:  # `agentenv exec … | head`: the reader has what it wanted
+        except BrokenPipeError:  # `agentenv exec … | head`: the reader has enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
 
@@ -120,7 +120,7 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
 
 @contextmanager
 def _extras_named() -> Iterator[None]:
-    """A package that is not installed is one of an extra's, since the verb itself could be imported."""
+    """A missing package belongs to an extra, since the verb itself could be imported."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -132,7 +132,7 @@ def _extras_named() -> Iterator[None]:
 
 
 def _set_up_logging() -> None:
-    """Silence unless debugging (what matters ends in an error's message); then all, containers' logs included."""
+    """No logs unless debugging (an error's message has what matters); then everything, including containers' logs."""
     ours = logging.getLogger("agentenv")
     if not debug():
         ours.addHandler(logging.NullHandler())
@@ -142,10 +142,10 @@ def _set_up_logging() -> None:
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run`` where the first SIGINT, SIGTERM or SIGHUP unwinds every context manager.
+    """``asyncio.run``, except that the first SIGINT, SIGTERM or SIGHUP unwinds every context manager.
 
-    A second signal acts as it would without us (containers still end: their lifeline is cut).
-    Raises InterruptedBySignalError after unwinding.
+    A second signal has its usual effect (containers still end, because their lifeline is cut). Raises
+    InterruptedBySignalError after unwinding.
     """
     return asyncio.run(_until_signal(work))
 

@@ -1,5 +1,5 @@
-"""Shows the steps of long work: one line each with its time. On a terminal the current one moves; elsewhere a
-step that takes long says now and then what it does."""
+"""Shows the steps of long work: one line each with its time. On a terminal the current line is animated; elsewhere
+a long step is reported from time to time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from agentenv.cli.output import err
 from agentenv.image.progress import BuildStep, Report, silent
 
 _STILL_S = 15.0
-"""Between two words of a step where there is no terminal."""
+"""Interval between reports of a step without a terminal."""
 
 
 @contextmanager
 def shown(*, quiet: bool = False) -> Iterator[Report]:
-    """A report that shows what it is told, on stderr; ``quiet`` shows nothing."""
+    """A callback that shows each report on stderr; with ``quiet`` it shows nothing."""
     if quiet:
         yield silent
         return
@@ -42,7 +42,7 @@ def shown(*, quiet: bool = False) -> Iterator[Report]:
 
 
 class _Lines:
-    """The step that runs, as a moving line; those that ended, as lines that stay."""
+    """The running step as an animated line; finished steps as permanent lines."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -64,7 +64,7 @@ class _Lines:
             self._progress.console.print(f"  {words}", soft_wrap=True)
 
     def finish(self, mark: str = "[green]✓[/]") -> None:
-        """Leave a line for the step that ran."""
+        """Print the finished step."""
         if self._name:
             took_s = time.monotonic() - self._began
             self._progress.console.print(f"{mark} {escape(self._name):<10} {took_s:6.1f} s")

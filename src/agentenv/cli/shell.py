@@ -1,4 +1,4 @@
-"""``agentenv shell``: a terminal in one slot; or, from a pipe or with --json, lines that are one call each.
+"""``agentenv shell``: a terminal in one slot; or, from a pipe or with --json, one call per line.
 
 The lines' directory and exported variables are carried from line to line by a file in the slot's own /tmp, so
 nothing here has to trust what the slot prints.
@@ -65,12 +65,12 @@ def shell(
 ) -> None:
     """A terminal in a fresh slot; leaving wipes it.
 
-    From a pipe, or with --json, each line is one call of its own, with --timeout.
+    From a pipe, or with --json, each line is a separate call with --timeout.
 
-    Where a farm runs ([bold]agentenv up[/bold], or a Nomad job), the slot is one of its; else, or with --own, --network
-    or --isolation, of a container that lives as long as the shell.
+    If a farm is running ([bold]agentenv up[/bold], or a Nomad job), the slot is taken from it; otherwise, or with
+    --own, --network or --isolation, from a container that lives as long as the shell.
 
-    Its exit code is that of the last command.
+    The exit code is that of the last command.
 
     [bold]Examples[/bold]
 
@@ -112,7 +112,7 @@ def shell(
 
 
 class Conversation:
-    """Runs lines in one session from a thread without an event loop, and remembers where they left us."""
+    """Runs lines in one session from a thread without an event loop, and remembers the state they leave."""
 
     def __init__(self, portal: BlockingPortal, session: ToolSession, timeout_s: float) -> None:
         self.directory = "/workspace"
@@ -121,7 +121,7 @@ class Conversation:
         self._timeout_s = timeout_s
 
     def run(self, line: str) -> CallResult | None:
-        """One line; None when Ctrl-C ended it."""
+        """Run one line; None when it was ended by Ctrl-C."""
         result = self._call(f"{_RESTORE}{_SAVE}eval {shlex.quote(line)}")
         if result is not None:
             where = self._call(f'{_RESTORE}printf %s "$PWD"')
@@ -136,12 +136,13 @@ class Conversation:
         try:
             return future.result()
         except KeyboardInterrupt:
-            future.cancel()  # cancels the task, which ends the call in the slot
+            future.cancel()  # cancels the task, which cancels the call in the slot
             return None
 
 
 def converse(conversation: Conversation, show: Callable[[CallResult], int]) -> int:
-    """Read lines until the end; the exit code of the last one. ``show`` presents a result and says its code."""
+    """Read lines until the end; returns the exit code of the last one. ``show`` presents a result and returns its
+    code."""
     code = 0
     while True:
         try:
@@ -189,7 +190,7 @@ def _show_json(result: CallResult) -> int:
 
 @contextlib.contextmanager
 def _ending_signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like an exception, so that the slot is wiped and the container stopped."""
+    """Make SIGTERM and SIGHUP unwind like an exception, so that the slot is wiped and the container stopped."""
 
     def stop(number: int, _frame: object) -> None:
         raise InterruptedBySignalError(number)

@@ -1,4 +1,4 @@
-"""``agentenv slots``: every slot, and who has it."""
+"""``agentenv slots``: every slot and its lease."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def slots(
     trajectory: Annotated[str, typer.Option(metavar="TEXT", help="Only leases whose trajectory contains this.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List every slot: its state and for how long, whose lease it is, what runs, when the lease ends unrenewed.
+    """List every slot: its state and for how long, its lease and when that expires, and what is running.
 
-    A lease lives as long as its owner renews it, some times a lease's span: one that only counts down has lost
-    its owner, and ends by itself ([bold]agentenv gc --end-leases[/bold] does not wait for that).
-    Exit code 1 when a container did not answer.
+    A lease lasts as long as its owner renews it, several times per lease duration. If its remaining time only
+    decreases, its owner is gone and it will expire ([bold]agentenv gc --end-leases[/bold] ends it at once). Exit
+    code 1 when a container did not answer.
 
     [bold]Examples[/bold]
 

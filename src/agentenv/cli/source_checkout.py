@@ -1,4 +1,4 @@
-"""Running what ships beside the package in a source checkout (examples/, benchmarks/)."""
+"""Runs programs that are in a source checkout beside the package (examples/, benchmarks/)."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def checkout_root(needed: str) -> Path:
 
 
 def directory_named(arguments: Sequence[str], otherwise: Path) -> Path:
-    """Where a module run with these arguments writes: its last ``--out``, seen from the checkout's root."""
+    """Output directory of a module run with these arguments: the last ``--out``, relative to the checkout's root."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--out", type=Path, default=otherwise)
     try:
         named: Path = parser.parse_known_args(list(arguments))[0].out
-    except argparse.ArgumentError:  # `--out` without a directory: the module refuses it itself
+    except argparse.ArgumentError:  # `--out` without a directory: the module rejects it itself
         named = otherwise
     return checkout_root("src") / named
 
 
 def run_module(module: str, arguments: Sequence[str], *, quiet_stdout: bool = False) -> int:
-    """Run ``python -m module`` in the checkout's root; its exit code.
+    """Run ``python -m module`` in the checkout's root; return its exit code.
 
-    ``quiet_stdout`` sends what it prints to stderr, so that stdout stays one JSON document.
-    Signals reach it first: we wait until it has unwound, then raise InterruptedBySignalError.
+    ``quiet_stdout`` sends its output to stderr, so that stdout stays one JSON document. Signals go to it first:
+    after it has unwound, InterruptedBySignalError is raised.
     """
     root = checkout_root(module.partition(".")[0])
     received: list[int] = []
@@ -58,7 +58,7 @@ def run_module(module: str, arguments: Sequence[str], *, quiet_stdout: bool = Fa
         # A process group of its own: Ctrl-C reaches only us, and we pass it on exactly once.
         with subprocess.Popen(argv, cwd=root, stdout=stdout, process_group=0) as child:
             process.append(child)
-            if received:  # it came while the child was being made
+            if received:  # the signal came while the child was being created
                 child.send_signal(received[0])
             code = child.wait()
     finally:

@@ -46,11 +46,11 @@ def status(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show containers, nodes, slots by state, who waits, what failed, and what Nomad is waiting for.
+    """Show containers, nodes, slots by state, the queue, recent failures, and what Nomad is waiting for.
 
-    The queue is that of every process on this machine that serves metrics (--env.metrics_port), and of those
-    named with --scrape. With --watch, --json writes one document per line.
-    Exit code 0: healthy · 1: something is degraded, or no farm is running.
+    The queue is that of every process on this machine that serves metrics (--env.metrics_port), and of those named
+    with --scrape. With --watch, --json writes one document per line. Exit code 0: healthy · 1: something is
+    degraded, or no farm is running.
 
     [bold]Examples[/bold]
 
@@ -81,7 +81,7 @@ _document = as_json
 
 
 async def _watch(access: FarmAccess, urls: Sequence[str], interval_s: float, *, lines: bool) -> None:
-    """Until cancelled. A look that fails is shown, and the next one tried."""
+    """Refresh until cancelled. A failed refresh is shown, and the next one is tried."""
     if lines:
         while True:
             print_json_line(await _looked_at(access, urls))
@@ -103,7 +103,7 @@ async def _looked_at(access: FarmAccess, urls: Sequence[str]) -> object:
 
 
 def shown(sight: FarmView) -> RenderableType:
-    """The page."""
+    """The whole output."""
     census = sight.census
     verdict = "[green]healthy[/]" if sight.well else "[yellow]something is degraded[/]"
     if not census.exists:

@@ -1,8 +1,8 @@
-"""A bash in a slot on this terminal: keys go there, bytes come back, sizes follow, and the terminal is put in order.
+"""A bash of a slot on this terminal: passes keys, output and window sizes, and restores the terminal afterwards.
 
 In the slot, ``script`` gives the bash a terminal and relays it over pipes of a background process, byte for byte
-(the tools' own PTYs make line ends plain for models, which full-screen programs do not survive). There is no
-stream: output is asked for, often while something happens and rarely while nothing does.
+(the tools' own PTYs normalise line ends for models, which breaks full-screen programs). There is no stream: output
+is polled, often while there is activity and rarely otherwise.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from agentenv.errors import InfraError
 from agentenv.wire.calls import CallResult
 
 Call = Callable[[str, Mapping[str, Any]], CallResult]
-"""One call of a tool in the slot. Raises InfraError."""
+"""A function that makes one call of a tool in the slot. Raises InfraError."""
 
 MOST_BYTES: Final = 200_000
-"""Of output asked for at once: all that is kept of a background process."""
+"""Output requested at once: everything that is kept of a background process."""
 PIECE_BYTES: Final = 4_096
-"""Of what is typed (or pasted) in one call: output is shown between pieces."""
+"""Typed (or pasted) bytes sent in one call: output is shown between calls."""
 _PAUSES: Final = ((0.5, 0.005), (10.0, 0.02))
-"""Quiet for less than so long: ask again after so long."""
+"""Polling intervals: (quiet for less than this, poll again after this)."""
 _IDLE_PAUSE_S: Final = 0.06
 _FALLBACK_TERM: Final = "xterm-256color"
 _MODE: Final = re.compile(r"\x1b\[\?([\d;]+)([hl])")
 _LONGEST_MODE: Final = 32
 _CURSOR_MODE: Final = 25
 _LINE_MODES: Final = frozenset({7, _CURSOR_MODE})
-"""Private modes that are on in a terminal nobody has changed: it wraps lines, and shows its cursor."""
+"""Private modes that are on by default in a terminal: line wrap and a visible cursor."""
 _BELL: Final = "\a"
 
 
 def can_attach(call: Call) -> bool:
-    """Whether the slot has what it takes: ``script`` and ``stty``, which every Debian has."""
+    """Whether the slot has ``script`` and ``stty``, as every Debian does."""
     return call("bash", {"command": "type script stty"}).exit_code == 0
 
 
 def attach(call: Call, keyboard: int, screen: int) -> int:
-    """Until the slot's bash ends, or this terminal goes away (129); the bash's exit code.
+    """Run until the slot's bash ends, or this terminal goes away (129); return the bash's exit code.
 
-    ``keyboard`` and ``screen`` are descriptors of a terminal, which is as it was afterwards whatever happened.
-    Call it in the main thread: it listens to SIGWINCH. Raises: InfraError, and what signal handlers raise.
+    ``keyboard`` and ``screen`` are descriptors of a terminal, which is restored afterwards whatever happens. Call
+    it in the main thread: it handles SIGWINCH. Raises: InfraError, and what signal handlers raise.
     """
     remote = Remote(call, os.get_terminal_size(keyboard))
     modes = Modes()
@@ -76,12 +76,12 @@ def attach(call: Call, keyboard: int, screen: int) -> int:
 
 
 def pause_s(quiet_s: float) -> float:
-    """How long to wait for a key before output is asked for again, when nothing has happened for so long."""
+    """How long to wait for a key before output is polled again, when nothing has happened for this long."""
     return next((pause for bound_s, pause in _PAUSES if quiet_s < bound_s), _IDLE_PAUSE_S)
 
 
 class Remote:
-    """The bash in the slot. Its files there are of one name nobody else uses."""
+    """The bash in the slot. Its files there have a unique name."""
 
     def __init__(self, call: Call, size: os.terminal_size) -> None:
         self._call = call
@@ -99,7 +99,7 @@ class Remote:
         self._name = str(_content(started)["process"]["process"])
 
     def type(self, keys: bytes) -> bool:
-        """Give it these; False when it does not take them all."""
+        """Send these bytes; False when it does not take all of them."""
         text = self._keys.decode(keys)
         if not text:
             return True  # the rest of a character is still to come
@@ -107,12 +107,12 @@ class Remote:
         return result.fault == "none" and _content(result).get("written_bytes") == len(text.encode())
 
     def more(self) -> tuple[str, int | None]:
-        """What it has shown since the last time, and its exit code once it has ended."""
+        """New output since the last poll, and its exit code once it has ended."""
         result = self._asked(action="poll", process=self._name, limit=MOST_BYTES)
         return result.stdout, result.exit_code
 
     def resize(self, size: os.terminal_size) -> None:
-        """Its terminal is of this size now; the program in front of it is told."""
+        """Set the size of its terminal; the foreground program is notified."""
         self._call("bash", {"command": f'exec <>"$(cat {self._tty})" && {_sized(size)}'})
 
     def _asked(self, **arguments: Any) -> CallResult:
@@ -131,14 +131,14 @@ def _content(result: CallResult) -> dict[str, Any]:
 
 
 class Modes:
-    """Which private modes (the other screen, mouse, no cursor …) programs have set in a terminal. Pure."""
+    """Tracks the private modes (alternate screen, mouse, hidden cursor …) set by programs in a terminal. Pure."""
 
     def __init__(self) -> None:
         self._changed: dict[int, bool] = {}
         self._tail = ""
 
     def see(self, text: str) -> None:
-        """Text a terminal shows; a sequence may be in two parts."""
+        """Process text shown on the terminal; a sequence may be split in two."""
         text = self._tail + text
         for numbers, letter in _MODE.findall(text):
             for number in (int(each) for each in numbers.split(";") if each):
@@ -146,10 +146,10 @@ class Modes:
         self._tail = text[-_LONGEST_MODE:]
 
     def undo(self) -> str:
-        """What puts a terminal in order again."""
+        """The text that restores a terminal."""
         wrong = [number for number, on in self._changed.items() if on != (number in _LINE_MODES)]
         parts = [f"\x1b[?{number}{'h' if number in _LINE_MODES else 'l'}" for number in wrong]
-        return "".join(["\x1b[0m\x1b>", *parts])  # plain colours, plain keypad
+        return "".join(["\x1b[0m\x1b>", *parts])  # default colours and keypad
 
 
 @contextlib.contextmanager
@@ -166,7 +166,7 @@ def _raw(keyboard: int, screen: int, modes: Modes) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _resized() -> Iterator[list[bool]]:
-    """A list that is not empty when the window's size has changed."""
+    """A list that is not empty once the window's size has changed."""
     changed: list[bool] = []
     former = signal.signal(signal.SIGWINCH, lambda *_: changed.append(True))
     try:
@@ -176,7 +176,7 @@ def _resized() -> Iterator[list[bool]]:
 
 
 def _typed(keyboard: int, wait_s: float) -> bytes | None:
-    """Keys; None when none came in time, empty when the terminal hung up."""
+    """Typed bytes; None if none came in time, empty when the terminal hung up."""
     ready, _, _ = select.select([keyboard], [], [], wait_s)
     if not ready:
         return None

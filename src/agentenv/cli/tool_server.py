@@ -1,4 +1,4 @@
-"""``agentenv tool-server``: external tools, outside the sandbox, for trainers elsewhere."""
+"""``agentenv tool-server``: external tools, outside the sandbox, for trainers on other machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentenv.cli.output import err, out, print_json_line, run_to_end, verb
 from agentenv.config import debug
 from agentenv.errors import ConfigError
 
-if TYPE_CHECKING:  # what these import is in [farm]; they are imported when the verb runs
+if TYPE_CHECKING:  # their imports are in [farm]; they are imported when the verb runs
     from agentenv.api.settings import ToolServerSettings
     from agentenv.wire.toolserver import ToolList
 
@@ -35,8 +35,8 @@ def tool_server(
 ) -> None:
     """Run external tools (web search, web pages, a browser, your own) outside the sandbox.
 
-    They have network and secrets, which the policy never sees. It serves until Ctrl-C; an environment
-    reaches it with tool_server_url and tool_server_token=file:PATH.
+    They have network access and secrets, which the policy never sees. Serves until Ctrl-C; an environment uses it
+    with tool_server_url and tool_server_token=file:PATH.
 
     [bold]Examples[/bold]
 
@@ -56,7 +56,7 @@ def tool_server(
         run_to_end(_check(settings, as_json))
         return
     token = token_from(token_file)
-    if not debug():  # what a tool broke of is the operator's to see (without secrets: the server removes them)
+    if not debug():  # the operator should see why a tool is broken (without secrets: the server removes them)
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     run_to_end(_serve(settings, token, token_file, host, port, as_json))
 

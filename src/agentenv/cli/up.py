@@ -1,4 +1,4 @@
-"""``agentenv up``: a farm that others lease slots of."""
+"""``agentenv up``: run a farm that others lease slots of."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ def up(
     slots: Annotated[int, typer.Option(min=1, max=1000, help="Slots per container.")] = 10,
     isolation: IsolationOption = Isolation.auto,
     network: NetworkOption = False,
-    slot_memory_mib: Annotated[int | None, typer.Option("--slot-memory", metavar="MIB", help="Of each slot.")] = None,
-    workspace_mib: Annotated[int | None, typer.Option("--workspace", metavar="MIB", help="Of each slot.")] = None,
+    slot_memory_mib: Annotated[
+        int | None, typer.Option("--slot-memory", metavar="MIB", help="Limit of each slot.")
+    ] = None,
+    workspace_mib: Annotated[int | None, typer.Option("--workspace", metavar="MIB", help="Limit of each slot.")] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -74,12 +76,12 @@ def up(
     ] = 300.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a farm and wait until every container answers.
+    """Start a farm and wait until every container is ready.
 
-    [bold]local[/bold], [bold]fake[/bold]: it stays until Ctrl-C or [bold]agentenv down[/bold], because its containers
+    [bold]local[/bold], [bold]fake[/bold]: runs until Ctrl-C or [bold]agentenv down[/bold], because its containers
     end with it. In another terminal, status, slots, exec, shell and logs find it by themselves.
 
-    [bold]nomad[/bold]: it registers the job, or scales the one that is there, and leaves it running.
+    [bold]nomad[/bold]: registers the job, or scales the existing one, and leaves it running.
 
     [bold]Examples[/bold]
 
@@ -132,7 +134,7 @@ def up(
 
 
 def _named(variables: Iterable[str]) -> dict[str, str]:
-    """HCL expressions by name. Raises ConfigError."""
+    """HCL expressions by variable name. Raises ConfigError."""
     parted = [text.partition("=") for text in variables]
     for name, equals, expression in parted:
         if not (name and equals and expression):
@@ -151,14 +153,14 @@ async def _keep(
     metrics_host: str,
     as_json: bool,
 ) -> None:
-    """Be the farm until cancelled."""
+    """Run the farm until cancelled."""
     with logging_to(log_file(backend)):
         async with noticed(backend, count) as notice, AsyncExitStack() as stack:
             with Arrival(count, "containers") as arrival:
                 source = make_backend(backend.value, settings, start_timeout_s=timeout_s)
                 watched = Watched(source, lambda event: _both(event, notice, arrival))
                 fixed = PoolSettings(min_containers=count, max_containers=count, start_timeout_s=timeout_s)
-                await stack.enter_async_context(SlotPool(watched, fixed))  # beats: a silent container is replaced
+                await stack.enter_async_context(SlotPool(watched, fixed))  # heartbeats: a silent container is replaced
                 await arrival.complete(timeout_s)
             if metrics_port is not None:
                 url = await stack.enter_async_context(_exporting(backend, metrics_host, metrics_port))

@@ -1,4 +1,4 @@
-"""Local files into a slot before a command, and its files back out after it: streamed, with a progress bar."""
+"""Copies local files into a slot before a command, and files back after it: streamed, with a progress bar."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalErr
 
 
 def named(paths: Sequence[Path]) -> dict[str, Path]:
-    """Each path by the name it gets in the workspace: its own last part.
+    """Each path by its name in the workspace: its own last component.
 
-    Raises ConfigError when two have one name, or one is not there.
+    Raises ConfigError when two have the same name, or one does not exist.
     """
     found: dict[str, Path] = {}
     for path in paths:
@@ -33,9 +33,10 @@ def named(paths: Sequence[Path]) -> dict[str, Path]:
 
 
 def targets(downloads: Sequence[str]) -> dict[str, Path]:
-    """Each ``PATH`` or ``PATH:LOCAL`` of a slot, and where it goes: by default its own name, here.
+    """Each ``PATH`` or ``PATH:LOCAL`` of a slot, with its local target: by default its own name in the current
+    directory.
 
-    Raises ConfigError when a path has no name to take.
+    Raises ConfigError when a path has no name to use.
     """
     found: dict[str, Path] = {}
     for text in downloads:
@@ -48,14 +49,14 @@ def targets(downloads: Sequence[str]) -> dict[str, Path]:
 
 
 async def put_all(lease: Lease, paths: Mapping[str, Path]) -> None:
-    """Copy them into the workspace. Raises ConfigError (what cannot be read or does not fit), InfraError."""
+    """Copy them into the workspace. Raises ConfigError (unreadable files, or no room), InfraError."""
     for name, path in paths.items():
         with _shown(f"upload {name}") as progress, _explained("--upload"):
             await transfer.upload(lease, path, name, progress=progress)
 
 
 async def get_all(lease: Lease, paths: Mapping[str, Path]) -> None:
-    """Copy them out of the workspace. Raises ConfigError (what is not there or cannot be written), InfraError."""
+    """Copy them out of the workspace. Raises ConfigError (missing files, or not writable here), InfraError."""
     for remote, local in paths.items():
         with _shown(f"download {remote}") as progress, _explained("--download"):
             await transfer.download(lease, remote, local, progress=progress)
@@ -73,7 +74,7 @@ def _explained(option: str) -> Iterator[None]:
 
 @contextmanager
 def _shown(what: str) -> Iterator[transfer.Progress]:
-    """A bar on stderr while something moves; nothing where stderr is no terminal, and nothing left behind."""
+    """A progress bar on stderr during transfers; nothing if stderr is not a terminal."""
     console = err()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(

@@ -1,8 +1,8 @@
 """Large arguments and large results, as raw bytes over HTTP requests of their own (:mod:`agentenv.wire.calls`).
 
-No message waits behind them, and nothing here works on more than a piece at a time: the event loop is shared by
-every trajectory of the trainer. A request that was cut is made again, and goes on where it was. When nothing moves
-for too long it is given up, and with it its own call only.
+Messages never wait behind them, and they are processed one piece at a time, because every trajectory of the trainer
+shares the event loop. An interrupted request is repeated and resumes where it was. Without progress for too long it
+fails, and only its own call with it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentenv.wire.calls import MAX_ATTACHMENTS, Attachment, CallResult
 from agentenv.wire.transfers import LEASE_HEADER
 
 _PIECE_BYTES: Final = 1024 * 1024
-"""Of one PUT: 64 of them are 64 round trips, and each may take as long as nothing may move."""
+"""Size of one PUT: 64 MiB take 64 round trips, and each may take as long as ``silence_s``."""
 _MOST_BEGINNINGS: Final = 5
 _TEXT_PIECE_CHARS: Final = 1024 * 1024
 _PAUSE_S: Final = 0.2
@@ -44,10 +44,9 @@ Part = str | bytes
 
 
 def without_large(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict[str, Part]]:
-    """The arguments without the large ones among them, and those. Pure.
+    """Split the arguments into small and large ones. Pure.
 
-    Raises:
-        InvalidArgumentsError: one is larger than a call may carry, or there are too many.
+    Raises: InvalidArgumentsError: one is larger than a call may carry, or there are too many.
     """
     large: dict[str, Part] = {
         name: value for name, value in arguments.items() if isinstance(value, (str, bytes)) and len(value) > LARGE_BYTES
@@ -66,7 +65,7 @@ def without_large(arguments: Mapping[str, Any]) -> tuple[Mapping[str, Any], dict
 
 
 class Attachments:
-    """The attachments of the calls to one container. ``silence_s``: how long nothing may move."""
+    """The attachments of the calls to one container. ``silence_s``: longest time without progress."""
 
     def __init__(self, handle: ContainerHandle, silence_s: float) -> None:
         self._handle = handle
@@ -74,14 +73,17 @@ class Attachments:
         self._http: aiohttp.ClientSession | None = None
 
     async def put(self, lease: bytes, call_id: str, parts: Mapping[str, Part]) -> tuple[Attachment, ...]:
-        """Send a call's large arguments. Raises ToolCallError when one is refused, InfraError."""
+        """Send a call's large arguments. Raises ToolCallError when one is rejected, InfraError."""
         return tuple([await self._put(lease, call_id, field, part) for field, part in parts.items()])
 
     async def complete(self, lease: bytes, result: CallResult) -> CallResult:
-        """The result with everything in it. Raises InfraError: CallLostError when it is not remembered."""
+        """The result with all its attachments. Raises InfraError: CallLostError when the server no longer remembers
+        it."""
         fields: dict[str, Any] = {"attachments": ()}
         content = dict(result.content) if isinstance(result.content, dict) else {}
-        for part in sorted(result.attachments, key=lambda part: part.field):  # content before what belongs into it
+        for part in sorted(
+            result.attachments, key=lambda part: part.field
+        ):  # content before the attachments that belong into it
             sink = _sink(part)
             await self._fetch(lease, result.id, part, sink)
             name, _, inner = part.field.partition(".")
@@ -104,7 +106,7 @@ class Attachments:
     # -- one of them ---------------------------------------------------------------------------------
 
     async def _put(self, lease: bytes, call_id: str, field: str, part: Part) -> Attachment:
-        """Piece by piece: what was taken is told after each, however much is held on the way."""
+        """Send piece by piece: each answer tells how much has arrived, however much is buffered on the way."""
         trouble = _Trouble(self._silence_s)
         step = _PIECE_BYTES if isinstance(part, bytes) or part.isascii() else _PIECE_BYTES // 4
         start, sent_bytes, anew = 0, 0, 0
@@ -121,7 +123,7 @@ class Attachments:
             trouble.over()
             if told.size_bytes == sent_bytes + len(body):
                 start, sent_bytes = start + step, told.size_bytes
-            elif told.size_bytes == 0 and anew < _MOST_BEGINNINGS:  # the server was started anew
+            elif told.size_bytes == 0 and anew < _MOST_BEGINNINGS:  # the server was restarted
                 start, sent_bytes, anew = 0, 0, anew + 1
             else:
                 raise ProtocolError(f"{sent_bytes + len(body)} bytes of {field} were sent, {told.size_bytes} arrived")
@@ -166,7 +168,8 @@ class Attachments:
         return self._http.request(method, url, headers=headers, data=body, params={"from": str(at)} if at else None)
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
-        """Raises what a refused request means; one that a proxy without its server answered is as good as cut."""
+        """Raise the error a refused request stands for; a refusal by a proxy without its server counts as a lost
+        connection."""
         if response.status == 200:
             return
         body = await response.read()
@@ -180,18 +183,18 @@ class Attachments:
 
 
 class _Trouble:
-    """When requests that fail one after the other are given up: when for ``longest_s`` none got anywhere."""
+    """Decides when to give up after consecutive failures: when there was no progress for ``longest_s``."""
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
         self._since_s: float | None = None
 
     def over(self) -> None:
-        """One of them got somewhere."""
+        """A request made progress."""
         self._since_s = None
 
     def is_final(self, *, moved: bool) -> bool:
-        """Whether this failure is the last one; ``moved``: it came after some bytes."""
+        """Whether this failure is final; ``moved``: some bytes were transferred before it."""
         now = asyncio.get_running_loop().time()
         if moved or self._since_s is None:
             self._since_s = now
@@ -199,11 +202,11 @@ class _Trouble:
 
 
 class _Silence:
-    """Cancels what is inside when :meth:`heard` was not called for so long: raises TimeoutError."""
+    """Cancels the block when :meth:`heard` is not called for too long: raises TimeoutError."""
 
     def __init__(self, longest_s: float) -> None:
         self.broken = False
-        """Whether anything moved."""
+        """Whether there was any progress."""
         self._longest_s = longest_s
         self._timeout = asyncio.timeout(longest_s)
 
@@ -217,14 +220,14 @@ class _Silence:
         await self._timeout.__aexit__(kind, error, trace)
 
     def heard(self) -> None:
-        """Something moved."""
+        """There was progress."""
         self.broken = True
         if not self._timeout.expired():
             self._timeout.reschedule(asyncio.get_running_loop().time() + self._longest_s)
 
 
 class _Sink:
-    """Takes the bytes of one attachment as they come."""
+    """Receives the bytes of one attachment."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -236,12 +239,12 @@ class _Sink:
         self._pieces.append(piece)
 
     def value(self) -> Any:
-        """What they are, when all are here."""
+        """The complete value."""
         return from_json(b"".join(self._pieces))
 
 
 class _Text(_Sink):
-    """Decodes as the bytes come; ``lossy`` when they are not UTF-8."""
+    """Decodes text incrementally; ``lossy`` when the bytes are not UTF-8."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +270,7 @@ class _Text(_Sink):
 
 
 class _Base64(_Sink):
-    """Bytes as JSON has them."""
+    """Encodes bytes as base64 for JSON."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +288,7 @@ class _Base64(_Sink):
 
 
 async def decoded_base64(text: str) -> bytes:
-    """The bytes a result has as base64, decoded a piece at a time."""
+    """The bytes of a base64 field of a result, decoded piece by piece."""
     pieces = []
     for start in range(0, len(text), _TEXT_PIECE_CHARS):
         pieces.append(base64.b64decode(text[start : start + _TEXT_PIECE_CHARS]))

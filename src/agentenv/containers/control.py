@@ -1,4 +1,4 @@
-"""The control side of one container: leases, seals, inventory. Tool calls go another way (the executor's stream)."""
+"""The control side of one container: leases, seals, inventory. Tool calls use the executor's stream instead."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _MAX_REPLY_BYTES = 16 * 1024 * 1024
 
 
 class ContainerControl:
-    """Talks to one container. Every request may be sent again safely, and is, until its deadline.
+    """Control client of one container. Every request is safe to repeat, and is repeated until its deadline.
 
-    Every method raises ConnectionLostError when no answer came within ``timeout_s``, ProtocolError when
-    the answer is not what the wire contract says, and otherwise the error the container named.
+    Every method raises ConnectionLostError when no answer came within ``timeout_s``, ProtocolError when the answer
+    violates the wire contract, and otherwise the error the container named.
     """
 
     def __init__(self, handle: ContainerHandle, session: aiohttp.ClientSession | None = None) -> None:
@@ -56,7 +56,7 @@ class ContainerControl:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the session, if it was opened here. May be repeated."""
+        """Close the session if it was opened here. May be repeated."""
         if self._owns_session and self._session is not None:
             await self._session.close()
             self._session = None
@@ -70,15 +70,15 @@ class ContainerControl:
         return self._parse(SlotsReply, await self._insist("GET", "/v1/slots", None, timeout_s))
 
     async def lease(self, request: LeaseRequest, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> LeaseGrant:
-        """Lease a slot. The same ``request_id`` again returns the same lease."""
+        """Lease a slot. Repeating a ``request_id`` returns the same lease."""
         return self._parse(LeaseGrant, await self._insist("POST", "/v1/leases", request, timeout_s))
 
     async def renew(self, request: RenewRequest, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> RenewReply:
-        """One heartbeat for many leases. Sent once only: a late one is worth more as news than as a success."""
+        """One heartbeat for many leases. Sent once only: a late success is worth less than an early failure."""
         return self._parse(RenewReply, await self._once("POST", "/v1/leases/renew", request, timeout_s))
 
     async def release(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
-        """End a lease; the reply says what became of the slot. An epoch that has ended is no error."""
+        """End a lease; the reply gives the slot's state. An epoch that has ended is not an error."""
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/release", key, timeout_s))
 
     async def end(self, request: EndRequest, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
@@ -86,12 +86,12 @@ class ContainerControl:
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/end", request, timeout_s))
 
     async def seal(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
-        """Kill all that runs in the slot, keep workspace and lease. Raises StaleLeaseError."""
+        """Kill everything running in the slot, keeping workspace and lease. Raises StaleLeaseError."""
         request = SealRequest(slot=key.slot, epoch=key.epoch, secret=key.secret, request_id=secrets.token_hex(8))
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/seal", request, timeout_s))
 
     async def _insist(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
-        """Send until it is answered or ``timeout_s`` is over."""
+        """Repeat the request until it is answered or ``timeout_s`` has passed."""
         until = time.monotonic() + timeout_s
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(ConnectionLostError),
@@ -144,7 +144,7 @@ class ContainerControl:
 
 
 class _StopAt(stop_base):
-    """Stop retrying at a moment, not after a count."""
+    """Stop retrying at a given time instead of after a number of attempts."""
 
     def __init__(self, until: float) -> None:
         self._until = until

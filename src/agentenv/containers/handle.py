@@ -1,4 +1,4 @@
-"""How to reach one container."""
+"""The address of one container."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ContainerHandle:
-    """How to reach one running sandbox server. ``index`` orders containers for packing."""
+    """Address of one running sandbox server. ``index`` orders containers for packing."""
 
     id: str
     index: int

@@ -1,4 +1,4 @@
-"""What every request to a container has in common: its headers, the handshake, what a refusal means."""
+"""Common parts of every request to a container: headers, handshake, interpretation of refusals."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from agentenv.wire.server import ErrorReply, ServerInfo
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session for any number of containers; whoever opens it closes it. Each request brings its own deadline."""
-    # limit=0: a pool of 1,000 containers beats in parallel.
+    """A session for any number of containers; the opener closes it. Each request has its own deadline."""
+    # limit=0: a pool of 1,000 containers sends heartbeats in parallel.
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None), trust_env=False)
 
@@ -29,7 +29,7 @@ def checked_info(handle: ContainerHandle, body: bytes) -> ServerInfo:
     """The answer to ``GET /v1/info``. Raises ProtocolError: another version, or not a sandbox server."""
     try:
         raw = json.loads(body)
-        # Looked at before the model is: another version may have other fields.
+        # Checked before the model is built: another version may have other fields.
         version = raw.get("protocol") if isinstance(raw, dict) else None
         if version != PROTOCOL_VERSION:
             raise ProtocolError(
@@ -50,8 +50,8 @@ def error_reply(body: bytes) -> ErrorReply | None:
 
 
 def refusal(handle: ContainerHandle, status: int, body: bytes, *expected: type[AgentEnvError]) -> AgentEnvError:
-    """The exception for a response that is not 2xx: what its body names if that is one of ``expected`` (any, when
-    none is given), else ProtocolError."""
+    """The exception for a response that is not 2xx: the error its body names if that is one of ``expected`` (any,
+    if not given), else ProtocolError."""
     reply = error_reply(body)
     if reply is None:
         return ProtocolError(f"container {handle.id} answered HTTP {status}: {body[:200]!r}")

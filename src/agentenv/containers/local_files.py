@@ -1,7 +1,7 @@
-"""Local files and directories as the stream of a transfer, and such a stream as local files.
+"""Local files and directories as a transfer stream, and a transfer stream as local files.
 
-Blocking, one piece at a time: callers run it in a thread. What arrives is not trusted: nothing is written
-outside the target, through a link, or under its own name before its SHA-256 is right.
+Blocking, one piece at a time: callers run it in a thread. Incoming data is not trusted: nothing is written outside
+the target or through a link, and a file gets its name only after its SHA-256 was verified.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from agentenv.wire.transfers import CHUNK_BYTES, CHUNKED, MAX_ENTRIES, Decoder, 
 
 _MAX_MTIME_NS = 2**33 * 10**9
 _MAX_LINKS_ON_THE_WAY = 40
-"""As the kernel has it."""
+"""The kernel's limit."""
 
 
 class Tally:
-    """What a transfer carried. ``sha256`` is the file's, or for a directory that of the lines
-    ``<sha256>  <path>`` of its files, in order: the same whichever side counted."""
+    """Content of a transfer. ``sha256`` is the file's, or for a directory that of the lines ``<sha256> <path>`` of
+    its files, in order: the same on both sides."""
 
     def __init__(self) -> None:
         self.files = 0
@@ -63,9 +63,9 @@ def size_of(source: Path) -> int:
 
 
 def stream_of(source: Path, tally: Tally) -> Iterator[bytes]:
-    """The stream, piece by piece. A link at ``source`` is followed, links below it are sent as links.
+    """Generate the stream, piece by piece. A link at ``source`` is followed, links below it are sent as links.
 
-    Raises: OSError; InvalidArgumentsError for what is no file, directory or link, or is too much.
+    Raises: OSError; InvalidArgumentsError for anything but files, directories and links, or for too many entries.
     """
     source = source.resolve(strict=True)
     status = source.stat()
@@ -116,15 +116,15 @@ def _file(source: Path, path: bytes, tally: Tally) -> Iterator[bytes]:
 
 
 class TreeWriter:
-    """Writes a stream to ``target``: to be fed, then finished, as a context manager that leaves no half file.
+    """Writes a stream to ``target``: call feed, then finish. A context manager that leaves no partial file.
 
-    ``trust_links``: links are made as they are, wherever they lead.
+    ``trust_links``: links are created as they are, wherever they lead.
     """
 
     def __init__(self, target: Path, *, max_bytes: int, trust_links: bool = False) -> None:
         self.tally = Tally()
         self.expected_bytes: int | None = None
-        """The file's size as announced; None for a directory, or before anything came."""
+        """Size of the file as announced; None for a directory, or before the first record."""
         self._target = target
         self._max_bytes = max_bytes
         self._trust_links = trust_links
@@ -133,7 +133,7 @@ class TreeWriter:
         self._modes: dict[Path, int] = {}
         self._made: set[Path] = set()
         self.entries = 0
-        """Records taken so far."""
+        """Number of records so far."""
         self._part: IO[bytes] | None = None
         self._entry = Entry("e")
         self._decoder = Decoder(Sink(self._begin, self._content, self._verified))
@@ -156,9 +156,11 @@ class TreeWriter:
         self._decoder.feed(data)
 
     def finish(self) -> bool:
-        """Once the stream has ended: make links, set modes. False when it was cut, and nothing is done.
+        """Complete the target after the stream has ended: create links, set modes. False if the stream was cut;
+        then nothing is done.
 
-        Raises OSError (the local disk; EPERM for a link that leads out of the target, before any is made)."""
+        Raises OSError (the local disk; EPERM for a link that leads out of the target, before any is created).
+        """
         if not self._decoder.complete:
             return False
         if not self._trust_links:
@@ -228,7 +230,7 @@ class TreeWriter:
         )
 
     def _place(self, path: bytes) -> Path:
-        """Where it goes; every directory on the way is real, or made."""
+        """Path of an entry below the target; every directory on the way is a real one, or created."""
         if not path:
             return self._target
         *parents, name = os.fsdecode(path).split("/")
@@ -247,8 +249,8 @@ class TreeWriter:
         self._made.add(place)
 
     def _reached(self, path: bytes, depth: int = 0) -> bytes | None:
-        """Where below the target a link leads, followed as the kernel will, through those that came and those that
-        were there: two links, each inside by its text, can lead out together. None: in circles, so nowhere.
+        """Where below the target a link leads, followed as the kernel does through both transferred and existing
+        links: two links can lead out together although neither does by its text. None for a cycle.
 
         Raises OSError: EPERM when it leads out; ELOOP.
         """
@@ -259,7 +261,7 @@ class TreeWriter:
         link = self._link_at(path)
         if link is None:
             return path
-        self._led[path] = None  # what comes here again meanwhile goes in circles
+        self._led[path] = None  # reached again meanwhile: a cycle
         if link.startswith(b"/") or not link:
             raise _leads_out(path)
         at = posixpath.dirname(path)
@@ -282,7 +284,7 @@ class TreeWriter:
         try:
             return os.readlink(os.path.join(os.fsencode(self._target), path))  # noqa: PTH115, PTH118 (bytes)
         except OSError:
-            return None  # no link
+            return None  # not a link
 
 
 def _leads_out(path: bytes) -> PermissionError:

@@ -1,4 +1,4 @@
-"""One connection to a container: handshake, then texts both ways. No retries, no knowledge of calls."""
+"""One connection to a container: handshake, then text messages both ways. No retries, no knowledge of calls."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from agentenv.wire.base import MAX_MESSAGE_BYTES
 
 _POLITE_CLOSE_S: Final = 1.0
 _SEND_BUFFER_BYTES: Final = 256 * 1024
-"""What the kernel takes of us before it has us wait: cancellations and pings wait behind no more than that, and what
-was written is nearly there."""
+"""Bytes the kernel buffers for us before a write waits. Cancellations and pings wait behind at most this much, and
+written data has nearly arrived."""
 _CONTRACT_CLOSE_CODES: Final = frozenset({1002, 1003, 1007, 1008, 1009})
-"""WebSocket close codes that say "what you sent is wrong": sending it again cannot help."""
+"""WebSocket close codes that mean "what you sent is wrong": sending it again cannot help."""
 _LOST: Final = (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR)
 
 
 class StreamCutError(Exception):
-    """The connection is gone or silent; what was sent may or may not have arrived."""
+    """The connection is gone or silent; sent messages may or may not have arrived."""
 
 
 TRANSIENT: Final = (StreamCutError, aiohttp.ClientError, OSError, TimeoutError)
-"""What a new connection may cure."""
+"""Errors that a new connection may cure."""
 
 
 class Stream:
-    """An open stream. ``boot`` names the server process at its other end."""
+    """An open stream. ``boot`` identifies the server process at the other end."""
 
     def __init__(self, socket_: aiohttp.ClientWebSocketResponse, boot: str) -> None:
         self._socket = socket_
@@ -48,9 +48,8 @@ class Stream:
     async def receive(self) -> str:
         """The next message.
 
-        Raises:
-            StreamCutError: the stream ended, or was silent for too long.
-            ProtocolError: it ended because of what one side sent.
+        Raises: StreamCutError: the stream ended, or was silent for too long. ProtocolError: it ended because of a
+        message that violates the protocol.
         """
         message = await self._socket.receive()
         if message.type is aiohttp.WSMsgType.TEXT:
@@ -69,7 +68,7 @@ class Stream:
         return StreamCutError(str(self._socket.exception() or f"closed with code {code}"))
 
     async def aclose(self, *, polite: bool) -> None:
-        """Close for certain; ``polite`` says goodbye first, for a second at most. Repeatable."""
+        """Close the stream, in all cases; ``polite`` sends a close message first, for a second at most. Repeatable."""
         if not polite:
             self._cut()
         with contextlib.suppress(*TRANSIENT):
@@ -79,7 +78,7 @@ class Stream:
     def _cut(self) -> None:
         """Unsent bytes would keep a closing socket open for as long as the other side does not read."""
         raw = self._raw if isinstance(self._raw, asyncio.trsock.TransportSocket) else None
-        raw = raw or self._socket.get_extra_info("socket")  # another loop's may be a mere number once closed
+        raw = raw or self._socket.get_extra_info("socket")  # may be a plain number once another loop's socket is closed
         if raw is not None:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(raw.fileno())) as twin:
                 twin.shutdown(socket.SHUT_RDWR)
@@ -117,6 +116,6 @@ async def open_stream(http: aiohttp.ClientSession, handle: ContainerHandle, *, s
 
 
 def _refusal(handle: ContainerHandle, status: int, body: bytes) -> Exception:
-    """5xx may pass; a container that says 4xx to a handshake will say it again."""
+    """5xx may pass; a container that answers a handshake with 4xx will do so again."""
     refused = refusal(handle, status, body, InfraError, SlotDestroyedError)
     return StreamCutError(refused.message) if status >= 500 else refused

@@ -1,9 +1,8 @@
-"""Files and directories of any size to and from a slot, streamed: over a connection of their own.
+"""Streaming transfer of files and directories of any size to and from a slot, over a separate connection.
 
-No call waits for a transfer: not the slot's own, and not a neighbour's. Memory stays at a few MiB whatever
-the size, here, in the server and in the slot. Every file carries its SHA-256, and is compared by whoever
-receives it before it gets its name. A transfer that was cut is done again from its start; doing it twice
-leaves what doing it once does.
+No call waits for a transfer, neither of this slot nor of another. Memory use stays at a few MiB for any size, here,
+in the server and in the slot. Every file carries its SHA-256, which the receiver verifies before the file gets its
+name. An interrupted transfer is repeated from its start; repeating one is idempotent.
 """
 
 from __future__ import annotations
@@ -29,39 +28,39 @@ from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER, NOT_REGULAR, OUTSIDE, TOO_LARGE, BrokenOffError, TransferReply
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes moved so far and, where it is known, the bytes in all; from the caller's event loop."""
+"""Called with the bytes transferred so far and, where known, the total, in the caller's event loop."""
 DEFAULT_MAX_BYTES = 8 * 1024**3
-"""What a download may bring at most unless told otherwise: a slot can hold files larger than any disk (of holes)."""
+"""Default limit of a download: a slot can hold (sparse) files larger than any disk."""
 
 _PIECE_BYTES = 1024 * 1024
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=15.0, sock_read=300.0)
-"""A container says sooner that its slot is too slow, also for what is on its way in the buffers of an upload."""
+"""The container reports sooner that its slot is too slow, also for data still in the buffers of an upload."""
 
 _REFUSALS = (errors.InfraError, errors.ToolCallError, errors.PolicyRefusalError, errors.SlotDestroyedError)
 T = TypeVar("T")
 
 
 class Lease(Protocol):
-    """What a transfer needs of a lease."""
+    """The part of a lease that a transfer needs."""
 
     @property
     def key(self) -> LeaseKey:
-        """What every request must show."""
+        """Sent with every request."""
 
     @property
     def container(self) -> ContainerHandle:
-        """Where the slot is."""
+        """Container of the slot."""
 
     async def wait_lost(self) -> errors.AgentEnvError:
-        """Return when the lease ends by itself."""
+        """Return when the lease is lost."""
 
 
 @dataclass(frozen=True)
 class Transferred:
-    """What a transfer carried. ``sha256`` is the file's, or for a directory that of the lines
-    ``<sha256>  <path>`` of its files, names sorted within each directory, as bytes."""
+    """Content of a transfer. ``sha256`` is the file's, or for a directory that of the lines ``<sha256> <path>`` of
+    its files, names sorted within each directory, as bytes."""
 
     files: int
     total_bytes: int
@@ -69,14 +68,12 @@ class Transferred:
 
 
 async def upload(lease: Lease, local: Path, remote: str, *, progress: Progress | None = None) -> Transferred:
-    """Copy a local file or directory into the slot. A directory's content lands in ``remote``, beside what
-    is there; a file replaces what has its name.
+    """Copy a local file or directory into the slot. A directory's content lands in ``remote``, beside existing
+    entries; a file replaces an existing one of its name.
 
-    Raises:
-        OSError: ``local`` cannot be read, or the slot cannot take it (no space, a directory in the way).
-        InvalidArgumentsError: ``local`` holds a device, a socket or a pipe.
-        PolicyRefusalError: ``remote`` leads outside the workspace.
-        InfraError: the slot or the connection failed.
+    Raises: OSError: ``local`` cannot be read, or the slot cannot take it (no space, a directory in the way).
+    InvalidArgumentsError: ``local`` holds a device, a socket or a pipe. PolicyRefusalError: ``remote`` leads
+    outside the workspace. InfraError: the slot or the connection failed.
     """
     total = await asyncio.to_thread(size_of, local)
 
@@ -87,7 +84,7 @@ async def upload(lease: Lease, local: Path, remote: str, *, progress: Progress |
             async with _request(lease, "PUT", remote, body) as response:
                 reply = await _upload_reply(response)
         except errors.ConnectionLostError:
-            if failures:  # the connection was cut by us: what could not be read could not be sent
+            if failures:  # we cut the connection, because what could not be read could not be sent
                 raise failures[0] from None
             raise
         if reply.exit_code:
@@ -107,11 +104,12 @@ async def download(
     progress: Progress | None = None,
     max_bytes: int = DEFAULT_MAX_BYTES,
 ) -> Transferred:
-    """Copy a file or directory of the slot to ``local``. A directory's content lands in it, beside what is
-    there; a file replaces what has its name. What a slot sends is not trusted: nothing is written elsewhere.
+    """Copy a file or directory of the slot to ``local``. A directory's content lands in it, beside existing
+    entries; a file replaces an existing one of its name. The slot's data is not trusted: nothing is written
+    elsewhere.
 
     Raises:
-        OSError: ``remote`` is missing or cannot be read, ``local`` cannot be written, there is more than
+        OSError: ``remote`` is missing or cannot be read, ``local`` cannot be written, the content exceeds
             ``max_bytes``, a link leads out of ``local``, or something in the slot stopped or killed the transfer.
         PolicyRefusalError: ``remote`` leads outside the workspace.
         InfraError: the slot or the connection failed.
@@ -129,7 +127,7 @@ async def download(
 
 
 async def _insisting(lease: Lease, once: Callable[[], Awaitable[T]]) -> T:
-    """Try again what a cut connection ended; stop at once when the lease is lost."""
+    """Retry after a lost connection; stop at once when the lease is lost."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return await unless_lost(once(), lease.wait_lost())
@@ -168,7 +166,7 @@ async def _body(local: Path, tally: Tally, total: int, progress: Progress | None
 
 
 async def _remembering(pieces: AsyncIterator[bytes], failures: list[Exception]) -> AsyncIterator[bytes]:
-    """The HTTP client tells of a body that fails only in the words of its own error."""
+    """Keep the original exception: the HTTP client reports a failing body only in its own words."""
     try:
         async for piece in pieces:
             yield piece
@@ -178,7 +176,7 @@ async def _remembering(pieces: AsyncIterator[bytes], failures: list[Exception]) 
 
 
 def _some(pieces: Iterator[bytes]) -> bytes:
-    """The next of them, a megabyte or so at once: a thread for each would cost more than the reading."""
+    """The next pieces, about a megabyte at once: one thread hop for each piece would cost more than reading it."""
     gathered = bytearray()
     for piece in pieces:
         gathered += piece
@@ -233,6 +231,6 @@ async def _upload_reply(response: aiohttp.ClientResponse) -> TransferReply:
 
 
 async def _refusal(container: ContainerHandle, response: aiohttp.ClientResponse) -> errors.AgentEnvError:
-    """The error the container names. One that is only busy is as good as out of reach: ask again."""
+    """The error the container names. A busy container is treated as unreachable: ask again."""
     refused = refusal(container, response.status, await response.read(), *_REFUSALS)
     return errors.ConnectionLostError(refused.message) if response.status == 503 else refused

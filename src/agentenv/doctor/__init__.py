@@ -1,1 +1,1 @@
-"""What this machine offers slots, and what it lacks: facts are read, rules are pure."""
+"""Checks of a machine's abilities: facts are read, rules are pure."""

@@ -1,4 +1,4 @@
-"""What this machine has: read, never judged (that is :mod:`agentenv.doctor.rules`)."""
+"""Facts about this machine: read, not judged (that is :mod:`agentenv.doctor.rules`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PROGRAM_TIMEOUT_S = 10
 
 @dataclass(frozen=True)
 class Cgroups:
-    """``writable``: the controllers in which this process may make groups below its own."""
+    """``writable``: the controllers in which this process may create groups below its own."""
 
     version: str = "none"
     writable: frozenset[str] = frozenset()
@@ -42,7 +42,7 @@ class Facts:
     userns_apparmor: bool | None = None
     bwrap_version: tuple[int, ...] | None = None
     bwrap_refusal: str | None = None
-    """What bwrap said when it could not make namespaces; empty when it could; None when not tried."""
+    """bwrap's message when it could not create namespaces; empty if it could; None if not tried."""
     compiler: str | None = None
     static_libc: bool = False
     programs_built: bool = False
@@ -56,7 +56,7 @@ class Facts:
     """None: unlimited."""
     processes_hard: int | None = None
     terminals: int | None = None
-    """How many may be open on the machine, beside those kept for its administrators."""
+    """Maximum number of terminals on the machine, without those reserved for administrators."""
     state_dir: str = ""
     state_dir_writable: bool = False
     state_free_bytes: int | None = None
@@ -102,7 +102,7 @@ def gather() -> Facts:
 
 
 def read_cgroups(mountinfo: str, own: str) -> Cgroups:
-    """``mountinfo`` and ``own`` are the texts of /proc/self/mountinfo and /proc/self/cgroup. Makes nothing."""
+    """``mountinfo`` and ``own`` are the texts of /proc/self/mountinfo and /proc/self/cgroup. Creates nothing."""
     first = layout_v1(mountinfo, own)
     second = own_directory_v2(mountinfo, own)
     if second is not None:
@@ -115,9 +115,9 @@ def read_cgroups(mountinfo: str, own: str) -> Cgroups:
 
 
 def stale_containers(state: Path, locks: str) -> tuple[str, ...]:
-    """Names of directories whose ``lock`` nobody holds: of containers, and of backends that launched them.
+    """Names of directories whose ``lock`` is not held: of containers, and of backends that launched them.
 
-    ``locks`` is the text of /proc/locks: looking there disturbs nobody, as trying the lock would.
+    ``locks`` is the text of /proc/locks: reading it disturbs nobody, unlike trying the lock.
     """
     held = {line.split(":")[-1].split()[0] for line in locks.splitlines() if "FLOCK" in line}
     found = [lock for place in swept_directories(state) for lock in place.glob("*/lock")]
@@ -125,12 +125,12 @@ def stale_containers(state: Path, locks: str) -> tuple[str, ...]:
 
 
 def swept_directories(state: Path) -> tuple[Path, Path]:
-    """Where the dead leave something: the containers' own data, and the launch files beside them."""
+    """Directories with leftovers of dead processes: the containers' own data, and the launch files beside them."""
     return state / "containers", state
 
 
 def current_stale_containers(state: Path) -> tuple[str, ...]:
-    """The same, from what the kernel says now."""
+    """The same, from the kernel's current state."""
     return stale_containers(state, _text("/proc/locks"))
 
 
@@ -175,7 +175,7 @@ def _version(bwrap: str) -> tuple[int, ...] | None:
 
 
 def _try_bwrap(bwrap: str) -> str:
-    """Namespaces and a fresh /proc: what stock Docker and hardened kernels forbid."""
+    """Namespaces and a fresh /proc, which stock Docker and hardened kernels forbid."""
     argv = [bwrap, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "true"]
     try:
         done = _run(argv)

@@ -1,4 +1,4 @@
-"""What the facts mean: one rule per line of the doctor's table. Pure."""
+"""Judges the facts: one rule per line of the doctor's table. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHERE_LIMITS = "in /etc/security/limits.conf, or LimitNOFILE= / LimitNPROC= of 
 
 
 class Level(IntEnum):
-    """How much it matters; the doctor's exit code is the greatest."""
+    """Severity of a finding; the doctor's exit code is the greatest."""
 
     ok = 0
     weaker = 1
@@ -25,7 +25,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table. ``cure`` is empty when nothing need be done; ``commands`` when no shell line cures it."""
+    """One line of the table. ``cure`` is empty if nothing is to be done; ``commands`` if no shell command cures it."""
 
     name: str
     level: Level
@@ -35,12 +35,12 @@ class Finding:
 
 
 def judge(facts: Facts) -> list[Finding]:
-    """Every rule applied, in the order the table shows."""
+    """Apply every rule, in the order of the table."""
     return [rule(facts) for rule in RULES]
 
 
 def worst(findings: list[Finding]) -> Level:
-    """The greatest level found, ok when there is none."""
+    """The greatest severity found, ok if there is none."""
     return max((finding.level for finding in findings), default=Level.ok)
 
 
@@ -108,7 +108,7 @@ def _user_namespaces(facts: Facts) -> Finding:
 
 
 def _bwrap(facts: Facts) -> Finding:
-    if facts.bwrap_version is None and facts.bwrap_refusal is not None:  # it is there
+    if facts.bwrap_version is None and facts.bwrap_refusal is not None:  # it exists
         said = facts.bwrap_refusal or "it reports no version"
         return Finding(
             "bubblewrap", Level.broken, f"bwrap does not run: {said}", "reinstall it", _install("bubblewrap")

@@ -1,7 +1,7 @@
 """The fields an :class:`agentenv.AgentEnvConfig` adds to atropos' own: flat, as its CLI needs them.
 
-Kept apart from ``environment.py`` so that it needs no atroposlib. What it means is in the frozen models of
-:mod:`agentenv.config`, which the methods at the end build.
+Separate from ``environment.py`` so that it does not depend on atroposlib. The meaning of the fields is documented
+in the frozen models of :mod:`agentenv.config`, which the methods at the end build.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ALIASES = {
     "terminal_timeout": "tool_timeout_s",
     "terminal_lifetime": "lease_ttl_s",
 }
-"""Names of the older sibling → the names used here."""
+"""Names used by the older sibling → names used here."""
 
 
 _NOMAD_NAMES = {
@@ -52,7 +52,7 @@ _NOMAD_NAMES = {
 
 
 def _split(value: object) -> object:
-    """atropos' CLI hands lists over as one text: commas part it."""
+    """Split comma-separated text, the form in which atropos' CLI passes lists."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
@@ -71,7 +71,7 @@ TextObject = Annotated[dict[str, str], BeforeValidator(_parse_object)]
 
 
 class AgentFields(BaseModel):
-    """Settings of an agent environment. ConfigError names the field of the first contradiction."""
+    """Settings of an agent environment. Raises ConfigError naming the field of the first contradiction."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -221,7 +221,7 @@ class AgentFields(BaseModel):
         return self
 
     def container_settings(self) -> ContainerSettings:
-        """What each container is."""
+        """Settings of every container."""
         limits = self._slot_limits()
         return _built(
             ContainerSettings,
@@ -247,7 +247,7 @@ class AgentFields(BaseModel):
             ) from error
 
     def pool_settings(self) -> PoolSettings:
-        """How many containers, and how slots are leased."""
+        """Number of containers, and how slots are leased."""
         names = (
             "min_containers", "max_containers", "target_idle_slots", "scale_cooldown_s",
             "acquire_timeout_s", "lease_ttl_s", "start_timeout_s",
@@ -255,7 +255,7 @@ class AgentFields(BaseModel):
         return _built(PoolSettings, **{name: getattr(self, name) for name in names})
 
     def nomad_settings(self) -> NomadSettings:
-        """Where the cluster is, and the farm's job there. Raises ConfigError naming the field."""
+        """The Nomad cluster and the farm's job. Raises ConfigError naming the field."""
         try:
             named = {name: getattr(self, field) for field, name in _NOMAD_NAMES.items()}
             return NomadSettings.from_environment(**named, run_name=getattr(self, "wandb_name", None))
@@ -291,7 +291,7 @@ class AgentFields(BaseModel):
 
 
 def joined_negatives(arguments: Sequence[str]) -> list[str]:
-    """``--name -1`` as ``--name=-1``: atropos takes the former for a flag without a value, and so for 1."""
+    """``--name -1`` as ``--name=-1``: atropos takes the former for a flag without a value, hence for 1."""
     joined: list[str] = []
     for argument in arguments:
         if joined and re.fullmatch(r"-\.?\d\S*|-inf", argument) and re.fullmatch(r"--[^=]+", joined[-1]):
@@ -303,7 +303,8 @@ def joined_negatives(arguments: Sequence[str]) -> list[str]:
 
 @contextmanager
 def explained(env: object, config: AgentFields) -> Iterator[None]:
-    """What atropos' constructor cannot open, as a ConfigError that names the setting. How far it came tells which."""
+    """The ConfigError for a failure of atropos' constructor; names the setting, judged by how far the constructor
+    got."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -331,13 +332,13 @@ def _built(kind: type[S], **values: Any) -> S:
 def _bind(text: str) -> Bind:
     source, colon, target = text.partition(":")
     if not colon or not source.startswith("/") or not target.startswith("/"):
-        raise ConfigError("sandbox_binds", f"got {text!r}", next_step="allowed: /source:/target, parted by commas")
+        raise ConfigError("sandbox_binds", f"got {text!r}", next_step="allowed: /source:/target, separated by commas")
     return Bind(source, target)
 
 
 def _take_aliases(config: AgentFields) -> None:
-    """Move older names to the names used here. A dump of a whole config (what atropos' CLI merges into)
-    names every field, so there only a value other than the default counts as said."""
+    """Move values of older names to the names used here. A dump of a whole config (what atropos' CLI merges into)
+    contains every field, so there only non-default values count as set."""
     fields = type(config).model_fields
     said = config.model_fields_set if len(config.model_fields_set) < len(fields) else set()
     for alias, name in ALIASES.items():
@@ -351,7 +352,7 @@ def _take_aliases(config: AgentFields) -> None:
 
 
 def _refuse_stateless_tools(config: AgentFields) -> None:
-    """Every backend has persistent shells: what can be missing is a tool that uses them."""
+    """Every backend has persistent shells; only a tool that uses them may be missing."""
     named = {tool for name in config.enabled_toolsets or TOOLSETS for tool in TOOLSETS.get(name, (name,))}
     named -= {tool for name in config.disabled_toolsets or () for tool in TOOLSETS.get(name, (name,))}
     if config.require_stateful_sandbox and not named & {"terminal", "tmux"}:

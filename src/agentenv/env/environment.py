@@ -1,8 +1,7 @@
-"""AgentEnv: an atropos environment whose rollouts work with tools in sandbox slots.
+"""AgentEnv: an atropos environment whose rollouts use tools in sandbox slots.
 
-Subclass it and write ``build_task`` and ``score_trajectory``; docs/environments.md has the other
-hooks and the failure contract. This is the one module that imports atroposlib: what a rollout is
-lives in :mod:`agentenv.agent`, and knows no trainer.
+Subclass it and write ``build_task`` and ``score_trajectory``; docs/environments.md has the other hooks and the
+failure contract. Rollouts are implemented in :mod:`agentenv.agent`, independent of any trainer.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 
 class AgentEnvConfig(AgentFields, BaseEnvConfig):  # type: ignore[misc]
-    """atropos' settings and ours, flat. Raises: ConfigError (see :class:`AgentFields`)."""
+    """atropos' settings and ours in one flat model. Raises: ConfigError (see :class:`AgentFields`)."""
 
     worker_timeout: float = Field(
         default=7200, description="Seconds after which atropos cancels a group and forgets its item; -1: never"
@@ -83,34 +82,34 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
 
     @classmethod
     def config_init(cls) -> tuple[AgentEnvConfig, list[APIServerConfig]]:
-        """Defaults, for the command line and YAML to change. A list of one server, on purpose: with
-        anything else atropos ignores ``--openai.base_url`` in ``process`` and ``evaluate``."""
+        """Defaults that the command line and YAML override. A list of one server on purpose: otherwise atropos
+        ignores ``--openai.base_url`` in ``process`` and ``evaluate``."""
         return cls.env_config_cls(), [APIServerConfig(base_url="http://127.0.0.1:9004/v1", api_key="unused")]
 
-    # -- what an environment writes ---------------------------------------------------------------
+    # -- hooks an environment must implement ------------------------------------------------------
 
     @abstractmethod
     def build_task(self, item: Any) -> str | Awaitable[str]:
-        """The task's text, as the model reads it."""
+        """The task's text for the model."""
 
     def score_trajectory(self, item: Any, final_response: str) -> float | Awaitable[float]:
-        """The score by the final answer alone; or write ``verify_and_score_trajectory`` instead."""
+        """The score, judged by the final answer only; alternatively implement ``verify_and_score_trajectory``."""
         raise NotImplementedError("write score_trajectory or verify_and_score_trajectory")
 
-    # -- what it may write ------------------------------------------------------------------------
+    # -- optional hooks -----------------------------------------------------------------------------
 
     def setup_agent_env(self) -> Any:
-        """Called once, when slots can be had and before the first item."""
+        """Called once, when slots are available and before the first item."""
 
     async def get_next_item(self) -> Any:
-        """The next item, None when there are no more. By default: ``dataset_name``, again and again."""
+        """The next item, None if there are no more. By default: ``dataset_name``, repeated endlessly."""
         if self._items is None:
             name, split = self.config.dataset_name, self.config.dataset_split
             self._items = itertools.cycle(await asyncio.to_thread(load_items, name, split))
         return next(self._items)
 
     def setup_trajectory_workspace(self, item: Any, *, trajectory_id: str, exec_tool: ToolContext) -> Any:  # noqa: ARG002
-        """Prepare the trajectory's slot; a dict returned here reaches the verifier as ``workspace_meta``."""
+        """Prepare the trajectory's slot; a dict returned here is passed to the verifier as ``workspace_meta``."""
         return {}
 
     async def verify_and_score_trajectory(
@@ -123,7 +122,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         agent_result: AgentResult,  # noqa: ARG002
         workspace_meta: dict[str, Any],  # noqa: ARG002
     ) -> tuple[float, dict[str, Any]]:
-        """The score, and what to keep in the transcript. By default: ``score_trajectory``."""
+        """The score, and data to record in the transcript. By default: ``score_trajectory``."""
         return await call_hook("score_trajectory", self.score_trajectory, item, final_response), {}
 
     def score_destroyed_slot(
@@ -134,28 +133,28 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         trajectory_id: str,  # noqa: ARG002
         workspace_meta: dict[str, Any],  # noqa: ARG002
     ) -> float | Awaitable[float | None] | None:
-        """The score of a rollout whose slot the policy's own commands destroyed. There is nothing left to verify on;
-        by default the attempt has failed: 0.0. None: no score, the group goes on without it."""
+        """The score of a rollout whose slot was destroyed by the policy's own commands. There is nothing left to
+        verify; by default the attempt has failed: 0.0. None: no score, the group continues without it."""
         return 0.0
 
     def build_agent_config(self, item: Any) -> AgentSettings | Awaitable[AgentSettings]:  # noqa: ARG002
-        """Limits and sampling for this item: by default what the config says."""
+        """Limits and sampling for this item; by default from the config."""
         return self.config.agent_settings()  # type: ignore[no-any-return]
 
     def build_tools(self) -> ToolCatalog:
-        """The tools of this environment: by default those built in, and the tool server's, that the config enables."""
+        """The tools of this environment; by default the built-in ones and the tool server's that the config enables."""
         return self._env_tools.offered()
 
     def build_tool_server(self) -> ToolServer:
-        """Runs external tools with ``tool_server_url="inprocess"``; by default as ``tool_server_config`` says."""
+        """Runs external tools with ``tool_server_url="inprocess"``; by default configured by ``tool_server_config``."""
         return default_tool_server(self.config)
 
-    # -- for its use ------------------------------------------------------------------------------
+    # -- for use by environments --------------------------------------------------------------------
 
     async def run_agent(self, task: str, *, settings: AgentSettings | None = None) -> AgentResult:
         """Run one agent on a fresh slot, outside any group; nothing is scored.
 
-        A hook may call it where ``hook_slots`` keeps slots for that; docs/environments.md says what its failures are.
+        A hook may call it if ``hook_slots`` reserves slots for that; docs/environments.md describes its failures.
 
         Raises: InfraError, SlotDestroyedError (never in a hook); ConfigError when the first prompt does not fit the
         model, or in a hook without ``hook_slots``.
@@ -163,7 +162,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         return await run_alone(self._opened(), settings or self.config.agent_settings(), task)
 
     async def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Roll out ``eval_items`` items once each; the mean score, logged as atropos logs evaluations."""
+        """Roll out ``eval_items`` items once each; return the mean score, logged the way atropos logs evaluations."""
         if self.config.eval_items == 0:
             return {}
         began_s = time.time()
@@ -176,7 +175,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         await self.evaluate_log(metrics, start_time=began_s, end_time=time.time(), samples=samples, verbose=False)
         return metrics
 
-    # -- how it is made ---------------------------------------------------------------------------
+    # -- construction and life cycle ----------------------------------------------------------------
 
     def __init__(
         self,
@@ -214,9 +213,9 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         self.prepare_reports()
 
     async def setup(self) -> None:
-        """Start the pool and the executor, prove that a slot can be had, then ``setup_agent_env``.
+        """Start the pool and the executor, check that a slot is available, then call ``setup_agent_env``.
 
-        Raises: SandboxUnavailableError and its kin with cause and cure; TaskError when the hook raised.
+        Raises: SandboxUnavailableError or a subclass, with cause and cure; TaskError when the hook raised.
         """
         config: AgentEnvConfig = self.config
         async with AsyncExitStack() as stack:
@@ -248,7 +247,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
             self._resources = stack.pop_all()
 
     async def close(self) -> None:
-        """End every rollout, then everything :meth:`setup` started. Repeatable."""
+        """End every rollout, then close everything :meth:`setup` started. Repeatable."""
         tasks = {*self.workers, *self.eval_workers, *([self.eval_runner] if self.eval_runner else [])}
         tasks.discard(asyncio.current_task())
         await end_all(tasks)
@@ -269,7 +268,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         await self.close()
 
     def build_backend(self) -> ContainerBackend:
-        """Where containers come from: what ``tool_pool_mode`` names. Override it to bring your own."""
+        """The backend of the farm, by default the one ``tool_pool_mode`` names. Override it to use your own."""
         config = self.config
         return make_backend(
             config.tool_pool_mode,
@@ -279,11 +278,11 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         )
 
     def model_for(self, trajectory: str) -> Model:
-        """The model one trajectory talks to."""
+        """The model for one trajectory."""
         return self._models.of(trajectory)
 
     def _trainer_limit(self) -> int | None:
-        """The longest sequence the trainer takes, where there is one: atropos skips whole groups for a longer one."""
+        """Longest sequence the trainer accepts, if known: atropos skips whole groups because of a longer one."""
         serving = getattr(self, "env_id", None) is not None and self.max_token_len > 0
         return self.max_token_len - 1 if serving else None
 
@@ -292,14 +291,14 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
     async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """One group: its scored members, or ``(None, [item])`` when none could be scored.
 
-        An item whose group failed ``1 + item_retries`` times is dropped, loudly, and counted.
+        An item whose group failed ``1 + item_retries`` times is dropped, logged and counted.
         """
         transcripts = await self._roll_out(item, self.config.group_size)
         self.report_group(self.config.group_size, transcripts)
         outcome = outcome_of(transcripts)
         self.counts[f"groups_{outcome}"] += 1
         group = exact_group(transcripts) if self._models.exact else None
-        if outcome == "retry" or (group is not None and not group["tokens"]):  # a model_for of its own may give none
+        if outcome == "retry" or (group is not None and not group["tokens"]):  # an overridden model_for may give none
             if group is not None and outcome != "retry":
                 logger.error("item %s: its models gave no tokens; there is nothing to train on", item_id(item))
             again = self._retries.again(item, transcripts)
@@ -308,7 +307,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         self._retries.succeeded(item)
         if group is not None:
             return group, []
-        async with self._tokenizing:  # a fast tokenizer used by two threads at once may refuse
+        async with self._tokenizing:  # a fast tokenizer used by two threads at once may fail
             return await asyncio.to_thread(scored_group, self.tokenizer, transcripts), []
 
     async def _roll_out(self, item: Any, size: int) -> list[Transcript]:
@@ -337,8 +336,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
     # -- atropos' commands ------------------------------------------------------------------------
 
     async def env_manager(self) -> None:
-        """``serve``: atropos' loop, with everything closed however it ends. Raises: InfraError when the
-        trainer's API cannot be reached or fails."""
+        """``serve``: atropos' loop, with everything closed however it ends. Raises: InfraError when the trainer's
+        API is unreachable or fails."""
         async with closed_at_end(self.close):
             try:
                 await super().env_manager()
@@ -360,13 +359,13 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
     async def process_manager(self) -> None:
         """``process``: ``total_steps`` groups into ``data_path_to_save_groups``.
 
-        atropos' own runs one group at a time, forgets items that come back and never gives up; this
-        one keeps ``max_num_workers`` groups running, and raises InfraError after
-        ``give_up_after_failed_groups`` failed groups in a row.
+        atropos' own implementation runs one group at a time, forgets items to retry and never gives up; this one
+        keeps ``max_num_workers`` groups running, and raises InfraError after ``give_up_after_failed_groups`` failed
+        groups in a row.
         """
         self.config.group_size = self.group_size_to_process
         self.curr_step = 0
-        self.max_token_len = self.config.max_token_length  # only named in warnings here: nothing is skipped
+        self.max_token_len = self.config.max_token_length  # only used in warnings here: nothing is skipped
         async with closed_at_end(self.close):
             self.start_wandb()
             await self.setup()
@@ -385,8 +384,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
 
     @classmethod
     def cli(cls) -> NoReturn:
-        """``serve``, ``process``, ``evaluate``. An error of ours ends it with one line and
-        status 2 (config) or 1."""
+        """``serve``, ``process``, ``evaluate``. An AgentEnvError ends it with one line and status 2 (config) or 1."""
         sys.argv[1:] = joined_negatives(sys.argv[1:])
         try:
             super().cli()

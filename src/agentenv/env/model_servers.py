@@ -1,8 +1,9 @@
-"""The model's servers, asked through one layer of retries, with their own words kept when they refuse.
+"""Clients of the model's servers with a single layer of retries, keeping the server's message when a request is
+refused.
 
-atropos' wrappers retry in nested layers, any error, a malformed request too: 27 requests and minutes for
-one failure of an OpenAI-style server; their health checks ask for a completion every second; and those of
-vLLM and SGLang drop the body of an error, so that a conversation that is too long looks like a bug.
+atropos' wrappers retry any error, even of a malformed request, in nested layers: 27 requests and minutes for one
+failure of an OpenAI-style server. Their health checks request a completion every second. Those of vLLM and SGLang
+drop the body of an error, so that a conversation that is too long looks like a bug.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ ATTEMPTS = 3
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 TRAJECTORY_HEADER = "X-Trajectory"
-"""Carries the trajectory's name to a managed server when ``send_trajectory_id`` is set."""
+"""Header with the trajectory's name for a managed server, sent when ``send_trajectory_id`` is set."""
 
 
 class Refused(Exception):
-    """A model server's HTTP error, with what it said. Shaped as the openai client's errors are."""
+    """HTTP error of a model server, with its message. Has the attributes of the openai client's errors."""
 
     def __init__(self, status_code: int, message: str) -> None:
         super().__init__(f"HTTP {status_code}: {message}")
@@ -38,7 +39,7 @@ class Refused(Exception):
 
 
 class OnceRetryingServer(OpenAIServer):  # type: ignore[misc]
-    """An OpenAI-style server: the openai client's own retries, and no others."""
+    """An OpenAI-style server with the openai client's own retries only."""
 
     async def chat_completion(self, **kwargs: Any) -> Any:
         """One ChatCompletion. Raises what the openai client raises."""
@@ -54,7 +55,7 @@ class OnceRetryingServer(OpenAIServer):  # type: ignore[misc]
 
 
 class _TokenServer:
-    """Mixed into atropos' servers that give tokens and logprobs, before their own class."""
+    """Mixin for atropos' servers that return tokens and logprobs; placed before their class."""
 
     config: APIServerConfig
     sem: asyncio.Semaphore
@@ -65,8 +66,8 @@ class _TokenServer:
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> tuple[list[int], list[Any], list[Any], list[Any]]:
         """(prompt tokens, and per answer: tokens, logprobs, finish reason).
 
-        Raises: Refused; ModelServerError when an answer did not come to its end; aiohttp.ClientError when the server
-        could not be reached in three attempts.
+        Raises: Refused; ModelServerError when an answer is incomplete; aiohttp.ClientError when the server was
+        unreachable in three attempts.
         """
         semaphore = self.sem if kwargs.pop("split", "train") == "train" else self.eval_sem
         kwargs.pop("model", None)
@@ -86,7 +87,7 @@ class _TokenServer:
         return prompt, tokens, logprobs, reasons
 
     async def _posted(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[Any, int]:
-        """The reply's JSON and how many attempts it took. A busy or failing server is asked again."""
+        """The reply's JSON and the number of attempts. Requests to a busy or failing server are repeated."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 return await self._post(body, headers), attempt
@@ -118,7 +119,7 @@ class _TokenServer:
 
 
 class TokensFromVLLM(_TokenServer, VLLMServer):  # type: ignore[misc]
-    """atropos' vLLM server (its ``/generate``), as :class:`_TokenServer` asks it."""
+    """atropos' vLLM server (its ``/generate``) with :class:`_TokenServer`'s requests."""
 
     def _request(self, prompt: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
         return {"prompt": {"prompt_token_ids": prompt}, "logprobs": 0, **sampling}
@@ -146,8 +147,8 @@ class TokensFromSGLang(_TokenServer, SGLangServer):  # type: ignore[misc]
 
 
 def with_tokenizer(server: ServerBaseline, tokenizer_name: str) -> ServerBaseline:
-    """The configuration with the environment's tokenizer where it names none: atropos would look the
-    model's name up on a hub."""
+    """The configuration with the environment's tokenizer if it names none; otherwise atropos would look up the
+    model's name on a hub."""
     if server.tokenizer_name != "none":
         return server
     return server.model_copy(update={"tokenizer_name": tokenizer_name})
@@ -161,8 +162,8 @@ SERVERS: dict[str, type[APIServer]] = {
 
 
 def server_type_of(configs: Sequence[ServerBaseline], tool_call_parser: str | None) -> str:
-    """The one type all of them are of. Raises: ConfigError when they differ, when the type gives no
-    tokens and logprobs and is no OpenAI-style server either, or when a parser is missing for it."""
+    """The common type of all servers. Raises: ConfigError when they differ, when the type gives no tokens and
+    logprobs and is not OpenAI-style either, or when a parser is missing for it."""
     kinds = {config.server_type for config in configs}
     if len(kinds) != 1:
         raise ConfigError("server_type", f"{', '.join(sorted(kinds))} cannot be mixed", next_step="use one type")

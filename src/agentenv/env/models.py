@@ -1,7 +1,7 @@
-"""Which model a trajectory talks to: chosen by the type of the model's server.
+"""The model of a trajectory, chosen by the type of the model's server.
 
-``openai``: the server reads tool calls itself, and gives no tokens to train on. ``vllm``, ``sglang``:
-atropos' ManagedServer keeps tokens, masks and logprobs, and the text is read here.
+``openai``: the server parses tool calls itself, and gives no tokens to train on. ``vllm``, ``sglang``: atropos'
+ManagedServer keeps tokens, masks and logprobs, and the text is parsed here.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentenv.errors import ConfigError
 
 
 class EnvModels:
-    """Makes models. ``trainer_limit`` says how long a sequence the trainer takes, once that is known.
+    """Creates models. ``trainer_limit`` returns the longest sequence the trainer accepts, once known.
 
     Raises: ConfigError when the parser is unknown, or the tokenizer's chat template cannot be used.
     """
@@ -43,7 +43,7 @@ class EnvModels:
         self.exact = kind != "openai"
         """Whether models give exact tokens and logprobs."""
         if self.exact and server.use_proxy:
-            problem = "atropos' proxy parses by rules of its own, and is not used"
+            problem = "atropos' proxy parses by different rules and is not used"
             raise ConfigError("server_type", problem, next_step="unset ATROPOS_PROXY_URL")
         self._renderer = self._rendering() if self.exact else None
 
@@ -75,8 +75,8 @@ class EnvModels:
     async def _opened(self, tokenizer: PromptTokenizer) -> AsyncIterator[ManagedServer]:
         """atropos' managed server over one of the servers, for as long as a trajectory lasts.
 
-        Anything else atropos may hand out is refused: its dummy server's tokens are made up, and its
-        proxy parses by rules of its own.
+        Anything else that atropos may return is refused: the tokens of its dummy server are invented, and its proxy
+        parses by different rules.
         """
         async with self._server.managed_server(tokenizer=tokenizer) as managed:
             if type(managed) is not ManagedServer:

@@ -1,6 +1,6 @@
-"""Which tools an environment's groups get, and who runs those that are not the slot's.
+"""The tools of an environment's groups, and what runs those that do not run in the slot.
 
-Kept apart from ``environment.py`` so that it needs no atroposlib.
+Separate from ``environment.py`` so that it does not depend on atroposlib.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _MOST_ITEM_CHARS: Final = 256
 
 @dataclass(frozen=True)
 class OutsideTools:
-    """The tools of a tool server, and what runs them; without a server neither."""
+    """The tools of a tool server, and what runs them; without a server both are empty."""
 
     run: ExternalTools | None = None
     tools: tuple[ToolDescription, ...] = ()
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """All of them: hooks may call what is not available, and read why."""
+        """All of them: hooks may call unavailable ones, and get the reason."""
         return tuple(remote_spec(tool) for tool in self.tools)
 
     def known(self, named: Iterable[str]) -> ToolCatalog:
-        """The built-in tools and those available here, for a model to be given.
+        """The built-in tools and those available here, to offer to a model.
 
-        ``named`` are the toolsets and tools asked for by name. Raises: ConfigError, with the server's reason,
-        when one of them is not available; a set of which a part is not is only warned of.
+        ``named`` are the toolsets and tools requested by name. Raises: ConfigError, with the server's reason, when
+        one of them is not available; for a set that is partly unavailable there is only a warning.
         """
         why = {tool.name: tool.unavailable for tool in self.tools if tool.unavailable}
         for name in named:
@@ -66,7 +66,7 @@ class OutsideTools:
         return ToolCatalog.builtin().extended(*(spec for spec in self.specs if spec.name not in why))
 
     def runnable(self, offered: ToolCatalog) -> ToolCatalog:
-        """Everything hooks may call: what is built in, here or there, and what the environment brought itself."""
+        """Everything hooks may call: built-in tools, here or there, and those the environment added."""
         theirs = {tool.name for tool in self.tools}
         builtin = ToolCatalog.builtin()
         own = [spec for spec in offered.specs if spec.name not in builtin and spec.name not in theirs]
@@ -75,9 +75,9 @@ class OutsideTools:
 
 @asynccontextmanager
 async def outside_tools(config: AgentFields, build: Callable[[], ToolServer]) -> AsyncIterator[OutsideTools]:
-    """Reach the tool server the config names, or run one here (``build`` makes it).
+    """Connect to the tool server in the config, or run one here (created by ``build``).
 
-    Raises: ConnectionLostError when nobody is there; ConfigError when the token or the server's config is wrong.
+    Raises: ConnectionLostError when there is no answer; ConfigError when the token or the server's config is wrong.
     """
     url = config.tool_server_url
     if url is None:
@@ -94,7 +94,7 @@ async def outside_tools(config: AgentFields, build: Callable[[], ToolServer]) ->
 
 
 def default_tool_server(config: AgentFields) -> ToolServer:
-    """The tool server of ``tool_server_config``; without a file, one with nothing to reach. Raises: ConfigError."""
+    """The tool server of ``tool_server_config``; without a file, one that may reach nothing. Raises: ConfigError."""
     from agentenv.api.assembly import tool_server
     from agentenv.api.settings import ToolServerSettings
 
@@ -103,7 +103,8 @@ def default_tool_server(config: AgentFields) -> ToolServer:
 
 
 def token_of(given: str) -> str:
-    """The token itself, or what is in ``file:PATH``: so that it need not be on a command line. Raises: ConfigError."""
+    """The token itself, or the content of ``file:PATH``, so that it need not be on a command line. Raises:
+    ConfigError."""
     if not given.startswith(_IN_FILE):
         return given
     path = Path(given.removeprefix(_IN_FILE))
@@ -114,13 +115,13 @@ def token_of(given: str) -> str:
 
 
 class GroupTools:
-    """Draws each group's tools: all that are offered, or by a distribution, once per group.
+    """Determines each group's tools: all that are offered, or drawn from a distribution once per group.
 
-    The n-th group of an item gets the same draw in every run with the same seed.
+    With the same seed, the n-th group of an item gets the same draw in every run.
     """
 
     def __init__(self, offered: ToolCatalog, distribution: Distribution | None, seed: int) -> None:
-        """Raises: ConfigError when the distribution names what is not offered."""
+        """Raises: ConfigError when the distribution names a tool that is not offered."""
         if distribution is not None:
             distribution.check(offered)
         self._offered = offered
@@ -139,45 +140,45 @@ class GroupTools:
 
 @dataclass(frozen=True)
 class GroupServices:
-    """What each group's rollouts share: the environment's farm, with the group's own tools and name."""
+    """Services shared by a group's rollouts: the environment's, with the group's own tools and name."""
 
     farm: RolloutServices
     executor: ToolExecutor
     draws: GroupTools
 
     def of(self, group: str, item: str) -> RolloutServices:
-        """The farm of this group. Long item ids are told to tool servers by their digest."""
+        """The services of this group. Long item ids are replaced by their digest for tool servers."""
         told = item if len(item) <= _MOST_ITEM_CHARS else hashlib.sha256(item.encode("utf-8", "replace")).hexdigest()
         sessions = GroupSessions(self.executor, group, told)
         return replace(self.farm, sessions=sessions, tools=tuple(self.draws.draw(item).openai_tools()))
 
 
 class EnvTools:
-    """The tools of one environment: what its config names, of what is there once :meth:`opened`."""
+    """The tools of one environment: those its config names that are available once :meth:`opened`."""
 
     def __init__(self, config: AgentFields) -> None:
-        """Raises: ConfigError when the distribution is not known."""
+        """Raises: ConfigError when the distribution is unknown."""
         self._config = config
         self._distribution = distribution(config.distribution) if config.distribution else None
         self._outside = OutsideTools()
 
     @asynccontextmanager
     async def opened(self, build: Callable[[], ToolServer]) -> AsyncIterator[None]:
-        """Reach the tool server, or run one. Raises as :func:`outside_tools` does."""
+        """Connect to the tool server, or run one. Raises as :func:`outside_tools` does."""
         async with outside_tools(self._config, build) as self._outside:
             yield
 
     def offered(self) -> ToolCatalog:
-        """What the config enables, built in or outside. Raises: ConfigError."""
+        """The tools the config enables, built in or outside. Raises: ConfigError."""
         config, drawn = self._config, self._distribution.chances if self._distribution else {}
         named = config.enabled_toolsets or [name for name, chance in drawn.items() if chance]
         known = self._outside.known(name for name in named if name not in (config.disabled_toolsets or ()))
         return choose(known, config.enabled_toolsets, config.disabled_toolsets)
 
     def runnable(self, offered: ToolCatalog) -> tuple[ToolCatalog, ExternalTools | None]:
-        """Everything hooks may call, and who runs what is not the slot's."""
+        """Everything hooks may call, and what runs the tools outside the slot."""
         return self._outside.runnable(offered), self._outside.run
 
     def group_farms(self, farm: RolloutServices, executor: ToolExecutor, offered: ToolCatalog) -> GroupServices:
-        """Raises: ConfigError when the distribution names what is not offered."""
+        """Raises: ConfigError when the distribution names a tool that is not offered."""
         return GroupServices(farm, executor, GroupTools(offered, self._distribution, self._config.distribution_seed))

@@ -1,4 +1,4 @@
-"""What AgentEnv does differently with Weights & Biases: partial groups, our counts, errors with a cure."""
+"""AgentEnv's own Weights & Biases reporting: partial groups, our counts, errors with a cure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentenv.errors import ConfigError
 
 
 class WandbReporting:
-    """Mixed into AgentEnv, before atropos' own class."""
+    """Mixin for AgentEnv, placed before atropos' class."""
 
     name: str | None
     config: Any
@@ -34,14 +34,14 @@ class WandbReporting:
         self.readable_rollouts = deque(maxlen=max(1, self.config.num_rollouts_to_keep))
 
     def report_group(self, size: int, transcripts: Sequence[Transcript]) -> None:
-        """Take a finished group into the next report, those without a score too."""
+        """Include a finished group in the next report, also one without a score."""
         self.rollout_metrics.add(size, transcripts)
         wanted = self.config.num_rollouts_per_group_for_logging
         chosen = transcripts if wanted == -1 else transcripts[: max(0, wanted)]
         self.readable_rollouts.extend(rollout_row(transcript) for transcript in chosen)
 
     async def setup_wandb(self) -> None:
-        """As atropos', for ``serve``. Raises: ConfigError when wandb cannot be used."""
+        """As in atropos, for ``serve``. Raises: ConfigError when wandb cannot be used."""
         with _usable():
             await super().setup_wandb()  # type: ignore[misc]
 
@@ -58,14 +58,14 @@ class WandbReporting:
             )
 
     async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:  # noqa: ARG002
-        """As atropos', also for groups with fewer members than ``group_size``."""
+        """As in atropos, also for groups with fewer members than ``group_size``."""
         wanted = self.config.num_rollouts_per_group_for_logging
         number = len(scored_data["tokens"]) if wanted == -1 else min(wanted, len(scored_data["tokens"]))
         rows = [(self.tokenizer.decode(scored_data["tokens"][n]), scored_data["scores"][n]) for n in range(number)]
         self.rollouts_for_wandb = [*self.rollouts_for_wandb, rows][-self.config.num_rollouts_to_keep :]
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Adds the counts of rollouts, retries and faults since the start, and the rates since the last report."""
+        """Log also the counts of rollouts, retries and faults since the start, and the rates since the last report."""
         ours = {**self.counts, **self.rollout_metrics.drain()}
         named = {f"agentenv/{name}": number for name, number in ours.items()}
         await super().wandb_log({**(wandb_metrics or {}), **named})  # type: ignore[misc]

@@ -1,8 +1,8 @@
-"""When a batch of calls leaves for its container. Pure: no clock, no I/O.
+"""Decides when a batch of calls is sent to its container. Pure: no clock, no I/O.
 
-A batch leaves when its first call has waited the window, or it is full, or no earlier batch is
-unacknowledged. Only *acknowledgements* hold a batch back, never results: a slow call delays nobody,
-and a lone call never waits for company.
+A batch is sent when its first call has waited for the window, when it is full, or when no earlier batch is
+unacknowledged. Batches wait only for *acknowledgements*, never for results: a slow call delays no other, and a lone
+call never waits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Batched(Generic[T]):
-    """One batch to send now. Numbers rise by one from 1."""
+    """A batch to send now. Numbers increase by one from 1."""
 
     number: int
     calls: tuple[T, ...]
@@ -25,17 +25,17 @@ class Batched(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Due(Generic[T]):
-    """What to send now, in order, and when to ask again at the latest (None: after the next event)."""
+    """Batches to send now, in order, and the latest time to ask again (None: after the next event)."""
 
     batches: tuple[Batched[T], ...]
     wake_at: float | None
 
 
 class Batcher(Generic[T]):
-    """The calls waiting for one container, and the batches it has not acknowledged.
+    """Queue of the calls for one container, and its unacknowledged batches.
 
-    ``now`` is any monotonic clock in seconds. A batch holds at most ``max_calls`` calls and
-    ``max_bytes`` bytes, except that a single larger call goes alone.
+    ``now`` is any monotonic clock in seconds. A batch holds at most ``max_calls`` calls and ``max_bytes`` bytes,
+    except that a larger single call is sent alone.
     """
 
     def __init__(self, *, window_s: float, max_calls: int, max_bytes: int) -> None:
@@ -52,26 +52,26 @@ class Batcher(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """How many calls have not left."""
+        """Number of calls not sent yet."""
         return len(self._waiting)
 
     @property
     def oldest_unacknowledged_at(self) -> float | None:
-        """When the oldest unacknowledged batch was written; None when there is none."""
+        """When the oldest unacknowledged batch was written; None if there is none."""
         return next((sent_at for sent_at, _ in self._sent.values()), None)
 
     def written(self, number: int, now: float) -> None:
-        """The connection took this batch: only from here on may its acknowledgement be expected."""
+        """The batch was written to the connection: from now on its acknowledgement is expected."""
         if number in self._sent:
             self._sent[number] = (now, self._sent[number][1])
 
     def add(self, call: T, size_bytes: int, now: float) -> None:
-        """One more call. It leaves with the first batch that :meth:`due` says may go."""
+        """Add a call. It is sent with the first batch that :meth:`due` releases."""
         self._waiting.append((call, size_bytes, now))
         self._waiting_bytes += size_bytes
 
     def drop(self, call: T) -> bool:
-        """Take back a call that has not left. False: it has, or was never here."""
+        """Withdraw a call that was not sent. False: it was sent, or is unknown."""
         for place, (waiting, size, _) in enumerate(self._waiting):
             if waiting is call:
                 del self._waiting[place]
@@ -84,7 +84,7 @@ class Batcher(Generic[T]):
         return self._sent.pop(number, None) is not None
 
     def refused(self, number: int) -> tuple[T, ...]:
-        """The container will run nothing of this batch: its calls; none when it is not unacknowledged."""
+        """The container runs nothing of this batch; returns its calls, none if it is not unacknowledged."""
         return self._sent.pop(number, (0.0, ()))[1]
 
     def restart(self, calls: Iterable[tuple[T, int]], now: float) -> None:
@@ -94,7 +94,7 @@ class Batcher(Generic[T]):
         self._waiting_bytes = sum(size for _, size, _ in self._waiting)
 
     def due(self, now: float) -> Due[T]:
-        """The batches that leave at ``now``; they count as sent and unacknowledged from here on."""
+        """The batches to send at ``now``; from here on they count as sent and unacknowledged."""
         batches: list[Batched[T]] = []
         while self._waiting and self._may_leave(now):
             self._number += 1

@@ -1,9 +1,10 @@
-"""Calls to one container over one stream: batched out, resolved as results come in, asked again after a cut.
+"""Client of one container: calls are sent in batches over one stream, resolved as results arrive, and resubmitted
+after a lost connection.
 
-Three tasks per container whatever the number of calls: one keeps the connection, one writes, one
-reads. A call is a slot in a dict and a future; nothing is started, timed or awaited per call here.
-This is the only layer that retries tool calls: a call keeps its id and the boot of the server it was
-first sent to, so asking again never runs it twice (:class:`agentenv.wire.calls.Call`).
+Three tasks per container whatever the number of calls: one keeps the connection, one writes, one reads. A call is a
+dict entry and a future; there is no task or timer per call. This is the only layer that retries tool calls: a call
+keeps its id and the boot of the server it was first sent to, so resubmitting it never runs it twice
+(:class:`agentenv.wire.calls.Call`).
 """
 
 from __future__ import annotations
@@ -59,28 +60,28 @@ T = TypeVar("T")
 
 _MAX_CALL_BYTES: Final = MAX_MESSAGE_BYTES - ENVELOPE_BYTES - BOOT_BYTES
 _MAX_BATCH_BYTES: Final = 4 * LARGE_BYTES
-"""A batch leaves when it holds so much: what comes behind it on a slow connection waits that long."""
+"""A batch is sent when it has this size: on a slow connection the next one waits that long."""
 _FORGET_CALLS: Final = 64
 _FORGET_BYTES: Final = LARGE_BYTES
-"""Arrived results are reported to the container when there are so many, or of so many bytes."""
+"""Number and total size of arrived results after which they are reported to the container."""
 _MOST_CANCELLATIONS: Final = MAX_BATCH_CALLS
 _FIRST_BACKOFF_S: Final = 0.02
 _LONGEST_BACKOFF_S: Final = 1.0
 _ASK_AGAIN_S: Final = 30.0
-"""How long after its own timeout a call without an answer is asked about again. It may still wait for its turn;
-but if its answer was lost on the way, this brings it."""
+"""Time after its own timeout at which a call without an answer is resubmitted. It may still be queued; but if its
+answer was lost on the way, this fetches it."""
 _LOOK_S: Final = 5.0
-"""How often calls are looked through for such ones."""
+"""Interval between checks for such calls."""
 _RESENT_KEYS: Final = MAX_BATCH_CALLS
 
 
 class PendingCall:
-    """One call on its way: ``future`` resolves to its CallResult or raises the typed InfraError.
+    """A call in flight: ``future`` resolves to its CallResult or raises the InfraError.
 
-    ``key`` is its CallKey as JSON. ``parts`` are its large arguments until they have been sent, ``moving`` the
-    task that sends them, or fetches what the result left out; ``attached`` once the container may have some of
-    them; ``asked`` while an answer is to be expected.
-    ``added_at``, ``sent_at`` and ``done_at`` are loop times in seconds; None until they happen.
+    ``key`` is its CallKey as JSON. ``parts`` are its large arguments until they have been sent, ``moving`` the task
+    that sends them, or fetches the result's attachments; ``attached`` once the container may have some of them;
+    ``asked`` while an answer is expected. ``added_at``, ``sent_at`` and ``done_at`` are loop times in seconds; None
+    until they happen.
     """
 
     __slots__ = (
@@ -125,13 +126,13 @@ class PendingCall:
 
     @property
     def batch_wait_s(self) -> float:
-        """How long it waited here before its batch left; 0 when it never did."""
+        """Time the call waited here before its batch was sent; 0 if it was not."""
         return 0.0 if self.sent_at is None else self.sent_at - self.added_at
 
 
 @dataclass
 class ClientCounters:
-    """What one client has done since it was made."""
+    """Counters of one client since its creation."""
 
     calls: int = 0
     results: int = 0
@@ -142,12 +143,12 @@ class ClientCounters:
 
     @property
     def reconnects(self) -> int:
-        """Streams that followed another one."""
+        """Streams opened after an earlier one."""
         return max(0, self.streams - 1)
 
 
 class SandboxClient:
-    """The calls of this process to one container. Connects at the first call; :meth:`aclose` ends it.
+    """Client of one container in this process. Connects at the first call; :meth:`aclose` closes it.
 
     All methods belong to one event loop. :meth:`submit`, :meth:`abandon` and :meth:`fail` never wait.
     """
@@ -172,18 +173,19 @@ class SandboxClient:
         self._movers = TaskSet()
         self._cancelling: dict[str, PendingCall] = {}
         self._given_up: deque[PendingCall] = deque(maxlen=_MOST_CANCELLATIONS)
-        """Calls that ended because the container could not be reached: should it come back, it is told."""
+        """Calls that ended because the container was unreachable; reported to it if it comes back."""
         self._to_cancel: list[bytes] = []
         self._to_forget: list[bytes] = []
         self._forget_bytes = 0
         self._forgotten: deque[bytes] = deque(maxlen=_RESENT_KEYS)
-        """What this stream was told to forget that the container would keep for ever: told to the next one again."""
+        """Calls this stream was told to forget that the container would otherwise keep for ever; repeated on the
+        next stream."""
         self._look_at = 0.0
         self._id_prefix = secrets.token_hex(12)
         self._wake: asyncio.Future[None] | None = None
         self._demand = asyncio.Event()
         self._lost_at: float | None = None
-        """Since when nothing has come from the container; None while something does."""
+        """Time since which nothing was received from the container; None while something is."""
         self._fruitless = 0
         """Attempts since the last message from the container."""
         self._stream: Stream | None = None
@@ -196,11 +198,11 @@ class SandboxClient:
 
     @property
     def unfinished(self) -> int:
-        """How many calls have no result yet."""
+        """Number of calls without a result."""
         return len(self._unfinished)
 
     def next_id(self) -> str:
-        """An id no other call has or will have."""
+        """A new call id, unique for all time."""
         self.counters.calls += 1
         return f"{self._id_prefix}-{self.counters.calls}"
 
@@ -235,9 +237,9 @@ class SandboxClient:
         return call
 
     def abandon(self, call: PendingCall, error: AgentEnvError | None = None) -> None:
-        """Nobody wants this call any more: it is taken back, or ended in the container. Repeatable.
+        """Cancel a call nobody waits for: it is withdrawn, or ended in the container. Repeatable.
 
-        Whoever still awaits it gets (a copy of) ``error``, or is cancelled.
+        A caller that still awaits it gets (a copy of) ``error``, or is cancelled.
         """
         if not self._let_go(call):
             return
@@ -253,7 +255,7 @@ class SandboxClient:
             self._wake_writer()
 
     def fail(self, calls: Iterable[PendingCall], error: AgentEnvError) -> None:
-        """End these calls with (a copy of) ``error``; nothing more is asked about them."""
+        """End these calls with (a copy of) ``error``; they are not resubmitted."""
         for call in calls:
             if self._let_go(call):
                 self._finish(call, error.copy())
@@ -271,14 +273,14 @@ class SandboxClient:
         await self._attachments.aclose()
 
     def _let_go(self, call: PendingCall) -> bool:
-        """Nothing more is done for this call; False when that is so already."""
+        """Stop all work for this call; False if that was done already."""
         if self._unfinished.pop(call.id, None) is None:
             return False
         self._batcher.drop(call)
         if call.moving is not None:
             call.moving.cancel()
         if call.moving is not None or (call.attached and call.boot is None):
-            self._forget(call, LARGE_BYTES)  # what is left to be fetched, or was sent for it
+            self._forget(call, LARGE_BYTES)  # attachments still to be fetched, or already sent
         return True
 
     # -- attachments ---------------------------------------------------------------------------------
@@ -294,7 +296,7 @@ class SandboxClient:
         self._wake_writer()
 
     async def _send_in_order(self, lease: bytes) -> None:
-        """The large arguments of this lease's calls, and its calls behind them, in the order they were made."""
+        """Send the large arguments of this lease's calls, and the calls behind them, in the order of submission."""
         behind = self._behind[lease]
         while behind:
             call = behind.popleft()
@@ -318,7 +320,7 @@ class SandboxClient:
             self._finish(call, whole)
 
     async def _moved(self, call: PendingCall, work: Coroutine[Any, Any, T]) -> T | None:
-        """What came of it; None when the call has ended meanwhile, or ends by this."""
+        """Result of the transfer; None if the call has ended meanwhile, or ends through this."""
         call.moving = self._loop.create_task(work)
         await asyncio.wait({call.moving})
         if call.moving.cancelled():
@@ -353,7 +355,7 @@ class SandboxClient:
             self._keeper = self._loop.create_task(self._keep(), name=f"stream-{self.handle.id}")
 
     async def _keep(self) -> None:
-        """Connected while somebody wants it; every failure ends as a typed error of the calls."""
+        """Stay connected while there is work; every failure becomes a typed error of the calls."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as http:
             while True:
                 await self._demand.wait()
@@ -373,7 +375,7 @@ class SandboxClient:
                     self._lost_at, self._fruitless = None, 0
 
     async def _serve(self, http: aiohttp.ClientSession) -> None:
-        """Connect once and serve that stream until it ends; raises what ended it."""
+        """Connect once and serve that stream until it ends; raises the error that ended it."""
         now = self._loop.time()
         if self._lost_at is None:
             self._lost_at = now
@@ -422,12 +424,12 @@ class SandboxClient:
         self.fail(asked, error)
 
     def _start_over(self, stream: Stream) -> None:
-        """Everything unfinished is asked (again) on the new stream, in the order it was first asked."""
+        """Resubmit everything unfinished on the new stream, in the original order."""
         self.counters.streams += 1
         asked = [call for call in self._unfinished.values() if call.asked]
         self.counters.reasked += sum(call.boot is not None for call in asked)
         self._batcher.restart(((call, len(call.body) + BOOT_BYTES) for call in asked), self._loop.time())
-        # Another server process knows nothing of what was cancelled in the one before it.
+        # Another server process knows nothing of what was cancelled in the previous one.
         ended = [*self._cancelling.values(), *self._given_up]
         self._given_up.clear()
         self._cancelling = {call.id: call for call in ended if call.boot == stream.boot}
@@ -460,18 +462,18 @@ class SandboxClient:
                 self._forget_bytes = 0
                 await stream.send(encode_keys("forget", keys))
             else:
-                # Nothing was awaited since due() was asked, so no wake-up can have been missed.
+                # Nothing was awaited since due() was called, so no wake-up can have been missed.
                 await self._wait_for_work(due.wake_at)
 
     def _ask_again(self) -> None:
-        """About calls that should have an answer by now: asking again never runs a call twice."""
+        """Resubmit calls that should have an answer by now; this never runs a call twice."""
         now = self._loop.time()
         if now < self._look_at:
             return
         self._look_at = now + _LOOK_S
         for call in self._unfinished.values():
             if call.asked and call.sent_at is not None and now >= call.ask_again_at:
-                log.info("call %s has no answer yet: asking again", call.id)
+                log.info("call %s has no answer yet: resubmitting", call.id)
                 self.counters.reasked += 1
                 self._batcher.drop(call)
                 self._ask(call)
@@ -492,7 +494,7 @@ class SandboxClient:
         return encode_batch(batch.number, [call.body for call in batch.calls])
 
     async def _wait_for_work(self, wake_at: float | None) -> None:
-        """Until something is to be sent, ``wake_at``, or an acknowledgement is overdue."""
+        """Wait until something is to be sent, for ``wake_at``, or until an acknowledgement is overdue."""
         overdue_at = self._overdue_at()
         look_at = self._look_at if self._unfinished else None
         moments = [moment for moment in (wake_at, overdue_at, look_at) if moment is not None]
@@ -538,7 +540,7 @@ class SandboxClient:
             return
         call = self._unfinished.get(result.id)
         if call is None or not call.asked:
-            return  # another copy: the first one was taken
+            return  # a duplicate: the first one was processed
         call.asked = False
         self._batcher.drop(call)
         if result.attachments:
@@ -561,7 +563,7 @@ class SandboxClient:
             call.future.set_result(outcome)
 
     def _take_failure(self, failure: Failure) -> None:
-        """A message of ours was refused and would be again: its calls end, the stream lives on."""
+        """A message of ours was refused and would be again: its calls end, the stream stays open."""
         error = _failure_of(failure.error, f"the container refused a message: {failure.message}")
         if failure.batch is None:
             raise error
@@ -570,5 +572,5 @@ class SandboxClient:
 
 
 def _failure_of(code: str | None, message: str) -> AgentEnvError:
-    """What the container says of a call that has no result: a failure of ours, or the end of its slot."""
+    """The exception for a call without a result: an infrastructure failure, or the end of its slot."""
     return from_wire(code, message, "", InfraError, SlotDestroyedError)

@@ -1,4 +1,4 @@
-"""Who may watch an executor's calls, and what they are told: the hook metrics hang on."""
+"""Observers of an executor's calls: the hook for metrics."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol
 from agentenv.errors import Fault
 
 UNKNOWN_TOOL = "unknown"
-"""What observers are told instead of a tool name that is not in the catalog."""
+"""Name given to observers for tools that are not in the catalog."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallTiming:
-    """Where one call's time went, in seconds. ``total_s`` is what the caller waited."""
+    """Durations of one call, in seconds. ``total_s`` is the caller's wait."""
 
     call_id: str
     tool: str
@@ -24,16 +24,16 @@ class CallTiming:
 
 
 class CallObserver(Protocol):
-    """Told of every call and batch; given to an executor whose metrics are wanted. Must not raise nor wait.
+    """Notified of every call and batch of an executor. Must neither raise nor block.
 
-    ``tool`` is the name of a tool there is, or ``unknown``: what a model invents is never passed on.
+    ``tool`` is the name of a known tool, or ``unknown``: names invented by a model are never passed on.
     """
 
     def finished(self, tool: str, fault: Fault, timing: CallTiming | None) -> None:
-        """A call has ended; ``timing`` when a slot ran it."""
+        """A call has ended; ``timing`` is given if a slot ran it."""
 
     def cancelled(self, tool: str) -> None:
-        """Nobody waits for this call any more."""
+        """A call was cancelled by its caller."""
 
     def batch_left(self, calls: int) -> None:
-        """A batch of so many calls was sent."""
+        """A batch with this many calls was sent."""

@@ -1,4 +1,4 @@
-"""One trajectory's way to call tools: a lease, and the calls made under it."""
+"""Sessions: a trajectory's lease, and the tool calls made under it."""
 
 from __future__ import annotations
 
@@ -35,43 +35,43 @@ logger = logging.getLogger(__name__)
 
 
 class Lease(Protocol):
-    """What a session needs of the pool's ``SlotLease``."""
+    """The part of the pool's ``SlotLease`` that a session needs."""
 
     @property
     def key(self) -> LeaseKey:
-        """What every call must show."""
+        """Sent with every call."""
 
     @property
     def container(self) -> ContainerHandle:
-        """Where the slot is."""
+        """Container of the slot."""
 
     @property
     def lost(self) -> AgentEnvError | None:
-        """Why the lease has ended by itself, once it has."""
+        """Why the lease was lost, once it is."""
 
     async def wait_lost(self) -> AgentEnvError:
-        """Return when the lease ends by itself."""
+        """Return when the lease is lost."""
 
     async def seal(self) -> None:
-        """Kill what runs in the slot, and keep its workspace."""
+        """Kill everything running in the slot, keeping its workspace."""
 
     async def release(self) -> None:
-        """Give the slot back. Repeatable."""
+        """Release the slot. Repeatable."""
 
 
 class ExternalTools(Protocol):
-    """Runs the tools of kind ``external`` (a tool server); results and faults as for slot tools."""
+    """Runs the tools of kind ``external`` (on a tool server); results and faults as for slot tools."""
 
     async def call(self, scope: CallScope, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
         """Run one validated call. Raises: InfraError."""
 
     async def ended(self, trajectory: str) -> None:
-        """Close what the tools hold for this trajectory (a browser page). Never raises, ends soon."""
+        """Close the tools' state for this trajectory (a browser page). Never raises, and is quick."""
 
 
 @dataclass
 class Tally:
-    """Calls of all sessions of an executor, by what became of them."""
+    """Calls of all sessions of an executor, by outcome."""
 
     calls: int = 0
     model_faults: int = 0
@@ -81,7 +81,7 @@ class Tally:
 
 
 class SessionHost(Protocol):
-    """What a session needs of its executor."""
+    """The part of its executor that a session needs."""
 
     catalog: ToolCatalog
     settings: ExecutorSettings
@@ -93,20 +93,20 @@ class SessionHost(Protocol):
         """Lease a slot in the caller's task."""
 
     def attach(self, container: ContainerHandle) -> SandboxClient:
-        """The client of that container, kept until detached."""
+        """The client of that container; kept open until detached."""
 
     def detach(self, client: SandboxClient, *, gone: bool) -> None:
-        """No longer used by this session; ``gone``: the container is no more."""
+        """The session no longer uses it; ``gone``: the container no longer exists."""
 
     def ended(self, session: ToolSession) -> None:
         """The session is closed."""
 
 
 class ToolSession:
-    """Calls tools on one leased slot; made by ``ToolExecutor.open``, used as ``async with``.
+    """Calls tools on one leased slot; created by ``ToolExecutor.open``, used as ``async with``.
 
-    Entering leases the slot in the caller's own task; leaving cancels what still runs and releases
-    it. Calls may overlap; the slot runs them one at a time, in the order they were made.
+    Entering leases the slot in the caller's own task; leaving cancels running calls and releases it. Calls may
+    overlap; the slot runs them one at a time, in the order of submission.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class ToolSession:
     ) -> None:
         self.trajectory = trajectory
         self.last_timing: CallTiming | None = None
-        """Of the call that returned last; read it before the next ``await``."""
+        """Timing of the call that returned last; read it before the next ``await``."""
         self._host = host
         self._acquire_timeout_s = acquire_timeout_s
         self._lease: Lease | None = None
@@ -125,7 +125,7 @@ class ToolSession:
         self._item = item
         self._externals: set[asyncio.Task[CallResult]] = set()
         self._outside = False
-        """Whether a tool server may hold something for this trajectory."""
+        """Whether a tool server may have state for this trajectory."""
         self._watch: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -135,21 +135,21 @@ class ToolSession:
 
     @property
     def lease(self) -> Lease:
-        """The slot. Raises PoolClosedError before the session is entered."""
+        """The lease. Raises PoolClosedError before the session is entered."""
         if self._lease is None:
             raise PoolClosedError(f"the session of {self.trajectory} is not open", next_step="use it as 'async with'")
         return self._lease
 
     @property
     def last_batch_wait_s(self) -> float:
-        """How long the call that returned last had waited for its batch to leave."""
+        """How long the call that returned last had waited for its batch to be sent."""
         return self.last_timing.batch_wait_s if self.last_timing else 0.0
 
     async def __aenter__(self) -> Self:
         if self._lease is not None or self._closing is not None:
             raise PoolClosedError(f"the session of {self.trajectory} was opened before", next_step="open another one")
         self._lease = await self._host.acquire(self, self._acquire_timeout_s)
-        # Nothing is awaited from here on: a cancellation finds either no lease or a whole session.
+        # Nothing is awaited from here on: a cancellation finds either no lease or a complete session.
         self._lease_json = self._lease.key.model_dump_json().encode()
         self._client = self._host.attach(self._lease.container)
         self._watch = asyncio.create_task(self._end_with(self._lease), name=f"lease-{self.trajectory}")
@@ -163,17 +163,15 @@ class ToolSession:
     async def call(
         self, tool: str, arguments: Mapping[str, Any] | str, *, timeout_s: float | None = None
     ) -> CallResult:
-        """Run one call and return what became of it; ``arguments`` may be JSON text.
+        """Run one call and return its result; ``arguments`` may be JSON text.
 
-        ``timeout_s`` bounds the run in the slot (None: the tool's default); waiting behind the slot's
-        earlier calls does not count. A call the model got wrong, or that the rules forbid, is a
-        result with ``fault`` "model" or "policy" and a message for the model. Cancelling the
-        awaiting task ends the call in the slot.
+        ``timeout_s`` bounds the run in the slot (None: the tool's default); waiting behind the slot's earlier calls
+        does not count. A call the model got wrong, or that the rules forbid, is a result with ``fault`` "model" or
+        "policy" and a message for the model. Cancelling the awaiting task cancels the call in the slot.
 
-        Raises:
-            SlotDestroyedError: what ran in the slot destroyed it; nothing is left to call.
-            InfraError: the failure was ours; its class says which (:mod:`agentenv.errors`).
-            InvalidArgumentsError: ``timeout_s`` itself is not a positive finite number in range.
+        Raises: SlotDestroyedError: what ran in the slot destroyed it; nothing is left to call. InfraError: the
+        failure was ours; its class says which (:mod:`agentenv.errors`). InvalidArgumentsError: ``timeout_s`` itself
+        is not a positive finite number in range.
         """
         client = self._usable()
         self._host.tally.calls += 1
@@ -199,19 +197,18 @@ class ToolSession:
         return self._counted(tool, result, self.last_timing)
 
     async def seal(self) -> None:
-        """Kill every process of the slot and renew its namespaces; the workspace and lease stay.
+        """Kill every process of the slot and recreate its namespaces; the workspace and lease stay.
 
-        What external tools held for the trajectory (a browser page) is closed as well.
+        The external tools' state for the trajectory (a browser page) is closed as well.
 
-        Raises:
-            InfraError: it could not be done; the workspace must not be trusted.
+        Raises: InfraError: it could not be done; the workspace must not be trusted.
         """
         self._usable()
         await self._end_outside()
         await self.lease.seal()
 
     async def aclose(self) -> None:
-        """End what runs, release the slot. Repeatable; a cancelled caller does not stop it half way."""
+        """Cancel running calls and release the slot. Repeatable; cancelling the caller does not interrupt it."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name=f"close-{self.trajectory}")
         await asyncio.shield(self._closing)
@@ -263,7 +260,7 @@ class ToolSession:
 
     async def _external(self, spec: ToolSpec, arguments: Mapping[str, Any], limit_s: float) -> CallResult:
         external = self._host.external
-        assert external is not None  # the executor refuses a catalog it cannot run
+        assert external is not None  # the executor rejects catalogs it cannot run
         began_s = asyncio.get_running_loop().time()
         self._outside = True
         scope = CallScope(trajectory=self.trajectory, group=self._group, item=self._item)
@@ -290,7 +287,7 @@ class ToolSession:
         return task.result()
 
     async def _end_outside(self) -> None:
-        """End what runs and what is held outside for this trajectory; failing at it is only logged."""
+        """Cancel running calls and close the state of this trajectory's external tools; a failure is only logged."""
         for task in self._externals:
             task.cancel()
         if not self._outside or self._host.external is None:
@@ -309,7 +306,7 @@ class ToolSession:
         return result
 
     async def _end_with(self, lease: Lease) -> None:
-        """When the lease is lost, so is every call under it, at once."""
+        """End every call under the lease as soon as it is lost."""
         lost = await lease.wait_lost()
         if self._client is not None:
             self._client.fail(tuple(self._outstanding), lost)

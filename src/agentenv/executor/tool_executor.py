@@ -17,23 +17,22 @@ from agentenv.tasks import TaskSet
 from agentenv.tools.catalog import ToolCatalog
 
 _IDLE_CLOSE_S: Final = 30.0
-"""A connection nobody uses is kept this long for the next session."""
+"""How long an unused connection is kept for the next session."""
 
 
 class Pool(Protocol):
-    """What an executor needs of ``SlotPool``."""
+    """The part of ``SlotPool`` that an executor needs."""
 
     async def lease(self, trajectory: str, *, timeout_s: float | None = None) -> Lease:
-        """A slot, first come first served; AcquireTimeoutError at the deadline."""
+        """Lease a slot, first come, first served; AcquireTimeoutError at the deadline."""
 
 
 @dataclass(frozen=True)
 class ExecutorStatistics:
-    """Counts since the executor was made; ``*_now`` are of this moment.
+    """Counts since the executor was created; ``*_now`` are current values.
 
-    ``streams`` counts connections made, ``reconnects`` those that followed another to the same container,
-    ``reasked`` the calls that were asked about again, ``batch_wait_s`` the sum over calls of the wait for
-    their batch.
+    ``streams`` counts connections opened, ``reconnects`` those reopened to the same container, ``reasked`` the
+    calls resubmitted, ``batch_wait_s`` the sum over calls of the wait for their batch.
     """
 
     sessions_now: int
@@ -53,7 +52,7 @@ class ExecutorStatistics:
 
 @dataclass
 class _Line:
-    """A client and how many sessions use it."""
+    """A client and the number of sessions using it."""
 
     client: SandboxClient
     users: int = 0
@@ -63,10 +62,9 @@ class _Line:
 class ToolExecutor:
     """Turns a pool of slots into tool sessions. An async context manager; it does not own the pool.
 
-    Leaving it closes every session (releasing their slots) and every connection.
+    Leaving it closes every session (releasing its slot) and every connection.
 
-    Raises:
-        ConfigError: the catalog has external tools and nothing to run them is given.
+    Raises: ConfigError: the catalog has external tools but nothing that runs them was given.
     """
 
     def __init__(
@@ -109,8 +107,8 @@ class ToolExecutor:
     def open(
         self, trajectory: str, *, acquire_timeout_s: float | None = None, group: str = "", item: str = ""
     ) -> ToolSession:
-        """A session for this trajectory; entering it leases the slot (AcquireTimeoutError after
-        ``acquire_timeout_s``, None: the pool's own). ``group`` and ``item`` are told to external tools
+        """Create a session for this trajectory; entering it leases the slot (AcquireTimeoutError after
+        ``acquire_timeout_s``, None: the pool's own). ``group`` and ``item`` are passed to external tools
         (:class:`agentenv.wire.toolserver.CallScope`)."""
         return ToolSession(self, trajectory, acquire_timeout_s, group=group, item=item)
 
@@ -123,7 +121,7 @@ class ToolExecutor:
         await self._closings.wait()
 
     def statistics(self) -> ExecutorStatistics:
-        """What was done so far, and what is going on."""
+        """Counts so far, and current values."""
         clients = [line.client for line in self._lines.values()]
         sums = {name: past + sum(getattr(c.counters, name) for c in clients) for name, past in self._past.items()}
         return ExecutorStatistics(
@@ -148,7 +146,7 @@ class ToolExecutor:
         return lease
 
     def attach(self, container: ContainerHandle) -> SandboxClient:
-        """The client of ``container``, made at its first use."""
+        """The client of ``container``, created at its first use."""
         line = self._lines.get(container)
         if line is None:
             line = self._lines[container] = _Line(SandboxClient(container, self.settings, self.observer))
@@ -159,7 +157,7 @@ class ToolExecutor:
         return line.client
 
     def detach(self, client: SandboxClient, *, gone: bool) -> None:
-        """One user less; an unused client is closed at once when its container is gone, else when idle."""
+        """One user less; an unused client is closed at once if its container is gone, otherwise when idle."""
         line = self._lines.get(client.handle)
         if line is None or line.client is not client:
             return  # closed before its users were
@@ -170,7 +168,7 @@ class ToolExecutor:
             line.idle_timer = asyncio.get_running_loop().call_later(_IDLE_CLOSE_S, self._close_line, client.handle)
 
     def ended(self, session: ToolSession) -> None:
-        """The session is closed and needs no closing any more."""
+        """The session is closed and needs no further closing."""
         self._sessions.discard(session)
 
     def _close_line(self, container: ContainerHandle) -> None:
@@ -184,12 +182,12 @@ class ToolExecutor:
 
 @dataclass(frozen=True)
 class GroupSessions:
-    """Opens sessions of one group's trajectories."""
+    """Opens sessions for the trajectories of one group."""
 
     executor: ToolExecutor
     group: str
     item: str
 
     def open(self, trajectory: str, *, acquire_timeout_s: float | None = None) -> ToolSession:
-        """As ``ToolExecutor.open``, the group and item filled in."""
+        """As ``ToolExecutor.open``, with the group's name and item."""
         return self.executor.open(trajectory, acquire_timeout_s=acquire_timeout_s, group=self.group, item=self.item)

@@ -1,6 +1,6 @@
-"""A tool server's client: each call asked for until its result is there, never run twice.
+"""Client of a tool server: each call is requested until its result arrives, and never run twice.
 
-The server remembers calls by id, so whatever cuts a connection, the same question is asked again.
+The server remembers calls by id, so a request is repeated whenever a connection is cut.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ T = TypeVar("T", bound=BaseModel)
 
 _WAIT_S: Final = 20.0
 _SLACK_S: Final = 15.0
-"""How much longer than the server promised to wait an answer may take."""
+"""How much later than promised by the server an answer may arrive."""
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 2.0
 _FAREWELL_S: Final = 5.0
@@ -63,12 +63,11 @@ _GONE: Final = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, Timeo
 class ToolServerClient:
     """Runs external tools on a tool server; an async context manager, and an ``ExternalTools``.
 
-    ``reconnect_deadline_s`` is how long a server may be out of reach before its calls end with
-    ConnectionLostError. ``wait_s`` is how long one request is kept open for a running call.
+    ``reconnect_deadline_s``: how long the server may be unreachable before its calls end with ConnectionLostError.
+    ``wait_s``: how long one request is kept open for a running call.
 
-    Raises (on entering):
-        ConnectionLostError: nobody answers there. ConfigError: the token is wrong.
-        ProtocolError: what answers is no tool server of this version.
+    Raises (on entering): ConnectionLostError: there is no answer. ConfigError: the token is wrong. ProtocolError:
+    it is not a tool server of this version.
     """
 
     def __init__(self, url: str, token: str, *, reconnect_deadline_s: float = 30.0, wait_s: float = _WAIT_S) -> None:
@@ -84,14 +83,14 @@ class ToolServerClient:
         self._arrived: dict[str, list[str]] = {}
         self._farewells = TaskSet()
         self.tools: tuple[ToolDescription, ...] = ()
-        """What the server said it has, when it was entered."""
+        """The server's tools when the client was entered."""
 
     def __repr__(self) -> str:
         return f"<ToolServerClient {self._url}, {len(self.tools)} tools>"
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The server's tools for a catalog, also those that are not available."""
+        """The server's tools for a catalog, including those that are not available."""
         return tuple(remote_spec(tool) for tool in self.tools)
 
     async def __aenter__(self) -> Self:
@@ -116,12 +115,11 @@ class ToolServerClient:
             await self._session.close()
 
     async def call(self, scope: CallScope, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> CallResult:
-        """Run one call; cancelling ends it there.
+        """Run one call; cancelling this cancels it on the server.
 
-        Raises:
-            ConnectionLostError: the server was out of reach for too long; the call may have run.
-            CallLostError: the server was started anew while the call ran there, or with the trajectory's state.
-            InfraError: the tool itself failed on our side (a provider, the browser).
+        Raises: ConnectionLostError: the server was unreachable for too long; the call may have run. CallLostError:
+        the server was restarted while it ran the call or held the trajectory's state. InfraError: the tool itself
+        failed on our side (a provider, the browser).
         """
         self._number += 1
         call_id = f"{self._prefix}-{self._number}"
@@ -151,7 +149,7 @@ class ToolServerClient:
         return settled(reply.result)
 
     async def ended(self, trajectory: str) -> None:
-        """Tell the server, in the background: a server that cannot be told forgets by itself, later."""
+        """Notify the server, in the background: a server that cannot be notified forgets by itself later."""
         self._state_boots.pop(trajectory, None)
         self._arrived.pop(trajectory, None)
         self._say_later("/v1/trajectories/end", EndTrajectory(trajectory=trajectory))
@@ -174,7 +172,7 @@ class ToolServerClient:
         while True:
             try:
                 reply = await self._patiently("POST", "/v1/calls", request, ToolCallReply, limit_s, cut)
-            except ConfigError as error:  # the token was right when this client was entered
+            except ConfigError as error:  # the token was accepted when this client was entered
                 raise InfraError(error.message, next_step=error.next_step) from error
             except CallLostError:
                 # Sent once, and refused by a server started since: it ran nowhere, so the new server may run it.
@@ -200,8 +198,8 @@ class ToolServerClient:
         limit_s: float,
         cut: list[Exception] | None = None,
     ) -> T:
-        """Ask until an answer comes, or nobody was there for ``reconnect_deadline_s``. ``cut`` collects the
-        failures after which the question may have arrived."""
+        """Repeat the request until there is an answer, or the server was unreachable for ``reconnect_deadline_s``.
+        ``cut`` collects the failures after which the request may have arrived."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._deadline_s
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
@@ -224,7 +222,7 @@ class ToolServerClient:
         if self._session is None or self._session.closed:
             raise PoolClosedError("the tool server's client is closed")
         raw = b"" if body is None else body.model_dump_json().encode()
-        # A file is read in a thread: worth its hop only where sending would hold up everybody else.
+        # A file is read in a thread: worth the hop only where reading would block everybody else.
         content = io.BytesIO(raw) if len(raw) > _LARGE_BYTES else raw or None
         headers = {"Content-Type": "application/json"} if raw else {}
         async with (
@@ -232,7 +230,7 @@ class ToolServerClient:
             self._session.request(method, self._url + path, data=content, headers=headers) as answer,
         ):
             told = await answer.read()
-            if answer.status >= 500:  # a proxy without its server, a server about to end: asking again is safe
+            if answer.status >= 500:  # a proxy without its server, a server about to end: repeating is safe
                 raise aiohttp.ClientConnectionError(f"HTTP {answer.status}")
             if answer.status >= 400:
                 raise _refusal(answer.status, told, self._url)
@@ -255,7 +253,7 @@ class ToolServerClient:
 
 
 def too_large(request: ToolCallRequest) -> CallResult | None:
-    """The model's fault, when its arguments are more than a tool server reads."""
+    """A model fault for arguments larger than a tool server reads."""
     if len(request.model_dump_json().encode()) <= MAX_REQUEST_BYTES:
         return None
     problem = f"the arguments of {request.tool} are larger than {MAX_REQUEST_BYTES} bytes"
@@ -263,7 +261,7 @@ def too_large(request: ToolCallRequest) -> CallResult | None:
 
 
 def settled(result: CallResult) -> CallResult:
-    """``result``, unless it reports a failure of ours. Raises: InfraError, of the class it names."""
+    """``result``, unless it reports an infrastructure failure. Raises: InfraError, of the class it names."""
     if result.cancelled:
         raise CallLostError(f"call {result.id} was ended on the tool server")
     if result.fault == "infra":

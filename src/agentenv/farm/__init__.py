@@ -1,1 +1,1 @@
-"""A farm as its operators see it: which there are, what runs, what is left over. Below the command, and any page."""
+"""A farm from its operators' point of view: finding it, its state, its orphans. Used by the command and by any page."""

@@ -1,4 +1,4 @@
-"""Leases whose trajectories' owners do not renew them: seen by looking twice, ended when asked."""
+"""Leases that are not renewed: found by observing them twice, ended on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from agentenv.wire.states import SlotState
 
 
 async def orphaned_leases(access: FarmAccess, observe_s: float, *, end: bool) -> list[Orphan]:
-    """Those of the farm; with ``end`` they are ended and their slots reset. Takes ``observe_s`` if any is leased."""
+    """The farm's leases that are not renewed; with ``end`` they are ended and their slots reset. Takes
+    ``observe_s`` if any slot is leased."""
     census = await access.census()
     before, _ = await _leases(census)
     if not before or observe_s <= 0:

@@ -1,4 +1,4 @@
-"""What dead runs leave on a cluster: jobs, tokens, and on this machine Docker containers Nomad knows no more."""
+"""Leftovers of dead runs on a cluster: jobs, tokens, and on this machine Docker containers unknown to Nomad."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
 async def collect(
     settings: NomadSettings, *, only: str | None, unattended_after_s: float, dry_run: bool
 ) -> list[Orphan]:
-    """Find and remove. ``only``: leave jobs of other ids alone. Raises what opening Nomad raises."""
+    """Find and remove. ``only``: leave jobs with other ids alone. Raises what opening Nomad raises."""
     async with OperatorApi.opened(settings) as api:
         ids = [only] if only is not None else await _candidates(api)
         found = []
@@ -85,7 +85,7 @@ async def _removed(settings: NomadSettings, facts: JobFacts, orphan: Orphan, *, 
     try:
         async with (
             OperatorApi.opened(settings.model_copy(update={"job_id": facts.id})) as api,
-            owned(api, "agentenv gc", wait=False),  # whoever owns it lives, whatever its containers say
+            owned(api, "agentenv gc", wait=False),  # its owner is alive, whatever its containers report
         ):
             if orphan.kind == "token":
                 await api.forget_token()
@@ -101,9 +101,10 @@ async def _removed(settings: NomadSettings, facts: JobFacts, orphan: Orphan, *, 
 
 
 async def _docker_containers(api: OperatorApi, *, dry_run: bool) -> list[Orphan]:
-    """Containers of this machine's engine, from an image of ours, whose allocation has ended or is unknown to Nomad.
+    """Containers of this machine's engine, with an image of ours, whose allocation has ended or is unknown to
+    Nomad.
 
-    Nomad's clients remove their own; these are what a client left that was killed and its state lost.
+    Nomad's clients remove their own containers; these were left by a client that was killed and lost its state.
     """
     found = []
     async with contextlib.AsyncExitStack() as stack:
@@ -121,7 +122,7 @@ async def _docker_containers(api: OperatorApi, *, dry_run: bool) -> list[Orphan]
 
 
 def belongs_to_a_client(mounts: Iterable[Mapping[str, Any]], allocation: str) -> bool:
-    """Whether a Nomad client lives that keeps this allocation: it holds the lock of its state beside it."""
+    """Whether a running Nomad client keeps this allocation: it holds the lock of its state beside it."""
     for mount in mounts:
         data_dir, found, _ = str(mount.get("Source") or "").partition(f"/alloc/{allocation}")
         if found:
@@ -130,8 +131,8 @@ def belongs_to_a_client(mounts: Iterable[Mapping[str, Any]], allocation: str) ->
 
 
 def _engine_containers(stack: contextlib.AsyncExitStack) -> Iterable[Any]:
-    """Of Nomad's, those whose image `agentenv image build` made: its label is theirs too, whatever the image's name
-    was, and when another image has taken the name since."""
+    """Nomad's containers whose image was made by `agentenv image build`: they inherit its label, whatever the image
+    was called, and even if a newer image has taken the name."""
     try:
         import docker
         from docker.errors import DockerException
@@ -155,6 +156,6 @@ def _remove(container: Any, orphan: Orphan) -> Orphan:
         container.remove(force=True)
     except DockerException as error:
         if isinstance(error, APIError) and error.status_code in (404, 409):
-            return dataclasses.replace(orphan, removed=True)  # it is gone, or somebody removes it already
+            return dataclasses.replace(orphan, removed=True)  # it is gone, or already being removed
         return dataclasses.replace(orphan, problem=str(error))
     return dataclasses.replace(orphan, removed=True)

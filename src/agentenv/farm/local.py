@@ -1,7 +1,7 @@
-"""A farm of this machine that outlives one command: kept by ``agentenv up``, found by the other verbs.
+"""A farm on this machine that outlives one command: run by ``agentenv up``, found by the other verbs.
 
-Its containers end with the process that started them, so ``up`` stays; it says in the state directory
-(:mod:`agentenv.run_files`) where they can be reached. That file holds their tokens: mode 0600.
+Its containers end with the process that started them, so ``up`` keeps running; their addresses are in a file in the
+state directory (:mod:`agentenv.run_files`), which has mode 0600 because it contains their tokens.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _STOP_POLL_S = 0.05
 
 
 def log_file(backend: Backend) -> Path:
-    """Where ``agentenv up`` writes what it and its containers log; kept after its end."""
+    """Log of ``agentenv up`` and its containers; kept after its end."""
     return state_dir() / f"farm-{backend}.log"
 
 
 class FarmNotice:
-    """What ``up`` says of its farm, kept up to date with the backend's events."""
+    """The announcement of a farm run by ``up``, updated by the backend's events."""
 
     def __init__(self, run_file: RunFile, backend: Backend, goal: int) -> None:
         self._run_file = run_file
@@ -55,7 +55,7 @@ class FarmNotice:
         self.say()
 
     def heed(self, event: ContainerEvent) -> None:
-        """Take an event in, and say what follows from it."""
+        """Process an event, and publish the change."""
         match event:
             case ContainerStarted(handle):
                 self._containers[handle.id] = {
@@ -71,7 +71,7 @@ class FarmNotice:
         self.say()
 
     def say(self, **more: object) -> None:
-        """Say it, with what is new."""
+        """Publish the current state."""
         self._said |= more
         self._run_file.write(
             {**self._said, "containers": list(self._containers.values()), "faults": list(self._faults)}
@@ -80,7 +80,7 @@ class FarmNotice:
 
 @asynccontextmanager
 async def noticed(backend: Backend, goal: int) -> AsyncIterator[FarmNotice]:
-    """Be the farm of this machine. Raises ConfigError when there is one already."""
+    """Announce the farm of this machine. Raises ConfigError when there is one already."""
     try:
         run_file = RunFile.open(state_dir(), KIND, backend.value)
     except AlreadyRunningError as error:
@@ -94,7 +94,7 @@ async def noticed(backend: Backend, goal: int) -> AsyncIterator[FarmNotice]:
 
 
 class Watched:
-    """A backend whose every event is shown to somebody else too."""
+    """A backend whose events are also passed to a callback."""
 
     def __init__(self, backend: ContainerBackend, watch: Callable[[ContainerEvent], None]) -> None:
         self.name = backend.name
@@ -126,7 +126,7 @@ class Watched:
 
 
 class LocalFarm:
-    """The farm ``agentenv up`` keeps on this machine, seen from another process."""
+    """The farm run by ``agentenv up`` on this machine, seen from another process."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend

@@ -1,4 +1,4 @@
-"""The log of a farm kept by ``agentenv up``: written there, read and followed by ``agentenv logs``."""
+"""The log of a farm run by ``agentenv up``: written there, read and followed by ``agentenv logs``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentenv.errors import ConfigError
 _MAX_BYTES = 10 * 1024 * 1024
 _POLL_S = 0.2
 _CONTAINERS_LOGGER = "agentenv.slots.backends.local_process"
-"""Repeats what containers log, as debug messages."""
+"""Logger that repeats the containers' logs as debug messages."""
 
 
 class _PrivateFile(RotatingFileHandler):
@@ -28,7 +28,7 @@ class _PrivateFile(RotatingFileHandler):
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """Write what agentenv and its containers log to ``path`` (mode 0600), at most 10 MiB and one file before it."""
+    """Write the logs of agentenv and its containers to ``path`` (mode 0600): at most 10 MiB, and one older file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = _PrivateFile(path, maxBytes=_MAX_BYTES, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -47,7 +47,7 @@ def logging_to(path: Path) -> Iterator[None]:
 
 
 async def lines_of(path: Path, *, containing: str = "", tail: int, follow: bool) -> AsyncIterator[str]:
-    """The last ``tail`` lines that contain a text, then, if asked, those that come; a rotated file is followed.
+    """The last ``tail`` lines that contain a text, then, on request, new ones as they come; rotation is followed.
 
     Raises ConfigError when there is no log.
     """
@@ -76,4 +76,4 @@ def _rotated(file: io.TextIOWrapper, path: Path) -> bool:
     try:
         return not os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError:
-        return False  # between the rename and the new file
+        return False  # between the rename and the creation of the new file

@@ -1,4 +1,4 @@
-"""Asking every container and every pool at once what they have to say. A silent one delays nobody for long."""
+"""Queries every container and every pool at once. A silent one delays the result only briefly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def look(access: FarmAccess, scrape_urls: Iterable[str] = ()) -> FarmView:
 
 
 async def containers_seen(census: Census) -> tuple[ContainerView, ...]:
-    """What each container of the census says, in order of index."""
+    """Replies of the census' containers, in order of index."""
     async with open_session() as session:
         seen = await asyncio.gather(*(_container(place, session) for place in census.places))
     return tuple(sorted(seen, key=lambda sight: (sight.place.index, sight.place.id)))
@@ -55,7 +55,7 @@ async def _samples(url: str, token: str) -> Samples:
 
 
 async def pools_seen(scrape_urls: Iterable[str] = ()) -> tuple[PoolView, ...]:
-    """What every process of this machine that serves metrics says, and those at other addresses."""
+    """Metrics of every process of this machine that serves them, and of those at other addresses."""
     known = {said["url"]: said["pid"] for said in running(state_dir(), KIND) if "url" in said}
     urls = {**known, **{url: known.get(url) for url in scrape_urls}}
     return tuple(await asyncio.gather(*(_pool(url, pid) for url, pid in urls.items())))

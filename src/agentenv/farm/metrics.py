@@ -1,7 +1,7 @@
-"""What a farm kept by ``agentenv up`` exposes: its containers' own metrics, each with a ``container`` label.
+"""Metrics of a farm run by ``agentenv up``: its containers' own metrics, each with a ``container`` label.
 
-So one address is enough for a whole farm: no token, no discovery. Slots are counted where they are (in the
-containers), because the processes that lease them are others.
+So one address is enough for a whole farm, without token and discovery. Slots are counted in the containers, because
+other processes lease them.
 """
 
 from __future__ import annotations

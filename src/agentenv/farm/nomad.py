@@ -1,4 +1,4 @@
-"""A farm that is a Nomad job, seen from outside: what Nomad says of it, and how its containers are reached."""
+"""A farm that is a Nomad job, seen from outside: its state in Nomad, and its containers' addresses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agentenv.slots.backends.nomad.owner import JobOwner
 _FAULTS_SHOWN = 5
 _ADDRESSES_AT_ONCE = 8
 _LOG_LINE_BYTES = 160
-"""Nomad reads logs by bytes: so many are asked for per line that is to be shown."""
+"""Nomad reads logs by bytes: this many are requested per line to show."""
 
 
 class NomadFarm:
@@ -33,7 +33,7 @@ class NomadFarm:
 
     @classmethod
     def from_options(cls, job: str | None) -> Self:
-        """The job named, at the cluster of the NOMAD_* variables. Raises ConfigError."""
+        """The given job, at the cluster of the NOMAD_* variables. Raises ConfigError."""
         return cls(NomadSettings.from_environment(job_id=job))
 
     @property
@@ -116,7 +116,7 @@ class NomadFarm:
             yield identity, line if len(chosen) == 1 else f"{identity[:8]} {line}"
 
     async def _follow(self, chosen: list[facts.Allocation], tail: int) -> AsyncIterator[tuple[str, str]]:
-        """Several logs as one, until all have ended."""
+        """Several logs merged, until all have ended."""
         lines: asyncio.Queue[tuple[str, str | None]] = asyncio.Queue(maxsize=1000)
 
         async def read(one: facts.Allocation) -> None:
@@ -143,7 +143,8 @@ class NomadFarm:
 
 
 async def _log(api: OperatorApi, one: facts.Allocation, tail: int) -> list[str]:
-    """The last lines of its standard error, and why it refused to serve: that alone is said on standard output."""
+    """The last lines of its standard error, and the reason why it refused to serve, which is only on standard
+    output."""
     lines = (await api.log_tail(one.id, "stderr")).splitlines()
     if _ended(one) and (said := failed_event(await api.log_tail(one.id, "stdout"))) is not None:
         lines.append(f"it did not become ready: {said.reason}" + (f" ({said.next_step})" if said.next_step else ""))
@@ -152,7 +153,7 @@ async def _log(api: OperatorApi, one: facts.Allocation, tail: int) -> list[str]:
 
 @asynccontextmanager
 async def owned(api: OperatorApi, verb: str, *, wait: bool = True) -> AsyncIterator[None]:
-    """Own the job of ``api`` for the block. Raises what :meth:`JobOwner.acquire` raises."""
+    """Own the job of ``api`` during the block. Raises what :meth:`JobOwner.acquire` raises."""
     owner = JobOwner(api, verb)
     try:
         await owner.acquire(wait=wait)
@@ -162,7 +163,7 @@ async def owned(api: OperatorApi, verb: str, *, wait: bool = True) -> AsyncItera
 
 
 def waiting_for(snapshot: facts.Snapshot) -> list[str]:
-    """Why containers are missing, in Nomad's terms: what it cannot place, what is slow to start, what drains."""
+    """Why containers are missing, in Nomad's terms: unplaced, slow to start, or draining."""
     said = []
     blocked = [one for one in snapshot.evaluations if one.status in ("blocked", "complete")]
     latest = max(blocked, key=lambda one: one.modify_index, default=None)
@@ -179,7 +180,7 @@ def waiting_for(snapshot: facts.Snapshot) -> list[str]:
 
 
 def _faults(snapshot: facts.Snapshot) -> tuple[str, ...]:
-    """The latest ends nobody asked for."""
+    """The latest unexpected ends."""
     ended = [one for one in snapshot.allocations if one.client in ("failed", "lost")]
     ended.sort(key=lambda one: one.modify_index)
     return tuple(f"container {one.id[:8]} {one.client}: {end_of(one)}" for one in ended[-_FAULTS_SHOWN:])

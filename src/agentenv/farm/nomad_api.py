@@ -1,4 +1,4 @@
-"""What operators ask of Nomad besides what the backend does."""
+"""Nomad requests for operators, in addition to those of the backend."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from agentenv.slots.backends.nomad.stream import open_stream_session
 
 @dataclass(frozen=True)
 class JobVariable:
-    """``items``: ``token``, and ``kept`` when the farm is to stay. ``age_s``: since it was last written."""
+    """``items``: ``token``, and ``kept`` if the farm was left running on purpose. ``age_s``: time since it was last
+    written."""
 
     items: Mapping[str, str]
     age_s: float
 
     @property
     def token(self) -> str | None:
-        """What the job's containers want to be shown."""
+        """The containers' bearer token."""
         return self.items.get("token")
 
 
@@ -35,7 +36,7 @@ class OperatorApi(NomadApi):
     """The requests of ``agentenv status``, ``down``, ``logs`` and ``gc``. Every method raises NomadError."""
 
     async def node_names(self) -> dict[str, str]:
-        """Every node's name by its id; empty when the token may not know."""
+        """Every node's name by its id; empty if the token may not read them."""
         try:
             return {raw["ID"]: raw.get("Name") or "" for raw in await self._run(lambda c: c.nodes.get_nodes())}
         except NomadError as error:
@@ -44,12 +45,12 @@ class OperatorApi(NomadApi):
             return {}
 
     async def created_at(self) -> dict[str, float]:
-        """When each allocation of the job was made, in seconds since the epoch, by its id."""
+        """Creation time of each allocation of the job by its id, in seconds since the epoch."""
         found = await self._run(lambda c: c.job.get_allocations(self.settings.job_id))
         return {raw["ID"]: (raw.get("CreateTime") or 0) / 1e9 for raw in found}
 
     async def variable(self, job_id: str) -> JobVariable | None:
-        """A job's variable. None when there is none."""
+        """A job's variable; None if there is none."""
         space = self.settings.namespace
         kept = await self._run(lambda c: c.variable.get_variable(VARIABLES + job_id, namespace=space), missing=True)
         if kept is None:
@@ -58,7 +59,7 @@ class OperatorApi(NomadApi):
         return JobVariable(items, max(0.0, time.time() - (kept.get("ModifyTime") or 0) / 1e9))
 
     async def keep(self, job_id: str, *, kept: bool) -> None:
-        """Mark the job's farm as left running on purpose, or not."""
+        """Set or clear the mark that the farm was left running on purpose."""
         variable = await self.variable(job_id)
         items = variable.items if variable is not None else {}
         wanted = {name: value for name, value in items.items() if name != KEPT} | ({KEPT: "up"} if kept else {})
@@ -75,19 +76,19 @@ class OperatorApi(NomadApi):
         return [path for path in paths if path and "/" not in path]
 
     async def whole_job(self, job_id: str) -> Mapping[str, Any] | None:
-        """A job as registered, or None."""
+        """A job as registered; None if it is not."""
         job: Mapping[str, Any] | None = await self._run(lambda c: c.job.get_job(job_id), missing=True)
         return job
 
     async def status_of(self, allocation_id: str) -> str | None:
-        """An allocation's client status; None when Nomad knows it no more."""
+        """An allocation's client status; None if it is unknown to Nomad."""
         raw = await self._run(lambda c: c.allocation.get_allocation(allocation_id), missing=True)
         return None if raw is None else facts.allocation(raw).client
 
     @classmethod
     @asynccontextmanager
     async def opened(cls, settings: NomadSettings) -> AsyncIterator[Self]:
-        """One that answers. What goes wrong in the block is raised with what to do about it."""
+        """Open a client that gets an answer. Errors in the block are raised with a next step."""
         address = checked_address(settings.address)
         api = cls(settings, address)
         try:
@@ -100,7 +101,7 @@ class OperatorApi(NomadApi):
 
 
 async def follow_log(settings: NomadSettings, allocation_id: str, *, tail_bytes: int) -> AsyncIterator[str]:
-    """What an allocation's task writes to standard error, line by line, until its end. Raises NomadError."""
+    """Lines that an allocation's task writes to standard error, until its end. Raises NomadError."""
     params = {
         "task": facts.TASK, "type": "stderr", "origin": "end", "offset": str(tail_bytes), "plain": "true",
         "follow": "true", "namespace": settings.namespace, **({"region": settings.region} if settings.region else {}),
@@ -113,7 +114,7 @@ async def follow_log(settings: NomadSettings, allocation_id: str, *, tail_bytes:
             session.get(
                 url, params=params, headers=headers, timeout=aiohttp.ClientTimeout(total=None),
                 server_hostname=settings.tls_server_name if url.startswith("https:") else None,
-                allow_redirects=False,  # the token is for this address alone
+                allow_redirects=False,  # the token is for this address only
             ) as reply,
         ):  # fmt: skip
             if reply.status != 200:

@@ -1,4 +1,4 @@
-"""A farm for one verb: backend, pool and executor opened together and closed in reverse."""
+"""Opens a farm for one verb: backend, pool and executor, closed in reverse order."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from agentenv.wire.server import ServerInfo
 from agentenv.wire.states import SlotState
 
 _ATTACHED_MOST = 4
-"""Containers of a farm that one command leases from: enough for one slot, whatever dies."""
+"""Maximum number of a farm's containers that one command uses: enough for one slot, whatever fails."""
 
 
 def container_settings(**fields: object) -> ContainerSettings:
-    """ContainerSettings from command line options. Raises ConfigError naming the first wrong one."""
+    """ContainerSettings from command line options. Raises ConfigError naming the first invalid one."""
     try:
         return ContainerSettings.model_validate(fields)
     except ValidationError as error:
@@ -36,7 +36,8 @@ def container_settings(**fields: object) -> ContainerSettings:
 
 
 def access_to(backend: Backend, job: str | None) -> FarmAccess:
-    """The farm of this backend. Raises ConfigError for a job that is not Nomad's, or wrong Nomad settings."""
+    """The farm of this backend. Raises ConfigError for a job that does not belong to Nomad, or invalid Nomad
+    settings."""
     if backend is Backend.nomad:
         from agentenv.farm.nomad import NomadFarm  # late: needs python-nomad
 
@@ -50,10 +51,10 @@ def access_to(backend: Backend, job: str | None) -> FarmAccess:
 async def open_farm(
     container: ContainerSettings, backend: Backend, *, own: bool, job: str | None = None
 ) -> AsyncIterator[ToolExecutor]:
-    """Slots of the farm that runs (``agentenv up``, or a Nomad job); else, or with ``own``, of one container made
-    for this command alone. A farm's containers are never stopped by leaving.
+    """Slots of the running farm (``agentenv up``, or a Nomad job); otherwise, or with ``own``, of one container
+    started for this command. Leaving never stops a farm's containers.
 
-    Raises SandboxUnavailableError (cause and cure named), ConfigError when ``own`` is asked of Nomad.
+    Raises SandboxUnavailableError (cause and cure named), ConfigError when ``own`` is used with Nomad.
     """
     if backend is Backend.nomad and own:
         raise ConfigError(
@@ -76,7 +77,7 @@ async def open_farm(
 
 @asynccontextmanager
 async def _attached(census: Census) -> AsyncIterator[ToolExecutor]:
-    """Tools in slots of a farm somebody else keeps: in the few containers with most free slots."""
+    """Tools in slots of an existing farm, using the few containers with the most free slots."""
     seen = [container for container in await containers_seen(census) if container.answers]
     seen.sort(key=lambda container: -container.count(SlotState.free))
     handles = [
@@ -97,7 +98,7 @@ async def _attached(census: Census) -> AsyncIterator[ToolExecutor]:
 
 @asynccontextmanager
 async def open_executor(container: ContainerSettings, backend: Backend = Backend.local) -> AsyncIterator[ToolExecutor]:
-    """One container of this machine and the way to call tools in it. Leaving stops everything it started.
+    """One container on this machine with an executor for tool calls. Leaving stops everything it started.
 
     Raises SandboxUnavailableError (cause and cure named) when no container can serve here.
     """
@@ -111,6 +112,6 @@ async def open_executor(container: ContainerSettings, backend: Backend = Backend
 
 
 async def describe(session: ToolSession) -> ServerInfo:
-    """What the session's container says of itself: isolation, what is weaker, its proofs."""
+    """The isolation of the session's container, where it is weaker, and its proofs."""
     async with ContainerControl(session.lease.container) as control:
         return await control.info()

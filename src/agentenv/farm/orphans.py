@@ -1,4 +1,4 @@
-"""What ``agentenv gc`` finds, and the rules by which something belongs to nobody any more. Pure."""
+"""Rules by which ``agentenv gc`` recognises orphans. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 UNATTENDED_AFTER_S = 60.0
-"""A pool beats every container it leases from every few seconds, leased or not. One that is silent for so
-long is dead: even its leases have expired."""
+"""A pool sends heartbeats to every container it leases from every few seconds, even without leases. After this
+silence it is dead: even its leases have expired."""
 IDLE_JOB_AFTER_S = 900.0
-"""A job without containers has nobody to say who wants it: it waits for capacity, or they end as they start. Stopping
-it is safe at any time, since a farm that lives submits a stopped job again; so long, that this is rarely needed."""
+"""A job without containers gives no sign of its owner: it waits for capacity, or its containers end while starting.
+Stopping it is always safe, because a running farm submits a stopped job again; the limit is long enough for this to
+be rare."""
 _RENEWED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Orphan:
-    """Something left behind. ``problem``: why it could not be removed, or must not be."""
+    """A leftover. ``problem``: why it could not be removed, or must not be."""
 
     kind: str
     name: str
@@ -28,7 +29,7 @@ class Orphan:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """One Nomad job that has a token of ours, or is a sandbox. ``heard_s``: of each container that answered."""
+    """A Nomad job that has a token of ours, or is a sandbox. ``heard_s``: of each container that answered."""
 
     id: str
     registered: bool
@@ -39,14 +40,15 @@ class JobFacts:
     running: int = 0
     heard_s: tuple[float, ...] = ()
     idle_s: float | None = None
-    """Since it was last submitted, when no container of it runs, drains, or is out of Nomad's sight."""
+    """Seconds since it was last submitted, if it has no container that is running, draining, or out of Nomad's
+    sight."""
 
 
 def judge_job(job: JobFacts, unattended_after_s: float = UNATTENDED_AFTER_S) -> Orphan | None:
-    """Whether a job belongs to nobody; None when it is somebody's, or nothing can be said against it."""
+    """Judge whether a job is orphaned; None if it is in use, or there is no evidence."""
     if not job.registered:
         if job.token_age_s < unattended_after_s:
-            return None  # a farm that is just being made writes its token first
+            return None  # a farm being created writes its token first
         return Orphan("token", f"nomad/jobs/{job.id}", "its job is no longer registered")
     if not job.sandbox:
         return None
@@ -72,7 +74,7 @@ def judge_job(job: JobFacts, unattended_after_s: float = UNATTENDED_AFTER_S) -> 
 
 
 def is_sandbox(job: Mapping[str, Any]) -> bool:
-    """Whether a registered job is a farm of ours, by its group and task."""
+    """Whether a registered job is a farm of ours, judged by its group and task."""
     return any(
         group.get("Name") == "sandbox" and any(task.get("Name") == "sandbox" for task in group.get("Tasks") or ())
         for group in job.get("TaskGroups") or ()
@@ -81,7 +83,7 @@ def is_sandbox(job: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class SeenLease:
-    """A lease at one look."""
+    """A lease at one observation."""
 
     container: str
     slot: int
@@ -91,7 +93,7 @@ class SeenLease:
 
 
 def unrenewed(before: Sequence[SeenLease], after: Sequence[SeenLease], between_s: float) -> list[SeenLease]:
-    """Leases that only counted down between two looks: their owners do not renew them."""
+    """Leases whose remaining time only decreased between two observations: they are not renewed."""
     then = {(lease.container, lease.slot, lease.epoch): lease.expires_in_s for lease in before}
     return [
         lease

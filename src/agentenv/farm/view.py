@@ -1,4 +1,4 @@
-"""What operators see of a farm, as plain records: the backend's own account, and what containers and pools say."""
+"""Records of a farm for its operators: the backend's view, and the replies of containers and pools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Place:
-    """Where a container is, or should be. ``state`` is the backend's word; ``handle`` when it can be reached."""
+    """Location of a container, existing or planned. ``state`` is in the backend's terms; ``handle`` is set when it
+    can be reached."""
 
     id: str
     index: int
@@ -32,7 +33,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Census:
-    """A farm as its backend knows it. ``exists`` False: there is none, and ``next_step`` says how to have one."""
+    """A farm as known to its backend. ``exists`` False: there is none, and ``next_step`` tells how to start one."""
 
     backend: str
     where: str
@@ -40,33 +41,33 @@ class Census:
     goal: int = 0
     places: tuple[Place, ...] = ()
     waiting_for: tuple[str, ...] = ()
-    """What keeps missing containers from running, in the backend's terms."""
+    """Reasons why containers are missing, in the backend's terms."""
     faults: tuple[str, ...] = ()
-    """What went wrong lately."""
+    """Recent failures."""
     next_step: str = ""
     metrics_url: str | None = None
     owner: str = ""
-    """Who scales and ends it now, where a farm has one owner at a time."""
+    """Its current owner, for farms with one owner at a time."""
 
     @property
     def handles(self) -> tuple[ContainerHandle, ...]:
-        """Of every container that can be reached."""
+        """Handles of all reachable containers."""
         return tuple(place.handle for place in self.places if place.handle is not None)
 
 
 class FarmAccess(Protocol):
-    """One way to look at a farm and to end it."""
+    """Access to a farm: to inspect it and to end it."""
 
     async def census(self) -> Census:
-        """What there is. Raises AgentEnvError when it cannot be known."""
+        """The farm's current state. Raises AgentEnvError when it cannot be determined."""
 
     async def down(self) -> str:
-        """End the farm, whole; what was done. Nothing to end is no error."""
+        """End the whole farm; returns what was done. It is not an error if there is none."""
 
 
 @dataclass(frozen=True)
 class ContainerView:
-    """One container. ``problem`` is why it did not answer; then the rest is empty."""
+    """One container. ``problem``: why it did not answer; then the rest is empty."""
 
     place: Place
     info: ServerInfo | None = None
@@ -76,17 +77,17 @@ class ContainerView:
 
     @property
     def answers(self) -> bool:
-        """Whether its server was heard."""
+        """Whether its server answered."""
         return self.info is not None
 
     def count(self, state: SlotState) -> int:
-        """Slots in a state."""
+        """Number of slots in a state."""
         return sum(slot.state is state for slot in self.slots)
 
 
 @dataclass(frozen=True)
 class PoolView:
-    """What one process that leases slots says of itself."""
+    """State of one process that leases slots, as reported by itself."""
 
     url: str
     pid: int | None
@@ -96,7 +97,7 @@ class PoolView:
 
 @dataclass(frozen=True)
 class FarmView:
-    """Everything at one moment."""
+    """The whole farm at one moment."""
 
     census: Census
     containers: tuple[ContainerView, ...] = ()
@@ -104,7 +105,7 @@ class FarmView:
 
     @property
     def answering(self) -> int:
-        """Containers whose server was heard."""
+        """Number of containers whose server answered."""
         return sum(container.answers for container in self.containers)
 
     @property
@@ -114,14 +115,14 @@ class FarmView:
 
     @property
     def well(self) -> bool:
-        """Whether everything that should be there is, and answers."""
+        """Whether everything expected exists and answers."""
         census = self.census
         whole = census.exists and self.answering == len(self.containers) and self.answering >= census.goal
         return whole and not census.waiting_for and not self.slots[SlotState.quarantined.value]
 
 
 def as_json(sight: FarmView) -> dict[str, Any]:
-    """The ``--json`` document of ``agentenv status``. No token is in it."""
+    """The ``--json`` document of ``agentenv status``. It contains no token."""
     census = sight.census
     return {
         "backend": census.backend,
@@ -190,7 +191,7 @@ def _pool(pool: PoolView) -> dict[str, Any]:
 
 
 def choose(named: Sequence[tuple[str, T]], beginning: str) -> T | None:
-    """The one whose name begins so; None when there is none. Raises ConfigError when it could be several."""
+    """The item whose name begins with this text; None if there is none. Raises ConfigError when it is ambiguous."""
     found = [(name, value) for name, value in named if name.startswith(beginning)]
     if len({name for name, _ in found}) > 1:
         raise ConfigError(

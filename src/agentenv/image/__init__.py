@@ -1,7 +1,7 @@
-"""The image of a farm's containers: built here, from Python, with nothing but a Docker engine.
+"""The image of a farm's containers: built here by Python with only a Docker engine.
 
-Everything here blocks; from a coroutine, call it in a thread. What asks an engine is imported at first use: it needs
-the docker SDK (``agentenv[farm]``), the rest does not.
+Everything here blocks; from a coroutine, call it in a thread. Code that uses an engine is imported at first use: it
+needs the docker SDK (``agentenv[farm]``), the rest does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the image starts from: Debian's own slim image, or the same made here where no registry answers."""
+"""Base of the image: Debian's own slim image, or the same built here if no registry answers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _ARCHIVE = "check that Debian's archive is reachable"
 
 
 def base_image(client: docker.DockerClient, cache: Path, report: Report) -> str:
-    """The name of an image in the engine to start from: one that is there, else pulled, else made.
+    """Name of an image in the engine to start from: an existing one, else pulled, else built.
 
-    Raises SandboxUnavailableError, naming both failures, when neither can be had.
+    Raises SandboxUnavailableError, naming both failures, when neither works.
     """
     for name in (MADE_HERE, FROM_REGISTRY):
         if _has(client, name):
@@ -61,7 +61,7 @@ def _has(client: docker.DockerClient, name: str) -> bool:
 
 
 def mmdebstrap_argv(output: Path) -> list[str]:
-    """Debian's required packages and apt, without what only people read."""
+    """Debian's required packages and apt, without documentation."""
     argv = ["mmdebstrap", "--quiet", "--variant=minbase", "--format=tar"]
     argv += [f"--dpkgopt=path-exclude=/usr/share/{pattern}" for pattern in _LEFT_OUT]
     return [*argv, "--dpkgopt=path-include=/usr/share/doc/*/copyright", SUITE, str(output)]

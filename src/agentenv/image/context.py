@@ -1,4 +1,4 @@
-"""What goes into the image, and the one number that says whether an image is of this very source."""
+"""Content of the image, and a hash that tells whether an image was built from this source."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ DOCKERFILE = "docker/sandbox.Dockerfile"
 IMAGE = "agentenv-sandbox:local"
 LABEL_CONTENT = "agentenv.content"
 PYTHON_VERSION = "3.11"
-"""Of the image's Debian; wheels with compiled parts are chosen for it, whatever runs this."""
+"""Python of the image's Debian; wheels with compiled parts are chosen for it, whatever Python runs this."""
 REQUIREMENTS = ("aiohttp", "pydantic")
-"""The ``sandbox`` extra: all the sandbox server imports beyond this package. constraints.txt says which versions."""
+"""The ``sandbox`` extra: everything the sandbox server imports beyond this package. constraints.txt has the
+versions."""
 
 _GROUND = ("__init__.py", "_version.py", "backoff.py", "errors.py", "locks.py", "py.typed")
 OUR_PARTS = (*_GROUND, "wire", "sessions", "sandbox")
@@ -36,7 +37,8 @@ class Entry:
 
 
 def package_entries(package: Path, programs: Binaries) -> list[Entry]:
-    """agentenv as the container needs it, below ``site/``: no client code, only these compiled programs."""
+    """agentenv as the container needs it, below ``site/``: no client code, and only the compiled programs of this
+    list."""
     found = [
         Entry(f"site/agentenv/{path.relative_to(package)}", path)
         for part in OUR_PARTS
@@ -51,12 +53,12 @@ def package_entries(package: Path, programs: Binaries) -> list[Entry]:
 
 
 def wheel_entries(site: Path) -> list[Entry]:
-    """The unpacked wheels, below ``site/``; console scripts are of no use in there."""
+    """The unpacked wheels, below ``site/``, without console scripts."""
     return [Entry(f"site/{path.relative_to(site)}", path) for path in _files(site) if path.parent != site / "bin"]
 
 
 def content_hash(entries: Iterable[Entry], dockerfile: bytes, pins: str) -> str:
-    """What the image is made of, as 16 hexadecimal digits: names and bytes, no times and no paths."""
+    """Hash of the image's content as 16 hexadecimal digits: names and bytes, no times or paths."""
     digest = hashlib.sha256()
     for part in (dockerfile, pins.encode()):
         digest.update(len(part).to_bytes(8, "big") + part)
@@ -67,7 +69,7 @@ def content_hash(entries: Iterable[Entry], dockerfile: bytes, pins: str) -> str:
 
 
 def write_context(file: IO[bytes], entries: Iterable[Entry], dockerfile: bytes) -> None:
-    """The context as a tar file that is the same, bit for bit, for the same entries."""
+    """The context as a tar file, bit for bit the same for the same entries."""
     with tarfile.open(fileobj=file, mode="w") as archive:
         _add(archive, "Dockerfile", io.BytesIO(dockerfile), len(dockerfile), 0o644)
         for entry in sorted(entries, key=lambda entry: entry.name):

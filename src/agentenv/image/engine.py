@@ -1,4 +1,4 @@
-"""The way to the Docker engine of this machine (or of ``DOCKER_HOST``)."""
+"""Connection to the Docker engine of this machine (or of ``DOCKER_HOST``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _TIMEOUT_S = 60
 
 
 def connect(*, timeout_s: int = _TIMEOUT_S) -> docker.DockerClient:
-    """A client of the engine, which answered. Close it. Raises SandboxUnavailableError when none answers."""
+    """A client of an engine that answered; close it after use. Raises SandboxUnavailableError when no engine
+    answers."""
     client = None
     try:
         _knock(docker_host())
@@ -31,7 +32,7 @@ def connect(*, timeout_s: int = _TIMEOUT_S) -> docker.DockerClient:
 
 
 def _knock(host: str) -> None:
-    """Raises OSError where no engine listens on a local socket: the SDK would leak its own when it fails."""
+    """Raise OSError when no engine listens on a local socket, where the SDK would leak its own."""
     scheme, _, path = host.partition("://")
     if scheme == "unix":
         with socket.socket(socket.AF_UNIX) as sock:

@@ -1,4 +1,4 @@
-"""Is there an image of this very source? Build it where there is none."""
+"""Finds the image of this source, and builds it if it is missing."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _BUILD_TIMEOUT_S = 1800
 
 @dataclass(frozen=True)
 class ImageStatus:
-    """What the engine has under a name. ``content`` and ``wanted`` are equal when it is of this source;
-    ``wanted`` is empty for images that are not ours to build."""
+    """The engine's image of a name. ``content`` and ``wanted`` are equal when it was built from this source;
+    ``wanted`` is empty for images that are not built here."""
 
     name: str
     id: str
@@ -54,17 +54,17 @@ class ImageStatus:
 
     @property
     def present(self) -> bool:
-        """Whether there is an image of that name at all."""
+        """Whether an image of that name exists."""
         return bool(self.id)
 
     @property
     def stale(self) -> bool:
-        """Whether it is one to be built here, and is of another source than this."""
+        """Whether it is built here, and was built from another source."""
         return self.present and bool(self.wanted) and self.content != self.wanted
 
 
 def built_here(name: str) -> bool:
-    """Whether an image of this name is one we may build: its tag is ``local``."""
+    """Whether an image of this name may be built here: its tag is ``local``."""
     return name.rpartition(":")[2] == "local"
 
 
@@ -86,11 +86,12 @@ def image_status(client: docker.DockerClient, name: str = IMAGE) -> ImageStatus:
 def ensure_image(
     name: str = IMAGE, *, client: docker.DockerClient | None = None, report: Report = silent
 ) -> ImageStatus:
-    """The image of that name; built first when its tag is ``local`` and it is missing or of another source.
+    """Return the image of that name; it is built first if its tag is ``local`` and it is missing or was built from
+    another source.
 
-    Two builders at once make one image: the second waits for the first. Takes seconds with a warm cache,
-    minutes without. Raises SandboxUnavailableError: no engine, or the build failed; an image of another
-    tag that is not there is nobody's to build.
+    Concurrent builders make one image: the second waits for the first. Takes seconds with a warm cache, minutes
+    without. Raises SandboxUnavailableError: no engine, the build failed, or the image is missing and has another
+    tag.
     """
     with _client(client) as engine:
         status = image_status(engine, name)
@@ -109,7 +110,7 @@ def ensure_image(
 
 
 def build_image(name: str = IMAGE, *, client: docker.DockerClient, report: Report = silent) -> ImageStatus:
-    """Build it now, whatever there is. Raises SandboxUnavailableError with the failing step's last words."""
+    """Build it now, whatever exists. Raises SandboxUnavailableError with the last output of the failing step."""
     cache = cache_dir() / "image"
     base = base_image(client, cache, report)
     report(BuildStep("packages", "downloading what is not cached"))
@@ -126,7 +127,8 @@ def build_image(name: str = IMAGE, *, client: docker.DockerClient, report: Repor
 
 
 def _lines(client: docker.DockerClient, context: IO[bytes], asked: Mapping[str, object]) -> Iterator[dict[str, str]]:
-    """What the engine says while it builds. It is asked when the first line is: so failing to ask is failing too."""
+    """The engine's messages during the build. The request is sent at the first line, so its failure is raised there
+    too."""
     yield from client.api.build(
         fileobj=context,
         custom_context=True,
@@ -140,8 +142,8 @@ def _lines(client: docker.DockerClient, context: IO[bytes], asked: Mapping[str, 
 
 
 def _discard_predecessors(client: docker.DockerClient) -> None:
-    """Remove images built here whose name a newer one took; those that containers still run are left to the
-    next time."""
+    """Remove images built here whose name was taken by a newer one; those still used by containers are left until
+    later."""
     with contextlib.suppress(DockerException, OSError):
         for image in client.images.list(filters={"dangling": True, "label": LABEL_CONTENT}):
             with contextlib.suppress(DockerException):
@@ -149,7 +151,7 @@ def _discard_predecessors(client: docker.DockerClient) -> None:
 
 
 def wanted_content() -> str:
-    """The content hash an image of this source has."""
+    """Content hash of an image of this source."""
     return _content(_package_entries())
 
 
@@ -177,7 +179,7 @@ def _labels(content: str, base: str) -> dict[str, str]:
 
 
 def _follow(stream: Iterator[dict[str, str]], report: Report) -> None:
-    """Show the build's steps. Raises SandboxUnavailableError when one fails."""
+    """Report the build's steps. Raises SandboxUnavailableError when one fails."""
     words: list[str] = []
     try:
         for line in stream:

@@ -1,4 +1,4 @@
-"""How long work tells what it is doing, without knowing who shows it."""
+"""How long operations report their progress, independent of who shows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BuildStep:
-    """What is being done now. ``done`` of ``total`` in any unit; ``total`` 0: nobody knows how much there is."""
+    """The current step. ``done`` of ``total`` in any unit; ``total`` 0: unknown."""
 
     name: str
     detail: str = ""
@@ -20,4 +20,4 @@ Report = Callable[[BuildStep], None]
 
 
 def silent(step: BuildStep) -> None:
-    """Tell nobody."""
+    """Report nothing."""

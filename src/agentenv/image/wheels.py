@@ -1,4 +1,4 @@
-"""The packages the image needs, unpacked outside of it: no pip and no package index in the build."""
+"""The image's packages, unpacked outside the build, which needs neither pip nor a package index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentenv.errors import SandboxUnavailableError
 from agentenv.image.context import PYTHON_VERSION, REQUIREMENTS
 
 _GLIBC_MINORS = (36, 35, 34, 31, 28, 27, 24, 17)
-"""Newest first: manylinux tags a Debian 12 (glibc 2.36) takes."""
+"""Newest first: the manylinux tags that Debian 12 (glibc 2.36) accepts."""
 _TIMEOUT_S = 600
 _LAST_WORDS = 600
 _INDEX = "check that pip can reach its package index"
@@ -32,10 +32,9 @@ def pip_argv(python: str, target: Path, constraints: Path, machine: str) -> list
 
 
 def site_directory(cache: Path, constraints: Path) -> Path:
-    """A directory with the unpacked packages, in the versions of ``constraints``; fetched when it is not
-    in ``cache`` yet.
+    """A directory with the unpacked packages in the versions of ``constraints``; fetched if it is not in ``cache``.
 
-    Raises SandboxUnavailableError with pip's last words.
+    Raises SandboxUnavailableError with the end of pip's output.
     """
     made_from = [*REQUIREMENTS, PYTHON_VERSION, platform.machine(), constraints.read_text()]
     name = f"site-{hashlib.sha256(chr(0).join(made_from).encode()).hexdigest()[:16]}"
@@ -48,7 +47,7 @@ def site_directory(cache: Path, constraints: Path) -> Path:
         _run(pip_argv(sys.executable, making / "site", constraints, platform.machine()))
         (making / "site").replace(directory)
     except OSError:
-        if not directory.is_dir():  # unless somebody else was faster
+        if not directory.is_dir():  # unless another process was faster
             raise
     finally:
         shutil.rmtree(making, ignore_errors=True)

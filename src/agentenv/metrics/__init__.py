@@ -1,1 +1,1 @@
-"""What pool and executor count, for Prometheus: read when scraped, free when nobody asks for it."""
+"""Prometheus metrics of pool and executor, collected only when scraped."""

@@ -1,4 +1,4 @@
-"""Counts calls as an executor reports them: a few integer additions each, no locks, no I/O."""
+"""Counts an executor's calls: a few integer additions each, no locks, no I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BATCH_BOUNDS_CALLS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 LATENCY_BOUNDS_S = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0
 )  # fmt: skip
-"""For what should take no time at all; 0.02 is the batch window's default."""
+"""Bucket bounds for durations expected to be near zero; 0.02 is the default batch window."""
 
 
 class CallCounts:
@@ -39,7 +39,7 @@ class CallCounts:
         if run is None:
             run = self.runs[tool] = Histogram()
         run.add(timing.run_s)
-        # Durations are measured by two clocks: a hair below zero is possible.
+        # Durations are measured by two clocks: a value just below zero is possible.
         self.overheads.add(max(0.0, timing.total_s - timing.batch_wait_s - timing.queue_s - timing.run_s))
 
     def cancelled(self, tool: str) -> None:

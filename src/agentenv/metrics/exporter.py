@@ -1,6 +1,6 @@
 """``GET /metrics`` of a process that runs a pool.
 
-Values are read when somebody scrapes, in the pool's own event loop: no locks, and nothing to pay in between.
+Values are read at each scrape, in the pool's own event loop: no locks, and no cost between scrapes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 KIND = "metrics"
-"""Under what a process announces where it can be scraped (:mod:`agentenv.run_files`)."""
+"""Kind of announcement with the address to scrape (:mod:`agentenv.run_files`)."""
 
 Read = Callable[[], Awaitable[Iterable[Reading]]]
-"""Raises AgentEnvError when there is nothing to be read this time: whoever scrapes is answered 503."""
+"""Raises AgentEnvError when there is nothing to read at the moment: the scrape is answered with 503."""
 
 
 class Meter:
-    """The metrics of one pool and executor; with ``port`` None they are off and cost nothing."""
+    """The metrics of one pool and executor; with ``port`` None they are disabled and cost nothing."""
 
     def __init__(self, backend: str, port: int | None, host: str = "127.0.0.1") -> None:
         self.observer = None if port is None else CallCounts()
@@ -46,10 +46,10 @@ class Meter:
 
     @asynccontextmanager
     async def serving(self, pool: SlotPool, executor: ToolExecutor | None = None) -> AsyncIterator[str | None]:
-        """Serve for as long as the block lasts; the URL, or None when off.
+        """Serve while the block runs; yields the URL, or None when disabled.
 
-        Raises ConfigError naming ``metrics_port`` when it cannot be listened on, or prometheus-client is
-        not installed.
+        Raises ConfigError naming ``metrics_port`` when the port cannot be listened on, or prometheus-client is not
+        installed.
         """
         if self._port is None:
             yield None
@@ -68,9 +68,10 @@ class Meter:
 
 @asynccontextmanager
 async def exporting(read: Read, host: str, port: int, *, announce: bool = True) -> AsyncIterator[str]:
-    """Serve ``read()`` at ``/metrics`` (port 0: any free one); the URL. Raises ConfigError, see :class:`Meter`.
+    """Serve ``read()`` at ``/metrics`` (port 0: any free one); yields the URL. Raises ConfigError, see
+    :class:`Meter`.
 
-    ``announce``: let ``agentenv status`` on this machine find it, as a process that leases slots.
+    ``announce``: let ``agentenv status`` on this machine find this process as one that leases slots.
     """
     render = _renderer()
 
@@ -125,7 +126,7 @@ def _renderer() -> Callable[[Iterable[Reading]], tuple[bytes, str]]:
 
 
 class _Readings:
-    """What prometheus_client asks for values."""
+    """The collector that prometheus_client asks for values."""
 
     def __init__(self, read: Iterable[Reading]) -> None:
         self._read = read

@@ -1,4 +1,4 @@
-"""What pool and executor say of themselves, as values of the catalog's metrics. Pure."""
+"""Statistics of pool and executor as values of the catalog's metrics. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agentenv.wire.states import ContainerState, SlotState
 
 Value = float | Buckets
 Readings = Mapping[tuple[str, ...], Value]
-"""Label values, in the order of the metric's labels, to the value."""
+"""Label values, in the order of the metric's labels, mapped to the value."""
 
 CONTAINER_STATES = tuple(state for state in ContainerState if state is not ContainerState.gone)
 SLOT_STATES = tuple(state for state in SlotState if state is not SlotState.gone)
@@ -24,19 +24,19 @@ SLOT_STATES = tuple(state for state in SlotState if state is not SlotState.gone)
 
 @dataclass(frozen=True)
 class Reading:
-    """One metric at one moment."""
+    """One metric's values at one moment."""
 
     metric: Metric
     values: Readings
 
 
 def build(backend: str) -> Iterator[Reading]:
-    """What runs."""
+    """Version and backend."""
     yield Reading(catalog.BUILD, {(__version__, backend): 1})
 
 
 def of_pool(now: PoolStatistics) -> Iterator[Reading]:
-    """Every ``agentenv_pool_*`` metric; states with none are 0, so that a graph has no holes."""
+    """Every ``agentenv_pool_*`` metric; empty states are 0, so that graphs have no gaps."""
     yield Reading(catalog.POOL_CONTAINERS, {(state,): now.containers.get(state, 0) for state in CONTAINER_STATES})
     yield Reading(catalog.POOL_GOAL, {(): now.goal_containers})
     yield Reading(catalog.POOL_MAX, {(): now.max_containers})

@@ -1,4 +1,4 @@
-"""Reading what an exporter serves: for ``agentenv status``."""
+"""Reads what an exporter serves, for ``agentenv status``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Samples:
         return self.values.get(name, {}).get(frozenset(labels.items()))
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The values by one label, summed over the others."""
+        """Values by one label, summed over the others."""
         found: dict[str, float] = {}
         for labels, value in self.values.get(name, {}).items():
             key = dict(labels).get(label, "")
@@ -32,7 +32,7 @@ class Samples:
 
 
 def parse(text: str) -> Samples:
-    """Raises ProtocolError when it is no Prometheus exposition."""
+    """Parse an exposition. Raises ProtocolError when it is not in Prometheus' format."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, dict[Labels, float]] = {}
@@ -41,7 +41,7 @@ def parse(text: str) -> Samples:
             for sample in family.samples:
                 found.setdefault(sample.name, {})[frozenset(sample.labels.items())] = sample.value
     except ValueError as error:
-        raise ProtocolError(f"what was scraped is no Prometheus exposition: {error}") from error
+        raise ProtocolError(f"the response is not in Prometheus' format: {error}") from error
     return Samples(found)
 
 

@@ -139,7 +139,7 @@ function callTop(call) {
   if (call.lost) mark("no result", "bad");
   if (call.fault && call.fault !== "none") mark(`${call.fault} fault${call.error ? `: ${call.error}` : ""}`, `fault-${call.fault}`);
   for (const flag of call.flags || []) mark(flag.replace("_", " "), "bad");
-  if (call.goesOn) mark("goes on", "");
+  if (call.goesOn) mark("still running", "");
   if (call.exit !== null && call.exit !== undefined) mark(`exit ${call.exit}`, call.exit === 0 ? "" : "warn");
   const facts = [seconds(call.took)];
   if (call.batchWait > 0.0005) facts.push(`batch wait ${seconds(call.batchWait)}`);
@@ -208,14 +208,14 @@ function recordings(casts) {
 function trajectoryBody(number) {
   const body = parsed(`data-${number}`);
   const made = element("div", { class: "body" });
-  if (body.error) made.append(...section("What ended it", preformatted(body.error, "err")));
+  if (body.error) made.append(...section("Error", preformatted(body.error, "err")));
   if (body.earlier.length) made.append(...section(`Earlier attempts (${body.earlier.length})`, ...body.earlier.map((error) => preformatted(error, "err"))));
   if (body.bars.length) made.append(...section("Time", waterfall(body.bars, body.total)));
   made.append(...section("Conversation", ...body.turns.map(turn)));
-  made.append(...section("Recordings of tmux", ...recordings(body.recordings)));
+  made.append(...section("tmux recordings", ...recordings(body.recordings)));
   if (body.verification.length) made.append(...section("Verification", pairs(body.verification)));
   const rest = [["began", new Date(body.began * 1000).toISOString()], ...body.workspace, ...Object.entries(body.totals).map(([key, value]) => [key, String(value)])];
-  made.append(element("details", { class: "fold" }, element("summary", {}, "More facts"), pairs(rest)));
+  made.append(element("details", { class: "fold" }, element("summary", {}, "Details"), pairs(rest)));
   return made;
 }
 

@@ -1,4 +1,4 @@
-"""Writes the page: a template, its style and script, and the records as inert data."""
+"""Writes the report page: a template with style and script, and the records as inert data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentenv.report.summary import summarise
 
 HERE = Path(__file__).parent
 UNSAFE = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
-"""What could end or begin markup inside a data block; in JSON they only ever occur in strings."""
+"""Characters that could begin or end markup inside a data block; in JSON they occur only inside strings."""
 
 
 class RecordError(ValueError):
@@ -29,11 +29,9 @@ class RecordError(ValueError):
 
 
 def read_records(path: Path) -> Iterator[GroupRecord]:
-    """The groups in a ``rollouts.jsonl``, in order; a last line cut short by a crash is left out.
+    """The groups in a ``rollouts.jsonl``, in order; an incomplete last line (after a crash) is skipped.
 
-    Raises:
-        RecordError: a line that is whole is not a GroupRecord.
-        OSError: the file cannot be read.
+    Raises: RecordError: a complete line is not a GroupRecord. OSError: the file cannot be read.
     """
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -50,15 +48,14 @@ def read_records(path: Path) -> Iterator[GroupRecord]:
 def write_report(
     records: Iterable[GroupRecord], path: Path, *, title: str, run: Mapping[str, object] | None = None
 ) -> Path:
-    """Write the page for these groups to ``path`` (whole or not at all) and return it.
+    """Write the page for these groups to ``path`` (atomically) and return it.
 
-    ``run`` is what the head of the page says about the run, name by name. A true ``run["scripted"]``
-    puts up a banner saying that no model was involved; a string there is the banner's second sentence.
-    The page needs nothing but itself: it works from a file, without a network. Long outputs are cut
-    in the middle on the page (and it says so); nothing of the records' text is ever markup or script.
+    ``run``: facts about the run for the head of the page, by name. A true ``run["scripted"]`` adds a banner saying
+    that no model was involved; a string there is the banner's second sentence. The page is self-contained: it works
+    from a file, without a network. Long outputs are cut in the middle on the page, with a note; text from the
+    records never becomes markup or script.
 
-    Raises:
-        OSError: the page cannot be written; an older one is left as it was.
+    Raises: OSError: the page cannot be written; an older one is left unchanged.
     """
     groups = list(records)
     page = _render(groups, title, dict(run or {}))

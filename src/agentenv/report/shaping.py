@@ -1,4 +1,4 @@
-"""Records as the page's data: short keys, outputs cut to a cap, calls joined to the turns that made them. Pure."""
+"""Records as the page's data: short keys, outputs cut to a cap, calls joined with their turns. Pure."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from agentenv.agent.tmux_recordings import recordings_of
 from agentenv.agent.transcript import GroupRecord, Phase, Step, ToolRecord, Transcript
 
 PAGE_BUDGET_BYTES = 48 * 1024 * 1024
-"""What all outputs together may take: browsers open pages of this size without trouble."""
+"""Total size of all outputs: browsers open pages of this size without trouble."""
 LONGEST_TEXT = 64 * 1024
 SHORTEST_TEXT = 1024
 LABEL_LENGTH = 48
 LABEL_WORDS = 8
 LABEL_ARGUMENTS = ("action", "process", "text", "keys", "input", "pattern", "url", "query")
-"""What a row of the waterfall says of a call that has neither command nor path."""
+"""Arguments shown in the waterfall for a call with neither command nor path."""
 LONGEST_RECORDING = 1024 * 1024
 """Characters of one recording of a screen that the page carries."""
 
 
 def text_cap(groups: Iterable[GroupRecord]) -> int:
-    """How many characters of each text the page carries, so that all of them fit its budget."""
+    """Maximum number of characters per text, so that all texts fit the page's budget."""
     texts = sum(2 * len(step.tool_calls) + 2 for group in groups for t in group.trajectories for step in t.steps)
     return max(SHORTEST_TEXT, min(LONGEST_TEXT, PAGE_BUDGET_BYTES // max(1, texts)))
 
 
 def group_row(group: GroupRecord, first: int, cap: int) -> dict[str, Any]:
-    """What the list shows of a group; ``first`` is the number of its first trajectory's body."""
+    """A group's row in the list; ``first`` is the number of its first trajectory's body."""
     return {
         "id": group.group,
         "item": group.item_id,
@@ -60,12 +60,12 @@ def _member_row(transcript: Transcript, body: int) -> dict[str, Any]:
 
 
 def timed_out(call: ToolRecord) -> bool:
-    """Whether its time was over and what it ran was stopped. What a session or background process does goes on."""
+    """Whether the call timed out and was stopped. Sessions and background processes keep running."""
     return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOL_NAMES
 
 
 def trajectory_body(transcript: Transcript, cap: int) -> dict[str, Any]:
-    """All that unfolding one trajectory shows."""
+    """Everything shown when a trajectory is unfolded."""
     return {
         "id": transcript.trajectory,
         "began": transcript.began_unix_s,
@@ -85,13 +85,13 @@ def trajectory_body(transcript: Transcript, cap: int) -> dict[str, Any]:
 
 
 def duration_s(transcript: Transcript) -> float:
-    """From the trajectory's first moment to the last one recorded."""
+    """Seconds from the trajectory's start to the last recorded moment."""
     ends = [phase.ended_s for phase in transcript.phases] + [step.model_ended_s for step in transcript.steps]
     return max([*ends, transcript.totals.get("total_s", 0.0), 0.0])
 
 
 def bars(transcript: Transcript) -> list[tuple[str, str, float, float]]:
-    """(kind, label, start, end) of every stretch of time, a tool call as batch wait, queue, run and transport."""
+    """(kind, label, start, end) of every phase; a tool call is shown as batch wait, queue, run and transport."""
     found = [part for phase in transcript.phases if phase.name != "tool" for part in _phase_bar(phase)]
     for step in transcript.steps:
         for call in step.tool_calls:
@@ -121,7 +121,7 @@ def _call_bars(call: ToolRecord) -> list[tuple[str, str, float, float]]:
 
 
 def _named(call: ToolRecord) -> str:
-    """The tool, and the beginning of its command or the like, so that a row of the waterfall says what it was."""
+    """The tool and the beginning of its command or similar, as a label in the waterfall."""
     given = call.arguments if isinstance(call.arguments, dict) else {}
     named = [given[key] for key in ("command", "path") if isinstance(given.get(key), str) and given[key]]
     rest = [
@@ -134,7 +134,7 @@ def _named(call: ToolRecord) -> str:
 
 
 def _turns(transcript: Transcript, cap: int) -> list[dict[str, Any]]:
-    """The conversation in order; a tool's message is left out where its call's record says it all."""
+    """The conversation in order; a tool message is omitted if its call's record contains everything."""
     recorded = {call.call_id for step in transcript.steps for call in step.tool_calls}
     steps = iter(transcript.steps)
     turns = []
@@ -190,7 +190,7 @@ def _call(call: ToolRecord, cap: int) -> dict[str, Any]:
 
 
 def _content(tool: str, content: Any, cap: int) -> Any:
-    """As the model reads it, where that is shorter than JSON. A recording is offered once, whole."""
+    """Content as the model reads it, if that is shorter than JSON. A recording is offered once, complete."""
     if isinstance(content, dict) and tool in SESSION_TOOL_NAMES:
         return session_standing(content)
     return content_shown(tool, content, cap) if isinstance(content, dict) and tool in RENDERERS else content
@@ -215,7 +215,7 @@ def _stream(text: str, dropped_bytes: int, cap: int) -> dict[str, Any] | None:
 
 
 def _plain(value: Any, cap: int) -> str:
-    """Any value as text of at most about ``cap`` characters; what is cut is said in its place."""
+    """Any value as text of at most about ``cap`` characters; a cut is marked in place."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=1, default=str)

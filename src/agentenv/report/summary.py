@@ -16,19 +16,19 @@ KINDS = {
     "slot_wait": "Waiting for a slot",
     "prepare": "Preparing the workspace",
     "model": "Model turns",
-    "batch_wait": "Waiting for a batch to leave",
-    "queue": "Waiting in the slot",
+    "batch_wait": "Waiting for the batch to be sent",
+    "queue": "Queued in the slot",
     "run": "Tools running",
     "transport": "Transport",
-    "lost": "Calls that were lost",
+    "lost": "Lost calls",
     "verify": "Verifying",
-    "release": "Giving the slot back",
+    "release": "Releasing the slot",
 }
-"""Every kind of time the page draws, in the order a trajectory meets them."""
+"""Every kind of time drawn on the page, in the order of a trajectory."""
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest rank over values in any order; 0 for none."""
+    """Nearest-rank percentile of values in any order; 0 if there are none."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -36,7 +36,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def summarise(groups: Sequence[GroupRecord]) -> dict[str, Any]:
-    """Counts, the distribution of scores, faults by kind, latencies, and where the time went."""
+    """Counts, the distribution of scores, faults by kind, latencies, and shares of time."""
     transcripts = [transcript for group in groups for transcript in group.trajectories]
     calls = [call for t in transcripts for step in t.steps for call in step.tool_calls]
     scores = [t.score for t in transcripts if t.score is not None]
@@ -79,7 +79,7 @@ def _histogram(scores: Sequence[float]) -> list[dict[str, Any]]:
 
 
 def _faults(transcripts: Iterable[Transcript]) -> dict[str, dict[str, int]]:
-    """By kind: how many trajectories ended so, how many single calls said so."""
+    """Per kind: number of trajectories that ended with it, and number of calls that reported it."""
     ended: Counter[str] = Counter(t.fault for t in transcripts)
     single: Counter[str] = Counter(
         call.result.fault for t in transcripts for step in t.steps for call in step.tool_calls if call.result
@@ -94,7 +94,7 @@ def _latencies(transcripts: Sequence[Transcript]) -> list[dict[str, Any]]:
     for transcript in transcripts:
         for kind, _, start, end in bars(transcript):
             by_kind[kind].append(end - start)
-    rows = [("call", "Tool call, whole", whole_calls), *((kind, name, by_kind[kind]) for kind, name in KINDS.items())]
+    rows = [("call", "Tool call, total", whole_calls), *((kind, name, by_kind[kind]) for kind, name in KINDS.items())]
     return [
         {
             "kind": kind,
@@ -122,7 +122,7 @@ def _time_split(transcripts: Iterable[Transcript]) -> list[dict[str, Any]]:
 
 
 def _span_s(transcripts: Sequence[Transcript]) -> float:
-    """Wall time from the first trajectory's beginning to the last one's end."""
+    """Wall time from the start of the first trajectory to the end of the last one."""
     if not transcripts:
         return 0.0
     ends = [t.began_unix_s + max([0.0, *(phase.ended_s for phase in t.phases)]) for t in transcripts]

@@ -1,1 +1,1 @@
-"""What runs inside a container: supervisor, server, slot agent."""
+"""The contents of a container: supervisor, server, slot agent."""

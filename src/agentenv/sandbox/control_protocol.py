@@ -1,7 +1,7 @@
-"""The packets between supervisor and server, both directions: what each says, and how strictly it is read.
+"""The packets between supervisor and server in both directions, with strict parsing.
 
 One JSON object in one packet of a SOCK_SEQPACKET socket. The server talks to the network, so it is the less trusted
-side: whatever it sends that is not exactly one of a few requests is a ProtocolError, and the server is started anew.
+side: anything it sends that is not exactly one of a few requests is a ProtocolError, and the server is restarted.
 Pure, standard library only.
 """
 
@@ -25,12 +25,12 @@ _MAX_REASON_CHARS: Final = 4096
 _MAX_STACK_CHARS: Final = 8 * 1024
 _Packet = TypeVar("_Packet")
 
-# ---- what the supervisor tells ---------------------------------------------------------------------------
+# ---- from the supervisor ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first packet to every server: what this container is. ``spec`` is a SandboxSpec's dict."""
+    """The first packet to every server: the container's specification. ``spec`` is a SandboxSpec's dict."""
 
     spec: dict[str, Any]
     token: str
@@ -38,12 +38,12 @@ class Hello:
     weaker: list[str]
     proofs: list[dict[str, Any]]
     shell: str = ""
-    """Path in every slot of a faster build of its bash; empty when there is none."""
+    """Path in every slot of a faster build of its bash; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class SlotReady:
-    """A slot can be used. The socket to its agent goes with it. ``kept``: the workspace is the one of before."""
+    """A slot is ready. The packet carries the socket to its agent. ``kept``: the workspace is unchanged."""
 
     slot: int
     epoch: int
@@ -54,7 +54,7 @@ class SlotReady:
 
 @dataclass(frozen=True)
 class SlotFailed:
-    """A reset could not be proved: the slot is quarantined."""
+    """A reset could not be verified: the slot is quarantined."""
 
     slot: int
     epoch: int
@@ -77,7 +77,7 @@ class Pong:
     stalls: Stalls
 
 
-# ---- what the server asks --------------------------------------------------------------------------------
+# ---- from the server ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class Serving:
 
 @dataclass(frozen=True)
 class Ping:
-    """Is the supervisor there? A Pong answers."""
+    """Check that the supervisor answers. The answer is a Pong."""
 
 
 @dataclass(frozen=True)
 class Reset:
-    """A new, empty slot: SlotReady of the next epoch, or SlotFailed, answers. This request and the two below are
-    dropped when ``epoch`` has ended."""
+    """Request a new, empty slot. The answer is SlotReady of the next epoch, or SlotFailed. This request and the two
+    below are dropped when ``epoch`` has ended."""
 
     slot: int
     epoch: int
@@ -101,7 +101,7 @@ class Reset:
 
 @dataclass(frozen=True)
 class Seal:
-    """New namespaces over the same workspace: SlotReady of the same epoch, or SlotFailed, answers."""
+    """Request new namespaces over the same workspace. The answer is SlotReady of the same epoch, or SlotFailed."""
 
     slot: int
     epoch: int
@@ -109,7 +109,7 @@ class Seal:
 
 @dataclass(frozen=True)
 class Remember:
-    """Hand ``lease`` back with the slot to a server that comes after this one."""
+    """Return ``lease`` with the slot to the next server process."""
 
     slot: int
     epoch: int
@@ -137,10 +137,10 @@ _HINTS: Final[dict[type[Any], dict[str, Any]]] = {kind: get_type_hints(kind) for
 
 
 def encode(packet: Told | Request) -> bytes:
-    """The packet's bytes. Texts that only explain are cut. Raises ConfigError for a Hello that is too large."""
+    """The packet's bytes. Explanatory texts are cut. Raises ConfigError for a Hello that is too large."""
     if isinstance(packet, SlotFailed | SlotLost):
         packet = dataclasses.replace(packet, reason=packet.reason[:_MAX_REASON_CHARS])
-    elif isinstance(packet, Pong):  # the end of a stack is where it stood
+    elif isinstance(packet, Pong):  # the end of a stack is the current location
         stalls = dataclasses.replace(packet.stalls, stack=packet.stalls.stack[-_MAX_STACK_CHARS:])
         packet = Pong(stalls)
     made = json.dumps({"op": _OPS[type(packet)], **dataclasses.asdict(packet)}).encode()
@@ -151,7 +151,7 @@ def encode(packet: Told | Request) -> bytes:
 
 
 def told(packet: bytes) -> Told:
-    """What the supervisor tells. Raises ProtocolError for anything malformed."""
+    """Parse a packet from the supervisor. Raises ProtocolError for anything malformed."""
     packet_told = _decoded(packet, _TOLD, "the supervisor")
     if isinstance(packet_told, Hello) and not packet_told.token:
         raise ProtocolError("the supervisor sent an empty token")
@@ -159,7 +159,8 @@ def told(packet: bytes) -> Told:
 
 
 def requested(packet: bytes, slots: int) -> Request:
-    """What the server asks. Raises ProtocolError for anything but a well-formed request about an existing slot."""
+    """Parse a packet from the server. Raises ProtocolError for anything but a well-formed request about an existing
+    slot."""
     request = _decoded(packet, _REQUESTS, "the server")
     if isinstance(request, Serving | Ping):
         return request
@@ -185,7 +186,7 @@ def _decoded(packet: bytes, kinds: dict[str, type[_Packet]], sender: str) -> _Pa
 
 
 def _built(kind: type[_Packet], raw: object) -> _Packet:
-    """Raises TypeError when ``raw`` has not exactly the fields of ``kind``, each of its type."""
+    """Raises TypeError unless ``raw`` has exactly the fields of ``kind``, each of its type."""
     hints = _HINTS[kind]
     if not isinstance(raw, dict) or raw.keys() != hints.keys():
         raise TypeError(f"fields {str(raw)[:200]}, not {', '.join(hints)}")
@@ -200,6 +201,6 @@ def _value(name: str, hint: Any, value: Any) -> Any:
         return float(value)
     if issubclass(kinds[0], Enum) and value in tuple(kinds[0]):
         return kinds[0](value)
-    if type(value) not in kinds:  # a bool is no int here
+    if type(value) not in kinds:  # bool is not accepted as int
         raise TypeError(f"{name} is {str(value)[:200]!r}")
     return value

@@ -1,8 +1,8 @@
-"""How a slot is lost before its lease has ended, and whose doing that is. Pure.
+"""Causes of losing a slot before its lease has ended, and whose fault each is. Pure.
 
-A policy must not be able to make an infrastructure failure, which would be a free retry: so a slot lost while its
-container lives is the policy's own doing (:class:`agentenv.errors.SlotDestroyedError`), unless something is known
-that came from above the slot. ``WAYS`` is the table; docs/environments.md shows it.
+A policy must not be able to cause an infrastructure failure, which would be a free retry. So a slot lost while its
+container is alive is the policy's fault (:class:`agentenv.errors.SlotDestroyedError`), unless a cause outside the
+slot is known. ``WAYS`` is the table; docs/environments.md shows it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentenv.errors import AgentEnvError, LeaseLostError, SlotDestroyedError
 
 
 class Loss(StrEnum):
-    """What happened to the slot."""
+    """Cause of the loss."""
 
     ended = "its first process (the slot's agent) ended or was killed"
     silent = "a killed call did not end: the slot's agent did not answer"
@@ -50,28 +50,29 @@ WAYS: Mapping[Loss, type[AgentEnvError]] = {
     Loss.reset: LeaseLostError,
     Loss.expired: LeaseLostError,
 }
-"""Every way, and the error of every call of the lease: the policy's doing, or ours."""
+"""Every cause, and the error of every call of the lease: the policy's fault, or ours."""
 
 _AGENT_GAVE_UP = frozenset({0, 64, 65, 71})
-"""Exit codes of the agent's own (``slotagent/agent/packets.h``); what runs in the slot ends it by a signal."""
+"""The agent's own exit codes (``slotagent/agent/packets.h``); programs in the slot can end it only by a signal."""
 
 
 def loss_of_end(exit_code: int | None, *, killed_for_memory_above: bool) -> Loss:
-    """Why a slot's first process ended. ``exit_code`` None: a signal, or not known."""
+    """Why a slot's first process ended. ``exit_code`` None: a signal, or unknown."""
     if killed_for_memory_above:
         return Loss.memory_above
     return Loss.agent_failed if exit_code in _AGENT_GAVE_UP else Loss.ended
 
 
 def loss_of_network(status: int, *, killed_for_memory_above: bool) -> Loss:
-    """Why the process behind a slot's network ended, with this wait status. It lives outside the slot, in whose
-    cgroup nothing is counted of it, and nothing in the slot can kill it: what does is the kernel, short of memory."""
+    """Why the process behind a slot's network ended, with this wait status. It runs outside the slot, is not
+    counted in the slot's cgroup, and cannot be killed from inside: only the kernel does that, when it is short of
+    memory."""
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     return Loss.memory_above if killed or killed_for_memory_above else Loss.offline
 
 
 def error_of(loss: Loss, slot: int, reason: str) -> AgentEnvError:
-    """What every call of the lease is answered with."""
+    """The error for every call of the lease."""
     kind = WAYS[loss]
     if kind is SlotDestroyedError:
         return kind(f"slot {slot} was destroyed by what ran in it: {reason}", next_step="the rollout ends here")

@@ -1,10 +1,10 @@
-"""Which limit a slot met: its own, or one above it (the container's, the machine's).
+"""Determines which limit a slot reached: its own, or one above it (the container's, the machine's).
 
-Told by the counters of the slot's cgroup and of those above it, never by what was printed. The kernel counts a
-process killed for memory in the cgroup it lived in, whoever's limit was met; only the slot's own failure counter
-says that it was its own. A fork that was refused is counted where the limit is (cgroup v2 since Linux 6.11), or where
-the fork was tried (before that, and v1). What cannot be known counts as the slot's own: a policy must not be able to
-make it look like a failure of ours. Where there is no such cgroup nothing is known, and nothing is reported.
+Based on the counters of the slot's cgroup and of those above it, never on output. The kernel counts a process
+killed for memory in the cgroup it was in, whichever limit was reached; only the slot's own failure counter shows
+that it was the slot's. A refused fork is counted at the limit (cgroup v2 since Linux 6.11), or where the fork was
+tried (before that, and in v1). Unknown cases count as the slot's own: a policy must not be able to make them look
+like infrastructure failures. Without such cgroups nothing is known, and nothing is reported.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from functools import cache
 
 _READ_BYTES = 4096
 _NEARLY_ALL = 8
-"""A count of processes within an eighth of the limit is the limit: it has changed since the kernel said no."""
+"""A process count within an eighth of the limit counts as having reached it, because it has changed since the
+refusal."""
 
 MEMORY_ABOVE = "the container or its machine ran out of memory; this slot was below its own limit"
 PROCESSES_ABOVE = "the container or its machine has no process to spare; this slot was below its own limit"
@@ -27,7 +28,7 @@ _TERMINALS = "/proc/sys/kernel/pty"
 
 @dataclass(frozen=True)
 class LimitFiles:
-    """Where the counters of one slot are: cgroup directories, None where there is no such controller."""
+    """Locations of a slot's counters: cgroup directories, None where there is no such controller."""
 
     version: int = 2
     memory: str | None = None
@@ -50,32 +51,32 @@ class LimitWatch:
         self._hits = self._hits_before = self._read_hits()
         self._own = False
         self.above = ""
-        """What a limit above the slot did to it since :meth:`take_above`; empty when it did nothing."""
+        """Effect of a limit above the slot since :meth:`take_above`; empty if there was none."""
 
     def begin(self) -> None:
-        """What was killed until now is no later call's doing. Nor are forks that a limit above has refused, which is
-        counted for all slots together, as far as no call of this one ran."""
+        """Start of a call: earlier kills are not attributed to it, nor refused forks above the slot (counted for
+        all slots together) from before."""
         self.look(between_calls=True)
         self._own = False
         self._hits_before, self._hits = self._hits, self._read_hits()
 
     def killed_by_own_limit(self) -> bool:
-        """Whether the kernel has killed something here since :meth:`begin` because the slot met its own limit."""
+        """Whether the kernel has killed a process since :meth:`begin` because the slot reached its own limit."""
         self.look()
         return self._own
 
     def take_above(self) -> str:
-        """What a limit above the slot has done to it, told once; empty when it did nothing."""
+        """Effect of a limit above the slot, reported once; empty if there was none."""
         self.look()
         above, self.above = self.above, ""
         return above
 
     def refused(self, error: int) -> str:
-        """A process could not be started for want of something: whose? Empty when the slot's own limit was met.
+        """A process could not be started because of a limit: returns whose it was, empty for the slot's own.
 
-        Noted as :attr:`above` by whoever has a call to tell of it.
+        Stored in :attr:`above` until a call reports it.
         """
-        self._forks = _counter(self._forks_fd, b"max ")  # this one is told of here
+        self._forks = _counter(self._forks_fd, b"max ")  # this one is reported here
         self._forks_above = self._read_forks_above()
         if error == errno.EAGAIN:
             return "" if self._processes_used_up() else PROCESSES_ABOVE
@@ -83,27 +84,27 @@ class LimitWatch:
             return "" if self._memory_used_up() else MEMORY_ABOVE
         if error == errno.EMFILE:
             return ""  # the agent's own limit is the slot's
-        if error == errno.ENOSPC:  # of a terminal: the slot's own /dev/pts holds only so many
+        if error == errno.ENOSPC:  # of a terminal: the slot's own /dev/pts has a limit
             return TERMINALS_ABOVE if _no_terminal_left(self._terminals) else ""
         return f"the slot's agent could not start a process: {os.strerror(error)}"
 
     def peak_bytes(self) -> int | None:
-        """The most memory the slot has used since it was made; None where that cannot be known."""
+        """The slot's peak memory use since it was created; None where that is unknown."""
         return self._number(self._files.memory, "memory.max_usage_in_bytes", "memory.peak")
 
     def close(self) -> None:
-        """Repeatable."""
+        """Close the files. Repeatable."""
         for fd in (self._kills_fd, self._hits_fd, self._forks_fd):
             if fd >= 0:
                 os.close(fd)
         self._kills_fd = self._hits_fd = self._forks_fd = -1
 
     def look(self, *, between_calls: bool = False) -> None:
-        """Note what was killed, and which forks were refused, since the last look. The methods above tell.
-        ``between_calls``: what is counted for all slots together was another's."""
+        """Read the counters of kills and refused forks, for the methods above. ``between_calls``: changes of
+        counters shared by all slots were caused by another."""
         if (kills := _counter(self._kills_fd, b"oom_kill ")) > self._kills:
             self._kills = kills
-            # Compared with the look before the last: a limit is met before the kernel kills for it.
+            # Compared with the check before the last: a limit is reached before the kernel kills for it.
             if self._read_hits() > self._hits_before:
                 self._own = True
             else:
@@ -116,18 +117,18 @@ class LimitWatch:
         self._forks, self._forks_above = forks, above
 
     def _read_forks_above(self) -> int:
-        """How many forks the limits above the slot have refused; 0 where the kernel does not count that."""
+        """Number of forks refused by limits above the slot; 0 where the kernel does not count that."""
         return sum(_counter(fd, b"max ") for fd in self._above_slot.forks_fds)
 
     def _read_hits(self) -> int:
-        """How often the slot has met its own memory limit."""
+        """How often the slot has reached its own memory limit."""
         return _counter(self._hits_fd, b"oom " if self._files.version == 2 else b"")
 
     def _memory_used_up(self) -> bool:
         return self._files.memory is None or self._read_hits() > self._hits_before
 
     def _processes_used_up(self) -> bool:
-        """Whether a fork was refused by the slot's own limit, as far as can be known afterwards."""
+        """Whether a fork was refused by the slot's own limit, as far as it can be determined afterwards."""
         directory = self._files.pids
         most = None if directory is None else _number(_read(directory, "pids.max"))
         if directory is None or most is None:
@@ -135,7 +136,7 @@ class LimitWatch:
         used, peak = (_number(_read(directory, name)) for name in ("pids.current", "pids.peak"))
         if max(used or 0, peak or 0) >= most - most // _NEARLY_ALL:
             return True
-        # Before Linux 6.6 no peak is told: whatever forked here may have ended since.
+        # Before Linux 6.6 there is no peak: whatever forked here may have ended since.
         return peak is None and not any(_full(above) for above in self._above_slot.directories)
 
     def _number(self, directory: str | None, first: str, second: str) -> int | None:
@@ -146,7 +147,7 @@ class LimitWatch:
 
 @dataclass(frozen=True)
 class _Above:
-    """The cgroups above a slot's that may have a limit of processes, and where each counts the forks it refused."""
+    """The cgroups above a slot's that may have a process limit, and their counters of refused forks."""
 
     directories: tuple[str, ...] = ()
     forks_fds: tuple[int, ...] = ()
@@ -154,13 +155,13 @@ class _Above:
 
 @cache
 def _above(directory: str) -> _Above:
-    """``directory`` and all above it, up to the topmost there is to see. They are the container's, the same for all
-    its slots, so they are opened once and stay open for as long as this process lives."""
+    """``directory`` and all cgroups above it that are visible. They are the container's, the same for all slots, so
+    they are opened once and stay open for the life of this process."""
     found = []
     while _read(directory, "pids.max"):
         found.append(directory)
         directory = os.path.dirname(directory)  # noqa: PTH120
-    # Only where it is there does a cgroup count the forks that its own limit refused, whoever tried them.
+    # Only where this file exists does a cgroup count the forks that its own limit refused, whoever tried them.
     opened = (_open(above, "pids.events.local") for above in found)
     return _Above(tuple(found), tuple(fd for fd in opened if fd >= 0))
 
@@ -171,14 +172,14 @@ def _full(directory: str) -> bool:
 
 
 def _no_terminal_left(directory: str) -> bool:
-    """Whether the machine's terminals are all taken, which one slot alone cannot bring about."""
+    """Whether the machine's terminals are all taken, which one slot alone cannot cause."""
     most, kept, used = (_number(_read(directory, name)) for name in ("max", "reserve", "nr"))
     # The kernel refuses the one that would make the count as large as the limit.
     return most is not None and used is not None and used + 1 >= most - (kept or 0)
 
 
 def _open(directory: str | None, name: str) -> int:
-    """A descriptor of the file, to be read again and again; -1 where there is none."""
+    """A descriptor for repeated reading of the file; -1 if it does not exist."""
     if directory is None:
         return -1
     try:
@@ -188,7 +189,7 @@ def _open(directory: str | None, name: str) -> int:
 
 
 def _counter(fd: int, name: bytes) -> int:
-    """One counter of an open file, or its only one; 0 where it cannot be known (the cgroup goes with its slot)."""
+    """One counter of an open file, or its only one; 0 if it is unknown (the cgroup is removed with its slot)."""
     if fd < 0:
         return 0
     try:
@@ -213,7 +214,7 @@ def _field(text: bytes, name: bytes) -> int:
 
 
 def _number(text: bytes) -> int | None:
-    """None for ``max`` and for a file that is not there."""
+    """None for ``max`` and for a missing file."""
     try:
         return int(text)
     except ValueError:

@@ -1,8 +1,9 @@
-"""How long an event loop was held up, and by what.
+"""Measures how long an event loop was blocked, and finds where.
 
-Everything a container does for its slots goes through the event loop of one process: a callback that does not return
-makes all of them wait. Each turn of the loop is timed, which costs two looks at the clock. A one-shot timer, set by
-the first turn after a rest, fires while a turn is late and takes the stack of what runs; a loop at rest is not woken.
+Everything a container does for its slots goes through the event loop of one process: a callback that does not
+return makes all of them wait. Each iteration of the loop is timed, which costs two reads of the clock. A one-shot
+timer, set by the first iteration after an idle phase, fires during a late iteration and records the stack; an idle
+loop is not woken.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from types import FrameType, TracebackType
 from typing import Any, Final
 
 STALL_S: Final = 0.05
-"""A turn that takes longer is a stall."""
+"""A longer iteration is a stall."""
 _RECENT_S: Final = 60.0
 _LOGGED_AGAIN: Final = 1.5
-"""A stall is logged when it is so many times longer than the last one that was."""
+"""A stall is logged when it is longer than the last logged one by this factor."""
 _MAX_FRAMES: Final = 20
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Stalls:
-    """What was measured. ``recent_s`` is the longest turn of the last one to two minutes; ``stack`` is where the
-    process was in the longest stall of all (empty when that was over before it could be seen)."""
+    """Measurements. ``recent_s``: longest iteration of the last one to two minutes; ``stack``: where the process
+    was during the longest stall (empty if that was over before it could be seen)."""
 
     count: int = 0
     longest_s: float = 0.0
@@ -40,11 +41,12 @@ class Stalls:
 
 
 class LoopWatch:
-    """Watches one event loop of the main thread, by SIGALRM. A context manager; the loop is :meth:`new_loop`'s."""
+    """Watches one event loop of the main thread, using SIGALRM. A context manager; the loop is from
+    :meth:`new_loop`."""
 
     def __init__(self, name: str) -> None:
         self.turn_began_s = math.inf
-        """Infinite while the loop waits."""
+        """Infinite while the loop is idle."""
         self.armed = True
         self._name = name
         self._count = 0
@@ -68,27 +70,27 @@ class LoopWatch:
         signal.signal(signal.SIGALRM, self._handler)
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
-        """An event loop that is watched."""
+        """Create an event loop that is watched."""
         return asyncio.SelectorEventLoop(_WatchedSelector(self))
 
     def begin(self) -> None:
-        """Forget what was measured so far: starting up is no stall. The turn at hand does not count either."""
+        """Reset the measurements, because starting up is not a stall. The current iteration does not count either."""
         self._count, self._longest_s, self._longest_stack = 0, 0.0, ""
         self._minute = self._before = self._logged_s = 0.0
         self.turn_began_s = time.monotonic()
 
     def stalls(self) -> Stalls:
-        """What was measured up to now."""
+        """The measurements so far."""
         self._turn_minute(time.monotonic())
         return Stalls(self._count, self._longest_s, max(self._minute, self._before), self._longest_stack)
 
     def arm(self, after_s: float) -> None:
-        """Have a look in so many seconds."""
+        """Check after this many seconds."""
         self.armed = True
         signal.setitimer(signal.ITIMER_REAL, after_s)
 
     def turn_ended(self, took_s: float, now_s: float) -> None:
-        """For turns that were longer than any of this minute, or stalls."""
+        """Called for iterations longer than any in this minute, and for stalls."""
         self._turn_minute(now_s)
         self._minute = max(self._minute, took_s)
         stack, self._stack = self._stack, ""
@@ -103,7 +105,7 @@ class LoopWatch:
 
     @property
     def longest_of_minute_s(self) -> float:
-        """Shorter turns need no look."""
+        """Shorter iterations need no check."""
         return min(self._minute, STALL_S)
 
     def _turn_minute(self, now_s: float) -> None:
@@ -113,10 +115,10 @@ class LoopWatch:
             self._minute_ends_s = now_s + _RECENT_S
 
     def _look(self, _number: int, frame: FrameType | None) -> None:
-        """The timer fired: is the turn at hand late?"""
+        """The timer fired: check whether the current iteration is late."""
         age_s = time.monotonic() - self.turn_began_s
         if age_s == -math.inf:
-            self.armed = False  # at rest: the next turn sets the timer again
+            self.armed = False  # idle: the next iteration sets the timer again
         elif age_s < STALL_S:
             self.arm(STALL_S - age_s)
         else:

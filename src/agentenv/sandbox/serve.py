@@ -29,13 +29,13 @@ def main() -> None:
     # It speaks no TLS, and asyncio and aiohttp do without: 10 MiB and 0.2 s less for every container.
     sys.modules["ssl"] = None  # type: ignore[assignment]
     gc.set_threshold(20_000, 20, 50)
-    # While a thread works on a large listing or archive, the loop waits so long after each of its system calls.
+    # While a thread works on a large listing or archive, the loop waits this long after each of its system calls.
     sys.setswitchinterval(0.0005)
     _serve(options.control_fd, options.listen_fd)
 
 
 def _serve(control_fd: int, listen_fd: int) -> None:
-    # Not at the top: what is imported here must not import ssl.
+    # Not at the top: modules imported here must not import ssl.
     import asyncio
 
     from agentenv.errors import AgentEnvError

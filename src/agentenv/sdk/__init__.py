@@ -1,1 +1,1 @@
-"""Tools of one slot for code: a verifier's context, and sandboxes for scripts and notebooks."""
+"""Programming interfaces to one slot: the context given to verifiers, and sandboxes for scripts and notebooks."""

@@ -1,4 +1,4 @@
-"""One sandbox for a script: a slot of its own, from ``async with`` to its end.
+"""One sandbox for a script: a slot that is leased for the duration of ``async with``.
 
 ::
 
@@ -34,12 +34,12 @@ class AsyncSandbox(SlotTools):
     """A sandbox from :meth:`open` to :meth:`close`, or as an async context manager.
 
     ``backend``: ``local`` runs a container on this machine, ``nomad`` a job of its own on the cluster that
-    ``NOMAD_ADDR`` names, ``fake`` plain child processes without any isolation (never for code you would not
-    run yourself); or a :class:`ContainerBackend`, which is opened and closed here. ``settings`` say what the
-    container is; ``allow_network`` overrides theirs. ``timeout_s`` bounds each call that names no other.
+    ``NOMAD_ADDR`` names, ``fake`` plain child processes without any isolation (only for code you would run
+    yourself); or a :class:`ContainerBackend`, which is opened and closed here. ``settings`` configure the
+    container; ``allow_network`` overrides their value. ``timeout_s`` bounds each call without a timeout of its own.
 
-    A failing command is data (``exit_code``); wrong calls raise ToolCallError, forbidden ones
-    PolicyRefusalError, failures of the sandbox InfraError. File operations raise ``OSError`` as local ones do.
+    A failing command is data (``exit_code``); invalid calls raise ToolCallError, forbidden ones PolicyRefusalError,
+    failures of the sandbox InfraError. File operations raise ``OSError`` like local ones.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class AsyncSandbox(SlotTools):
         return f"<{type(self).__name__} {self._backend!r} {'open' if self._context else 'closed'}>"
 
     async def open(self) -> Self:
-        """Start it. Raises SandboxUnavailableError naming cause and cure; nothing is left running then."""
+        """Start it. Raises SandboxUnavailableError with cause and cure; then nothing is left running."""
         if self._stack is not None:
             raise PoolClosedError("a sandbox is opened once", next_step="make a new one")
         async with AsyncExitStack() as stack:
@@ -103,7 +103,7 @@ class AsyncSandbox(SlotTools):
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
     ) -> CallResult:
-        """Run a bash command by itself, in the workspace; it is killed at ``timeout_s``."""
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``."""
         return await self._tools.terminal(command, timeout_s, cwd=cwd, env=env, stdin=stdin)
 
     async def terminal(
@@ -116,18 +116,18 @@ class AsyncSandbox(SlotTools):
         env: Mapping[str, str] | None = None,
         pty: bool | None = None,
     ) -> CallResult:
-        """Run a command in the bash of that name, which stays: directory, variables, functions. What still runs
-        at ``timeout_s`` goes on; an empty command returns more of its output."""
+        """Run a command in the persistent bash session of that name, which keeps directory, variables and
+        functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output."""
         return await self._tools.terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty)
 
     async def call_tool(
         self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> CallResult:
-        """Call any tool there is by its name."""
+        """Call any tool by its name."""
         return await self._tools.call_tool(tool, arguments, timeout_s=timeout_s)
 
     async def seal(self) -> None:
-        """Kill everything that runs in the sandbox; its files stay."""
+        """Kill everything running in the sandbox; its files stay."""
         _ = self._tools
         await self._session.seal()
 
@@ -144,6 +144,6 @@ class AsyncSandbox(SlotTools):
 
 def _backend(name: str, settings: ContainerSettings, start_timeout_s: float) -> ContainerBackend:
     nomad = None
-    if name == "nomad":  # a job of its own: closing a script's sandbox must not end a farm's containers
+    if name == "nomad":  # a separate job: closing a script's sandbox must not end a farm's containers
         nomad = NomadSettings.from_environment(job_id=f"agentenv-sandbox-{secrets.token_hex(4)}")
     return make_backend(name, settings, nomad=nomad, start_timeout_s=start_timeout_s, field="backend")

@@ -5,7 +5,7 @@
     with Sandbox() as box:
         print(box.run("python3 -c 'print(6 * 7)'").stdout)
 
-It works where an event loop runs already (a notebook). Ctrl-C ends the call in the sandbox as well.
+It also works where an event loop is already running (a notebook). Ctrl-C also cancels the call in the sandbox.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 
 class Sandbox:
-    """A sandbox from :meth:`open` to :meth:`close`, or as a context manager; arguments, methods, replies and
-    errors as :class:`agentenv.AsyncSandbox` has them. Safe to use from several threads.
+    """A sandbox from :meth:`open` to :meth:`close`, or as a context manager; arguments, methods, replies and errors
+    are those of :class:`agentenv.AsyncSandbox`. Thread-safe.
 
     ``progress`` callbacks run in the background thread, and must not use the sandbox.
     """
@@ -61,7 +61,7 @@ class Sandbox:
         return repr(self._box).replace("AsyncSandbox", "Sandbox", 1)
 
     def open(self) -> Self:
-        """Start it. Raises SandboxUnavailableError naming cause and cure; nothing is left running then."""
+        """Start it. Raises SandboxUnavailableError with cause and cure; then nothing is left running."""
         try:
             self._loop.run(self._box.open())
         except BaseException:
@@ -93,7 +93,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
     ) -> CallResult:
-        """Run a bash command by itself, in the workspace; it is killed at ``timeout_s``."""
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``."""
         return self._loop.run(self._box.run(command, timeout_s, cwd=cwd, env=env, stdin=stdin))
 
     def terminal(
@@ -106,18 +106,18 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         pty: bool | None = None,
     ) -> CallResult:
-        """Run a command in the bash of that name, which stays: directory, variables, functions. What still runs
-        at ``timeout_s`` goes on; an empty command returns more of its output."""
+        """Run a command in the persistent bash session of that name, which keeps directory, variables and
+        functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output."""
         return self._loop.run(self._box.terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty))
 
     def call_tool(
         self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> CallResult:
-        """Call any tool there is by its name."""
+        """Call any tool by its name."""
         return self._loop.run(self._box.call_tool(tool, arguments, timeout_s=timeout_s))
 
     def seal(self) -> None:
-        """Kill everything that runs in the sandbox; its files stay."""
+        """Kill everything running in the sandbox; its files stay."""
         self._loop.run(self._box.seal())
 
     # -- files -------------------------------------------------------------------------------------
@@ -127,13 +127,13 @@ class Sandbox:
     @overload
     def read_file(self, path: str, *, binary: Literal[True]) -> bytes: ...
     def read_file(self, path: str, *, binary: bool = False) -> str | bytes:
-        """A whole file, at most 64 MiB."""
+        """Read a whole file, at most 64 MiB."""
         if binary:
             return self._loop.run(self._box.read_file(path, binary=True))
         return self._loop.run(self._box.read_file(path))
 
     def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a file, whole; its directories are made. Returns its size in bytes."""
+        """Write a whole file; its parent directories are created. Returns its size in bytes."""
         return self._loop.run(self._box.write_file(path, content, mode=mode))
 
     def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
@@ -179,20 +179,20 @@ class Sandbox:
         return self._loop.run(self._box.extract(archive, remote))
 
     def archive(self, path: str = ".") -> ArtifactsReply:
-        """A file or directory as a tar (at most 64 MiB), with the SHA-256 of every file in it."""
+        """A file or directory as a tar archive (at most 64 MiB), with the SHA-256 of every file in it."""
         return self._loop.run(self._box.archive(path))
 
     def list_artifacts(self, path: str = ".") -> ArtifactsReply:
-        """Every file below a directory (or one file), with size and SHA-256; within what an archive may hold."""
+        """Every file below a directory (or one file), with size and SHA-256; limited like an archive."""
         return self._loop.run(self._box.list_artifacts(path))
 
     def read_artifact(self, path: str) -> ArtifactsReply:
-        """One file, at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
+        """One file of at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
         return self._loop.run(self._box.read_artifact(path))
 
 
 class LoopThread:
-    """An event loop in a thread of its own, started at the first :meth:`run`."""
+    """An event loop in a separate thread, started at the first :meth:`run`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -202,12 +202,12 @@ class LoopThread:
 
     @property
     def running(self) -> bool:
-        """Whether the thread lives."""
+        """Whether the thread is alive."""
         return self._thread is not None and self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` there and wait for its result. Whatever interrupts the waiting (KeyboardInterrupt) cancels
-        ``work`` and is raised when it has ended. Raises PoolClosedError after :meth:`close`."""
+        """Run ``work`` in the thread and wait for its result. An interruption of the wait (KeyboardInterrupt)
+        cancels ``work`` and is raised when it has ended. Raises PoolClosedError after :meth:`close`."""
         try:
             loop = self._started()
         except BaseException:
@@ -239,7 +239,7 @@ class LoopThread:
         return threading.current_thread() is self._thread
 
     def check_caller(self) -> None:
-        """Raises RuntimeError in the thread itself, which would wait for itself for ever."""
+        """Raise RuntimeError in the thread itself, which would wait for itself for ever."""
         if self.inside:
             raise RuntimeError("the sandbox cannot be used from its own callbacks")
 
@@ -260,7 +260,7 @@ class LoopThread:
                 raise PoolClosedError("the sandbox is closed", next_step="make a new one")
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                # A daemon: an interpreter that ends must not wait for a sandbox that nobody closed.
+                # A daemon: an interpreter that exits must not wait for a sandbox that nobody closed.
                 self._thread = threading.Thread(target=_serve, args=(self._loop,), name="agentenv sandbox", daemon=True)
                 self._thread.start()
             return self._loop
@@ -282,10 +282,10 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class _Call(Generic[T]):
-    """One coroutine on its way through the loop's thread."""
+    """One coroutine being run in the loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
-        # Held until the end. A plain lock, because no interrupt can leave it half changed, as it can an Event.
+        # Held until the end. A plain lock, because no interrupt can leave it half changed, unlike an Event.
         self._running = threading.Lock()
         self._running.acquire()
         self._loop = loop
@@ -293,20 +293,20 @@ class _Call(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     def begin(self) -> None:
-        """Start it. Once; interrupted on the way, it may not have begun, which :meth:`cancel` settles."""
+        """Start it, once. If interrupted, it may not have begun, which :meth:`cancel` settles."""
         self._loop.call_soon_threadsafe(self._begin)
 
     def wait(self) -> None:
-        """Until it has ended. Repeatable; may be interrupted."""
+        """Wait until it has ended. Repeatable; may be interrupted."""
         with self._running:
             pass
 
     def cancel(self) -> None:
-        """End it; it is over when it has cleaned up."""
+        """Cancel it; it ends when it has cleaned up."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def result(self) -> T:
-        """Of a call that has ended; raises what it raised."""
+        """The result of a call that has ended; raises what it raised."""
         assert self._task is not None
         if self._task.cancelled():
             raise PoolClosedError("the sandbox was closed while it was used")

@@ -52,14 +52,14 @@ class SlotTools(ABC):
     @overload
     async def read_file(self, path: str, *, binary: Literal[True]) -> bytes: ...
     async def read_file(self, path: str, *, binary: bool = False) -> str | bytes:
-        """A whole file of the slot, at most 64 MiB. Raises: OSError (missing, a directory, too large)."""
+        """Read a whole file of the slot, at most 64 MiB. Raises: OSError (missing, a directory, too large)."""
         reply = ReadFileReply.model_validate(await self._file_call("read_file", {"path": path, "binary": binary}))
         if reply.truncated:
             raise OSError(errno.EFBIG, f"{path} has {reply.size_bytes} bytes, more than one call carries")
         return (reply.data or b"") if binary else (reply.text or "")
 
     async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a file of the slot, whole; its directories are made. Returns its size in bytes."""
+        """Write a whole file in the slot; its parent directories are created. Returns its size in bytes."""
         body: dict[str, Any] = {"path": path, "mode": mode}
         if isinstance(content, str):
             body["text"] = content
@@ -92,11 +92,11 @@ class SlotTools(ABC):
         progress: Progress | None = None,
         max_bytes: int = transfer.DEFAULT_MAX_BYTES,
     ) -> Transferred:
-        """Copy a file or directory of the slot to a local path (a directory's content lands in it); see
-        :func:`agentenv.containers.transfer.download`. What a slot sends is not trusted.
+        """Copy a file or directory of the slot to a local path (a directory's content is put into it); see
+        :func:`agentenv.containers.transfer.download`. The slot's data is not trusted.
 
-        Raises: OSError, PolicyRefusalError, InfraError (also when this machine's own disk is full: that is nothing a
-        verifier may score).
+        Raises: OSError, PolicyRefusalError, InfraError (also when this machine's own disk is full: a verifier must
+        not score that).
         """
         async with self.lease_for_transfer() as lease:
             try:
@@ -107,12 +107,12 @@ class SlotTools(ABC):
                 raise
 
     async def archive(self, path: str = ".") -> ArtifactsReply:
-        """A file or directory of the slot as a tar (at most 64 MiB), with the SHA-256 of every file in it."""
+        """A file or directory of the slot as a tar archive (at most 64 MiB), with the SHA-256 of every file in it."""
         return await self._artifacts("archive", path)
 
     async def list_artifacts(self, path: str = ".") -> ArtifactsReply:
-        """Every file below a directory of the slot (or one file), with size and SHA-256; within what
-        :meth:`archive` may hold."""
+        """Every file below a directory of the slot (or one file), with size and SHA-256; limited like
+        :meth:`archive`."""
         return await self._artifacts("list", path)
 
     async def read_artifact(self, path: str) -> ArtifactsReply:
@@ -129,8 +129,8 @@ class SlotTools(ABC):
         literal: bool = False,
         limit: int = 200,
     ) -> SearchReply:
-        """Lines of the slot's files that match a regular expression, by path and line; what was left out is
-        counted in the reply.
+        """Lines of the slot's files that match a regular expression, by path and line; omitted matches are counted
+        in the reply.
 
         Raises: InvalidArgumentsError when the pattern is wrong; OSError when there is no such path.
         """
@@ -143,8 +143,8 @@ class SlotTools(ABC):
     ) -> PatchReply:
         """Apply a unified diff to the slot's files: all of it, or nothing.
 
-        Raises: InvalidArgumentsError when it is no diff or does not fit (the message says which hunk, why, and
-        what is there instead); OSError when the slot cannot write.
+        Raises: InvalidArgumentsError when it is not a diff or does not apply (the message names the hunk, the
+        reason, and the content found instead); OSError when the slot cannot write.
         """
         given = without_none({"patch": patch, "path": path, "strip": strip, "fuzz": fuzz})
         result = await self.call_tool("patch", given)

@@ -1,4 +1,4 @@
-"""The handle preparation and verifiers get on their trajectory's own slot.
+"""The context that preparation and verifiers get for their trajectory's slot.
 
 One object serves as both ``exec_tool`` and tool context::
 
@@ -6,9 +6,9 @@ One object serves as both ``exec_tool`` and tool context::
     result = await exec_tool.terminal("pytest -q", timeout_s=120)               # the same
     text = await exec_tool.read_file("report.txt")
 
-A failing command is data (``CallResult.exit_code``). A failing *file* operation raises ``OSError``
-with the slot's errno (``FileNotFoundError`` and so on). The first InfraError or SlotDestroyedError is remembered
-in ``infra_error``: it decides what becomes of the rollout, even if the verifier caught it.
+A failing command is data (``CallResult.exit_code``). A failing *file* operation raises ``OSError`` with the slot's
+errno (``FileNotFoundError`` and so on). The first InfraError or SlotDestroyedError is remembered in
+``infra_error``: it decides the outcome of the rollout, even if the verifier caught it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agentenv.sdk.slot_tools import SlotTools, without_none
 from agentenv.wire.calls import CallResult
 
 _OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
-"""What reading a slot never meets: the machine the download is written to is full, or out of descriptors."""
+"""Errors that reading a slot never causes: this machine's disk is full, or it is out of descriptors."""
 
 
 class ToolContext(SlotTools):
@@ -45,7 +45,7 @@ class ToolContext(SlotTools):
         self._session = session
         self._open = True
         self.infra_error: InfraError | SlotDestroyedError | None = None
-        """The first failure of ours that a call through this handle met, or that the slot was destroyed."""
+        """The first infrastructure failure of a call through this context, or the destruction of the slot."""
 
     @property
     def trajectory_id(self) -> str:
@@ -55,7 +55,7 @@ class ToolContext(SlotTools):
     async def __call__(
         self, tool: str, arguments: Mapping[str, Any] | str | None = None, *, timeout_s: float | None = None
     ) -> CallResult:
-        """Call any tool of the slot; wrong or refused calls come back as results with a ``fault``.
+        """Call any tool of the slot; invalid or refused calls are results with a ``fault``.
 
         Raises: InfraError when the slot failed; PoolClosedError after :meth:`cleanup`.
         """
@@ -65,7 +65,7 @@ class ToolContext(SlotTools):
     async def call_tool(
         self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> CallResult:
-        """As calling the context, but a wrong or refused call raises.
+        """Like calling the context, but an invalid or refused call raises.
 
         Raises: ToolCallError, PolicyRefusalError, InfraError.
         """
@@ -89,10 +89,10 @@ class ToolContext(SlotTools):
     ) -> CallResult:
         """Run a bash command in the workspace. Its exit code, output and timeout are in the result.
 
-        Without ``session`` it is a fresh ``bash -c``, killed at ``timeout_s``. With one it runs in the bash of
-        that name, which stays: directory, variables and functions are kept, and what still runs at
-        ``timeout_s`` goes on (an empty command returns more of its output). ``stdin`` is for the first only,
-        ``pty`` for the second.
+        Without ``session`` it is a new ``bash -c``, killed after ``timeout_s``. With ``session`` it runs in the
+        persistent bash session of that name: directory, variables and functions are kept, and a command that
+        exceeds ``timeout_s`` keeps running (an empty command returns more of its output). ``stdin`` is valid only
+        without a session, ``pty`` only with one.
         """
         given: dict[str, Any] = {"command": command, "env": dict(env) if env else None}
         if session is None:
@@ -104,23 +104,23 @@ class ToolContext(SlotTools):
         return await self.call_tool("terminal", without_none(given))
 
     async def web_search(self, query: str, **more: Any) -> CallResult:
-        """Search the web through the tool server. Raises: UnknownToolError where there is none."""
+        """Search the web through the tool server. Raises: UnknownToolError without a tool server."""
         return await self._outside("web_search", "web", {"query": query, **more})
 
     async def web_extract(self, url: str, **more: Any) -> CallResult:
-        """A web page's text through the tool server. Raises: UnknownToolError where there is none."""
+        """The text of a web page, through the tool server. Raises: UnknownToolError without a tool server."""
         return await self._outside("web_extract", "web", {"url": url, **more})
 
     async def browser_navigate(self, url: str, **more: Any) -> CallResult:
-        """Open a page in the trajectory's browser. Raises: UnknownToolError where there is no tool server."""
+        """Open a page in the trajectory's browser. Raises: UnknownToolError without a tool server."""
         return await self._outside("browser_navigate", "browser", {"url": url, **more})
 
     async def browser_snapshot(self, **more: Any) -> CallResult:
-        """The open page as text. Raises: UnknownToolError where there is no tool server."""
+        """The open page as text. Raises: UnknownToolError without a tool server."""
         return await self._outside("browser_snapshot", "browser", more)
 
     async def cleanup(self) -> None:
-        """No more calls through this context; the slot itself is the rollout's. Repeatable."""
+        """End the use of this context; the slot itself belongs to the rollout. Repeatable."""
         self._open = False
 
     async def _outside(self, tool: str, toolset: str, arguments: Mapping[str, Any]) -> CallResult:
@@ -143,7 +143,7 @@ class ToolContext(SlotTools):
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        """Remembers what no score may hide; refuses once closed."""
+        """Remembers failures that no score may hide; refuses calls once closed."""
         if not self._open:
             raise _closed()
         try:

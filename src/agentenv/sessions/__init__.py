@@ -1,5 +1,5 @@
-"""What lives in a slot between calls: terminals, background processes, tmux.
+"""State of a slot between calls: terminals, background processes, tmux.
 
-Knows only the wire and the errors, and a port to whatever starts programs: the sandbox server and the
-fake backend run the very same code over it.
+Depends only on the wire and the errors, and on a host that starts programs: the sandbox server and the fake backend
+run the same code.
 """

@@ -1,10 +1,10 @@
-"""How much of a slot's the server takes on: so much at once, and from then on so much per second. Pure."""
+"""Rate limit for the server's work for a slot: a burst, then an amount per second. Pure."""
 
 from __future__ import annotations
 
 
 class Allowance:
-    """Full at first. What is taken beyond it is waited for."""
+    """A token bucket, full at first. Excess is paid for by waiting."""
 
     __slots__ = ("_burst", "_left", "_per_s", "_since_s")
 
@@ -15,7 +15,7 @@ class Allowance:
         self._since_s = 0.0
 
     def take(self, amount: float, now_s: float) -> float:
-        """Take it, whether or not there is so much; how long to take nothing then, in seconds."""
+        """Take an amount, whether or not it is available; returns how long to take nothing afterwards, in seconds."""
         earned = (now_s - self._since_s) * self._per_s
         self._since_s = now_s
         self._left = min(self._left + earned, self._burst) - amount

@@ -1,4 +1,4 @@
-"""What a session call says in the end."""
+"""The final answer of a session call."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from agentenv.wire.base import WireModel
 
 @dataclass(frozen=True)
 class SessionAnswer:
-    """``fields`` of the call's :class:`agentenv.wire.calls.CallResult`, none at its default, and its content."""
+    """``fields`` of the call's :class:`agentenv.wire.calls.CallResult` that are not at their default, and its
+    content."""
 
     content: WireModel
     fields: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Recordings of terminals: asciicast v2, one JSON line for each thing that happened. Pure."""
+"""Recordings of terminals as asciicast v2: one JSON line per event. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 MAX_UNTAKEN_BYTES = 1024 * 1024
-"""What may wait for somebody to take it; output beyond that is left out, and a marker says so."""
+"""Limit of recorded data that was not taken; further output is omitted, and a marker says so."""
 
 
 class Recorder:
-    """One session's recording, taken piece by piece: the pieces joined are a file that plays."""
+    """The recording of one session, taken piece by piece: the concatenated pieces are a playable file."""
 
     def __init__(self, *, columns: int, rows: int, began_unix_s: float, now_s: float, title: str) -> None:
         self._began_s = now_s
@@ -24,15 +24,15 @@ class Recorder:
 
     @property
     def full(self) -> bool:
-        """Whether no more output is recorded until somebody takes what there is."""
+        """Whether no more output is recorded until the recording is taken."""
         return self._bytes > MAX_UNTAKEN_BYTES
 
     def skip(self, count: int) -> None:
-        """So many bytes more are left out."""
+        """Note that this many bytes more are omitted."""
         self._left_out_bytes += count
 
     def output(self, data: bytes, now_s: float) -> None:
-        """It printed this."""
+        """Record output."""
         if self.full:
             self.skip(len(data))
             return
@@ -40,16 +40,16 @@ class Recorder:
             self._event(now_s, "o", text)
 
     def resized(self, columns: int, rows: int, now_s: float) -> None:
-        """Its screen has another size now."""
+        """Record a change of the screen's size."""
         self._event(now_s, "r", f"{columns}x{rows}")
 
     def left_out(self, now_s: float) -> None:
-        """It printed more than could be read: some of it is missing here."""
+        """Record that some output could not be read and is missing."""
         if not self.full:
             self._event(now_s, "m", "output was left out")
 
     def take(self, now_s: float) -> str:
-        """What was added since it was last taken."""
+        """The recording since the last call of this."""
         if self._left_out_bytes:
             self._event(now_s, "m", f"{self._left_out_bytes} bytes of output are not recorded")
             self._left_out_bytes = 0
@@ -65,8 +65,8 @@ class Recorder:
 
 
 def recordings(contents: Iterable[Any]) -> dict[str, str]:
-    """The recordings in the contents of a trajectory's results (:class:`agentenv.wire.sessions.TmuxReply` as
-    JSON), in their order: a whole asciicast by session; a session that was started again has the next number."""
+    """The recordings in the contents of a trajectory's results (:class:`agentenv.wire.sessions.TmuxReply` as JSON),
+    in order: one complete asciicast per session; sessions restarted under the same name are numbered."""
     found: dict[str, list[str]] = {}
     for content in contents:
         piece = content.get("recording") if isinstance(content, Mapping) else None

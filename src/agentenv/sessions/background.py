@@ -1,4 +1,4 @@
-"""One background process: its output as it comes, its input, its end."""
+"""One background process: its output, its input, its end."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Background:
         self.changes = Changes(host.loop)
         self.exit_code: int | None = None
         self.failed = False
-        """It could not be started; its output says why."""
+        """Whether it could not be started; its output has the reason."""
         self.lost = False
         self.polled_bytes = 0
-        """Up to where its output was given to a ``poll``."""
+        """Offset up to which its output was returned by ``poll``."""
         self.noticed_s = host.loop.time()
-        """When somebody was last told how it stands."""
+        """When its state was last reported."""
         self.end_told = False
         self._host = host
         self._began_s = host.loop.time()
@@ -67,11 +67,11 @@ class Background:
 
     @property
     def begun(self) -> bool:
-        """Whether it is known that it runs, ran, or could not be started."""
+        """Whether it is known to be running, to have run, or to have failed to start."""
         return bool(self._readers) or not self.running
 
     def state(self) -> ProcessState:
-        """How it stands."""
+        """Its current state."""
         ended_s = self._host.loop.time() if self._ended_s is None else self._ended_s
         return ProcessState(
             process=self.name,
@@ -86,8 +86,8 @@ class Background:
         )
 
     def write(self, data: bytes) -> int:
-        """Give it input; how many bytes it took (fewer when it does not read them). Raises
-        InvalidArgumentsError when it has no input any more."""
+        """Write to its input; returns how many bytes it took (fewer when it does not read). Raises
+        InvalidArgumentsError when its input is closed."""
         fd = self._readers[0].fd if self.order.pty and self._readers else self._input
         if fd < 0 or not self.running:
             raise InvalidArgumentsError(
@@ -101,7 +101,7 @@ class Background:
             raise InvalidArgumentsError(f"{self.name} takes no input: {os.strerror(error.errno or 0)}") from error
 
     def end_input(self) -> None:
-        """No more input: end of file for what reads it."""
+        """Close its input: the reader gets end of file."""
         if self.order.pty:
             self.write(b"\x04")
         elif self._input >= 0:
@@ -109,15 +109,15 @@ class Background:
             self._input = -1
 
     def kill(self) -> None:
-        """Kill it and all it started; it has ended a moment later."""
+        """Kill it and everything it started; it has ended a moment later."""
         self._started.kill()
 
     def signal(self, number: int) -> None:
-        """Send its process group a signal that it may handle. Nothing happens when it has ended."""
+        """Send a signal to its process group, which may handle it. No effect when it has ended."""
         self._started.signal(number)
 
     def close(self) -> None:
-        """Let go of it, and of its output, whether it has ended or its slot ends it. Repeatable."""
+        """Release it and its output, whether it has ended or its slot will end it. Repeatable."""
         self._release()
         self.output.shed()
         self.changes.tell()
@@ -168,7 +168,7 @@ class Background:
         self.changes.tell()
 
     def on_failed(self, error: int, *, cwd: bool) -> None:
-        """ProgramEvents: data, as a shell would put it."""
+        """ProgramEvents: an ordinary result, as from a shell."""
         self.failed = True
         self.output.feed(f"bash: {not_started(error, cwd=self.order.cwd if cwd else None)}\n".encode())
         self._end(1 if cwd else CANNOT_START)

@@ -1,4 +1,4 @@
-"""Our ends of what a program is told what to do over, and answers over."""
+"""Our ends of the channels over which a program receives commands and sends answers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _READ_BYTES = 16 * 1024
 
 
 class CommandSocket:
-    """Types as fast as the program reads, and with ``heard`` hears what it answers. The program's ends,
-    made here, are :attr:`questions` and :attr:`answers`, open until :meth:`started`."""
+    """Writes as fast as the program reads, and passes its answers to ``heard``. The program's ends, made here, are
+    :attr:`questions` and :attr:`answers`, open until :meth:`started`."""
 
     def __init__(self, host: Host, heard: Callable[[bytes], None] | None = None) -> None:
         self._host = host
@@ -33,7 +33,7 @@ class CommandSocket:
 
     @property
     def unsent_bytes(self) -> int:
-        """What waits for the program to read."""
+        """Number of bytes waiting for the program to read."""
         return len(self._unsent)
 
     def started(self) -> None:
@@ -44,7 +44,7 @@ class CommandSocket:
                 os.close(fd)
 
     def type(self, text: str) -> None:
-        """Send it, now or as soon as there is room. What a dead program is told is nobody's loss."""
+        """Send text, now or as soon as there is room. Writes to a dead program are dropped."""
         if self._to < 0 or not text:
             return
         data = text.encode("utf-8", "surrogateescape")
@@ -57,13 +57,13 @@ class CommandSocket:
             self._host.loop.add_writer(self._to, self._writable)
 
     def all_read(self) -> bool:
-        """Whether all that was typed has reached the program."""
+        """Whether everything sent has reached the program."""
         if self._to < 0 or self._unsent:
             return False
         return not self._host.unread_bytes(self._to)
 
     def close(self) -> None:
-        """Repeatable."""
+        """Close our ends. Repeatable."""
         self.started()
         self._heard = None
         if self._to >= 0:
@@ -81,7 +81,7 @@ class CommandSocket:
         except BlockingIOError:
             return 0
         except OSError:
-            return len(data)  # it reads no more, and its end is heard of in other ways
+            return len(data)  # it reads no more; its end is reported in other ways
 
     def _writable(self) -> None:
         del self._unsent[: self._send(self._unsent)]

@@ -1,4 +1,4 @@
-"""Lets calls wait for something to change, with a deadline."""
+"""Waiting for a change, with a deadline."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import asyncio
 
 
 class Changes:
-    """Wakes whoever waits. Waiters look again at what they wait for: a wake-up promises nothing."""
+    """Wakes waiters, which then check their condition again: a wake-up promises nothing."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiters: list[asyncio.Future[None]] = []
 
     def tell(self) -> None:
-        """Something changed."""
+        """Wake all waiters."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def until(self, deadline_s: float) -> bool:
-        """Until something changes or the loop's clock says ``deadline_s``; whether it changed."""
+        """Wait until something changes or the loop's clock reaches ``deadline_s``; returns whether something
+        changed."""
         remaining_s = deadline_s - self._loop.time()
         if remaining_s <= 0:
             return False

@@ -1,7 +1,7 @@
-"""What a session's shell and the program it runs wait for, as the kernel of the slot tells it.
+"""Determines what a session's shell and its program are waiting for, as reported by the slot's kernel.
 
-A small program in the slot looks, because the kernel shows what a process sleeps in to its own user alone,
-and because asking a terminal of the slot's from outside may have to wait for what runs in the slot.
+A small program inside the slot checks this, because the kernel shows what a process sleeps in only to its own user,
+and because querying a terminal of the slot from outside may block on programs in the slot.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ exit 0
 
 @dataclass(frozen=True)
 class Waits:
-    """What was seen. Both False when it cannot be known."""
+    """What was observed. Both are False when it cannot be determined."""
 
     input: bool = False
-    """A process in the foreground of the terminal sleeps until something is typed."""
+    """A foreground process of the terminal is blocked until something is typed."""
     commands: bool = False
-    """The shell reads commands, has read all there are, and runs none."""
+    """The shell is reading commands, has read all there are, and runs none."""
 
 
 async def seen(host: Host, commands: int, terminal: int | None) -> Waits:
-    """Look at the shell that reads its commands from the pipe with inode ``commands``, and at ``/dev/pts/N``
-    of the slot for ``terminal`` N. Takes some milliseconds of the slot's time, and 2 s at most."""
+    """Check the shell that reads its commands from the pipe with inode ``commands``, and ``/dev/pts/N`` of the slot
+    for ``terminal`` N. Takes some milliseconds of the slot's time, at most 2 s."""
     number, name = "", ""
     if terminal is not None:
         number = str((_PTS_MAJOR << 8) | (terminal & 0xFF) | ((terminal & ~0xFF) << 12))

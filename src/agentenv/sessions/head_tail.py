@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 def seam(dropped_bytes: int) -> str:
-    """The line that stands in a text where ``dropped_bytes`` of it are missing."""
+    """The line that marks the place in a text where ``dropped_bytes`` are missing."""
     return f"\n[... {dropped_bytes} bytes dropped ...]\n"
 
 
 class HeadTail:
-    """The first and the last bytes of a stream, ``cap_bytes`` together; what lies between is counted.
+    """The first and the last bytes of a stream, ``cap_bytes`` together; the bytes between are counted.
 
     Memory is bounded by ``cap_bytes`` however small or many the pieces are. Pure.
     """
@@ -27,11 +27,11 @@ class HeadTail:
 
     @property
     def held_bytes(self) -> int:
-        """The memory it takes."""
+        """Memory in use."""
         return self.total_bytes if self._tail is None else self._cap
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the stream."""
+        """Add the next bytes of the stream."""
         self.total_bytes += len(chunk)
         if self._tail is not None:
             self._keep_last(memoryview(chunk))
@@ -46,18 +46,18 @@ class HeadTail:
 
     @property
     def kept_bytes(self) -> int:
-        """How much is kept."""
+        """Number of bytes kept."""
         return min(self.total_bytes, self._cap)
 
     def parts(self) -> tuple[bytes, bytes]:
-        """Head and tail as they are, before any cut at character boundaries."""
+        """Head and tail unchanged, before any cut at character boundaries."""
         if self._tail is None:
             return bytes(self._head), b""
         return bytes(self._head), bytes(self._tail[self._at :] + self._tail[: self._at])
 
     def pieces(self) -> tuple[tuple[memoryview, ...], int]:
-        """What :meth:`text` decodes, as it came and without a copy of the head, and how many bytes are missing.
-        Nothing may be fed any more."""
+        """The bytes that :meth:`text` decodes, without a copy of the head, and how many bytes are missing. Nothing
+        may be fed afterwards."""
         if self._tail is None:
             return (memoryview(self._head),), 0
         tail = memoryview(self.parts()[1])
@@ -66,10 +66,10 @@ class HeadTail:
         return (head, tail), self.total_bytes - len(head) - len(tail)
 
     def text(self) -> tuple[str, int]:
-        """Head and tail decoded (U+FFFD for what is not UTF-8), and how many bytes are missing between.
+        """Head and tail decoded (invalid UTF-8 becomes U+FFFD), and how many bytes are missing between.
 
-        Where bytes are missing the text says so (:func:`seam`), or head and tail would join into a line that was
-        never printed. The cut never splits a character: what would be left of one is dropped, and counted.
+        Missing bytes are marked in the text (:func:`seam`); otherwise head and tail would join into a line that was
+        never printed. The cut never splits a character: its remaining bytes are dropped and counted too.
         """
         if self._tail is None:
             return str(self._head, "utf-8", "replace"), 0
@@ -110,7 +110,7 @@ def whole_end(head: bytes) -> int:
 
 
 def whole_start(tail: bytes) -> int:
-    """How many bytes of a cut character ``tail`` begins with."""
+    """Number of bytes of a split character at the beginning of ``tail``."""
     start = 0
     while start < min(3, len(tail)) and tail[start] & 0xC0 == 0x80:
         start += 1

@@ -1,4 +1,4 @@
-"""Names of keys, as tmux has them, and the bytes a terminal sends for them. Pure."""
+"""Key names as in tmux, and the bytes a terminal sends for them. Pure."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _FUNCTION = re.compile(r"[Ff]\d{1,2}")
 _CONTROLLED = "@abcdefghijklmnopqrstuvwxyz[\\]^_"
 
 SIGNAL_KEYS = {b"\x03": signal.SIGINT, b"\x1c": signal.SIGQUIT}
-"""What can be had without a terminal: its interrupt and quit keys, as signals."""
+"""Keys that work without a terminal: interrupt and quit, as signals."""
 
 
 def is_key(name: str) -> bool:
-    """Whether ``name`` means a key; what means none is typed as it stands, as tmux does. Raises
-    InvalidArgumentsError for what can only be meant as a key and is unknown (``C-Enter``, ``F13``)."""
+    """Whether ``name`` is a key name; other text is typed literally, as in tmux. Raises InvalidArgumentsError for
+    text that can only be meant as a key but is unknown (``C-Enter``, ``F13``)."""
     if len(name) > 1 and (_MODIFIED.match(name) or _FUNCTION.fullmatch(name)):
         key_bytes(name)
         return True
@@ -37,14 +37,14 @@ def is_key(name: str) -> bool:
 
 
 def key_bytes(name: str) -> bytes:
-    """What the key sends. What names no key is text and is sent as it stands, as tmux does: ``y``, ``:wq``, ``ls -l``.
-    Raises InvalidArgumentsError for an unknown key (``F13``, ``C-Enter``), naming those there are."""
+    """The bytes a key sends. Text that is not a key name is sent literally, as in tmux: ``y``, ``:wq``, ``ls -l``.
+    Raises InvalidArgumentsError for an unknown key (``F13``, ``C-Enter``), naming the known ones."""
     sent = named_key(name)
     return name.encode("utf-8", "surrogatepass") if sent is None else sent
 
 
 def named_key(name: str) -> bytes | None:
-    """What the key of this name sends, None when the name is text. Raises InvalidArgumentsError as
+    """The bytes the key of this name sends, None when the name is text. Raises InvalidArgumentsError as
     :func:`key_bytes` does."""
     if found := _CONTROL.fullmatch(name):
         key = found[1].lower()
@@ -64,7 +64,7 @@ def named_key(name: str) -> bytes | None:
 
 
 def _means_a_key(name: str) -> bool:
-    """Whether somebody who writes this wants a key pressed, known or not."""
+    """Whether the text is meant as a key, known or not."""
     if found := _MODIFIED.fullmatch(name):
         name = found[1]
         if len(name) == 1:

@@ -1,4 +1,4 @@
-"""Reads lines each of which is work for the server, as tmux's control mode prints them: in small portions."""
+"""Reads lines that each cause work for the server, such as tmux's control mode prints: in small portions."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from agentenv.sessions.host import Host
 from agentenv.sessions.reader import Reader
 
 LINES_PER_TURN = 256
-"""More that came are for the loop's next turns; meanwhile nothing is read."""
+"""Further lines are left to the next iterations of the loop; meanwhile nothing is read."""
 _TURNS_AT_THE_END = 8
 WORK_PER_S = 4_096.0
 _BURST = 4 * WORK_PER_S
-"""What a slot has the server do beyond it waits: a session that floods slows down itself."""
+"""Work beyond this burst has to wait: a session that floods slows down itself."""
 
 
 class LineReader:
     """A :class:`agentenv.sessions.reader.Reader` of lines, from its start to :meth:`close`.
 
-    ``on_lines`` gets each portion (its last line may go on in the next) and returns how much work it was.
+    ``on_lines`` gets each portion (its last line may continue in the next) and returns how much work it was.
     """
 
     def __init__(self, host: Host, fd: int, on_lines: Callable[[bytes], float], *, most_bytes_per_s: int) -> None:
@@ -31,14 +31,14 @@ class LineReader:
         self._reader = Reader(host, fd, self._came, terminal=False, most_bytes_per_s=most_bytes_per_s)
 
     def drain(self) -> None:
-        """Take what is there now, but no more of it than is done at once; the rest is lost."""
+        """Process the bytes available now, up to the limit of one portion; the rest is lost."""
         self._reader.drain()
         for _ in range(_TURNS_AT_THE_END):
             if self._rest:
                 self._portion()
 
     def close(self) -> None:
-        """Let go of it, and of whom it told. Repeatable."""
+        """Release the descriptor and the callbacks. Repeatable."""
         self._on_lines = None
         self._rest = b""
         self._reader.close()
@@ -61,7 +61,7 @@ class LineReader:
             self._reader.go_on()
 
     def _portion(self) -> float:
-        """Hand over the next lines; for how long there must be no more."""
+        """Pass on the next lines; returns how long to pause."""
         *lines, rest = self._rest.split(b"\n", LINES_PER_TURN)
         size = len(self._rest) - len(rest) if len(lines) == LINES_PER_TURN else len(self._rest)
         portion, self._rest = self._rest[:size], self._rest[size:]

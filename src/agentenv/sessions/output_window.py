@@ -1,4 +1,4 @@
-"""Reads one output for as long as it lives; keeps what has come since it was last taken, under a cap."""
+"""Reads one output during its whole life; keeps what came since it was last taken, under a cap."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from agentenv.sessions.unread import Unread
 
 _PREFIX = b"bash: "
 MAX_MARKER_BYTES = 256
-"""No marker's line is longer."""
+"""Longest line of a marker."""
 _TTY_NOISE = re.compile(rb"bash: \[\d+: \d+ \(\d+\)\] tcsetattr: Inappropriate ioctl for device\n")
-"""What an interactive bash without a terminal says when a signal ended a command."""
+"""Messages of an interactive bash without a terminal when a signal ended a command."""
 
 
 class OutputWindow(Reader):
-    """A reader that keeps what has come. ``on_bytes`` is called after each read.
+    """A reader that keeps its output. ``on_bytes`` is called after each read.
 
-    A *terminal*'s line ends are made plain again, and a marker
-    that is expected is cut out of its stream (``marked`` is then called).
+    Line ends of a *terminal* are normalised, and an expected marker is removed from its stream (``marked`` is then
+    called).
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class OutputWindow(Reader):
 
     @property
     def waiting_bytes(self) -> int:
-        """How much has come that was not taken, kept or not."""
+        """Number of bytes that came and were not taken, kept or not."""
         return self._shed_bytes + self._window.total_bytes + len(self._held)
 
     def expect(self, nonce: str, marker: re.Pattern[bytes], marked: Callable[[], None]) -> None:
-        """Cut ``marker`` (a line that holds ``nonce``) out of the stream when it comes, then call back."""
+        """Remove ``marker`` (a line that contains ``nonce``) from the stream when it comes, then call back."""
         self._mark, self._marker, self._marked = nonce.encode(), marker, marked
 
     @property
     def expecting(self) -> bool:
-        """Whether a marker is yet to come."""
+        """Whether a marker is still expected."""
         return self._marker is not None and self._fd >= 0
 
     def expect_nothing(self) -> None:
@@ -57,9 +57,8 @@ class OutputWindow(Reader):
         self._marker = self._marked = None
 
     def take(self, *, last: bool = False) -> tuple[str, int]:
-        """What has come since, decoded, and how many bytes were dropped from it (where they are missing, the
-        text says so). A character of
-        which only a part has come is left for the next time, unless this is the ``last``."""
+        """The output since the last call, decoded, and how many bytes of it were dropped (the text marks where). A
+        partial character at the end is kept for the next time, unless this is the ``last``."""
         if self._held:
             self._window.feed(self._held)
             self._held = b""
@@ -77,20 +76,20 @@ class OutputWindow(Reader):
         return self._decoded(head, tail, window.total_bytes - len(rest) + shed_bytes)
 
     def forget(self) -> None:
-        """Drop what has come so far."""
+        """Drop the output so far."""
         self._window = HeadTail(self._cap_bytes)
         self._held = b""
         self._shed_bytes = 0
         self._tell_held()
 
     def shed(self) -> None:
-        """Holder: the slot has more unread output than it may."""
+        """Holder: the slot exceeds its limit of unread output."""
         self._shed_bytes += self._window.total_bytes
         self._window = HeadTail(self._cap_bytes)
         self._tell_held()
 
     def close(self) -> None:
-        """Reader; what was not taken is dropped, and nobody is called back any more."""
+        """Reader; pending output is dropped, and there are no more callbacks."""
         super().close()
         self.forget()
         self.expect_nothing()
@@ -107,7 +106,7 @@ class OutputWindow(Reader):
         dropped = came_bytes - len(head) - len(tail)
         if not dropped:
             return self._plain(head), 0
-        # What the slot's budget took was older than all of it.
+        # Data dropped for the slot's budget was older than all of it.
         first, last = (head, tail) if tail else (b"", head)
         return self._plain(first) + seam(dropped) + self._plain(last), dropped
 
@@ -139,8 +138,8 @@ class OutputWindow(Reader):
 
 
 def _beginning(stream: bytes, mark: bytes) -> int:
-    """Where a marker may have begun of which the end is yet to come: in the last bytes, so that what prints
-    the beginning of one and never its end is held back no longer than a line."""
+    """Where an incomplete marker may have begun: only in the last bytes, so that output that begins like a marker
+    is held back no longer than one line."""
     begin = stream.find(b"/" + mark, max(0, len(stream) - MAX_MARKER_BYTES))
     if begin < 0:
         return len(stream) - _overlap(stream, _PREFIX + b"/" + mark)
@@ -148,7 +147,7 @@ def _beginning(stream: bytes, mark: bytes) -> int:
 
 
 def _overlap(stream: bytes, marker: bytes) -> int:
-    """How many bytes at the end of ``stream`` may be the beginning of ``marker``."""
+    """Length of the end of ``stream`` that may be the beginning of ``marker``."""
     for count in range(min(len(stream), len(marker)), 0, -1):
         if stream.endswith(marker[:count]):
             return count

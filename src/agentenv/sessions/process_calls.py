@@ -1,4 +1,4 @@
-"""The calls of the ``process`` tool, on the background processes of one slot."""
+"""The calls of the ``process`` tool on the background processes of one slot."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from agentenv.wire.sessions import ProcessArguments, ProcessReply, ProcessState
 
 MAX_RUNNING = 100
 MAX_ENDED = 16
-"""Ended processes of which the output is kept; the oldest go first."""
+"""Number of ended processes whose output is kept; the oldest are dropped first."""
 MAX_LONGEST_WAIT_S = 300.0
 _DEFAULT_WAIT_S = 30.0
 _KILL_WAIT_S = 15.0
 _SIGNAL_WAIT_S = 2.0
-"""How long a process may take to end after a signal that it can handle, before the answer says it still runs."""
+"""Time for a process to end after a signal it can handle, before the answer says that it is still running."""
 _WRITE_WAIT_S = 5.0
 _START_WAIT_S = 5.0
 
@@ -36,7 +36,7 @@ class ProcessCalls:
         self._started = 0
 
     async def call(self, arguments: ProcessArguments, deadline_s: float) -> SessionAnswer:
-        """One call, answered by ``deadline_s`` (the loop's clock). Raises ToolCallError, LeaseLostError."""
+        """Run one call, answered by ``deadline_s`` (the loop's clock). Raises ToolCallError, LeaseLostError."""
         act = {
             "start": self._start, "list": self._list, "poll": self._poll, "log": self._log, "wait": self._wait,
             "kill": self._kill, "write": self._write, "submit": self._write, "close": self._close,
@@ -49,7 +49,7 @@ class ProcessCalls:
         return answer if not notices else _noted(answer, notices)
 
     async def start(self, order: Order) -> Background:
-        """Start one, and wait until it runs or could not be started. Raises InvalidArgumentsError."""
+        """Start a process, and wait until it runs or has failed to start. Raises InvalidArgumentsError."""
         if sum(process.running for process in self._processes.values()) >= MAX_RUNNING:
             raise InvalidArgumentsError(
                 f"{MAX_RUNNING} background processes are already running", next_step="kill one that is not needed"
@@ -72,12 +72,12 @@ class ProcessCalls:
         pty: bool,
         check_interval_s: float | None,
     ) -> Order:
-        """What to start, in the workspace unless said otherwise."""
+        """What to start; by default in the workspace."""
         cwd = posixpath.join(self._host.workspace, workdir or ".")
         return Order(command, cwd, dict(env or {}), pty, check_interval_s)
 
     def notices(self) -> tuple[str, ...]:
-        """How those stand whose ``check_interval`` has passed since anybody was told."""
+        """State of the processes whose ``check_interval`` has passed since the last report."""
         now = self._host.loop.time()
         said = []
         for process in self._processes.values():
@@ -90,7 +90,7 @@ class ProcessCalls:
         return tuple(said)
 
     def close(self) -> None:
-        """The slot's processes end otherwise. Repeatable."""
+        """Release everything; the slot ends its processes by other means. Repeatable."""
         for process in self._processes.values():
             process.close()
         self._processes.clear()
@@ -106,7 +106,7 @@ class ProcessCalls:
             check_interval_s=arguments.check_interval,
         )
         process = await self.start(order)
-        # What could not be started has said why.
+        # A process that could not be started has reported why.
         return self._new_output(process, arguments.limit) if process.failed else _answer(process)
 
     async def _list(self, _: ProcessArguments, __: float) -> SessionAnswer:
@@ -190,8 +190,8 @@ class ProcessCalls:
         return process
 
     def _new_output(self, process: Background, limit: int, *, newest: bool = False, note: str = "") -> SessionAnswer:
-        """At most ``limit`` bytes that were not shown before: the oldest, or (``newest``) the end of it, because how
-        a command ended is said last. ``note`` joins what there is to say about the output."""
+        """At most ``limit`` bytes of output not shown before: the oldest, or (``newest``) the last ones, because
+        errors come at the end. ``note`` collects remarks about the output."""
         output = process.output
         unread = process.polled_bytes
         begin = max(unread, output.total_bytes - limit) if newest else unread
@@ -218,7 +218,7 @@ class ProcessCalls:
 
 
 def _answer(process: Background, reply: ProcessReply | None = None, text: str = "") -> SessionAnswer:
-    """``reply``: how the process stands, where nothing else is to be said."""
+    """``reply``: state of the process, unless something else is to be reported."""
     reply = reply or ProcessReply(process=process.state())
     fields: dict[str, object] = {"stdout": text} if text else {}
     if process.exit_code is not None:

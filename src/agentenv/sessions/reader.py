@@ -1,4 +1,4 @@
-"""Reads one output descriptor of a session: all that comes, but never faster than is good for the rest."""
+"""Reads one output descriptor of a session completely, at a rate that leaves time for everything else."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from agentenv.sessions.host import Host
 
 _READ_BYTES = 64 * 1024
 _DRAIN_BYTES = 1024 * 1024
-"""The most a pipe holds: so much is read at once when everything printed so far is wanted."""
+"""Capacity of a pipe: read at once when everything printed so far is wanted."""
 _FLOOD_BYTES_PER_S = 16 * 1024 * 1024
 _FLOOD_BURST_BYTES = 4 * 1024 * 1024
-"""A session that floods is read at most this fast: it slows down itself, not the server."""
+"""Maximum rate for a session that floods: it slows down itself, not the server."""
 
 
 class Reader:
     """One descriptor (a pipe, or our side of a terminal), from its start to :meth:`close`. Owns it.
 
-    ``on_bytes`` gets each piece; an empty one is the end. Beyond a burst of 4 MiB, ``most_bytes_per_s`` are read.
+    ``on_bytes`` gets each piece; an empty piece is the end. Beyond a burst of 4 MiB, ``most_bytes_per_s`` are read.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Reader:
 
     @property
     def open(self) -> bool:
-        """Whether more can come."""
+        """Whether there may be more output."""
         return self._fd >= 0
 
     @property
@@ -51,19 +51,19 @@ class Reader:
         return self._fd
 
     def hold(self) -> None:
-        """Read nothing until :meth:`go_on`. Repeatable."""
+        """Pause reading until :meth:`go_on`. Repeatable."""
         self._on_hold = True
         if self._fd >= 0:
             self._host.unwatch(self._fd)
 
     def go_on(self) -> None:
-        """The end of :meth:`hold`. Repeatable."""
+        """End the pause of :meth:`hold`. Repeatable."""
         if self._on_hold:
             self._on_hold = False
             self._watch_again()
 
     def drain(self) -> None:
-        """Read what is there now, without waiting for more."""
+        """Read what is available now, without waiting for more."""
         budget = _DRAIN_BYTES
         while budget > 0 and self._fd >= 0:
             count = self._read()
@@ -72,7 +72,7 @@ class Reader:
             budget -= count
 
     def close(self) -> None:
-        """Let go of it, and of whom it told; whoever still writes to a pipe goes on undisturbed. Repeatable."""
+        """Release the descriptor and the callback; writers to a pipe are not disturbed. Repeatable."""
         self._on_bytes = None
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
@@ -88,13 +88,13 @@ class Reader:
             self._throttle(count)
 
     def _read(self) -> int | None:
-        """One read: how many bytes; 0 at the end (now closed); None when there is nothing now."""
+        """One read: number of bytes; 0 at the end (now closed); None if nothing is available now."""
         try:
             chunk = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:
             return None
         except OSError:
-            chunk = b""  # EIO: everybody has closed the terminal
+            chunk = b""  # EIO: the terminal was closed by everybody
         if not chunk:
             self._host.unwatch(self._fd)
             os.close(self._fd)

@@ -1,4 +1,4 @@
-"""Words that begin, divide or end the compound commands of bash, or change how what follows is parsed."""
+"""Reserved words of bash that begin, divide or end compound commands, or change how the following text is parsed."""
 
 from __future__ import annotations
 

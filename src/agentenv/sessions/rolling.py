@@ -9,7 +9,7 @@ ROLLING_BYTES = 200_000
 
 
 class Rolling:
-    """The last ``cap_bytes`` of a stream; what came before is counted. A byte keeps its offset for ever."""
+    """The last ``cap_bytes`` of a stream; earlier bytes are counted. Offsets of bytes never change."""
 
     def __init__(self, cap_bytes: int = ROLLING_BYTES, *, terminal: bool = False, unread: Unread | None = None) -> None:
         self._unread = Unread() if unread is None else unread
@@ -22,11 +22,11 @@ class Rolling:
 
     @property
     def dropped_bytes(self) -> int:
-        """How many bytes at the beginning are gone."""
+        """Number of bytes dropped at the beginning."""
         return max(self._shed_bytes, self.total_bytes - self._cap_bytes)
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes; of a terminal, with its line ends made plain again."""
+        """Add the next bytes; line ends of a terminal are normalised."""
         if self._terminal:
             chunk = self._carry + chunk
             self._carry = b"\r" if chunk.endswith(b"\r") else b""
@@ -38,14 +38,14 @@ class Rolling:
         self._unread.holds(self, len(self._kept))
 
     def shed(self) -> None:
-        """Holder: the slot has more unread output than it may."""
+        """Holder: the slot exceeds its limit of unread output."""
         self._shed_bytes = self.total_bytes
         self._kept = bytearray()
         self._unread.holds(self, 0)
 
     def read(self, offset: int, limit: int) -> tuple[str, int, int]:
-        """Text from byte ``offset`` on, at most ``limit`` bytes: the text, where it really begins (later
-        when those bytes are gone), and where the next read should begin. No character is split."""
+        """Text from byte ``offset`` on, at most ``limit`` bytes: returns the text, its actual beginning (later if
+        those bytes were dropped), and where the next read should begin. No character is split."""
         del self._kept[: max(0, len(self._kept) - self._cap_bytes)]
         self._unread.holds(self, len(self._kept))
         begin = min(max(offset, self.dropped_bytes), self.total_bytes)

@@ -1,4 +1,4 @@
-"""Runs a small program of the slot's to its end, for a session's own needs."""
+"""Runs a small program in the slot to its end, for a session's own needs."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class _Brief:
 
 
 async def output_of(host: Host, *argv: str, longest_s: float) -> bytes | None:
-    """What it prints; nothing when it fails. None when it has not ended after ``longest_s`` and was killed: something
-    in the slot may have stopped it, and what it was to tell is not known."""
+    """Its output; empty when it fails. None when it was killed after ``longest_s``: something in the slot may have
+    stopped it, and its output is unknown."""
     brief = _Brief(host)
     started = host.start(Program(argv=argv, env=host.env, cwd=host.workspace), brief)
     try:

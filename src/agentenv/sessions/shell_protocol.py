@@ -1,9 +1,9 @@
-"""What is typed to a session's shell, and how it answers. Pure.
+"""Protocol between a session and its shell: the text typed to it, and its answers. Pure.
 
-The shell is an interactive ``bash`` whose standard input is a pipe: bash reads its commands there, a line
-at a time, and answers through a second one, descriptor 252. (Two pipes and no socket: over a socket anybody
-in the slot could hand us descriptors, which the kernel may take its time to close.) Around each command we
-type two things::
+The shell is an interactive ``bash`` whose standard input is a pipe: bash reads its commands there, a line at a
+time, and answers through a second one, descriptor 252. (Two pipes instead of a socket: over a socket any process
+in the slot could send us descriptors, which may take the kernel long to close.) Around each command we type two
+things::
 
     { <command>
     } <&253 2>&254
@@ -21,9 +21,9 @@ type two things::
   is new for each command and typed only behind it: nothing a command prints can pass for an answer.
 - It stands on a line of its own because an interrupt (C-c) makes bash drop the line it is in.
 
-Text that is not surely a whole command (an open quote would swallow what we type behind it) is parsed by
-the shell first, in a subshell that runs none of it; what does not parse goes through ``eval``, which says
-what is wrong with it.
+Text that is not surely a whole command (an open quote would swallow what we type behind it) is parsed by the shell
+first, in a subshell that runs none of it; what does not parse goes through ``eval``, which says what is wrong with
+it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GIVEN_ANSWERS_FD = 9
 """Where a new shell has the pipe for its answers."""
 ANSWERS_FD, STDIN_FD, STDERR_FD = 252, 253, 254
 MAX_NATIVE_BYTES = 32 * 1024
-"""A longer command goes through eval: bash runs the commands of one group by recursion."""
+"""Longer commands go through eval, because bash runs the commands of one group by recursion."""
 MAX_PLAIN_BYTES = 4 * 1024
 
 SHELL_ARGV = ("bash", "--norc", "--noprofile", "--noediting", "+H", "-i")
@@ -59,7 +59,7 @@ _BARE_WORDS = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z\[\]!{}]+")
 
 @dataclass(frozen=True)
 class Report:
-    """What the shell said of itself after a command."""
+    """The shell's report after a command."""
 
     exit_code: int
     pipe_status: tuple[int, ...]
@@ -68,10 +68,10 @@ class Report:
 
 
 def first_lines(*, terminal: bool) -> str:
-    """What a new shell is told before anything else: to forget its history, and to put the command's errors,
-    its own answers and the command's input where they stay, closed by every exec. For that last property
-    each goes by way of 10: that is where bash keeps what a group has redirected, closed by every exec, and
-    a copy made of such a descriptor is such a descriptor."""
+    """The first commands of a new shell: disable the history, and move the command's errors, the shell's answers
+    and the command's input to their final descriptors, closed by every exec. For this property each is copied from
+    10, where bash keeps redirected descriptors of a group: these are closed by every exec, and so are copies of
+    them."""
 
     def kept(number: int, redirected: str) -> str:
         return f"{{ exec {number}>&10; }} {redirected}"
@@ -90,29 +90,29 @@ def first_lines(*, terminal: bool) -> str:
 
 
 def question(nonce: str, *, marker: bool) -> str:
-    """The line that makes the shell report. With ``marker`` it also writes the nonce to its terminal, as
-    its last output: what a terminal has taken arrives later than what a pipe has."""
+    """The line that makes the shell report. With ``marker`` it also writes the nonce to its terminal, as its last
+    output: output through a terminal arrives later than through a pipe."""
     asked = f'"/{nonce}/$?/${{PIPESTATUS[*]/#/,}}/$-/${{PWD-}}/{nonce}/"'
     marked = f"{NOTHING} 2>&{STDERR_FD} </{nonce} || " if marker else ""
     return f"{NOTHING} 2>&{ANSWERS_FD} <{asked} || {marked}{NOTHING}\n"
 
 
 def without_editor() -> str:
-    """Undoes ``set -o vi`` and ``set -o emacs``: there is nobody whose line could be edited."""
+    """Undo ``set -o vi`` and ``set -o emacs``: there is no line to edit."""
     return "set +o vi; set +o emacs\n"
 
 
 def typed_ahead_dropped() -> str:
-    """Reads away what was typed at the terminal and read by nobody, so that it answers no other program. In a
-    subshell, which leaves no variable behind; without line mode, so that a part of a line goes too; until
-    nothing has come for a moment."""
+    """Discard unread input of the terminal, so that no other program gets it. In a subshell, which leaves no
+    variable behind; without line mode, so that partial lines are discarded too; until nothing has come for a
+    moment."""
     more = "\\builtin read -r -s -N 4096 -t 0.1; [[ $? -le 128 ]] || \\builtin read -t 0 || break"
     drop = f"for _ in {{1..64}}; do {more}; done"
     return f"( trap - DEBUG ERR; {drop} ) <&{STDIN_FD} >/dev/null 2>&1 || {NOTHING}\n"
 
 
 def report(nonce: str, said: bytes) -> Report | None:
-    """The answer to the question with that nonce, when it is complete."""
+    """The complete answer to the question with that nonce, None if incomplete."""
     mark = nonce.encode()
     found = re.search(rb"/%b/(\d+)/([^/]*)/([^/]*)/(.*?)/%b/" % (mark, mark), said, re.DOTALL)
     if found is None:
@@ -122,13 +122,13 @@ def report(nonce: str, said: bytes) -> Report | None:
 
 
 def marker_line(nonce: str) -> re.Pattern[bytes]:
-    """The line that ends a command's output on a terminal. Short: what pretends to begin one is not searched
-    for its end without end."""
+    """The line that ends a command's output on a terminal. Short, so that output that begins like one is not held
+    back for long."""
     return re.compile(rb"(?:bash: )?/%b: [^\r\n]{0,200}\r?\n" % nonce.encode())
 
 
 def restored(last: Report) -> str:
-    """What makes ``$?`` and ``PIPESTATUS`` what they were after the last command."""
+    """Text that restores ``$?`` and ``PIPESTATUS`` after the last command."""
     statuses = last.pipe_status if last.pipe_status and last.pipe_status[-1] == last.exit_code else (last.exit_code,)
     if not any(statuses):
         return ""
@@ -137,32 +137,32 @@ def restored(last: Report) -> str:
 
 
 def is_plain(command: str) -> bool:
-    """Whether the text is surely a list of whole simple commands. Errs on the side of False."""
+    """Whether the text is certainly a list of complete simple commands. Errs on the side of False."""
     if len(command) > MAX_PLAIN_BYTES or _PLAIN.fullmatch(command) is None:
         return False
     return not RESERVED_WORDS.intersection(_BARE_WORDS.findall(command))
 
 
 def fits(command: str) -> bool:
-    """Whether the text is short enough to be typed as it is."""
+    """Whether the text is short enough to be typed unchanged."""
     return len(command.encode()) <= MAX_NATIVE_BYTES
 
 
 def check(command: str) -> str:
-    """Parses the command and runs none of it. Reports 1 when it is whole, 0 when it is not. Twice, because
+    """Parse the command without running it. Reports 1 when it is complete, 0 when it is not. Parsed twice, because
     a text may end the brackets it is in and open others; it cannot do so with both kinds."""
     wrapped = f"for _ in; do {{ {command}\n\n}} ; ( {command}\n\n) ; done"
     return f"! ( \\builtin eval {quoted(wrapped)} ) {_QUIET}\n"
 
 
 def native(command: str, *, plain: bool = False) -> str:
-    """Runs a command that is whole. The empty line outlives a backslash at its end, which a plain one lacks."""
+    """Run a complete command. The empty line survives a backslash at its end, which a plain one would not."""
     return f"{{ {command}{chr(10) if plain else chr(10) * 2}}} {_REDIRECTS}\n"
 
 
 def evaluated(command: str) -> str:
-    """Runs any text: what is not whole is an error message. The empty line is for bash, which drops the
-    first word it reads after some of these errors."""
+    """Run any text; an incomplete command is an error message. The empty line is for bash, which drops the first
+    word it reads after some of these errors."""
     return f"\\builtin eval {quoted(command)} {_REDIRECTS}\n\n"
 
 

@@ -1,4 +1,4 @@
-"""All that lives between calls in one slot, and the calls on it."""
+"""All sessions of one slot, and the calls on them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArgu
 SessionArguments = TerminalArguments | ProcessArguments | TmuxArguments
 
 LATE_S = 30.0
-"""A call that has no answer so long after its deadline is ended: more than the longest waits for what a slot's
-programs, slow or stopped, may still say."""
+"""A call without an answer this long after its deadline is ended: longer than any wait for programs of the slot,
+slow or stopped."""
 
 log = logging.getLogger(__name__)
 
 
 class SlotSessions:
-    """From a slot's hand-over to :meth:`close`. Calls run side by side, whatever others wait for."""
+    """Sessions from a slot's hand-over to :meth:`close`. Calls run concurrently and do not wait for each other."""
 
     def __init__(self, host: Host, cap_bytes: int) -> None:
         unread = Unread()
@@ -34,8 +34,8 @@ class SlotSessions:
         self._tmux = TmuxCalls(host, unread)
 
     async def call(self, arguments: SessionArguments, deadline_s: float) -> SessionAnswer:
-        """One call, answered by ``deadline_s`` (the loop's clock), or soon after when what it asks in the slot is
-        slow. Raises ToolCallError (also when nothing answers it until :data:`LATE_S` later), LeaseLostError."""
+        """Run one call, answered by ``deadline_s`` (the loop's clock), or soon after when programs in the slot are
+        slow. Raises ToolCallError (also without an answer :data:`LATE_S` after the deadline), LeaseLostError."""
         try:
             async with asyncio.timeout_at(deadline_s + LATE_S):
                 return await self._answer(arguments, deadline_s)
@@ -58,7 +58,7 @@ class SlotSessions:
                 assert_never(arguments)
 
     def close(self) -> None:
-        """Let go of everything: the slot ends what runs in it. Repeatable."""
+        """Release everything: the slot ends what runs in it. Repeatable."""
         self._terminals.close()
         self._tmux.close()
         self._processes.close()

@@ -1,4 +1,4 @@
-"""Why a program could not be started in a slot, in words for who asked for it."""
+"""Messages for programs that could not be started in a slot."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LIMITS: Final = {
 
 
 def cannot_start(error: int) -> str:
-    """Of the errno with which making its process, its streams or its terminal failed."""
+    """Message for the errno with which creating its process, its streams or its terminal failed."""
     return f"cannot start: {_LIMITS.get(error) or os.strerror(error)}"
 
 
 def not_started(error: int, *, cwd: str | None) -> str:
-    """``cwd``: the directory that could not be entered, when that is what failed."""
+    """``cwd``: the directory that could not be entered, if that is what failed."""
     return cannot_start(error) if cwd is None else f"cd: {cwd}: {os.strerror(error)}"

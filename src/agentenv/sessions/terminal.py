@@ -1,4 +1,4 @@
-"""One terminal session: a bash that stays, and the command it runs now."""
+"""One terminal session: a persistent bash, and the command it is running."""
 
 from __future__ import annotations
 
@@ -23,20 +23,21 @@ from agentenv.sessions.unread import Unread
 CANNOT_START = 126
 _MARKER_WAIT_S = 1.0
 _MAX_UNREAD_BYTES = 256 * 1024
-"""More than this in the shell's answers is no answer of the shell's."""
+"""More unread bytes than this are not an answer of the shell."""
 _SHOWN_CHARS = 200
 _ASK_AGAIN_LOOKS, _MUTE_LOOKS = 2, 4
-"""After so many looks in a row at a shell that has read our question and given no answer."""
+"""Number of consecutive checks of a shell that has read our question without answering, before asking again, and
+before giving up."""
 _ALIASING = ("alias", "source", ". ", "BASH_ALIASES", "eval")
 
 
 class TerminalPhase(StrEnum):
-    """What the shell does."""
+    """State of the shell."""
 
     starting = "starting"
     idle = "idle"
     checking = "checking"
-    """It parses the command, to see whether it is whole."""
+    """It parses the command, to see whether it is complete."""
     running = "running"
     exited = "exited"
 
@@ -63,26 +64,25 @@ class Taken:
 
 
 class Terminal:
-    """From its start to :meth:`close`. Its calls decide how long they wait: nothing here does, but
-    :meth:`look`."""
+    """A session from its start to :meth:`close`. Callers decide how long to wait; only :meth:`look` waits here."""
 
     def __init__(self, host: Host, setup: Setup, unread: Unread) -> None:
         self.setup = setup
         self.changes = Changes(host.loop)
         self.phase = TerminalPhase.starting
         self.command: str | None = None
-        """What runs, or is about to."""
+        """The running command, or the next one."""
         self.command_began_s = 0.0
         self._result: int | None = None
         self._result_told = False
         self.cwd = setup.cwd
         self.lost = False
         self.detached = False
-        """Whether something else has taken the shell's place (``exec``), and cannot be asked."""
+        """Whether another program has replaced the shell (``exec``), which cannot be queried."""
         self.mute = False
-        """Whether the shell reads what is typed and gives no answer, whatever the command has done to it."""
+        """Whether the shell reads its input without answering, whatever the command has done to it."""
         self.asks_input = False
-        """Whether the program that runs was seen to wait for something typed at its terminal."""
+        """Whether the running program was seen waiting for input from its terminal."""
         self.start_error = ""
         self._unread = unread
         self._looks = 0
@@ -102,18 +102,18 @@ class Terminal:
 
     @property
     def busy(self) -> bool:
-        """Whether a command runs."""
+        """Whether a command is running."""
         return self.command is not None
 
     @property
     def shown_command(self) -> str | None:
-        """What runs, cut to a length that is kind to a context window."""
+        """The running command, cut to a length suitable for a context window."""
         shown = self.command
         return shown if shown is None or len(shown) <= _SHOWN_CHARS else shown[:_SHOWN_CHARS] + "…"
 
     @property
     def answering(self) -> bool:
-        """Whether it can still be heard how the command ends."""
+        """Whether the end of the command can still be detected."""
         return not self.detached and not self.mute
 
     @property
@@ -123,11 +123,11 @@ class Terminal:
 
     @property
     def typed_bytes(self) -> int:
-        """The memory taken by what it was told to run and has not read."""
+        """Memory taken by commands that were sent but not read."""
         return self._socket.unsent_bytes + len(self.command or "")
 
     def run(self, command: str) -> None:
-        """Begin a command. Raises SessionBusyError when one runs."""
+        """Start a command. Raises SessionBusyError when one is running."""
         if self.command is not None:
             raise self.busy_error()
         self.command = command
@@ -138,7 +138,7 @@ class Terminal:
             self._begin()
 
     def busy_error(self) -> SessionBusyError:
-        """Says what runs and what can be done."""
+        """The error naming the running command and the options."""
         for_s = self._host.loop.time() - self.command_began_s
         return SessionBusyError(
             f"the session is busy: {self.shown_command!r} has been running for {for_s:.1f} s",
@@ -146,7 +146,7 @@ class Terminal:
         )
 
     def signal(self, data: bytes) -> None:
-        """A key without a terminal, as the signal it stands for. Raises InvalidArgumentsError when it is none."""
+        """A key without a terminal, as the signal it stands for. Raises InvalidArgumentsError when there is none."""
         if (number := SIGNAL_KEYS.get(data)) is None:
             raise InvalidArgumentsError(
                 "without a pty only C-c and C-\\ can be sent: commands have no terminal to read from",
@@ -156,8 +156,8 @@ class Terminal:
             self._started.signal(number, self.command_began_s)
 
     def type(self, data: bytes | memoryview) -> int:
-        """Type into the terminal; how many bytes it took at once. Raises InvalidArgumentsError when it takes
-        none any more."""
+        """Type into the terminal; returns how many bytes it took at once. Raises InvalidArgumentsError when it
+        takes no more."""
         if self._out is None or not self._out.open:
             raise InvalidArgumentsError("the session's terminal is closed", next_step="reset the session")
         self.asks_input = False
@@ -170,9 +170,9 @@ class Terminal:
             raise InvalidArgumentsError(f"the session's terminal does not accept keys: {error.strerror}") from error
 
     async def look(self) -> None:
-        """To be called now and then while somebody waits for the command's end: sees whether the program
-        waits for input; and what the shell was asked, and lost because the command changed how it reads, is
-        asked again. Waits for 2 s at most."""
+        """To be called from time to time while waiting for the command's end: detects whether the program waits for
+        input, and repeats a question to the shell that was lost because the command changed how it reads. Waits for
+        2 s at most."""
         asked = (
             self.phase in (TerminalPhase.starting, TerminalPhase.checking, TerminalPhase.running)
             and self._answer is None
@@ -187,22 +187,22 @@ class Terminal:
         self.asks_input = waits.input
         self._looks = self._looks + 1 if all_read and waits.commands and self._answer is None else 0
         if self._looks == _ASK_AGAIN_LOOKS:
-            # bash has the first question still, and comes back to it (and to its marker) without the editor.
+            # bash still has the first question, and returns to it (and to its marker) without the editor
             self._socket.type(shell_protocol.question(self._nonce, marker=False) + shell_protocol.without_editor())
         elif self._looks == _MUTE_LOOKS:
             self.mute = True
             self.changes.tell()
 
     def take(self) -> Taken:
-        """What was printed since the last time."""
-        last = not self.busy  # what a command that has ended left of a character stays a part
+        """Output since the last call of this."""
+        last = not self.busy  # a partial character left by a command that has ended stays partial
         out, out_dropped = self._out.take(last=last) if self._out else ("", 0)
         err, err_dropped = self._err.take(last=last) if self._err else ("", 0)
         return Taken(out, err, out_dropped, err_dropped)
 
     def take_result(self, during_s: float | None) -> int | None:
-        """The exit code of the command that ended: once, and to every call that was made while it ran.
-        ``during_s`` is the ``command_began_s`` that the call found; None when nothing ran."""
+        """The exit code of the ended command, returned once to every call made while it ran. ``during_s``: the
+        ``command_began_s`` that the call saw; None when nothing was running."""
         if self._result_told and during_s != self.command_began_s:
             return None
         self._result_told = self._result is not None
@@ -210,15 +210,15 @@ class Terminal:
 
     @property
     def waiting_bytes(self) -> int:
-        """Output that was not taken yet."""
+        """Output not taken yet."""
         return sum(tap.waiting_bytes for tap in (self._out, self._err) if tap is not None)
 
     def kill(self) -> None:
-        """Kill the shell and all it started; it is ``exited`` when that is done."""
+        """Kill the shell and everything it started; afterwards it is ``exited``."""
         self._started.kill()
 
     def close(self) -> None:
-        """Let go of it, and of its output, whether it has ended or its slot ends it. Repeatable."""
+        """Release it and its output, whether it has ended or its slot will end it. Repeatable."""
         if self._marker_timer is not None:
             self._marker_timer.cancel()
             self._marker_timer = None
@@ -265,12 +265,12 @@ class Terminal:
         self._settle()
 
     def on_failed(self, error: int, *, cwd: bool) -> None:
-        """ProgramEvents: data, as a shell would put it."""
+        """ProgramEvents: an ordinary result, as from a shell."""
         self.start_error = f"bash: {not_started(error, cwd=self.setup.cwd if cwd else None)}\n"
         self._ended(1 if cwd else CANNOT_START)
 
     def on_ended(self, exit_code: int) -> None:
-        """ProgramEvents: the shell (or what took its place) ended."""
+        """ProgramEvents: the shell (or the program that replaced it) ended."""
         for tap in (self._out, self._err):
             if tap is not None:
                 tap.drain()
@@ -313,8 +313,8 @@ class Terminal:
         self._ask(before + shell_protocol.restored(self._last) + text)
 
     def _ask(self, text: str, *, marker: bool = True) -> None:
-        """Type this, and have the shell say how it stands once it has done it. In one piece: each piece
-        wakes the shell."""
+        """Type this, and a question for the shell's state after it. In one piece, because each piece wakes the
+        shell."""
         self._nonce = secrets.token_hex(16)
         self._said = b""
         self._answer = None
@@ -325,7 +325,7 @@ class Terminal:
             self._out.expect(self._nonce, shell_protocol.marker_line(self._nonce), self._settle)
 
     def _heard(self, said: bytes) -> None:
-        """The shell says something, or (nothing) hangs up."""
+        """The shell answers, or (empty) hangs up."""
         if not said:
             self.detached = True
             self.changes.tell()
@@ -345,7 +345,7 @@ class Terminal:
             self._settle()
 
     def _settle(self) -> None:
-        """Go on once everything has arrived: the answer, the descriptors, and on a terminal the marker."""
+        """Continue once everything has arrived: the answer, the descriptors, and on a terminal the marker."""
         if (
             self._answer is None
             or self._out is None
@@ -358,7 +358,7 @@ class Terminal:
             self._arrived()
 
     def _give_up_marker(self) -> None:
-        """The command closed its terminal, or turned it into something else."""
+        """The command closed its terminal, or replaced it."""
         if self._out is not None:
             self._out.expect_nothing()
         if self._answer is not None:
@@ -385,7 +385,7 @@ class Terminal:
         self.changes.tell()
 
     def _ready(self, answer: shell_protocol.Report) -> None:
-        """The shell is up: what an interactive bash says when it finds no terminal is nobody's output."""
+        """The shell is up: messages of an interactive bash without a terminal are not output."""
         for tap in (self._out, self._err):
             if tap is not None:
                 tap.forget()
@@ -396,6 +396,6 @@ class Terminal:
         self.changes.tell()
 
     def check_lost(self) -> None:
-        """Raises LeaseLostError once the slot is gone."""
+        """Raise LeaseLostError once the slot is gone."""
         if self.lost:
             raise LeaseLostError("the slot was lost")

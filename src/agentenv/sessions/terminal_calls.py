@@ -1,4 +1,4 @@
-"""The calls of the ``terminal`` tool, on the sessions of one slot."""
+"""The calls of the ``terminal`` tool on the sessions of one slot."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from agentenv.wire.sessions import TerminalArguments, TerminalReply
 
 MAX_SESSIONS = 128
 _PEEK_S = 10.0
-"""How long an empty command waits for something new, when it does not say."""
+"""How long an empty command waits for new output by default."""
 _KEYS_S = 5.0
 _KEYS_SILENT_S = 1.0
-"""Keys that lead to no output at all are answered after this."""
+"""Keys that produce no output are answered after this time."""
 _QUIET_S = 0.25
-"""Output is taken to be complete for now when nothing more came for so long."""
+"""Output counts as complete for now when nothing came for this long."""
 _LOOK_S, _LONGEST_LOOK_S = 0.3, 5.0
-"""After a silence so long it is asked whether the program waits for input; then after longer and longer ones."""
+"""After this silence it is checked whether the program waits for input; then at growing intervals."""
 _TAKE_S, _RETRY_S = 5.0, 0.005
-"""A program that reads none of its input for so long does not read it."""
+"""A program that reads none of its input for this long does not read it."""
 _MOST_TYPED_BYTES = 32 * 1024 * 1024
 _SMALL_COMMAND_CHARS = 64 * 1024
 _HARMLESS_KEYS = (b"\x03", b"\x1c", b"\x1a")
-"""C-c, C-\\ and C-z do nothing at a terminal where nothing runs. Anything else would stay in it."""
+r"""C-c, C-\ and C-z have no effect at a terminal where nothing runs. Other keys would stay in its input."""
 _KILL_WAIT_S = 15.0
 _REPLACED_S = 0.5
 
@@ -45,10 +45,10 @@ class TerminalCalls:
         self._unread = unread
         self._terminals: dict[str, Terminal] = {}
         self._setups: dict[str, Setup] = {}
-        """How each session was started: a shell that ended is followed by one like it."""
+        """How each session was started: a shell that ended is replaced by one like it."""
 
     async def call(self, arguments: TerminalArguments, deadline_s: float) -> SessionAnswer:
-        """One call, answered by ``deadline_s`` (the loop's clock) whatever runs. Raises ToolCallError,
+        """Run one call, answered by ``deadline_s`` (the loop's clock) whatever is running. Raises ToolCallError,
         LeaseLostError."""
         if arguments.background:
             return await self._background(arguments)
@@ -69,7 +69,7 @@ class TerminalCalls:
         return self._answer(arguments.session, terminal, during_s)
 
     def close(self) -> None:
-        """The slot's processes end otherwise. Repeatable."""
+        """Release everything; the slot ends its processes by other means. Repeatable."""
         for terminal in self._terminals.values():
             terminal.close()
         self._terminals.clear()
@@ -92,7 +92,7 @@ class TerminalCalls:
         wait_s = deadline_s if arguments.timeout_s is None else self._host.loop.time() + arguments.timeout_s
         await self._until_done(terminal, min(wait_s, deadline_s))
         if terminal.start_error:
-            self._setups.pop(name, None)  # or every later command would meet the same error
+            self._setups.pop(name, None)  # otherwise every later command would meet the same error
         await self._last_look(terminal, arguments, deadline_s)
         return self._answer(name, terminal, during_s, started=started, note=note)
 
@@ -142,13 +142,14 @@ class TerminalCalls:
             await self._until_quiet(terminal, before, until_s)
 
     async def _typed(self, terminal: Terminal, data: bytes, deadline_s: float) -> None:
-        """Type it as fast as it is read. Raises InvalidArgumentsError, with what was taken, when it is not."""
+        """Type as fast as the program reads. Raises InvalidArgumentsError, with the number of bytes taken, when it
+        does not read."""
         rest = memoryview(data)
         idle = not terminal.busy
         until_s = min(deadline_s, self._host.loop.time() + _TAKE_S)
         while rest:
             if not idle and not terminal.busy:
-                return  # the program has ended, which says it all; the rest must not answer the next one
+                return  # the program has ended, which is the result; the rest must not go to the next one
             if taken := terminal.type(rest):
                 rest = rest[taken:]
                 until_s = min(deadline_s, self._host.loop.time() + _TAKE_S)
@@ -171,7 +172,7 @@ class TerminalCalls:
             await self._until_quiet(terminal, 0, until_s)
 
     async def _until_done(self, terminal: Terminal, until_s: float, *, or_output: bool = False) -> None:
-        """Until the command ends, waits for input, or cannot be heard to end any more; or the time is over."""
+        """Wait until the command ends, waits for input, can no longer be seen to end, or the time is over."""
         silent_s, seen = _LOOK_S, -1
         while terminal.busy and terminal.answering and not (or_output and terminal.waiting_bytes):
             now = self._host.loop.time()
@@ -186,28 +187,28 @@ class TerminalCalls:
                     break
                 silent_s = min(2 * silent_s, _LONGEST_LOOK_S)
         if terminal.busy and terminal.detached:
-            # The shell is gone: it has ended, as is heard in a moment, or something else is in its place.
+            # The shell is gone: either it has ended, which is reported in a moment, or something replaced it.
             until_s = min(until_s, self._host.loop.time() + _REPLACED_S)
             while terminal.busy and await terminal.changes.until(until_s):
                 pass
         terminal.check_lost()
 
     async def _last_look(self, terminal: Terminal, arguments: TerminalArguments, deadline_s: float) -> None:
-        """An answer says whether the program waits for input even when its own wait was too short to see it."""
+        """Determine whether the program waits for input even if the call's wait was too short for a check."""
         if terminal.busy and not terminal.asks_input and arguments.timeout_s != 0:
             await self._look(terminal, deadline_s)
 
     async def _look(self, terminal: Terminal, until_s: float) -> None:
-        """See what the command and its shell are at: whether it waits for input, whether the shell answers."""
+        """Check the command and its shell: whether it waits for input, whether the shell answers."""
         if terminal.busy and terminal.answering and self._host.loop.time() < until_s:
             await terminal.look()
 
     async def _until_quiet(self, terminal: Terminal, before: int, deadline_s: float) -> None:
-        """Until the command ends, or what came of the keys seems complete."""
+        """Wait until the command ends, or the output after the keys seems complete."""
         now = self._host.loop.time()
         until_s = min(now + _KEYS_S, deadline_s)
         silent_s = min(now + _KEYS_SILENT_S, until_s)
-        idle = not terminal.busy  # a shell that waits: what it shows of the keys is all there will be
+        idle = not terminal.busy  # a waiting shell: what it shows of the keys is all there will be
         while terminal.busy or idle:
             came = terminal.waiting_bytes > before
             wait_s = min(until_s, self._host.loop.time() + _QUIET_S) if came else silent_s
@@ -248,7 +249,7 @@ class TerminalCalls:
         return terminal
 
     async def _end(self, name: str) -> bool:
-        """Kill it and all it runs; whether there was one."""
+        """Kill a session and everything in it; returns whether there was one."""
         terminal = self._terminals.pop(name, None)
         if terminal is None:
             return False
@@ -278,7 +279,7 @@ class TerminalCalls:
         started: bool = False,
         note: str = "",
     ) -> SessionAnswer:
-        """``during_s``: when the command that ran when the call was made, or that it began, had begun."""
+        """``during_s``: start time of the command that was running when the call was made, or that the call started."""
         notices = self._processes.notices()
         if terminal is None:
             reply = TerminalReply(session=name, state="none", cwd=self._host.workspace, note=note, notices=notices)
@@ -326,7 +327,7 @@ def _note(terminal: Terminal) -> str:
 
 
 def _check_reachable(terminal: Terminal, name: str, *, harmless: bool) -> None:
-    """Whether there is something that reads what is typed. Raises UnknownSessionError, InvalidArgumentsError."""
+    """Check that something reads what is typed. Raises UnknownSessionError, InvalidArgumentsError."""
     if terminal.phase is TerminalPhase.exited:
         raise UnknownSessionError(f"the session {name!r} has ended", next_step="run a command to start it again")
     if terminal.busy or (terminal.setup.pty and harmless):
@@ -342,7 +343,7 @@ def _check_reachable(terminal: Terminal, name: str, *, harmless: bool) -> None:
 
 
 def _check_same(terminal: Terminal, arguments: TerminalArguments) -> None:
-    """What is decided when a session starts cannot be changed later. Raises InvalidArgumentsError."""
+    """Settings fixed at a session's start cannot be changed later. Raises InvalidArgumentsError."""
     changed = "pty" if arguments.pty not in (None, terminal.setup.pty) else ""
     changed = changed or ("workdir" if arguments.workdir is not None else "env" if arguments.env is not None else "")
     if changed and not terminal.busy:

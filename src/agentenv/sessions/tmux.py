@@ -1,4 +1,4 @@
-"""One tmux session, over a control-mode client of its own."""
+"""One tmux session, controlled through its own control-mode client."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _PAUSED_S = 0.2
 _REAPED_S = 2.0
 _STAT_S = 2.0
 _PAUSE_AFTER_S = 3
-"""A session that prints more than is read is paused by tmux, which leaves out what lies between."""
+"""A session that prints faster than it is read is paused by tmux, which then omits output."""
 _MOST_BYTES_PER_S = 1024 * 1024
-"""Enough for any screen; more of it would be too much work for a recording nobody can watch."""
+"""Enough for any screen; recording more would be too much work, and nobody could watch it."""
 _MOST_PRINTED_BYTES = 64 * 1024
-"""Of one line that tells what a program printed; tmux's have 11 KB."""
+"""Longest line that reports a program's output; tmux's own have 11 KB."""
 _LINES_PER_EVENT = 16
-"""A line of an answer is so much less work than an event."""
+"""Cost of a line of an answer relative to an event: one event costs this many lines."""
 _MOST_ASKED = 512
-"""Questions without an answer: of a tmux that has so many, no more is asked."""
+"""Maximum number of unanswered commands; a tmux with more gets no new ones."""
 _FIELDS = (
     *("pane_dead", "pane_dead_status", "pane_dead_signal", "pane_pid", "history_size", "pane_width", "pane_height"),
     *("cursor_x", "cursor_y", "pid", "pane_current_command"),
 )
 _FORMAT = "\t".join(f"#{{{name}}}" for name in _FIELDS)
 _OPTIONS = (
-    ("remain-on-exit", "on"),  # or the last screen and the exit code would be gone
+    ("remain-on-exit", "on"),  # otherwise the last screen and the exit code would be gone
     ("remain-on-exit-format", ""),
     ("status", "off"),
     ("history-limit", str(HISTORY_LINES)),
@@ -53,7 +53,7 @@ _OPTIONS = (
 _PANE = re.compile(r"%[0-9]{1,9}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _OTHER_COMMANDS = 2
-"""``start-server`` and ``new-session``."""
+"""Answers not meant for us: ``start-server`` and ``new-session``."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TmuxSetup:
 
 
 class Tmux:
-    """From its start to :meth:`close`. Its methods wait for tmux's answers, and for nothing else."""
+    """A session from its start to :meth:`close`. Its methods wait only for tmux's answers."""
 
     def __init__(self, host: Host, setup: TmuxSetup, unread: Unread) -> None:
         self.setup = setup
@@ -97,12 +97,12 @@ class Tmux:
 
     @property
     def pane(self) -> str:
-        """What commands are about."""
+        """The target of commands."""
         return self._pane
 
     @property
     def seen(self) -> list[str]:
-        """The lines of the last capture; none when the slot had too much unread output meanwhile."""
+        """Lines of the last capture; empty when they were dropped for the slot's limit of unread output."""
         return self._seen
 
     @seen.setter
@@ -111,7 +111,7 @@ class Tmux:
         self._tell_held()
 
     def shed(self) -> None:
-        """Holder: the slot has more unread output than it may."""
+        """Holder: the slot exceeds its limit of unread output."""
         self._parser.shed()
         self.seen = []
 
@@ -120,14 +120,14 @@ class Tmux:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """Whether it accepts commands."""
         return not self._ended and not self.lost
 
     async def open(self) -> None:
-        """Wait until it runs. ``start_error`` says why it does not. Raises LeaseLostError."""
+        """Wait until it is running. ``start_error`` is the reason if it does not start. Raises LeaseLostError."""
         setup = self.setup
         until_s = self._host.loop.time() + _ATTACH_S
-        # What is typed before would be refused: there is "no current client" yet.
+        # Commands sent earlier would be refused: there is "no current client" yet.
         while self.alive and not self._attached and await self.changes.until(until_s):
             pass
         output = f"pause-after={_PAUSE_AFTER_S}" if setup.record else "no-output"
@@ -162,7 +162,7 @@ class Tmux:
         return [*left_out, *answer.lines]
 
     async def state(self, *, idle: bool | None = None) -> TmuxState:
-        """How it stands."""
+        """Its current state."""
         if not self.alive:
             return TmuxState(session=self.setup.name, state="exited")
         found = await self._fields()
@@ -189,8 +189,8 @@ class Tmux:
         )
 
     async def _record_end(self) -> None:
-        """tmux forgets what a program printed last when its terminal is closed before that was passed on:
-        the last screen as it is goes into the recording."""
+        """Record the last screen: tmux forgets a program's last output when its terminal is closed before the
+        output was passed on."""
         self._shown_dead = True
         lines = await self.ask(f"capture-pane -p -e -t {self._pane}")
         while lines and not lines[-1]:
@@ -198,7 +198,7 @@ class Tmux:
         self.recorder.output(("\x1b[H\x1b[2J" + "\r\n".join(lines) + "\r\n").encode(), self._host.loop.time())
 
     async def _line(self, command: str) -> str:
-        """An answer of one line; of none when somebody in the slot answers for tmux."""
+        """A one-line answer; empty when another program in the slot answers in tmux's place."""
         lines = await self.ask(command)
         return lines[0] if lines else ""
 
@@ -207,8 +207,8 @@ class Tmux:
         return dict(zip(_FIELDS, said.split("\t"), strict=False))
 
     async def idle(self) -> bool:
-        """Whether the program that was started (a shell, mostly) waits for input itself: nothing it has
-        started is in the foreground. False when that cannot be known."""
+        """Whether the started program (usually a shell) is itself waiting for input: nothing it started is in the
+        foreground. False when that cannot be determined."""
         found = await self._line(f"display-message -p -t {self._pane} '#{{pane_pid}} #{{pane_dead}}'")
         pid, _, dead = found.partition(" ")
         if not _NUMBER.fullmatch(pid) or dead == "1":
@@ -222,20 +222,20 @@ class Tmux:
         return fields[2] == fields[5]
 
     async def ended(self) -> bool:
-        """Whether the program that was started has ended. Raises UnknownSessionError, LeaseLostError."""
+        """Whether the started program has ended. Raises UnknownSessionError, LeaseLostError."""
         return not self.alive or (await self._fields()).get("pane_dead") == "1"
 
     async def screen(self, *, history: bool = False, joined: bool = False) -> list[str]:
-        """The lines of the screen, or of all that is kept; ``joined``: without the terminal's line breaks."""
+        """Lines of the screen, or of the whole scrollback; ``joined``: without the terminal's line breaks."""
         return await self.ask(f"capture-pane -p {'-S - ' * history}{'-J ' * joined}-t {self._pane}")
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Another size; programs are told."""
+        """Change the size; programs are notified."""
         await self.ask(f"refresh-client -C {columns}x{rows}")
         self.recorder.resized(columns, rows, self._host.loop.time())
 
     def close(self) -> None:
-        """Let go of it; the session itself ends with its slot. Repeatable."""
+        """Release it; the session itself ends with its slot. Repeatable."""
         self._ended = True
         self._socket.close()
         for reader in self._readers:
@@ -245,7 +245,7 @@ class Tmux:
         self._fail_asked()
 
     def take_recording(self) -> str:
-        """What was added to its asciicast since the last time."""
+        """The part of its asciicast added since the last call of this."""
         return self.recorder.take(self._host.loop.time()) if self.setup.record else ""
 
     # -- inside ------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ class Tmux:
         self.close()
 
     def on_ended(self, exit_code: int) -> None:  # noqa: ARG002 (ProgramEvents)
-        """ProgramEvents: the client ended, and with it what it was attached to, or its way to it."""
+        """ProgramEvents: the client ended, because the session ended or the connection to it was lost."""
         for reader in self._readers:
             reader.drain()
         self.close()
@@ -341,7 +341,7 @@ class Tmux:
             self.recorder.output(printed.data, self._host.loop.time())
 
     def _pause(self, pane: str) -> None:
-        """The one pane that is recorded goes on, once for each time that tmux has answered."""
+        """Resume the recorded pane, once for each time that tmux has answered."""
         waits = self._going_on is not None and not self._going_on.done()
         if waits or self._pane not in ("", pane) or not _PANE.fullmatch(pane):
             return
@@ -371,5 +371,5 @@ def _number(found: Mapping[str, str], name: str) -> int | None:
 
 
 def _word(text: str) -> str:
-    """tmux takes an argument that ends in a semicolon for the end of a command."""
+    """Escape: tmux takes an argument that ends in a semicolon for the end of a command."""
     return f"{text[:-1]}\\;" if text.endswith(";") else text

@@ -1,4 +1,4 @@
-"""The calls of the ``tmux`` tool, on the tmux sessions of one slot."""
+"""The calls of the ``tmux`` tool on the tmux sessions of one slot."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from agentenv.wire.sessions import TmuxArguments, TmuxReply, TmuxState
 MAX_SESSIONS = 16
 _LOOK_S, _LONGEST_LOOK_S = 0.03, 0.25
 _SETTLE_S, _LONGEST_SETTLE_S = 0.12, 1.0
-"""What keys lead to is shown once nothing came for so long."""
+"""The result of keys is shown once nothing came for this long."""
 _STOP_S = 5.0
 _DUPLICATE = "duplicate session"
 _GOING = ("server exited", "lost server", "no server running")
-"""A server goes with its last session, and with it goes who comes at that moment."""
+"""A server exits with its last session; a client that connects at that moment gets this error."""
 _GOING_S, _GOING_TIMES = 0.05, 20
 
 
@@ -37,7 +37,7 @@ class TmuxCalls:
         self._sessions: dict[str, Tmux] = {}
 
     async def call(self, arguments: TmuxArguments, deadline_s: float) -> SessionAnswer:
-        """One call, answered by ``deadline_s`` (the loop's clock) or soon after when tmux is slow. Raises
+        """Run one call, answered by ``deadline_s`` (the loop's clock) or soon after when tmux is slow. Raises
         ToolCallError, LeaseLostError."""
         match arguments.action:
             case "start":
@@ -64,7 +64,7 @@ class TmuxCalls:
                 return await self._stop(tmux)
 
     def close(self) -> None:
-        """The slot's processes end otherwise. Repeatable."""
+        """Release everything; the slot ends its processes by other means. Repeatable."""
         for tmux in self._sessions.values():
             tmux.close()
         self._sessions.clear()
@@ -95,7 +95,7 @@ class TmuxCalls:
             await asyncio.sleep(_GOING_S)
             tmux = await self._opened(setup)
         if tmux.start_error.startswith(_DUPLICATE):
-            # Left by a sandbox server that died, or made by somebody in the slot: it is nobody's.
+            # Left by a sandbox server that died, or created by a program in the slot: it has no owner.
             argv = ("tmux", "-S", self._host.tmux_socket, "kill-session", "-t", f"={name}")
             await output_of(self._host, *argv, longest_s=_STOP_S)
             tmux.close()
@@ -140,7 +140,7 @@ class TmuxCalls:
             return text in "\n".join(await tmux.screen(joined=True))
 
         async def over() -> bool:
-            # in this order: what a program printed last is on the screen once it is known to have ended
+            # in this order: a program's last output is on the screen once it is known to have ended
             return await tmux.ended() or await holds()
 
         holds = {"text": shown, "idle": tmux.idle, "exit": tmux.ended}[until]
@@ -158,7 +158,7 @@ class TmuxCalls:
             lines.pop()
         new = lines
         if arguments.what == "difference":
-            # A whole history takes longer than the server's loop may be held.
+            # A whole history takes longer than the server's loop may be blocked.
             new = await asyncio.to_thread(difference, tmux.seen, lines)
         tmux.seen = lines
         return await self._shown(tmux, lines=new)
@@ -182,7 +182,7 @@ class TmuxCalls:
     # -- inside ------------------------------------------------------------------------------------
 
     async def _looking(self, holds: Callable[[], Awaitable[bool]], until_s: float) -> bool:
-        """Look until it holds or the time is over."""
+        """Check until the condition holds or the time is over."""
         backoff = Backoff(_LOOK_S, _LONGEST_LOOK_S)
         while not await holds():
             if self._host.loop.time() >= until_s:
@@ -191,7 +191,7 @@ class TmuxCalls:
         return True
 
     async def _settle(self, tmux: Tmux) -> None:
-        """Until nothing has come for a moment."""
+        """Wait until nothing has come for a moment."""
         now = self._host.loop.time()
         latest_s = now + _LONGEST_SETTLE_S
         while (now := self._host.loop.time()) < latest_s:

@@ -1,8 +1,7 @@
-"""tmux's control mode (``tmux -C``): what it prints, taken apart. Pure.
+"""Parser for the output of tmux's control mode (``tmux -C``). Pure.
 
-Each command is answered by a block, ``%begin`` to ``%end`` or ``%error``; between blocks come
-notifications, one line each. Whatever a program prints arrives escaped in ``%output`` lines, so nothing
-it prints can pass for either.
+Each command is answered by a block, ``%begin`` to ``%end`` or ``%error``; between blocks come notifications, one
+line each. Output of programs arrives escaped in ``%output`` lines, so it cannot be mistaken for either.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ MAX_LINE_BYTES = 4 * 1024 * 1024
 MAX_BLOCK_BYTES = 8 * 1024 * 1024
 MAX_BLOCK_LINES = 51_000
 """Of a longer answer (a long scrollback of wide lines) the last lines are kept, and the rest is counted. A whole
-history and a screen have no more lines."""
+history with a screen fits."""
 
 _LINE_OVERHEAD_BYTES = 48
-"""What keeping a line takes beside its bytes."""
+"""Memory for a line in addition to its bytes."""
 _LONG_LINE_BYTES = 64 * 1024
 _MAX_NUMBER_BYTES = 100
-"""Of what follows ``%begin``: a time, a number and flags."""
+"""Maximum length of the text after ``%begin``: a time, a number and flags."""
 _NOTICES = (b"%pause", b"%session-changed", b"%exit")
 
 _OCTAL = re.compile(rb"\\([0-7]{3})")
@@ -35,12 +34,12 @@ class Answer:
     ours: bool
     lines: tuple[str, ...]
     dropped_bytes: int = 0
-    """How much stood before these lines."""
+    """Number of bytes dropped before these lines."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A pane printed this. ``escaped`` is its form on the line: making bytes of it is the costly part."""
+    """Output of a pane. ``escaped`` is its form on the line: decoding it is the expensive part."""
 
     pane: str
     escaped: bytes
@@ -53,7 +52,7 @@ class Printed:
 
 @dataclass(frozen=True)
 class Noticed:
-    """``exit``, ``pause`` or ``session-changed``, with the rest of its line. Other notifications are none of ours."""
+    """``exit``, ``pause`` or ``session-changed``, with the rest of its line. Other notifications are ignored."""
 
     name: str
     rest: str
@@ -63,8 +62,8 @@ Event = Answer | Printed | Noticed
 
 
 class ControlParser:
-    """Feed it bytes; it gives events. What is longer than it may be is dropped, not kept. Any program of the slot may
-    have written them: no byte costs more than a byte of tmux's own, and no line more than a line."""
+    """Turns bytes into events. Overlong parts are dropped. Any program of the slot may have written the bytes: none
+    costs more time than one of tmux's own."""
 
     def __init__(self) -> None:
         self._part = bytearray()
@@ -76,17 +75,17 @@ class ControlParser:
 
     @property
     def held_bytes(self) -> int:
-        """The memory taken by what is not complete yet."""
+        """Memory taken by incomplete parts."""
         return len(self._part) + (self._block_bytes if self._block is not None else 0)
 
     def shed(self) -> None:
-        """Drop the lines of the answer that is coming, and a long line of which the end is yet to come."""
+        """Drop the lines of the current answer, and a long incomplete line."""
         if len(self._part) > _LONG_LINE_BYTES:
             self._part, self._skipping = bytearray(), True
         self._keep(0)
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that are complete now."""
+        """The events completed by these bytes."""
         events: list[Event] = []
         head, ended, rest = data.partition(b"\n")
         self._part += head  # in place: a long line may come byte by byte
@@ -140,5 +139,5 @@ class ControlParser:
 
 
 def unescaped(data: bytes) -> bytes:
-    """What a pane printed, from its form in an ``%output`` line."""
+    """Decode a pane's output from its form in an ``%output`` line."""
     return _OCTAL.sub(lambda found: bytes([int(found[1], 8) & 0xFF]), data)

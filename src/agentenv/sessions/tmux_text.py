@@ -1,4 +1,4 @@
-"""What is said to tmux, and what is made of its screens. Pure."""
+"""Texts sent to tmux, and its screens. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from agentenv.sessions.keys import named_key
 
 CHUNK_CHARS = 1_000
-"""So much of a text is typed by one command; the next waits for its answer."""
+"""Characters typed by one command; the next waits for its answer."""
 _RUNS = re.compile(rf"[\x00-\x1f\x7f]{{1,300}}|[^\x00-\x1f\x7f]{{1,{CHUNK_CHARS}}}")
 _OTHER_NAMES = {
     "return": "Enter", "esc": "Escape", "backspace": "BSpace", "insert": "IC", "delete": "DC", "pageup": "PPage",
@@ -24,7 +24,7 @@ def quoted(text: str) -> str:
 
 
 def typing(pane: str, text: str) -> Iterator[str]:
-    """The commands that type ``text``; a line feed is Enter, as it is when people paste."""
+    """The commands that type ``text``; a line feed is Enter, as when pasting."""
     for found in _RUNS.finditer(text.replace("\r\n", "\r").replace("\n", "\r")):
         run = found[0]
         if run[0] < " " or run[0] == "\x7f":
@@ -34,7 +34,8 @@ def typing(pane: str, text: str) -> Iterator[str]:
 
 
 def pressing(pane: str, name: str) -> Iterator[str]:
-    """The commands that press a key, or type what names none. Raises InvalidArgumentsError for an unknown key."""
+    """The commands that press a key, or type text that is not a key name. Raises InvalidArgumentsError for an
+    unknown key."""
     if named_key(name) is None:
         yield from typing(pane, name)
         return
@@ -46,8 +47,8 @@ def pressing(pane: str, name: str) -> Iterator[str]:
 
 
 def difference(before: list[str], now: list[str]) -> list[str]:
-    """The lines of ``now`` that are new: what follows the longest end of ``before`` that ``now`` contains.
-    All of ``now`` when they have nothing in common, as after a screen was redrawn."""
+    """The new lines of ``now``: those after the longest end of ``before`` that ``now`` contains. All of ``now``
+    when they have nothing in common, for example after a redraw."""
     end = len(before)
     while end and not before[end - 1]:
         end -= 1
@@ -63,7 +64,7 @@ def difference(before: list[str], now: list[str]) -> list[str]:
 
 
 def _end_of(known: list[str], now: list[str]) -> int | None:
-    """Where ``known`` ends in ``now``, the last such place: behind its last line, the lines before it the same as
+    """Where ``known`` ends in ``now``, at the last such place: after its last line, with equal lines before it as
     far as both go. In one pass (Knuth, Morris and Pratt's search) from the ends: lines may all be equal."""
     wanted = known[::-1]
     borders, matched = [0], 0
@@ -79,14 +80,15 @@ def _end_of(known: list[str], now: list[str]) -> int | None:
 
 
 def _followed(wanted: list[str], borders: list[int], matched: int, line: str) -> int:
-    """How many of ``wanted`` the lines up to ``line`` end in, when up to the one before it was ``matched``."""
+    """Length of the beginning of ``wanted`` that the lines up to ``line`` end in, given that up to the previous
+    line it was ``matched``."""
     while matched and wanted[matched] != line:
         matched = borders[matched - 1]
     return matched + (wanted[matched] == line)
 
 
 def trimmed(lines: list[str]) -> str:
-    """The lines as text, without the empty ones at the end of the screen."""
+    """The lines as text, without empty lines at the end of the screen."""
     end = len(lines)
     while end and not lines[end - 1].strip():
         end -= 1

@@ -1,4 +1,4 @@
-"""The pool's errands to one container: ask for a lease, have a slot reset, keep in touch. I/O, no decisions."""
+"""Requests of the pool to one container: lease a slot, reset a slot, heartbeats. I/O, no decisions."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from agentenv.wire.states import SlotState
 logger = logging.getLogger(__name__)
 
 Stale = Mapping[int, AgentEnvError | None]
-"""Leases that have ended, by id, with what the container says they were lost to."""
+"""Leases that have ended, by id, with the container's reason."""
 
 _POLL_MIN_S = 0.02
 _POLL_MAX_S = 2.0
 _AT_ONCE = 256
 _RELEASE_TIMEOUT_S = 30.0
-"""A reset that kills a fork bomb may take seconds; the heartbeat, not this, finds dead containers."""
+"""A reset that kills a fork bomb may take seconds; dead containers are found by the heartbeat, not by this."""
 
 
 class RequestLimits:
-    """How many requests of a kind the whole pool has under way. Heartbeats pass by them.
+    """Concurrency limits of the whole pool, per kind of request; heartbeats are exempt.
 
-    Ten thousand requests at once take this process so long that its own heartbeats come late, which
-    would look like the containers' silence. Wide enough that a few stalled containers do not close them.
+    Ten thousand requests at once keep this process busy for so long that its own heartbeats are late, which would
+    look like silent containers. The limits are wide enough that a few stalled containers do not exhaust them.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class RequestLimits:
 
 
 class ContainerLink:
-    """Errands to one container, and what must be remembered to run them again."""
+    """Requests to one container, and what must be remembered to repeat them."""
 
     def __init__(
         self, control: ContainerControl, settings: PoolSettings, doors: RequestLimits, clock: Callable[[], float]
@@ -62,21 +62,21 @@ class ContainerLink:
         self._requests: dict[int, LeaseRequest] = {}
         self._alarm = asyncio.Event()
         self.supervisor_silent_s = 0.0
-        """For how long, at the last heartbeat, the container's supervisor had owed an answer."""
+        """Seconds for which, at the last heartbeat, the container's supervisor had not answered."""
 
     @property
     def beat_s(self) -> float:
-        """Between two heartbeats: often enough to renew in time, and to notice a silence in time."""
+        """Interval between heartbeats: short enough to renew leases and to notice silence in time."""
         return min(self._settings.lease_ttl_s / 3, self._settings.suspect_after_s / 2)
 
     async def inventory(self) -> list[SlotState]:
-        """The state of every slot, by index. Raises AgentEnvError."""
+        """Return the state of every slot, by index. Raises AgentEnvError."""
         async with self._doors.leases:
             reply = await self.control.slots(timeout_s=self._settings.start_timeout_s)
         return [report.state for report in sorted(reply.slots, key=lambda report: report.slot)]
 
     async def lease(self, lease_id: int, slot: int, trajectory: str, deadline: float) -> None:
-        """Ask for a slot. Raises ConnectionLostError (it may have been granted) or what the container says."""
+        """Request a lease. Raises ConnectionLostError (it may have been granted) or the error the container reports."""
         async with self._doors.leases:
             left_s = deadline - self._clock()
             if left_s <= 0:
@@ -92,14 +92,15 @@ class ContainerLink:
         self._keys[lease_id] = grant.key
 
     def key(self, lease_id: int) -> LeaseKey:
-        """The key of a lease that was granted. Raises KeyError for any other."""
+        """Key of a granted lease. Raises KeyError for any other."""
         return self._keys[lease_id]
 
     async def reclaim(self, slot: int, lease_id: int | None, late: Callable[[], None]) -> SlotState:
-        """Have the slot reset; ``free`` or ``quarantined``. Does not give up: its container's end cancels it.
+        """Have the slot reset; return ``free`` or ``quarantined``. Retries until cancelled, which happens when the
+        container is gone.
 
-        ``late`` is called once when the reset has taken longer than ``reset_timeout_s``. While somebody else leases
-        the slot no reset is under way: that may take as long as it likes.
+        ``late`` is called once if the reset takes longer than ``reset_timeout_s``. While another client leases the
+        slot no reset is under way, and no time limit applies.
         """
         alarm: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
@@ -124,9 +125,9 @@ class ContainerLink:
         while True:
             try:
                 async with self._doors.resets:
-                    resetting(True)  # only now: waiting for the door is not the container's doing
+                    resetting(True)  # only now: waiting for the limit is not the container's fault
                     if key is None and request is not None:
-                        # Whether it was granted is not known: the same request again finds the lease, or makes it.
+                        # Whether it was granted is unknown: repeating the request finds the lease, or makes it.
                         key = (await self.control.lease(request)).key
                     state = await self._release(slot, key)
                 resetting(state is not SlotState.leased)
@@ -136,7 +137,7 @@ class ContainerLink:
             except AgentEnvError as error:
                 logger.debug("slot %s/%d is not ours to release: %s", self.handle.id, slot, error)
                 key, request, state = None, None, SlotState.resetting
-            except Exception:  # the slot is asked after, however what was asked for it went wrong
+            except Exception:  # keep asking about the slot, whatever went wrong with the request
                 logger.exception("slot %s/%d could not be released", self.handle.id, slot)
                 key, request, state = None, None, SlotState.resetting
             if state in (SlotState.free, SlotState.quarantined):
@@ -150,7 +151,7 @@ class ContainerLink:
         return reports.get(slot, SlotState.quarantined)
 
     def hurry(self) -> None:
-        """Beat now: something looks wrong."""
+        """Send a heartbeat now, because something looks wrong."""
         self._alarm.set()
 
     async def keep_in_touch(
@@ -158,9 +159,9 @@ class ContainerLink:
         heard: Callable[[Stale], None],
         silent: Callable[[Verdict], None],
     ) -> None:
-        """Beat until the container is given up (``silent(gone)`` is the last word) or this is cancelled.
+        """Send heartbeats until the container is given up (``silent(gone)`` comes last) or this is cancelled.
 
-        ``heard(stale)`` follows each answer, with the leases that have ended and, where it is known, why.
+        ``heard(stale)`` follows each answer, with the leases that have ended and, if known, the reasons.
         """
         silence = Silence(self._settings.suspect_after_s, self._settings.gone_after_s, self._clock())
         while True:
@@ -187,7 +188,7 @@ class ContainerLink:
         return verdict is Verdict.gone
 
     async def _beat(self, held: Mapping[int, LeaseKey]) -> Stale | None:
-        """One renewal: the leases that ended, or None when no good answer came."""
+        """One heartbeat; returns the leases that ended, or None without a valid answer."""
         request = RenewRequest(keys=tuple(held.values()), ttl_s=self._settings.lease_ttl_s)
         try:
             reply = await self.control.renew(request, timeout_s=self._settings.gone_after_s / 2)

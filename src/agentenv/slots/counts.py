@@ -1,4 +1,4 @@
-"""What a ledger holds, counted as it moves: a farm of 10,000 slots is never looked through."""
+"""Running counts of a ledger's slots and containers, so that a farm of 10,000 slots is never scanned."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from agentenv.slots.records import ContainerRecord, SlotRecord
 from agentenv.wire.states import ContainerState, SlotState
 
 FREEING_S = 2.0
-"""For this long a slot being reset counts as about to be free; after it, as stuck."""
+"""A slot whose reset began less than this long ago counts as about to be free, after that as stuck."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """How much is used and how much is there, at one moment.
+    """Usage and capacity at one moment.
 
     ``free``: slots that can be leased now. ``freeing``: slots whose reset began less than FREEING_S ago, on
     containers that lease. ``leased``: of all containers. ``stuck``: resets that take longer. ``serving``,
@@ -32,12 +32,12 @@ class Load:
 
     @property
     def demand(self) -> int:
-        """Slots needed at this moment: waited for, leased, or not coming back from their reset."""
+        """Slots needed now: requested, leased, or stuck in their reset."""
         return self.waiting + self.leased + self.stuck
 
 
 class Counts:
-    """Moves slots and containers, and keeps the counts of them. Each method raises IllegalMoveError as they do."""
+    """Moves slots and containers between states and keeps the counts. Methods raise IllegalMoveError as these do."""
 
     def __init__(self) -> None:
         self.slots: Counter[SlotState] = Counter()
@@ -46,11 +46,11 @@ class Counts:
         self._freeing: OrderedDict[SlotRecord, float] = OrderedDict()
 
     def started(self, container: ContainerRecord) -> None:
-        """A container there was not before."""
+        """Add a new container."""
         self.containers[container.state] += 1
 
     def fill(self, container: ContainerRecord, states: Iterable[SlotState], now: float) -> None:
-        """Its slots, of which there were none before."""
+        """Add its slots; it had none before."""
         container.fill(states, now)
         self.slots.update(slot.state for slot in container.slots)
 
@@ -78,12 +78,12 @@ class Counts:
             self._freeing[slot] = now
 
     def forget_gone(self) -> None:
-        """What is gone is not counted."""
+        """Drop the counts of what is gone."""
         del self.containers[ContainerState.gone]
         del self.slots[SlotState.gone]
 
     def load(self, waiting: int, now: float) -> Load:
-        """All of it, with so many waiting."""
+        """The current load, given the number of waiters."""
         while self._freeing and now - next(iter(self._freeing.values())) >= FREEING_S:
             self._freeing.popitem(last=False)
         freeing = len(self._freeing)

@@ -1,4 +1,4 @@
-"""When a silent container is suspect, and when it is given up. Pure."""
+"""When a silent container becomes suspect, and when it is given up. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What its silence so far says of a container."""
+    """State of a container judged by its silence."""
 
     well = "well"
     suspect = "suspect"
@@ -14,11 +14,11 @@ class Verdict(StrEnum):
 
 
 class Silence:
-    """How long one container has not answered, not counting time in which *we* were not asking.
+    """Time for which one container has not answered, excluding time in which *we* were not asking.
 
-    A process whose event loop was blocked for half a minute has not heard anything either; that is no
-    evidence against a container. So time counts only in steps of at most ``step_s``: a longer gap
-    between two ticks was our own doing.
+    A process whose event loop was blocked for half a minute has received nothing either, which is no evidence
+    against a container. So time counts in steps of at most ``step_s``: the rest of a longer gap between two ticks
+    was our own delay.
     """
 
     def __init__(self, suspect_after_s: float, gone_after_s: float, now: float) -> None:
@@ -27,20 +27,20 @@ class Silence:
         self._last = now
         self._silent_s = 0.0
         self.step_s = suspect_after_s / 4
-        """How often tick() wants to be called."""
+        """Expected interval between calls of tick()."""
 
     @property
     def silent_s(self) -> float:
-        """Seconds of silence counted so far."""
+        """Seconds of silence so far."""
         return self._silent_s
 
     def heard(self, now: float) -> None:
-        """It answered."""
+        """The container answered."""
         self._last = now
         self._silent_s = 0.0
 
     def tick(self, now: float) -> Verdict:
-        """Time has passed without an answer."""
+        """Time has passed without an answer; return the verdict."""
         self._silent_s += min(max(0.0, now - self._last), 2 * self.step_s)
         self._last = now
         if self._silent_s >= self._gone_after_s:

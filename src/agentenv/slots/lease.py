@@ -12,7 +12,7 @@ from agentenv.wire.leases import LeaseKey
 
 
 class LeaseOwner(Protocol):
-    """Who a lease is given back to: the pool."""
+    """The pool, as far as a lease needs it."""
 
     async def seal_lease(self, lease: SlotLease) -> None:
         """See :meth:`SlotLease.seal`."""
@@ -24,7 +24,7 @@ class LeaseOwner(Protocol):
 class SlotLease:
     """One slot, held until released, lost, or the pool closes. An async context manager that releases.
 
-    ``lost`` is None while the slot is this trajectory's, and the typed error once it is not.
+    ``lost`` is None while the slot belongs to this trajectory, and then the error that ended the lease.
     """
 
     def __init__(
@@ -48,34 +48,35 @@ class SlotLease:
         await self.release()
 
     async def wait_lost(self) -> AgentEnvError:
-        """Wait until the slot is lost; why: LeaseLostError, or SlotDestroyedError when what ran in it did it.
+        """Wait until the slot is lost, and return the reason: LeaseLostError, or SlotDestroyedError when programs
+        in the slot destroyed it.
 
-        Waits for ever on a lease that is released in good order.
+        Never returns for a lease that is released normally.
         """
         await self._ended.wait()
         assert self.lost is not None
         return self.lost
 
     async def seal(self) -> None:
-        """Kill everything that runs in the slot, keep workspace and lease.
+        """Kill everything running in the slot, keeping workspace and lease.
 
-        Raises the lease's own error when it has ended (see :meth:`wait_lost`), ConnectionLostError when the container
-        did not answer in time (the lease lives on).
+        Raises the lease's own error when it has ended (see :meth:`wait_lost`), ConnectionLostError when the
+        container did not answer in time (the lease stays valid).
         """
         if self.lost is not None:
             raise self.lost
         await self._landlord.seal_lease(self)
 
     async def release(self) -> None:
-        """Give the slot back; returns when the container has reset it, or is gone, or takes longer than the pool's
+        """Return the slot. Waits until the container has reset it or is gone, at most the pool's
         ``reset_timeout_s``. May be repeated.
 
-        Cancelling this stops the waiting, never the releasing.
+        Cancelling this stops the waiting, not the release.
         """
         await self._landlord.release_lease(self)
 
     def end(self, error: AgentEnvError) -> None:
-        """For the pool: the slot is lost."""
+        """Called by the pool when the slot is lost."""
         self.lost = error
         self._ended.set()
 

@@ -1,11 +1,11 @@
-"""Who waits, who holds which slot, and what is to be done next. Pure: no I/O, no clock of its own.
+"""Bookkeeping of waiters and leases, and what to do next. Pure: no I/O, no clock of its own.
 
 Every method takes ``now`` (monotonic seconds) where time matters and returns the commands the pool
-must perform, in order. The rules it keeps, whatever the order of events:
+must perform, in order. The rules it keeps for any order of events:
 
-- waiters are served first come first served; a waiter put back keeps its place;
+- waiters are served first come, first served; a waiter put back keeps its place;
 - slots are leased packed low: lowest container index, then lowest slot;
-- a slot has at most one lease, and is leased again only after its container said it is free;
+- a slot has at most one lease, and is leased again only after its container reported it free;
 - no waiter is granted a slot at or after its deadline, and none is forgotten;
 - a container's health changes which *new* leases it gets, never a lease it has.
 """
@@ -26,7 +26,7 @@ from agentenv.wire.states import ContainerState, LeaseState, SlotState
 
 @dataclass(frozen=True)
 class Grant:
-    """Ask the container for this slot in this trajectory's name; answer with confirm or refuse."""
+    """Request this slot from its container for this trajectory; report back with confirm or refuse."""
 
     lease: int
     container: str
@@ -47,7 +47,7 @@ class HandOver:
 
 @dataclass(frozen=True)
 class Expire:
-    """The waiter's deadline has passed. ``position`` 1 is the head of the queue, 0 was being granted."""
+    """The waiter's deadline has passed. ``position`` 1 is the head of the queue; 0: a slot was being requested."""
 
     ticket: int
     position: int
@@ -56,7 +56,7 @@ class Expire:
 
 @dataclass(frozen=True)
 class EndLease:
-    """The lease ended without its holder's doing."""
+    """The lease was ended by someone other than its holder."""
 
     lease: int
     error: AgentEnvError
@@ -64,7 +64,7 @@ class EndLease:
 
 @dataclass(frozen=True)
 class Reclaim:
-    """Have the container reset the slot, then report freed or quarantined. ``lease``: whose it was."""
+    """Have the container reset the slot, then report freed or quarantined. ``lease``: its last lease."""
 
     container: str
     slot: int
@@ -84,7 +84,7 @@ Command = Grant | HandOver | Expire | EndLease | Reclaim | Retire
 
 @dataclass
 class Waiter:
-    """Somebody in the queue, or (``lease`` set) about to be handed a slot."""
+    """A trajectory in the queue, or (``lease`` set) about to get a slot."""
 
     ticket: int
     trajectory: str
@@ -94,7 +94,7 @@ class Waiter:
 
 
 class Ledger:
-    """The one book of waiters, leases, slots and containers. See the module's rules."""
+    """Waiters, leases, slots and containers of one pool. See the module's rules."""
 
     def __init__(self) -> None:
         self._containers: dict[str, ContainerRecord] = {}
@@ -111,7 +111,7 @@ class Ledger:
     # -- waiters ------------------------------------------------------------------------------
 
     def ask(self, trajectory: str, now: float, deadline: float) -> tuple[int, list[Command]]:
-        """Queue up. Returns the waiter's ticket and what follows."""
+        """Add a waiter to the queue. Returns its ticket and the commands."""
         ticket = self._number()
         self._waiters[ticket] = Waiter(ticket, trajectory, now, deadline)
         self._queue.append(ticket)
@@ -119,23 +119,23 @@ class Ledger:
         return ticket, self._settle(now)
 
     def withdraw(self, ticket: int, now: float) -> list[Command]:
-        """The waiter has left. A lease under way for it is given back when the container answers."""
+        """The waiter has left. A lease being requested for it is released when the container answers."""
         self._forget(ticket)
         return self._settle(now)
 
     def dismiss_waiters(self) -> list[int]:
-        """Empty the queue (closing, or no container can ever serve); the tickets, in order."""
+        """Empty the queue (closing, or no container can ever serve); returns the tickets, in order."""
         tickets = sorted(self._waiters)
         for ticket in reversed(tickets):  # from the queue's end: nothing behind it has to move up
             self._forget(ticket)
         return tickets
 
     def tick(self, now: float) -> list[Command]:
-        """Expire who is due."""
+        """Expire waiters past their deadline."""
         return self._settle(now)
 
     def next_deadline(self) -> float | None:
-        """When tick() has something to do next, None if nobody waits."""
+        """Time at which tick() is due next; None if nobody waits."""
         while self._deadlines and self._deadlines[0][1] not in self._waiters:
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
@@ -143,7 +143,7 @@ class Ledger:
     # -- leases -------------------------------------------------------------------------------
 
     def confirm(self, lease_id: int, now: float) -> list[Command]:
-        """The container granted it."""
+        """The container granted the lease."""
         commands = self._expire(now)
         lease = self._leases.get(lease_id)
         if lease is None:  # its container died meanwhile; the waiter is in the queue again
@@ -155,7 +155,7 @@ class Ledger:
         return [*commands, HandOver(lease.ticket, lease_id, lease.container, lease.trajectory)]
 
     def refuse(self, lease_id: int, now: float) -> list[Command]:
-        """The container did not grant it, or did not answer: the waiter gets its old place back."""
+        """The container did not grant the lease, or did not answer: the waiter gets its old place back."""
         lease = self._leases.get(lease_id)
         if lease is None:
             return self._settle(now)
@@ -163,19 +163,19 @@ class Ledger:
         return self._give_back(lease, LeaseState.lost, now) + self._settle(now)
 
     def ticket_of(self, lease_id: int) -> int | None:
-        """The waiter that this lease is being asked for; None when there is none (any more)."""
+        """The waiter this lease is being requested for; None if there is none (any more)."""
         lease = self._leases.get(lease_id)
         return None if lease is None else lease.ticket
 
     def release(self, lease_id: int, now: float) -> list[Command]:
-        """Its holder is done. Nothing happens to a lease that has already ended."""
+        """The holder is done. No effect on a lease that has already ended."""
         lease = self._leases.get(lease_id)
         if lease is None or lease.state is not LeaseState.granted:
             return []
         return self._give_back(lease, LeaseState.released, now)
 
     def stale(self, lease_id: int, now: float, why: AgentEnvError | None = None) -> list[Command]:
-        """The container says this lease's epoch is over, and perhaps ``why`` it was lost."""
+        """The container reports that this lease's epoch has ended, and possibly ``why`` the lease was lost."""
         lease = self._leases.get(lease_id)
         if lease is None or lease.state is not LeaseState.granted:
             return []
@@ -188,11 +188,11 @@ class Ledger:
     # -- slots --------------------------------------------------------------------------------
 
     def freed(self, container_id: str, slot: int, now: float) -> list[Command]:
-        """The container says the slot is clean."""
+        """The container reports the slot clean."""
         return self._reset_done(container_id, slot, SlotState.free, now)
 
     def quarantined(self, container_id: str, slot: int, now: float) -> list[Command]:
-        """The container could not prove the reset. Mostly quarantined containers are retired."""
+        """The container could not verify the reset. A container is retired when most of its slots are quarantined."""
         return self._reset_done(container_id, slot, SlotState.quarantined, now)
 
     def _reset_done(self, container_id: str, index: int, state: SlotState, now: float) -> list[Command]:
@@ -216,7 +216,7 @@ class Ledger:
         return []
 
     def inventory(self, container_id: str, states: Iterable[SlotState], now: float) -> list[Command]:
-        """The container's slots as it reports them; those that are somebody's are waited for."""
+        """The container's slots as it reports them; slots in use by others are waited for."""
         container = self._containers.get(container_id)
         if container is None or container.state is not ContainerState.starting:
             return []
@@ -229,14 +229,14 @@ class Ledger:
         return reclaims + self._retire_if_spoiled(container) + self._settle(now)
 
     def suspect(self, container_id: str) -> list[Command]:
-        """It is late: no new leases. What it has, it keeps."""
+        """The container is late: no new leases. It keeps those it has."""
         container = self._containers.get(container_id)
         if container is not None and container.state is ContainerState.ready:
             self._counts.move_container(container, ContainerState.suspect)
         return []
 
     def recovered(self, container_id: str, now: float) -> list[Command]:
-        """It answered again."""
+        """The container answered again."""
         container = self._containers.get(container_id)
         if container is None or container.state is not ContainerState.suspect:
             return []
@@ -245,14 +245,15 @@ class Ledger:
         return self._settle(now)
 
     def drain(self, container_id: str) -> list[Command]:
-        """It will be gone soon: no new leases, for good."""
+        """The container will be gone soon: no new leases, permanently."""
         container = self._containers.get(container_id)
         if container is not None:
             self._stop_leasing(container)
         return []
 
     def stuck(self, container_id: str, reason: str) -> list[Command]:
-        """Its slots do not come back from their reset: no new leases, and it is replaced when its last has ended."""
+        """The container's slots do not return from their reset: no new leases; it is replaced when its last lease
+        has ended."""
         container = self._containers.get(container_id)
         if container is None or container.stuck:
             return []
@@ -261,14 +262,15 @@ class Ledger:
         return self._retire_if_stuck(container)
 
     def drain_from(self, index: int) -> list[Command]:
-        """The goal is here now: no new leases on containers of this index and above, nor on such that start later."""
+        """The goal was lowered to this index: no new leases on containers at or above it, including those that
+        start later."""
         self._bound = index
         for container in self._ordered[bisect_left(self._ordered, index, key=lambda one: one.index) :]:
             self._stop_leasing(container)
         return []
 
     def lose(self, container_id: str, reason: str, now: float) -> list[Command]:
-        """It is no more: its leases end, those who were about to get a slot of it wait on."""
+        """The container is gone: its leases end, and waiters about to get one of its slots stay in the queue."""
         container = self._containers.pop(container_id, None)
         if container is None:
             return []
@@ -286,32 +288,32 @@ class Ledger:
     # -- views --------------------------------------------------------------------------------
 
     def containers(self) -> Sequence[ContainerRecord]:
-        """Every container that is not gone, by index. To look at, not to change."""
+        """Every container that is not gone, by index. Read-only."""
         return self._ordered
 
     def slot_counts(self) -> dict[SlotState, int]:
-        """How many slots are in each state (states with none are left out)."""
+        """Number of slots per state (states without slots are omitted)."""
         return {state: count for state, count in self._counts.slots.items() if count}
 
     def container_counts(self) -> dict[ContainerState, int]:
-        """How many containers are in each state (states with none are left out)."""
+        """Number of containers per state (states without containers are omitted)."""
         return {state: count for state, count in self._counts.containers.items() if count}
 
     def load(self, now: float) -> Load:
-        """How much is used and how much is there."""
+        """Usage and capacity at this moment."""
         return self._counts.load(len(self._queue), now)
 
     @property
     def waiting(self) -> int:
-        """Waiters in the queue (those whose slot is being asked for are not)."""
+        """Number of waiters in the queue (without those whose slot is being requested)."""
         return len(self._queue)
 
     def leases(self) -> Iterable[LeaseRecord]:
-        """Every live lease."""
+        """Every active lease."""
         return self._leases.values()
 
     def waiters(self) -> Iterable[Waiter]:
-        """Everybody who has asked and not been answered, in the queue or about to be."""
+        """Every waiter without an answer, in the queue or with a slot being requested."""
         return self._waiters.values()
 
     def __repr__(self) -> str:
@@ -321,7 +323,7 @@ class Ledger:
     # -- the rules ----------------------------------------------------------------------------
 
     def _settle(self, now: float) -> list[Command]:
-        """Expire who is due, then give what is free to those who waited longest."""
+        """Expire waiters past their deadline, then give free slots to those who waited longest."""
         commands = self._expire(now)
         while self._queue and (container := self._lowest_open()) is not None:
             commands.append(self._grant(self._waiters[self._queue.pop(0)], container, now))
@@ -389,7 +391,7 @@ class Ledger:
         return [] if leased or not container.stuck else [Retire(container.id, container.stuck)]
 
     def _retire_if_spoiled(self, container: ContainerRecord) -> list[Command]:
-        """Mostly quarantined: no new leases; replaced once its last lease has ended."""
+        """If most of its slots are quarantined: no new leases; replaced once its last lease has ended."""
         if container.quarantined * 2 <= len(container.slots):
             return []
         self._stop_leasing(container)
@@ -402,7 +404,7 @@ class Ledger:
             heapq.heappush(self._open, (container.index, container.id))
 
     def _lowest_open(self) -> ContainerRecord | None:
-        """The ready container of lowest index with a free slot. Entries may be out of date, none is missing."""
+        """The ready container of lowest index with a free slot. Entries may be outdated, but none is missing."""
         while self._open:
             container = self._containers.get(self._open[0][1])
             if container is not None and container.free:

@@ -1,4 +1,4 @@
-"""Leases slots to trajectories: performs what the ledger and the scale policy decide."""
+"""Leases slots to trajectories: carries out the decisions of the ledger and of the scale policy."""
 
 from __future__ import annotations
 
@@ -47,19 +47,20 @@ from agentenv.wire.states import SlotState
 logger = logging.getLogger(__name__)
 
 _CLOSE_GRACE_S = 5.0
-"""How long closing waits for containers to answer releases; the leases expire there anyhow."""
+"""Time for containers to answer releases while closing; leases expire there anyway."""
 _SEAL_TIMEOUT_S = 75.0
-"""Longer than the sandbox server itself waits (its ``SEAL_S``): who hangs up first calls it a lost connection."""
+"""Longer than the sandbox server itself waits (its ``SEAL_S``), so that its answer arrives before this side gives
+up the connection."""
 _UPKEEP_MIN_S, _UPKEEP_MAX_S = 0.01, 1.0
-"""Between two looks at deadlines and scaling: a burst of events is looked at once."""
+"""Interval between checks of deadlines and scaling: a burst of events is handled at once."""
 _HEARTBEAT = "heartbeat"
 
 
 class SlotPool:
-    """Slots of a farm of containers, leased first come first served.
+    """Leases slots of a farm of containers, first come, first served.
 
-    An async context manager that opens, scales and closes the backend it is given. One event loop.
-    ``clock`` gives monotonic seconds; the pool's timers run on the event loop's.
+    An async context manager that opens, scales and closes the backend it is given. One event loop. ``clock`` gives
+    monotonic seconds; the pool's timers use the event loop's clock.
     """
 
     def __init__(
@@ -115,9 +116,9 @@ class SlotPool:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End every waiter and lease, give the slots back, close the backend. May be repeated.
+        """End every waiter and lease, release the slots, close the backend. May be repeated.
 
-        Goes to the end even when cancelled. Waiters get PoolClosedError, leases end as lost.
+        Completes even when cancelled. Waiters get PoolClosedError, leases end as lost.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close(), name="pool close")
@@ -155,11 +156,11 @@ class SlotPool:
     # -- leasing ------------------------------------------------------------------------------
 
     async def lease(self, trajectory: str, *, timeout_s: float | None = None) -> SlotLease:
-        """A slot of one's own, first come first served. Release it, or use it as a context manager.
+        """Lease a slot, first come, first served. Release it, or use it as a context manager.
 
-        ``timeout_s`` (``acquire_timeout_s`` by default) covers everything. Raises AcquireTimeoutError when
-        it passes, SandboxUnavailableError as soon as no container can ever serve, PoolClosedError,
-        ConfigError for arguments out of range. Cancelling this never leaks a slot.
+        ``timeout_s`` (``acquire_timeout_s`` by default) covers the whole wait. Raises AcquireTimeoutError when it
+        passes, SandboxUnavailableError as soon as no container can ever serve, PoolClosedError, ConfigError for
+        arguments out of range. Cancelling this never leaks a slot.
         """
         self._check_open()
         check_arguments(trajectory, timeout_s)
@@ -176,7 +177,7 @@ class SlotPool:
             lease = await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._give_back(future.result())  # handed over in the very moment of the cancellation
+                self._give_back(future.result())  # handed over at the very moment of the cancellation
             self._perform(self._ledger.withdraw(ticket, self._clock()))
             raise
         finally:
@@ -201,7 +202,7 @@ class SlotPool:
         self._give_back(lease)
         returning = self._reclaiming.get(lease.id)
         if returning is not None and lease.lost is None:
-            # Cancelling wait() leaves the task alone. What takes longer is the pool's trouble, not the rollout's.
+            # Cancelling wait() leaves the task alone. A slow reset is the pool's problem, not the rollout's.
             await asyncio.wait({returning}, timeout=self._settings.reset_timeout_s)
 
     def _give_back(self, lease: SlotLease) -> None:
@@ -213,7 +214,7 @@ class SlotPool:
     # -- performing ---------------------------------------------------------------------------
 
     def _perform(self, commands: Iterable[Command]) -> None:
-        """Do what the ledger decided. Never waits: what takes time becomes a task."""
+        """Carry out the ledger's commands. Never waits: what takes time becomes a task."""
         expired: list[Expire] = []
         for command in commands:
             match command:
@@ -230,7 +231,7 @@ class SlotPool:
                 case Retire():
                     self._give_up(command.container, command.reason)
         if expired:
-            now = self.statistics()  # once for all: thousands may expire together
+            now = self.statistics()  # computed once: thousands may expire together
             for command in expired:
                 self._fail(command.ticket, timeout_error(command, now, self._start_failed))
 
@@ -247,8 +248,8 @@ class SlotPool:
                 self._ledger.drain(grant.container)
             self._perform(self._ledger.refuse(grant.lease, self._clock()))
         except Exception as error:
-            # A mistake of ours, or something that cannot be put into a request: it would be so at every other slot.
-            logger.exception("slot %d of %s could not be asked for", grant.slot, grant.container)
+            # A bug of ours, or a request that cannot be encoded: every other slot would fail the same way.
+            logger.exception("slot %d of %s could not be requested", grant.slot, grant.container)
             self._refuse_for_good(
                 grant, InfraError(f"the lease of {grant.trajectory!r} could not be requested: {error!r}")
             )
@@ -314,7 +315,7 @@ class SlotPool:
             if self._closing is None or isinstance(event, ContainerGone):
                 try:
                     self._on_event(event)
-                except Exception:  # the next event must be heard whatever this one led to
+                except Exception:  # the next event must be processed whatever happened with this one
                     logger.exception("an event of the backend could not be processed: %r", event)
                 self._wake.set()
 
@@ -345,7 +346,7 @@ class SlotPool:
         return failed if failed is not None and failed.permanent and not self._carriers else None
 
     async def _adopt(self, carrier: ContainerLink) -> None:
-        """Take the inventory, then keep in touch until the container's end."""
+        """Read the inventory, then send heartbeats until the container's end."""
         container = carrier.handle.id
         try:
             states = await carrier.inventory()
@@ -379,7 +380,7 @@ class SlotPool:
             self._ledger.suspect(container)
 
     def _give_up(self, container: str, reason: str) -> None:
-        """The container is not worth keeping: its leases end, the backend makes another."""
+        """Replace a container: its leases end, the backend starts another."""
         logger.warning("container %s is replaced: %s", container, reason)
         self._lose(container, reason)
         self._replacing.start(container, self._backend.replace(container, reason), "replacement")
@@ -401,7 +402,7 @@ class SlotPool:
                 self._perform(self._ledger.tick(self._clock()))
                 await self._scaler.follow(self._ledger, self._clock())
             except AgentEnvError:
-                pass  # logged there, tried again in the next round
+                pass  # logged there, retried in the next round
             except Exception:  # without this task no waiter's deadline would pass
                 logger.exception("a round of the pool's upkeep failed")
                 await asyncio.sleep(_UPKEEP_MAX_S)
@@ -415,7 +416,7 @@ class SlotPool:
     # -- views --------------------------------------------------------------------------------
 
     def statistics(self) -> PoolStatistics:
-        """The pool at this moment."""
+        """A snapshot of the pool."""
         return self._tally.statistics(self._ledger, self._scaler.goal, self._settings.max_containers)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What somebody is told who cannot have a slot: everything needed to see why. Pure."""
+"""Errors of a pool whose caller gets no slot, with everything needed to see why. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentenv.wire.base import control_character_in
 
 
 def timeout_error(expire: Expire, now: PoolStatistics, start_failed: StartFailed | None) -> AcquireTimeoutError:
-    """The error of a waiter whose deadline has passed."""
+    """The error for a waiter whose deadline has passed."""
     ahead = expire.position + now.waiting
     place = f"position {expire.position} of {max(ahead, expire.position)}" if expire.position else "next in turn"
     slots = ", ".join(f"{count} {state}" for state, count in sorted(now.slots.items())) or "none"
@@ -40,12 +40,12 @@ def _next_step(now: PoolStatistics, at_maximum: bool, start_failed: StartFailed 
 
 
 def unavailable_error(failed: StartFailed) -> SandboxUnavailableError:
-    """The error of everybody, once no container can ever serve here."""
+    """The error for every waiter, once no container can ever serve."""
     return SandboxUnavailableError(f"no container can be started: {failed.reason}", next_step=failed.next_step)
 
 
 def check_arguments(trajectory: str, timeout_s: float | None) -> None:
-    """Raises ConfigError when a lease is asked for with arguments out of range."""
+    """Raise ConfigError if a lease is requested with arguments out of range."""
     if not 1 <= len(trajectory) <= 256:
         raise ConfigError("trajectory", f"has {len(trajectory)} characters", next_step="allowed: 1 to 256")
     try:

@@ -109,17 +109,17 @@ class ContainerRecord(_Stateful[ContainerState]):
 
     @property
     def serving(self) -> bool:
-        """It has its slots, whether or not it takes new leases this moment."""
+        """Whether it has slots, regardless of whether it takes new leases at this moment."""
         return self._state is _READY or self._state is _SUSPECT
 
     @property
     def leaving(self) -> bool:
-        """It is on its way out, for good."""
+        """Whether it is leaving, permanently."""
         return self._state is _DRAINING
 
     @property
     def free(self) -> int:
-        """Slots that could be leased now: 0 unless ready."""
+        """Number of slots that could be leased now: 0 unless ready."""
         return len(self._free) if self._state is _READY else 0
 
     def move_slot(self, slot: SlotRecord, to: SlotState, now: float) -> None:
@@ -139,14 +139,14 @@ class ContainerRecord(_Stateful[ContainerState]):
             self.idle_since = now
 
     def _take_out(self, index: int) -> None:
-        if self._free[0] == index:  # as it is for every lease
+        if self._free[0] == index:  # as for every lease
             heapq.heappop(self._free)
             return
         self._free.remove(index)
         heapq.heapify(self._free)
 
     def lowest_free(self) -> SlotRecord:
-        """The free slot of lowest index. Raises IndexError when there is none."""
+        """The free slot of lowest index. Raises IndexError if there is none."""
         return self.slots[self._free[0]]
 
     def __repr__(self) -> str:

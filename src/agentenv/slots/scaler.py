@@ -1,4 +1,4 @@
-"""Asks the backend for as many containers as the scale policy wants."""
+"""Requests from the backend as many containers as the scale policy wants."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from agentenv.slots.scaling import Peak, ScalePolicy, ScaleState
 logger = logging.getLogger(__name__)
 
 _UNKNOWN_SLOTS = 10_000
-"""Taken for a container's slots before the first has started, so that one is started to find out."""
+"""Assumed number of slots per container before the first has started, so that one is started to find out."""
 
 
 class Scaler:
-    """The pool's goal, how it moves, and what the backend has been told of it."""
+    """The pool's goal, its changes, and the last goal sent to the backend."""
 
     def __init__(self, backend: ContainerBackend, settings: PoolSettings, now: float) -> None:
         self._backend = backend
@@ -37,20 +37,20 @@ class Scaler:
         self.slots_per_container = _UNKNOWN_SLOTS
 
     async def start(self) -> None:
-        """Ask for the first containers. Raises AgentEnvError."""
+        """Request the first containers. Raises AgentEnvError."""
         await self._tell()
 
     async def follow(self, ledger: Ledger, now: float) -> None:
-        """Decide anew, and tell the backend what it has not heard. Raises AgentEnvError; tried again next time."""
+        """Decide again, and send a changed goal to the backend. Raises AgentEnvError; retried next time."""
         wanted = self.decide(ledger, now)
         if wanted != self.goal:
             logger.info("scaling from %d to %d containers", self.goal, wanted)
             self._move(wanted, now)
-            ledger.drain_from(wanted)  # before anybody is given a slot of a container that is to go
+            ledger.drain_from(wanted)  # before a slot of a container that is to be removed can be leased
         await self._tell()
 
     def decide(self, ledger: Ledger, now: float) -> int:
-        """The number of containers there should be at this moment."""
+        """The number of containers there should be now."""
         load = ledger.load(now)
         state = ScaleState(
             goal=self.goal,
@@ -68,7 +68,7 @@ class Scaler:
         self.goal, self._changed_at = wanted, now
 
     async def _tell(self) -> None:
-        """A goal that was lower for a moment is told first: its containers take no leases any more and must go."""
+        """Send a goal that was lower for a moment first: its containers take no leases any more and must go."""
         lowest, goal = self._lowest_untold, self.goal
         if lowest is not None and lowest < goal:
             await self._say(lowest)

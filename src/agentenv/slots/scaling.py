@@ -1,8 +1,8 @@
-"""How many containers there should be. Pure: decides from a state and a time, does nothing.
+"""Decides how many containers there should be, from a state and a time. Pure.
 
-Up: at once, by what is missing. Down: the containers of highest index, when they have stood empty, when
-nothing has moved for a while, and when what remains would have carried the highest demand of late. So a
-step down is followed by a step up only if demand exceeds everything it has been within ``idle_after_s``.
+Up: immediately, by what is missing. Down: the containers of highest index, once they have been empty for a while,
+the number of containers has not changed for a while, and the remaining ones would have met the recent peak of
+demand. So a step down is followed by a step up only if demand exceeds its maximum within ``idle_after_s``.
 """
 
 from __future__ import annotations
@@ -17,48 +17,47 @@ from typing import Protocol
 from agentenv.slots.counts import Load
 
 DEAD_BAND = 20
-"""Fewer spare slots than one in so many of the farm's are kept (unless a step reaches the minimum)."""
+"""Hysteresis: do not scale down to reclaim less than 1/20 of the farm's slots (unless the step reaches the minimum)."""
 LONGEST_STEP = 250
-"""A step down takes at most so many containers, so that a decision over any number of them takes well under 1 ms."""
+"""A step down removes at most this many containers, so that any decision takes well under 1 ms."""
 _PEAK_STEPS = 32
-"""Parts a window of peaks is kept in: a peak is remembered up to one part longer than the window."""
+"""Number of parts of a peak window: a peak is remembered for up to one part longer than the window."""
 
 
 class ContainerLoad(Protocol):
-    """What scaling looks at in one container; :class:`agentenv.slots.records.ContainerRecord` is one."""
+    """The facts about one container that scaling uses; :class:`agentenv.slots.records.ContainerRecord` is one."""
 
     @property
     def index(self) -> int:
-        """Its place: scaling down takes the highest."""
+        """Its index: scaling down removes the highest first."""
 
     @property
     def serving(self) -> bool:
-        """It has its slots and is not on its way out."""
+        """It has its slots and is not leaving."""
 
     @property
     def leaving(self) -> bool:
-        """It is on its way out."""
+        """It is leaving."""
 
     @property
     def free(self) -> int:
-        """Slots that could be leased now."""
+        """Number of slots that could be leased now."""
 
     @property
     def busy(self) -> int:
-        """Slots that are leased or being reset."""
+        """Number of slots that are leased or being reset."""
 
     @property
     def idle_since(self) -> float | None:
-        """Since when nothing is busy, None while something is or its slots are not known."""
+        """Time since which no slot is busy; None while one is, or its slots are unknown."""
 
 
 @dataclass(frozen=True)
 class ScaleState:
-    """All a decision rests on.
+    """The input of a decision.
 
-    ``containers`` is in order of index, and only looked at from the top, as far as containers are taken
-    away; ``peak`` is the largest ``load.demand`` of the last ``idle_after_s``; ``changed_at`` is when
-    ``goal`` last moved.
+    ``containers`` is in order of index; only the containers to remove, at its end, are inspected; ``peak`` is the
+    largest ``load.demand`` of the last ``idle_after_s``; ``changed_at`` is when ``goal`` last changed.
     """
 
     goal: int
@@ -71,10 +70,11 @@ class ScaleState:
 
 @dataclass(frozen=True)
 class ScalePolicy:
-    """Between ``min_containers``, kept warm, and ``max_containers``, which counts every container there is.
+    """Keeps the number of containers between ``min_containers``, kept warm, and ``max_containers``, which counts
+    all existing ones.
 
-    ``target_idle_slots`` are kept free beyond what is asked for. A container is taken away when it and all
-    above it have been empty for ``idle_after_s`` and ``cooldown_s`` have passed since the goal last moved.
+    ``target_idle_slots`` are kept free beyond the demand. A container is removed when it and all above it have been
+    empty for ``idle_after_s``, and ``cooldown_s`` have passed since the goal last changed.
     """
 
     min_containers: int
@@ -89,14 +89,14 @@ class ScalePolicy:
         missing = self._missing(state, goal)
         if missing > 0:
             wanted = goal + -(-missing // state.slots_per_container)
-            # Those on their way out are still there: what replaces them waits for its place.
+            # Leaving containers still exist: their replacements wait until they are gone.
             return max(goal, min(wanted, self.max_containers - state.load.draining))
         if state.load.waiting or now - state.changed_at < self.cooldown_s:
             return goal
         return self._shrunk(state, goal, now)
 
     def _missing(self, state: ScaleState, goal: int) -> int:
-        """Slots there should be beyond those there are, will be in a moment, or are being started."""
+        """Slots needed beyond those that exist, are about to be free, or are being started."""
         load = state.load
         coming = max(0, goal - load.serving) * state.slots_per_container
         return load.waiting + self.target_idle_slots - load.free - load.freeing - coming
@@ -114,18 +114,18 @@ class ScalePolicy:
         return lowest if worth_it else goal
 
     def _dead_band(self, state: ScaleState, goal: int) -> int:
-        """Spare slots that are too few to go down for."""
+        """Number of spare slots too small to scale down for."""
         slots = state.slots_per_container
-        # A demand of n independent trajectories swings by √n of itself: twice that is no news.
+        # The demand of n independent trajectories fluctuates by √n: twice that is not significant.
         noise = math.ceil(2 * math.sqrt(state.peak) / slots)
         return max(goal // DEAD_BAND, noise) * slots
 
     def _removable(self, state: ScaleState, goal: int, now: float) -> Iterator[int]:
-        """From the top down to the first that must stay: the free slots that go with each container."""
+        """From the highest container down to the first that must stay: the free slots removed with each."""
         containers = state.containers
         asked_long_ago = now - state.changed_at >= self.idle_after_s
         empty_since = now - self.idle_after_s
-        at = bisect_left(containers, goal, key=lambda one: one.index)  # those above are leaving as it is
+        at = bisect_left(containers, goal, key=lambda one: one.index)  # those above are leaving anyway
         for index in range(goal - 1, max(self.min_containers, goal - LONGEST_STEP) - 1, -1):
             given, seen = 0, False
             while at and containers[at - 1].index == index:
@@ -136,25 +136,25 @@ class ScalePolicy:
                 given += one.free
                 seen = seen or one.serving or one.leaving
             if not seen and not asked_long_ago:
-                return  # asked for and still starting: as good as in use
+                return  # requested and still starting: counts as in use
             yield given
 
 
 class Peak:
-    """The largest of the values of the last ``window_s``. Small whatever the number of values."""
+    """The largest value of the last ``window_s``. Uses little memory however many values are added."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
         self._step_s = window_s / _PEAK_STEPS
         self._falling: deque[tuple[float, int]] = deque()
-        """Times and values, each value above all that came after it."""
+        """Times and values; each value is larger than all later ones."""
 
     def add(self, value: int, now: float) -> int:
-        """One more value; the peak with it."""
+        """Add a value; return the peak including it."""
         falling = self._falling
         while falling and falling[-1][1] <= value:
             falling.pop()
-        # A value below one of the same moment becomes the peak only if nothing came after it: it is kept then.
+        # A value below another of the same moment becomes the peak only if nothing came after it, so it is kept then.
         if not falling or now - falling[-1][0] >= self._step_s:
             falling.append((now, value))
         while falling[0][0] < now - self._window_s - self._step_s:

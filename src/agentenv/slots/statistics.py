@@ -1,4 +1,4 @@
-"""What a pool counts, and how it says it."""
+"""Counters of a pool and their snapshot."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _KEPT = 2048
 
 @dataclass(frozen=True)
 class PoolStatistics:
-    """A pool at one moment. Percentiles are over the last 2,048 events, None before the first.
+    """Snapshot of a pool. Percentiles are over the last 2,048 events, None before the first.
 
-    ``resets``: from asking a container to release a slot until it said free. ``acquire_wait``: from
-    asking the pool until the lease was in the asker's hands. ``faults`` counts errors by their code.
+    ``resets``: from asking a container to release a slot until it was reported free. ``acquire_wait``: from
+    requesting a slot until the lease was handed over. ``faults`` counts errors by their code.
     """
 
     containers: Mapping[ContainerState, int] = field(default_factory=lambda: MappingProxyType({}))
@@ -36,9 +36,9 @@ class PoolStatistics:
     acquire_wait_p50_s: float | None = None
     acquire_wait_p99_s: float | None = None
     resets: Buckets = field(default_factory=Buckets)
-    """Of every reset since the pool was made, in seconds."""
+    """All resets since the pool was created, in seconds."""
     acquire_waits: Buckets = field(default_factory=Buckets)
-    """Of every lease handed over since the pool was made, in seconds."""
+    """All leases handed over since the pool was created, in seconds."""
     faults: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -48,7 +48,7 @@ class PoolStatistics:
 
     @property
     def leased(self) -> int:
-        """Slots under a lease (asked for or held)."""
+        """Slots under a lease (requested or held)."""
         return self.slots.get(SlotState.leased, 0)
 
     def __str__(self) -> str:
@@ -61,14 +61,14 @@ class PoolStatistics:
 
 
 class Durations:
-    """The last few durations of one kind, and the buckets all of them fell in."""
+    """The last durations of one kind, and a histogram of all of them."""
 
     def __init__(self) -> None:
         self._seconds: deque[float] = deque(maxlen=_KEPT)
         self._histogram = Histogram()
 
     def add(self, seconds: float) -> None:
-        """Remember one."""
+        """Add one duration."""
         self._seconds.append(seconds)
         self._histogram.add(seconds)
 
@@ -80,12 +80,12 @@ class Durations:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
     def buckets(self) -> Buckets:
-        """Of every duration there ever was."""
+        """Histogram of all durations so far."""
         return self._histogram.now()
 
 
 class Tally:
-    """The running counts a :class:`PoolStatistics` is made from."""
+    """Running counts of a pool, from which a :class:`PoolStatistics` is made."""
 
     def __init__(self) -> None:
         self.granted = 0
@@ -96,7 +96,7 @@ class Tally:
         self.faults: Counter[str] = Counter()
 
     def statistics(self, ledger: Ledger, goal_containers: int, max_containers: int) -> PoolStatistics:
-        """All of it at this moment."""
+        """A snapshot of all counts."""
         return PoolStatistics(
             containers=MappingProxyType(ledger.container_counts()),
             slots=MappingProxyType(ledger.slot_counts()),

@@ -1,6 +1,6 @@
-"""What tests of an environment need, shipped: a scripted model server and a small tokenizer.
+"""Support for tests of environments: a scripted model server and a small tokenizer.
 
-Both say what they are: the model is called ``scripted``, the tokenizer ``agentenv-test-bytes``.
+Both can be recognised: the model is called ``scripted``, the tokenizer ``agentenv-test-bytes``.
 """
 
 from agentenv.testing.generate import TokenSpeaker

@@ -1,4 +1,4 @@
-"""``python -m agentenv.testing SCRIPT.json``: a scripted policy as a process; says its base_url on stdout."""
+"""``python -m agentenv.testing SCRIPT.json``: a scripted policy as a process; prints its base_url on stdout."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency-s", type=float, default=0.0)
-    parser.add_argument("--tokenizer", help="speak to managed servers too: a tokenizer's directory")
-    parser.add_argument("--parser", default="hermes", help="the format calls are written in, with --tokenizer")
+    parser.add_argument("--tokenizer", help="also serve token ids (/generate), with the tokenizer in this directory")
+    parser.add_argument("--parser", default="hermes", help="with --tokenizer: format in which calls are written")
     try:
         asyncio.run(_serve(parser.parse_args()))
     except KeyboardInterrupt:

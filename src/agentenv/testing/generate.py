@@ -1,7 +1,7 @@
-"""The token side of the scripted policy: ``/generate`` as vLLM (atropos' server) and SGLang have it.
+"""The token interface of the scripted policy: ``/generate`` of vLLM (atropos' server) and of SGLang.
 
-The policy's replies are written in a parser's format, turned into tokens by a tokenizer, and given
-logprobs that are made up but always the same for the same token at the same place.
+The policy's replies are written in a parser's format, turned into tokens by a tokenizer, and given invented
+logprobs, always the same for the same token at the same place.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from agentenv.agent.parsers import ParsedCall, ToolCallParser, parser_named
 from agentenv.testing.script import Failure, Reply, Turn
 
 TURN_MARK = "<|start|>assistant"
-"""How the small tokenizer's template begins an assistant's turn."""
+"""Beginning of an assistant's turn in the small tokenizer's template."""
 
 
 @dataclass(frozen=True)
 class AskedFor:
-    """A request: which server's protocol it speaks, the prompt's tokens, the longest answer."""
+    """A request: the server's protocol, the prompt's tokens, the longest answer."""
 
     protocol: Literal["vllm", "sglang"]
     prompt: list[int]
@@ -28,7 +28,7 @@ class AskedFor:
 
 
 def read_request(body: Any) -> AskedFor:
-    """Raises: ValueError, KeyError, TypeError, AttributeError when it is no such request."""
+    """Parse a request. Raises: ValueError, KeyError, TypeError, AttributeError when it is invalid."""
     if "input_ids" in body:
         prompt, most = body["input_ids"], body["sampling_params"].get("max_new_tokens", 128)
         return AskedFor("sglang", _checked(prompt), int(most))
@@ -45,7 +45,7 @@ def _checked(prompt: Any) -> list[int]:
 
 @dataclass(frozen=True)
 class Said:
-    """One answer: what was asked, the tokens and logprobs given, the text they are."""
+    """One answer: its request, the tokens and logprobs, their text."""
 
     prompt: list[int]
     tokens: list[int]
@@ -56,10 +56,10 @@ class Said:
 
 
 class TokenSpeaker:
-    """Turns a script's replies into tokens. ``said`` has every answer, for tests to compare with.
+    """Turns a script's replies into tokens. ``said`` has every answer, for use in tests.
 
-    ``parser`` names the format calls are written in; ``turn_mark`` is what begins an assistant's turn in
-    the tokenizer's template, by which turns are counted; ``context_tokens`` refuses longer prompts.
+    ``parser``: format in which calls are written; ``turn_mark``: beginning of an assistant's turn in the
+    tokenizer's template, used to count turns; ``context_tokens``: longer prompts are refused.
     """
 
     def __init__(
@@ -77,26 +77,26 @@ class TokenSpeaker:
         self.said: list[Said] = []
 
     def too_long(self, asked: AskedFor) -> Failure | None:
-        """What SGLang says to a prompt longer than its context."""
+        """SGLang's message for a prompt longer than its context."""
         if len(asked.prompt) < self.context_tokens:
             return None
         length = f"The input ({len(asked.prompt)} tokens) is longer than the model's context length"
         return Failure(400, f"{length} ({self.context_tokens} tokens).")
 
     def heard(self, prompt: list[int]) -> tuple[str, int, int | None]:
-        """(the prompt's text, how many turns the policy has had in it, its member where it is known)."""
+        """Return (the prompt's text, the number of the policy's turns in it, its member if known)."""
         text = self._tokenizer.decode(prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         known = [said for said in self.said if prompt[: len(said.prompt)] == said.prompt]
         goes_on = [said for said in known if prompt[len(said.prompt) :][: len(said.tokens)] == said.tokens]
         return text, max(0, text.count(self._turn_mark) - 1), goes_on[-1].turn.member if goes_on else None
 
     def written(self, reply: Reply) -> str:
-        """A reply as the policy writes it, without the end of its turn."""
+        """A reply as the policy writes it, without the end-of-turn mark."""
         calls = [_parsed(call.name, call.arguments) for call in reply.calls]
         return "\n".join(filter(None, (reply.text, self._parser.written(calls) if calls else "")))
 
     def say(self, reply: Reply, turn: Turn, asked: AskedFor) -> dict[str, Any]:
-        """The answer in the protocol it was asked in. Longer ones than asked for are cut."""
+        """The answer in the protocol of the request, cut to the requested length."""
         finish_reason = reply.finish_reason or "stop"
         text = self.written(reply) + (str(self._tokenizer.eos_token) if finish_reason == "stop" else "")
         tokens = list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -110,7 +110,7 @@ class TokenSpeaker:
 
 
 def logprob_of(token: int, place: int) -> float:
-    """A made-up logprob, different for neighbours."""
+    """An invented logprob, different for neighbours."""
     return -(1 + (token * 31 + place * 17) % 997) / 128
 
 

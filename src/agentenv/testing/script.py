@@ -1,8 +1,8 @@
-"""Scripts for a scripted policy: which player answers which conversation, and with what.
+"""Scripts for a scripted policy: the player of each conversation, and its replies.
 
-A *player* plays one conversation. It is a list of replies (the n-th model turn gets the n-th; after
-the last, the conversation is ended with an empty answer), or a function from :class:`Turn` to a reply.
-A *script* gives each task its players: member k of a task is played by player ``k % len(players)``.
+A *player* plays one conversation. It is a list of replies (the n-th model turn gets the n-th; after the last, the
+conversation ends with an empty answer), or a function from :class:`Turn` to a reply. A *script* gives each task its
+players: member k of a task is played by player ``k % len(players)``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentenv.errors import ConfigError
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call. ``arguments`` as text is sent as it is, also when it is not JSON."""
+    """A tool call. ``arguments`` given as text are sent unchanged, even if they are not JSON."""
 
     name: str
     arguments: Mapping[str, Any] | str = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a player knows when it is asked: its task and member, the step (0 first), the conversation."""
+    """A player's input: its task and member, the step (0 first), the conversation."""
 
     task: str
     member: int
@@ -60,11 +60,11 @@ class Turn:
 Answer = Reply | Failure
 Player = Sequence[Answer] | Callable[[Turn], Answer]
 Script = Mapping[str, Sequence[Player]]
-"""Players by task id; ``"*"`` plays tasks that are not named."""
+"""Players by task id; ``"*"`` plays all other tasks."""
 
 
 def answer(script: Script, turn: Turn) -> Answer:
-    """What the script says at this turn. A task without players gets a plain refusal to play."""
+    """The script's reply at this turn. A task without players gets a fixed answer saying so."""
     players = script.get(turn.task) or script.get("*")
     if not players:
         return Reply(f"(scripted policy: no player for task {turn.task!r})")

@@ -1,17 +1,17 @@
-"""An OpenAI-compatible server that plays scripts. Deterministic, and open about being scripted:
-the model is ``scripted``, ``system_fingerprint`` and the ``Server`` header say so too.
+"""An OpenAI-compatible server that plays scripts. Deterministic, and recognisable as scripted: the model is
+``scripted``, ``system_fingerprint`` and the ``Server`` header say so.
 
     async with ScriptedPolicy({"task-1": [[Reply(calls=(Call("bash", {"command": "ls"}),)), Reply("done")]]}) as policy:
         ...  # base_url=policy.base_url, model_name="scripted", api_key="unused"
 
-With a ``speaker`` it also speaks to managed servers: ``/generate`` as vLLM and SGLang have it, with the
-tokens and logprobs of what the script says; ``speaker.said`` is what a test compares with. There the
-trajectory's name comes in the header ``X-Trajectory``.
+With a ``speaker`` it also serves managed servers: ``/generate`` of vLLM and SGLang, with tokens and logprobs of the
+script's replies; ``speaker.said`` has them for tests. There the trajectory's name is in the header
+``X-Trajectory``.
 
-A conversation's task is found in its first user message (``[task:task-1]`` by default). Its member is
-the number at the end of the request's ``user`` field when one is sent (``…-3`` or ``…-3-try2``, as
-AgentEnv does with ``send_trajectory_id``); otherwise conversations count up in order of arrival, and
-are recognised afterwards by the ids of their tool calls.
+A conversation's task is found in its first user message (``[task:task-1]`` by default). Its member is the number at
+the end of the request's ``user`` field when one is sent (``…-3`` or ``…-3-try2``, as AgentEnv does with
+``send_trajectory_id``); otherwise conversations are numbered in order of arrival, and later recognised by the ids
+of their tool calls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_REQUEST_BYTES: Final = 256 * 1024 * 1024
 
 
 class ScriptedPolicy:
-    """The server, as an async context manager. ``latency_s`` is waited before each answer."""
+    """The server, as an async context manager. ``latency_s``: pause before each answer."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class ScriptedPolicy:
         self._speaker = speaker
         self._runner: web.AppRunner | None = None
         self.requests = 0
-        """Completions asked for so far, failures included."""
+        """Number of completions requested so far, including failures."""
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client calls ``base_url``. Valid while the server is up."""
+        """``base_url`` for an OpenAI client. Valid while the server is running."""
         return f"http://{self._host}:{self._port}/v1"
 
     async def __aenter__(self) -> Self:
@@ -163,7 +163,7 @@ def _member_of(user: Any, spoken: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def completion(reply: Reply, turn: Turn) -> dict[str, Any]:
-    """The reply as a ChatCompletion; usage counts four characters as a token."""
+    """The reply as a ChatCompletion; usage counts four characters as one token."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text or None}
     if reply.calls:
         message["tool_calls"] = [

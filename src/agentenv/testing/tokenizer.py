@@ -1,7 +1,7 @@
 """A tokenizer without the network: byte-level BPE with no merges, every byte a token, and a chat template.
 
-It is for tests and demonstrations and says so in its name; token counts are several times a real
-tokenizer's, and no model was trained on it.
+For tests and demonstrations, as its name says; token counts are several times those of a real tokenizer, and no
+model was trained with it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(directory: Path | str, *, chat_template: str = CHAT_TEMPLATE, special: Sequence[str] = ()) -> Path:
-    """Write the tokenizer's files to ``directory`` (made if missing) and return it. ``special`` are
-    further special tokens, for a ``chat_template`` of another family.
+    """Write the tokenizer's files to ``directory`` (created if missing) and return it. ``special`` are further
+    special tokens, for a ``chat_template`` of another family.
 
     ``AutoTokenizer.from_pretrained(directory)`` loads it; decoding what it encoded gives the text back.
     """

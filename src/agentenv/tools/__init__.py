@@ -1,1 +1,1 @@
-"""What tools there are, and their schemas."""
+"""Descriptions and schemas of the tools."""

@@ -1,4 +1,4 @@
-"""The tools a trajectory may call: looked up, described to a model, and their arguments checked."""
+"""The tools a trajectory may call: lookup, description for a model, and checking of arguments."""
 
 from __future__ import annotations
 

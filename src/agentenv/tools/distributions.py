@@ -1,8 +1,8 @@
-"""Distributions over toolsets: which tools a group gets is drawn once, from a seed, for the whole group.
+"""Distributions over toolsets: a group's tools are drawn once, from a seed, for the whole group.
 
-A distribution gives each toolset (or tool) the probability of being in the draw; the draws are independent.
-What is drawn depends on the seed, the group's key and the set's own name only: never on the order of
-sets, on other sets, or on the Python version.
+A distribution gives each toolset (or tool) the probability of being in the draw; the draws are independent. A draw
+depends only on the seed, the group's key and the set's own name, not on the order of sets, on other sets or on the
+Python version.
 """
 
 from __future__ import annotations
@@ -38,22 +38,24 @@ class Distribution:
         for toolset, chance in self.chances.items():
             number = isinstance(chance, (int, float)) and not isinstance(chance, bool)
             if not number or not math.isfinite(chance) or not 0 <= chance <= 1:
-                raise ConfigError(_FIELD, f"{toolset}: {chance!r} is no probability", next_step="allowed: 0 to 1")
+                raise ConfigError(_FIELD, f"{toolset}: {chance!r} is not a probability", next_step="allowed: 0 to 1")
         if not any(self.chances.values()):
-            raise ConfigError(_FIELD, f"{self.name} never has a tool", next_step="give a toolset a chance above 0")
+            raise ConfigError(
+                _FIELD, f"{self.name} never has a tool", next_step="give at least one toolset a probability above 0"
+            )
 
     def draw(self, seed: int, key: str) -> tuple[str, ...]:
-        """The sets drawn for ``key``, in the distribution's order; never none: when all draws fail, the
-        likeliest set (the first of them) is taken."""
+        """The sets drawn for ``key``, in the distribution's order. Never empty: if no set is drawn, the most
+        probable one is used (the first of them)."""
         drawn = tuple(name for name, chance in self.chances.items() if _uniform(seed, key, name) < chance)
         return drawn or (max(self.chances, key=self.chances.__getitem__),)
 
     def catalog(self, whole: ToolCatalog, seed: int, key: str) -> ToolCatalog:
-        """The tools of ``whole`` drawn for ``key``. Raises ConfigError as :func:`check` does."""
+        """The tools of ``whole`` drawn for ``key``. Raises ConfigError as :meth:`check` does."""
         return whole.subset(tools_of(_FIELD, self.draw(seed, key), whole))
 
     def check(self, whole: ToolCatalog) -> None:
-        """Every set that could be drawn is there. Raises ConfigError naming the one that is not."""
+        """Check that every set that could be drawn exists. Raises ConfigError naming the one that does not."""
         tools_of(_FIELD, (name for name, chance in self.chances.items() if chance), whole)
 
 
@@ -69,10 +71,9 @@ DISTRIBUTIONS: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
 
 
 def distribution(text: str) -> Distribution:
-    """A shipped distribution by name, or one's own as a JSON object (``{"terminal": 1, "web": 0.5}``).
+    """A shipped distribution by name, or a custom one as a JSON object (``{"terminal": 1, "web": 0.5}``).
 
-    Raises:
-        ConfigError: neither a known name (the closest match is named) nor such an object.
+    Raises: ConfigError: the name is unknown (the closest match is named) or the object is invalid.
     """
     if text.lstrip().startswith("{"):
         return Distribution("the given distribution", _parsed(text))
@@ -95,6 +96,6 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _uniform(seed: int, key: str, name: str) -> float:
-    """A number in [0, 1) that belongs to these three, on every machine and Python."""
+    """A number in [0, 1) determined by these three values, on every machine and Python version."""
     digest = hashlib.sha256(json.dumps([seed, key, name]).encode()).digest()
     return int.from_bytes(digest[:7], "big") / 2**56

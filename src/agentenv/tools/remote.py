@@ -1,4 +1,4 @@
-"""Tools described by a tool server, as specs of this side's catalog."""
+"""Tools described by a tool server, as specs of the local catalog."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agentenv.wire.toolserver import ToolDescription
 
 
 class RemoteArguments(BaseModel):
-    """Arguments whose schema another process holds: any object passes here, that process judges it."""
+    """Arguments whose schema is held by another process: any object is accepted here and checked there."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
 
 def remote_spec(description: ToolDescription) -> ToolSpec:
-    """The described tool, of kind ``external``. Raises ConfigError when a name or limit is not usable."""
+    """The described tool, of kind ``external``. Raises ConfigError when its name or a limit is not usable."""
     parameters = copy.deepcopy(description.parameters)
 
     def model_json_schema(*_: Any, **__: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Pydantic models as JSON schemas a language model reads well, and their errors as sentences it can act on."""
+"""Pydantic models as JSON schemas that suit a language model, and validation errors as sentences it can act on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parameters_schema(arguments: type[BaseModel]) -> dict[str, Any]:
     """
     raw = arguments.model_json_schema()
     schema: dict[str, Any] = _clean(raw, raw.get("$defs", {}), ())
-    schema.pop("description", None)  # the tool's own description says it
+    schema.pop("description", None)  # the tool's own description replaces it
     schema.setdefault("properties", {})
     return schema
 
@@ -48,12 +48,12 @@ def _clean(node: Any, definitions: Mapping[str, Any], path: tuple[str, ...]) -> 
 
 
 def _clean_properties(properties: dict[str, Any], definitions: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    """Like :func:`_clean`, but the keys are the arguments' names: one may well be called ``title``."""
+    """Like :func:`_clean`, but the keys are argument names: one may be called ``title``."""
     return {name: _clean(value, definitions, path) for name, value in properties.items()}
 
 
 def _without_null_branch(node: dict[str, Any]) -> dict[str, Any]:
-    """``anyOf: [X, null]`` as plain X: an optional argument is one that may be left out."""
+    """``anyOf: [X, null]`` as plain X: an optional argument is one that may be omitted."""
     branches = node.get("anyOf")
     if not isinstance(branches, list):
         return node
@@ -63,7 +63,7 @@ def _without_null_branch(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name ``name`` abbreviates (``cmd``) or is most like, case ignored; None when there is none."""
+    """The known name that ``name`` abbreviates (``cmd``) or resembles most, ignoring case; None if there is none."""
     by_folded = {candidate.casefold(): candidate for candidate in known}
     folded = name[:200].casefold()
     short_for = [full for full in by_folded if _abbreviates(folded, full)]
@@ -72,7 +72,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def explain_unknown(name: str, known: Iterable[str]) -> str:
-    """What a model is told of a tool that is not there: the closest there is, and the whole list."""
+    """Message for a model that called an unknown tool: the closest name and the whole list."""
     names = tuple(known)
     match = closest(name, names)
     hint = f"did you mean '{match}'? " if match else ""
@@ -80,13 +80,13 @@ def explain_unknown(name: str, known: Iterable[str]) -> str:
 
 
 def _abbreviates(short: str, full: str) -> bool:
-    """True when the letters of ``short`` occur in ``full`` in this order, from the same first letter."""
+    """Whether the letters of ``short`` occur in ``full`` in this order, starting with the same letter."""
     rest = iter(full)
     return len(short) > 1 and short[:1] == full[:1] and all(letter in rest for letter in short)
 
 
 def unencodable(value: object, path: str = "") -> str | None:
-    """Where ``value`` holds half a surrogate pair, which no UTF-8 text can carry; None when nowhere."""
+    """Location of half a surrogate pair in ``value``, which UTF-8 cannot encode; None if there is none."""
     if isinstance(value, str):
         return None if value.isascii() or _is_utf8(value) else path
     if isinstance(value, Mapping):
@@ -110,7 +110,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def explain_arguments(schema: Mapping[str, Any], error: ValidationError) -> str:
-    """Every problem (the first five) in a sentence each, naming the argument and what is allowed."""
+    """Describe the first five problems in one sentence each, naming the argument and what is allowed."""
     problems = error.errors(include_url=False)
     sentences = [_sentence(schema, dict(problem)) for problem in problems[:_MOST_PROBLEMS]]
     if len(problems) > _MOST_PROBLEMS:
@@ -138,7 +138,7 @@ def _purpose(field: Mapping[str, Any]) -> str:
 
 
 def shown(value: object) -> str:
-    """``value`` as JSON, cut to a length that is kind to a context window."""
+    """``value`` as JSON, cut to a length suitable for a context window."""
     text = _json(value[: 2 * _MOST_INPUT_CHARS] if isinstance(value, str) else value)
     return text if len(text) <= _MOST_INPUT_CHARS else text[:_MOST_INPUT_CHARS] + "…"
 

@@ -1,4 +1,4 @@
-"""What a tool is, as a value: adding a tool is adding one :class:`ToolSpec` to a catalog."""
+"""Tools as values: adding a tool means adding one :class:`ToolSpec` to a catalog."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from agentenv.errors import ConfigError
 from agentenv.wire.base import MAX_TIMEOUT_S
 
 ToolKind = Literal["slot", "external"]
-"""``slot``: runs in the trajectory's own slot. ``external``: run outside by a tool server."""
+"""``slot``: runs in the trajectory's own slot. ``external``: runs outside, on a tool server."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """One tool: its name, what a model is told of it, and the model its arguments must fit.
+    """One tool: its name, its description for a language model, and the pydantic model of its arguments.
 
     ``arguments`` should forbid unknown fields, so that a misspelt one is reported and not ignored.
-    ``default_timeout_s`` None takes the executor's.
+    ``default_timeout_s`` None: the executor's default.
 
-    Raises:
-        ConfigError: the name is not one that model APIs accept, or the timeout is out of range.
+    Raises: ConfigError: the name is not one that model APIs accept, or the timeout is out of range.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What every wire model shares: frozen, nothing extra, versioned, bounded."""
+"""Base of all wire models: frozen, no extra fields, versioned, bounded."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pydantic import (
 )
 
 PROTOCOL_VERSION = 2
-"""Bumped on any change a peer of the previous version could not read. Exchanged in ``ServerInfo``."""
+"""Increased by any change that a peer of the previous version could not read. Exchanged in ``ServerInfo``."""
 
 MAX_BATCH_CALLS = 1_000
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""Largest stream message or body of JSON."""
+"""Largest stream message, and largest JSON body."""
 LARGE_BYTES = 256 * 1024
-"""Content larger than this is not put into messages: it travels as an attachment (:mod:`agentenv.wire.calls`)."""
+"""Content larger than this travels as an attachment instead of in the message (:mod:`agentenv.wire.calls`)."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
-"""Largest file that one file operation carries."""
+"""Largest file one file operation can carry."""
 MAX_OUTPUT_BYTES = 1024 * 1024
 """Default cap on each of stdout and stderr returned per call."""
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
@@ -35,7 +35,7 @@ MAX_TIMEOUT_S = 24 * 3600.0
 
 
 def control_character_in(text: str) -> str | None:
-    """The first that would move a terminal's cursor, end a line or end a C string, as it is written in Python."""
+    """The first character that would move a terminal's cursor, end a line or end a C string, as a Python escape."""
     found = next((each for each in text if unicodedata.category(each) in ("Cc", "Zl", "Zp")), None)
     return None if found is None else ascii(found)
 
@@ -47,7 +47,7 @@ def _on_one_line(text: str) -> str:
 
 
 TrajectoryName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_on_one_line)]
-"""What a lease is for. It is shown to operators as it is."""
+"""Name of the trajectory that holds a lease. Shown to operators verbatim."""
 CallId = Annotated[str, Field(min_length=1, max_length=128)]
 SlotIndex = Annotated[int, Field(ge=0, le=9_999)]
 Arguments = dict[str, JsonValue]
@@ -68,7 +68,7 @@ Base64 = Annotated[
     PlainSerializer(lambda value: base64.b64encode(value).decode("ascii"), when_used="json"),
     WithJsonSchema({"type": "string", "contentEncoding": "base64"}),
 ]
-"""Bytes in Python (str input is taken as base64), a base64 string in JSON."""
+"""``bytes`` in Python (str input is decoded as base64), a base64 string in JSON."""
 
 
 class WireModel(BaseModel):

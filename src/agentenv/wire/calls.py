@@ -1,14 +1,14 @@
 """Calls, results, and the messages that carry them.
 
-``POST /v1/batch`` takes one :class:`Batch` and streams :data:`ServerMessage` lines (NDJSON);
-the stream (``GET /v1/stream``, WebSocket) takes :data:`ClientMessage` texts and sends
-:data:`ServerMessage` texts for as long as it stays open. Each result is sent the moment it is ready.
+``POST /v1/batch`` takes one :class:`Batch` and streams :data:`ServerMessage` lines (NDJSON); the stream (``GET
+/v1/stream``, WebSocket) takes :data:`ClientMessage` texts and sends :data:`ServerMessage` texts for as long as it
+stays open. Each result is sent the moment it is ready.
 
 A message stays small. Content above :data:`agentenv.wire.base.LARGE_BYTES` travels as an *attachment*: raw bytes in
 the body of a request of its own, ``/v1/attachments/{call id}/{field}``, with the lease's key in the header
-:data:`agentenv.wire.transfers.LEASE_HEADER`. An argument is PUT before its call is sent, a piece after the other
-(``?from=N``: behind the first N bytes); each is answered by an :class:`Attachment` that says how much is there. What a
-result left out is fetched by GET (``?from=N`` skips N bytes) until the call is forgotten.
+:data:`agentenv.wire.transfers.LEASE_HEADER`. An argument is PUT before its call is sent, piece by piece
+(``?from=N``: after the first N bytes); each PUT is answered by an :class:`Attachment` with the size received so
+far. A result's attachment is fetched by GET (``?from=N`` skips N bytes) until the call is forgotten.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from agentenv.wire.base import MAX_BATCH_CALLS, MAX_TIMEOUT_S, Arguments, CallId
 from agentenv.wire.leases import LeaseKey
 
 MAX_ATTACHMENTS = 4
-"""Of one call, and of one result."""
+"""Per call, and per result."""
 
 
 class Attachment(WireModel):
-    """Content that is not in its message. ``field`` of a call: the name of the argument. Of a result: ``stdout``,
-    ``stderr``, ``content`` (its JSON), ``content.text`` (UTF-8, what is not to be replaced by whoever decodes) or
+    """Content sent outside its message. ``field`` of a call: the name of the argument. Of a result: ``stdout``,
+    ``stderr``, ``content`` (its JSON), ``content.text`` (UTF-8; invalid bytes are replaced by the receiver) or
     ``content.data`` (the bytes themselves)."""
 
     field: Annotated[str, Field(pattern=r"^[a-z_]{1,40}(\.[a-z_]{1,40})?$")]
@@ -37,10 +37,10 @@ class Attachment(WireModel):
 class Call(WireModel):
     """One tool call.
 
-    ``id`` is unique for all time and chosen by the caller: asking again with the same id never runs
-    the call twice. ``boot`` is the ``ServerInfo.boot`` of the server the call was *first* sent to: a
-    server that does not know the id and has another boot answers ``call_lost`` instead of running
-    what may have run before. ``timeout_s`` counts from the moment the call starts in its slot.
+    ``id`` is unique for all time and chosen by the caller: resubmitting the same id never runs the call twice.
+    ``boot`` is the ``ServerInfo.boot`` of the server the call was *first* sent to: a server that does not know the
+    id and has another boot answers ``call_lost`` because the call may have run before. ``timeout_s`` counts from
+    the moment the call starts in its slot.
     """
 
     id: CallId
@@ -50,19 +50,19 @@ class Call(WireModel):
     timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
     boot: str
     attachments: Annotated[tuple[Attachment, ...], Field(max_length=MAX_ATTACHMENTS)] = ()
-    """Arguments that were PUT before; they are not among ``arguments``."""
+    """Arguments that were sent as attachments; not contained in ``arguments``."""
 
 
 class CallResult(WireModel):
-    """What became of one call.
+    """The outcome of one call.
 
-    ``fault == "none"``: the tool did its work; ``exit_code`` is data (128 + n when signal n ended the
-    command, as a shell would say; 0 or an errno of file operations). Otherwise ``error`` is the ``code`` of a
-    class in :mod:`agentenv.errors` and ``message`` says what to do. Text is UTF-8 with U+FFFD for
-    what was not. ``*_dropped_bytes`` counts what the cap cut out of the middle, where the text has the line
-    ``[... N bytes dropped ...]``; ``truncated`` is their disjunction. ``queue_s`` is the wait for the slot's earlier
-    calls, ``duration_s`` the run itself. ``content`` is the tool's own reply (a :mod:`agentenv.wire.tools` model
-    as JSON).
+    ``fault == "none"``: the tool did its work; ``exit_code`` is data (128 + n when signal n ended the command, as a
+    shell would say; 0 or an errno of file operations). Otherwise ``error`` is the ``code`` of a class in
+    :mod:`agentenv.errors` and ``message`` says what to do. Text is UTF-8; invalid bytes became U+FFFD.
+    ``*_dropped_bytes`` counts the bytes that the cap removed from the middle, where the text has the line ``[... N
+    bytes dropped ...]``; ``truncated`` is true if any is above 0. ``queue_s`` is the time waiting for earlier calls
+    of the slot, ``duration_s`` the time running. ``content`` is the tool's own reply (a :mod:`agentenv.wire.tools`
+    model as JSON).
     """
 
     id: CallId
@@ -84,48 +84,48 @@ class CallResult(WireModel):
     peak_memory_bytes: int | None = None
     content: JsonValue = None
     attachments: Annotated[tuple[Attachment, ...], Field(max_length=MAX_ATTACHMENTS)] = ()
-    """What is still to be fetched, until the call is forgotten."""
+    """Attachments to fetch; available until the call is forgotten."""
 
     @classmethod
     def refused(cls, call_id: str, error: AgentEnvError) -> CallResult:
-        """The result of a call that ended in ``error`` and has nothing else to tell."""
+        """The result of a call that failed with ``error`` and has no other content."""
         return cls(id=call_id, fault=error.fault, error=error.code, message=str(error))
 
 
 class CallKey(WireModel):
-    """One call, named by somebody who may: without its lease's key, an id is worth nothing."""
+    """Identifies one call for somebody entitled to it: without its lease's key, an id is useless."""
 
     id: CallId
     lease: LeaseKey
 
 
 class Batch(WireModel):
-    """Client → server: calls to run (or to be told about again)."""
+    """Client → server: calls to run (or, resubmitted, to be answered again)."""
 
     type: Literal["batch"] = "batch"
     batch: int = 0
-    """Echoed in :class:`Accepted`; numbers batches within one stream."""
+    """Number of the batch within its stream; echoed in :class:`Accepted`."""
     calls: Annotated[tuple[Call, ...], Field(max_length=MAX_BATCH_CALLS)]
 
 
 class Cancel(WireModel):
-    """Client → server: end these calls now; each that still runs gets its (cancelled) result, and what others
-    answered is forgotten."""
+    """Client → server: cancel these calls now. Calls that still run get their (cancelled) result; replies of
+    finished calls are forgotten."""
 
     type: Literal["cancel"] = "cancel"
     calls: Annotated[tuple[CallKey, ...], Field(max_length=MAX_BATCH_CALLS)]
 
 
 class Forget(WireModel):
-    """Client → server: these results arrived, with all that was attached to them; their replies need not be
-    remembered. Of a call that was never sent: what was PUT for it is dropped."""
+    """Client → server: these results arrived with all their attachments, so their replies can be dropped. For a
+    call that was never sent: its uploaded attachments are dropped."""
 
     type: Literal["forget"] = "forget"
     calls: Annotated[tuple[CallKey, ...], Field(max_length=MAX_BATCH_CALLS)]
 
 
 class Accepted(WireModel):
-    """Server → client: every call of that batch is known here and will be answered."""
+    """Server → client: every call of that batch is known and will be answered."""
 
     type: Literal["accepted"] = "accepted"
     batch: int
@@ -139,13 +139,13 @@ class Result(WireModel):
 
 
 class Failure(WireModel):
-    """Server → client: the message itself was refused; no call in it was run."""
+    """Server → client: the message itself was rejected; none of its calls ran."""
 
     type: Literal["failure"] = "failure"
     error: str
     message: str
     batch: int | None = None
-    """Which batch was refused, when the message could be read that far."""
+    """Number of the rejected batch, if the message could be read that far."""
 
 
 ClientMessage = Annotated[Batch | Cancel | Forget, Field(discriminator="type")]

@@ -13,7 +13,7 @@ TTL_S = Annotated[float, Field(gt=0, le=24 * 3600)]
 
 
 class LeaseKey(WireModel):
-    """The right to use one slot: what every call must show."""
+    """The right to use one slot; required with every call."""
 
     slot: SlotIndex
     epoch: Annotated[int, Field(ge=0)]
@@ -21,18 +21,18 @@ class LeaseKey(WireModel):
 
 
 class SealRequest(LeaseKey):
-    """``POST /v1/leases/seal``. The same ``request_id`` again asks after the same seal, and does not seal again."""
+    """``POST /v1/leases/seal``. Repeating a ``request_id`` returns the state of that seal instead of sealing again."""
 
     request_id: Annotated[str, Field(max_length=128)] = ""
 
     @property
     def key(self) -> LeaseKey:
-        """The lease's."""
+        """Key of the lease."""
         return LeaseKey(slot=self.slot, epoch=self.epoch, secret=self.secret)
 
 
 class LeaseRequest(WireModel):
-    """``POST /v1/leases``. The same ``request_id`` again returns the same lease (lost reply)."""
+    """``POST /v1/leases``. Repeating a ``request_id`` returns the same lease (its reply was lost)."""
 
     slot: SlotIndex
     trajectory: TrajectoryName
@@ -41,7 +41,7 @@ class LeaseRequest(WireModel):
 
 
 class LeaseGrant(WireModel):
-    """The container's answer: the key, and for how long it holds without a heartbeat."""
+    """The container's answer: the key, and how long it is valid without a heartbeat."""
 
     key: LeaseKey
     trajectory: str
@@ -64,17 +64,18 @@ class LeaseLoss(WireModel):
 
 
 class RenewReply(WireModel):
-    """Which leases live on, and which have ended; ``lost`` says of those that were lost how."""
+    """Leases that are still valid and leases that have ended; ``lost`` gives the reason for those that were lost."""
 
     renewed: tuple[SlotIndex, ...]
     stale: tuple[SlotIndex, ...]
     lost: tuple[LeaseLoss, ...] = ()
     supervisor_silent_s: float = 0.0
-    """For how long the container's supervisor, which resets slots, has owed an answer."""
+    """Seconds for which the container's supervisor, which resets slots, has not answered."""
 
 
 class EndRequest(WireModel):
-    """``POST /v1/leases/end``: end whatever lease this epoch has. For operators, who know no lease's secret."""
+    """``POST /v1/leases/end``: end the lease of this epoch, whoever holds it. For operators, who do not know the
+    lease's secret."""
 
     slot: SlotIndex
     epoch: Annotated[int, Field(ge=0)]
@@ -84,10 +85,10 @@ class ReleaseReply(WireModel):
     """``POST /v1/leases/release`` (body: a :class:`LeaseKey`), ``/v1/leases/seal`` (a :class:`SealRequest`), and
     ``/v1/leases/end`` (an :class:`EndRequest`), which answers as release does.
 
-    Release returns when the slot is proved clean (``free``) or could not be (``quarantined``), or, when
-    that takes long, before either (``resetting``: ask again);
-    releasing an epoch that has ended is no error. Seal kills every process of the slot, makes its
-    namespaces anew over the same workspace and keeps the lease (``leased``).
+    Release returns once the slot is verified clean (``free``) or could not be verified (``quarantined``). If that
+    takes long it returns earlier (``resetting``: ask again). Releasing an epoch that has ended is not an error.
+    Seal kills every process of the slot, recreates its namespaces over the same workspace and keeps the lease
+    (``leased``).
     """
 
     slot: SlotIndex
@@ -104,6 +105,6 @@ class SlotReport(WireModel):
     expires_in_s: float | None = None
     running_calls: int = 0
     in_state_s: float | None = None
-    """For how long it has been in this state, as far as this server process knows."""
+    """Seconds in this state, as far as this server process knows."""
     reason: str = ""
     """Why a slot is quarantined or gone; empty otherwise."""

@@ -1,4 +1,4 @@
-"""What a sandbox server says of itself: health, handshake, errors."""
+"""What a sandbox server reports about itself: health, handshake, errors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from agentenv.wire.leases import SlotReport
 
 
 class Health(WireModel):
-    """``GET /health``, the one path without a token."""
+    """``GET /health``, the only path without a token."""
 
     status: Literal["ok", "draining"]
     version: str
     protocol: int = PROTOCOL_VERSION
     supervisor_silent_s: float = 0.0
-    """For how long the container's supervisor has owed an answer; a few seconds are a busy machine."""
+    """Seconds for which the container's supervisor has not answered; a few seconds mean a busy machine."""
 
 
 class Proof(WireModel):
-    """One promise the container tested on itself at start."""
+    """One promise of the container, tested by itself at start."""
 
     name: str
     holds: bool
@@ -40,7 +40,7 @@ class ServerInfo(WireModel):
     isolation: str
     """``full`` (own uid and cgroup per slot) or ``user`` (one uid, user namespaces)."""
     weaker: tuple[str, ...] = ()
-    """What is weaker here than promised, one sentence each; empty when nothing is."""
+    """Where isolation is weaker than promised, one sentence each; empty if nowhere."""
     proofs: tuple[Proof, ...] = ()
     allow_network: bool = False
 
@@ -51,12 +51,12 @@ class SlotsReply(WireModel):
     boot: str
     slots: tuple[SlotReport, ...]
     heard_s: float | None = None
-    """Since the last heartbeat of whoever leases slots here (a pool beats even when it has no lease), or since
-    this server process started: a farm nobody beats belongs to nobody any more."""
+    """Seconds since the last heartbeat of a pool (pools send heartbeats even without leases), or since this server
+    process started. A farm without heartbeats is orphaned."""
 
 
 class ErrorReply(WireModel):
-    """Body of every non-2xx answer. ``error`` is a ``code`` of :mod:`agentenv.errors`."""
+    """Body of every non-2xx response. ``error`` is a ``code`` of :mod:`agentenv.errors`."""
 
     error: str
     message: str

@@ -35,7 +35,7 @@ def _input(value: str) -> str:
 
 
 def _listed(value: object) -> object:
-    """One key may be given without its list."""
+    """Accept a single key without a list."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -131,17 +131,17 @@ class ProcessState(WireModel):
     exit_code: int | None = None
     pty: bool = False
     runs_s: float
-    """How long it has run, or ran."""
+    """Seconds it has been running, or ran."""
     total_bytes: int = 0
-    """All it has printed."""
+    """Bytes printed in total."""
     dropped_bytes: int = 0
-    """How much of the beginning is no longer kept."""
+    """Bytes discarded from the beginning of the output."""
     unread_bytes: int = 0
 
 
 class TerminalReply(WireModel):
-    """How the session stands. ``command`` is what runs; ``started``: this call started its shell;
-    ``waiting_for_input``: what runs sleeps until something is typed at its terminal."""
+    """State of the session. ``command``: the running command. ``started``: this call started its shell.
+    ``waiting_for_input``: the running program is blocked reading from its terminal."""
 
     session: str
     state: Literal["idle", "running", "exited", "none"]
@@ -154,7 +154,7 @@ class TerminalReply(WireModel):
     process: ProcessState | None = None
     note: str = ""
     notices: tuple[str, ...] = ()
-    """How background processes stand whose ``check_interval`` has passed."""
+    """State of background processes whose ``check_interval`` has passed."""
 
 
 class ProcessArguments(WireModel):
@@ -199,8 +199,8 @@ class ProcessArguments(WireModel):
 
 
 class ProcessReply(WireModel):
-    """``output`` is in the result's stdout. ``offset`` and ``next_offset`` are its place in all that was
-    printed; ``truncated`` when more is kept behind it."""
+    """``output`` is in the result's stdout. ``offset`` and ``next_offset`` are its position in the whole output;
+    ``truncated``: more output follows it."""
 
     process: ProcessState | None = None
     processes: tuple[ProcessState, ...] = ()
@@ -210,7 +210,7 @@ class ProcessReply(WireModel):
     written_bytes: int = 0
     waited_s: float = 0.0
     clamped_to_s: float | None = None
-    """The longest wait possible, when a longer one was asked for."""
+    """The maximum wait that was applied, if the requested one was longer."""
     note: str = ""
     notices: tuple[str, ...] = ()
 
@@ -274,9 +274,9 @@ class TmuxState(WireModel):
     state: Literal["running", "exited"]
     exit_code: int | None = None
     idle: bool | None = None
-    """Whether its shell waits for input; None when it was not asked."""
+    """Whether its shell waits for input; None if not determined."""
     command: str = ""
-    """What runs in the foreground."""
+    """The foreground command."""
     rows: int = 0
     columns: int = 0
     cursor_row: int = 0
@@ -285,8 +285,8 @@ class TmuxState(WireModel):
 
 
 class TmuxReply(WireModel):
-    """The screen is in the result's stdout. ``recording`` is what was added to the session's asciicast (v2)
-    since the last reply: joined, the recordings of one session are a playable file."""
+    """The screen is in the result's stdout. ``recording`` is the part of the session's asciicast (v2) added since
+    the last reply: concatenated, the recordings of a session are a playable file."""
 
     session: TmuxState | None = None
     sessions: tuple[TmuxState, ...] = ()

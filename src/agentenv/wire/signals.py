@@ -1,4 +1,4 @@
-"""Signals in words."""
+"""Names of signals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; real-time signals, which have no name in Python, by their number."""
+    """``SIGKILL`` for 9; real-time signals, which have no name in Python, are given by number."""
     try:
         return signal.Signals(number).name
     except ValueError:

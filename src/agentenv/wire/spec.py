@@ -1,6 +1,6 @@
 """What a container is: the one statement of its settings, and the file the supervisor reads at start.
 
-Standard library only, on purpose: the privileged supervisor imports this and nothing larger.
+Standard library only, because the privileged supervisor imports it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentenv.errors import ConfigError
 
 MIB = 1024 * 1024
 MEMORY_HEADROOM_BYTES = 64 * MIB
-"""Least memory left to a slot's processes when all its file systems are full."""
+"""Minimum memory left for a slot's processes when all its file systems are full."""
 
 SEALED_ENV: Mapping[str, str] = MappingProxyType(
     {
@@ -33,9 +33,10 @@ SEALED_ENV: Mapping[str, str] = MappingProxyType(
         "GIT_CONFIG_VALUE_1": "/dev/null",
     }
 )
-"""What every command finds in its environment once its slot is sealed, before the call's own. Home is no longer the
-workspace but a directory that is not there, and cannot be made where the root is read-only: what programs run or
-obey in a home directory (usercustomize, .bashrc, .gitconfig, .local/bin, pip.conf) was the policy's to write."""
+"""Environment of every command in a sealed slot; a call's own variables are added to it. Home is no longer the
+workspace but a directory that does not exist, and cannot be created where the root is read-only: the files that
+programs execute or obey in a home directory (usercustomize, .bashrc, .gitconfig, .local/bin, pip.conf) could have
+been written by the policy."""
 
 Isolation = Literal["auto", "full", "user"]
 ATTACHED = "attached"
@@ -44,7 +45,7 @@ ATTACHED = "attached"
 
 @dataclass(frozen=True)
 class Bind:
-    """A host path shown read-only in every slot."""
+    """A host path mounted read-only in every slot."""
 
     source: str
     target: str
@@ -52,7 +53,7 @@ class Bind:
 
 @dataclass(frozen=True)
 class SlotLimits:
-    """Per-slot limits. Each is enforced by the kernel, none by the server."""
+    """Limits of each slot. All are enforced by the kernel, none by the server."""
 
     processes: int = 400
     memory_bytes: int = 2048 * MIB

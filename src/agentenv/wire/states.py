@@ -1,7 +1,8 @@
-"""The lives of slots, containers and leases: which state may follow which. Pure, standard library only.
+"""State machines of slots, containers and leases: which state may follow which. Pure, standard library only.
 
-A slot is seen three times: by the pool (``POOL_SLOT_MOVES``), by the sandbox server (``SERVER_SLOT_MOVES``) and by the
-supervisor (``SLOT_PHASE_MOVES``). The tables differ where what each can see differs.
+Three components track a slot, each with a table of its own: the pool (``POOL_SLOT_MOVES``), the sandbox server
+(``SERVER_SLOT_MOVES``) and the supervisor (``SLOT_PHASE_MOVES``). The tables differ where the components' knowledge
+differs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 
 class SlotState(StrEnum):
-    """The life of a slot, as the server reports it and the pool keeps it."""
+    """States of a slot, as the server reports them and the pool keeps them."""
 
     free = "free"
     leased = "leased"
@@ -33,7 +34,7 @@ class SlotPhase(StrEnum):
 
 
 class ContainerState(StrEnum):
-    """The life of a container, as the pool sees it."""
+    """States of a container, as the pool sees them."""
 
     starting = "starting"
     ready = "ready"
@@ -43,7 +44,7 @@ class ContainerState(StrEnum):
 
 
 class LeaseState(StrEnum):
-    """The life of a lease: requested of the container, held by its trajectory, ended."""
+    """States of a lease: requested, held by its trajectory, ended."""
 
     requested = "requested"
     granted = "granted"
@@ -52,7 +53,7 @@ class LeaseState(StrEnum):
 
 
 POOL_SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
-    # free -> resetting: the container found the slot broken by itself, or somebody else holds it.
+    # free -> resetting: the container found the slot broken by itself, or another client holds it.
     SlotState.free: frozenset({SlotState.leased, SlotState.resetting, SlotState.gone}),
     SlotState.leased: frozenset({SlotState.resetting, SlotState.gone}),
     SlotState.resetting: frozenset({SlotState.free, SlotState.quarantined, SlotState.gone}),
@@ -62,19 +63,19 @@ POOL_SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
 SERVER_SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
     SlotState.free: frozenset({SlotState.leased, SlotState.resetting, SlotState.quarantined, SlotState.gone}),
     SlotState.leased: frozenset({SlotState.resetting, SlotState.quarantined, SlotState.gone}),
-    # resetting -> leased: a server that came back after a crash is handed its living leases.
+    # resetting -> leased: a server that was restarted after a crash gets its active leases back.
     SlotState.resetting: frozenset({SlotState.free, SlotState.leased, SlotState.quarantined, SlotState.gone}),
     SlotState.quarantined: frozenset({SlotState.resetting, SlotState.gone}),
     SlotState.gone: frozenset(),
 }
 SLOT_PHASE_MOVES: Mapping[SlotPhase, frozenset[SlotPhase]] = {
     SlotPhase.absent: frozenset({SlotPhase.starting}),
-    # starting -> resetting: a start that failed cleanly and is tried again.
+    # starting -> resetting: a start that failed cleanly and is retried.
     SlotPhase.starting: frozenset({SlotPhase.ready, SlotPhase.resetting, SlotPhase.quarantined}),
     SlotPhase.ready: frozenset({SlotPhase.resetting, SlotPhase.sealing, SlotPhase.quarantined}),
     SlotPhase.resetting: frozenset({SlotPhase.starting, SlotPhase.quarantined}),
     SlotPhase.sealing: frozenset({SlotPhase.starting, SlotPhase.quarantined}),
-    # What could not be proved clean is never used again.
+    # A slot that could not be verified clean is never used again.
     SlotPhase.quarantined: frozenset(),
 }
 CONTAINER_MOVES: Mapping[ContainerState, frozenset[ContainerState]] = {
@@ -95,11 +96,11 @@ State = TypeVar("State", SlotState, SlotPhase, ContainerState, LeaseState)
 
 
 class IllegalMoveError(RuntimeError):
-    """A mistake in our own code: the table has no such move. Nothing was changed."""
+    """A bug of ours: the table has no such move. Nothing was changed."""
 
 
 def move(table: Mapping[State, frozenset[State]], state: State, to: State, what: object = "it") -> State:
-    """``to``, when the table lets it follow ``state``. Raises IllegalMoveError, which names ``what``."""
+    """``to``, if the table allows it after ``state``. Raises IllegalMoveError, which names ``what``."""
     if to not in table[state]:
         raise IllegalMoveError(f"{what!r} cannot go from {state.value} to {to.value}")
     return to

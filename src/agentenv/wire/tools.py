@@ -82,18 +82,18 @@ class ReadFileArguments(WireModel):
 
 
 class ReadFileReply(WireModel):
-    """``text`` or, for binary reads, ``data`` (base64). ``size_bytes`` is the whole file's."""
+    """``text`` or, for binary reads, ``data`` (base64). ``size_bytes`` is that of the whole file."""
 
     text: str | None = None
     data: Base64 | None = None
     size_bytes: int
     mode: int
     truncated: bool = False
-    """True when the file goes on after the bytes returned."""
+    """True when the file continues after the bytes returned."""
     lossy: bool = False
     """True when the text is not the file's exact content (it was not UTF-8)."""
     next_offset: int | None = None
-    """Where to read on, when the file goes on."""
+    """Offset to continue at, if the file continues."""
 
 
 class WriteFileArguments(WireModel):
@@ -156,7 +156,7 @@ class ArtifactsArguments(WireModel):
 
 
 class ArtifactFile(WireModel):
-    """One file: of an archive or a directory by its name in there, else by its own."""
+    """One file: named relative to the archive or directory it belongs to, else by its own name."""
 
     path: str
     size_bytes: int
@@ -164,8 +164,8 @@ class ArtifactFile(WireModel):
 
 
 class ArtifactsReply(WireModel):
-    """The files, with names relative to ``path``. ``data``: for archive an uncompressed tar of them, for read
-    the one file's bytes."""
+    """The files, with names relative to ``path``. ``data``: for archive an uncompressed tar of them, for read the
+    file's bytes."""
 
     data: Base64 | None = None
     files: tuple[ArtifactFile, ...]
@@ -191,7 +191,7 @@ class PatchArguments(WireModel):
 
 
 class PatchedFile(WireModel):
-    """What became of one file. ``fuzz`` and ``offset_lines`` are the largest any of its hunks needed."""
+    """The outcome for one file. ``fuzz`` and ``offset_lines`` are the largest that any of its hunks needed."""
 
     path: str
     action: Literal["created", "modified", "deleted", "renamed", "copied"]
@@ -202,7 +202,7 @@ class PatchedFile(WireModel):
 
 
 class PatchReply(WireModel):
-    """Every file the patch changed, in its order."""
+    """Every file the patch changed, in the patch's order."""
 
     files: tuple[PatchedFile, ...]
 
@@ -225,7 +225,7 @@ class SearchArguments(WireModel):
 
 
 class SearchMatch(WireModel):
-    """One matching line. ``cut``: of a long line, ``text`` is the 400 bytes around the match."""
+    """One matching line. ``cut``: the line is long, and ``text`` is the 400 bytes around the match."""
 
     path: str
     line: int
@@ -234,9 +234,9 @@ class SearchMatch(WireModel):
 
 
 class SearchReply(WireModel):
-    """Matches by path, then line. ``truncated``: there are more than ``limit``; the counts then are of what
-    was looked at so far. Binary files (a NUL byte in the first 64 KiB), files over 64 MiB and files that
-    cannot be read are skipped and counted; what lies in a ``.git`` below ``path`` is not looked at."""
+    """Matches by path, then line. ``truncated``: there are more than ``limit``; the counts then cover only what was
+    searched so far. Binary files (a NUL byte in the first 64 KiB), files over 64 MiB and files that cannot be read
+    are skipped and counted; directories named ``.git`` below ``path`` are not searched."""
 
     matches: tuple[SearchMatch, ...]
     truncated: bool = False

@@ -1,7 +1,7 @@
-"""What a tool server and its clients say to each other: plain HTTP and JSON, one call a request.
+"""Protocol between a tool server and its clients: plain HTTP and JSON, one call per request.
 
-``GET /health`` · ``GET /v1/tools`` · ``POST /v1/calls`` · ``POST /v1/cancel`` · ``POST /v1/trajectories/end``.
-All but ``/health`` need the bearer token; a refused request's body is :class:`agentenv.wire.server.ErrorReply`.
+``GET /health`` · ``GET /v1/tools`` · ``POST /v1/calls`` · ``POST /v1/cancel`` · ``POST /v1/trajectories/end``. All
+but ``/health`` require the bearer token; the body of a refusal is :class:`agentenv.wire.server.ErrorReply`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agentenv.wire.base import MAX_TIMEOUT_S, PROTOCOL_VERSION, Arguments, CallI
 from agentenv.wire.calls import CallResult
 
 MAX_WAIT_S = 60.0
-"""Longest a server keeps one request open; then it says that the call still runs, and is asked again."""
+"""Longest time a server keeps one request open; then it answers that the call still runs, and the client asks again."""
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """Largest request a tool server reads: external tools take questions, not files."""
 
@@ -22,11 +22,11 @@ Name = Annotated[str, Field(max_length=1_024)]
 
 
 class CallScope(WireModel):
-    """Whose call it is.
+    """The trajectory a call belongs to.
 
-    ``trajectory`` owns state (a browser page) and is unique for all time. ``group`` is the run of one
-    item this trajectory belongs to: budgets are counted on it. ``item`` names the item itself, and
-    stays the same from run to run: cassettes are kept under it. Both may be empty: no group.
+    ``trajectory`` owns state (a browser page) and is unique for all time. ``group`` is the run of one item that
+    this trajectory belongs to; budgets are counted per group. ``item`` names the item itself and is the same in
+    every run; cassettes are keyed by it. Both are empty without a group.
     """
 
     trajectory: Annotated[str, Field(min_length=1, max_length=1_024)]
@@ -35,14 +35,14 @@ class CallScope(WireModel):
 
 
 class ToolDescription(WireModel):
-    """One tool as ``GET /v1/tools`` tells of it. ``parameters`` is a self-contained JSON schema."""
+    """One tool as listed by ``GET /v1/tools``. ``parameters`` is a self-contained JSON schema."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str
     parameters: dict[str, Any]
     timeout_s: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
     unavailable: str = ""
-    """Why every call would be refused (nothing is configured for it); empty when it works."""
+    """Why every call would be refused (it is not configured); empty if the tool works."""
 
 
 class ToolList(WireModel):
@@ -55,13 +55,12 @@ class ToolList(WireModel):
 
 
 class ToolCallRequest(WireModel):
-    """``POST /v1/calls``: run this call, or say what became of it.
+    """``POST /v1/calls``: run this call, or return its outcome.
 
-    ``id`` is unique for all time and chosen by the caller: asking again with it never runs the call
-    twice. ``boot`` is the server's the call was *first* sent to. ``state_boot`` is the server's that
-    holds this trajectory's state, None when it has none: another server refuses a call that needs it.
-    ``forget`` lists calls of this trajectory whose results have arrived. ``wait_s`` bounds how long
-    this request stays open.
+    ``id`` is unique for all time and chosen by the caller: resubmitting it never runs the call twice. ``boot`` is
+    that of the server the call was *first* sent to. ``state_boot`` is that of the server that holds this
+    trajectory's state, None without state: another server refuses a call that needs it. ``forget`` lists calls of
+    this trajectory whose results have arrived. ``wait_s`` bounds how long this request stays open.
     """
 
     id: CallId
@@ -78,7 +77,7 @@ class ToolCallRequest(WireModel):
 class ToolCallReply(WireModel):
     """Answer to :class:`ToolCallRequest`; ``result`` None: the call still runs, ask again.
 
-    ``stateful``: this trajectory now has state in the server of this ``boot``.
+    ``stateful``: this trajectory has state in the server of this ``boot``.
     """
 
     boot: str
@@ -87,14 +86,14 @@ class ToolCallReply(WireModel):
 
 
 class CancelCalls(WireModel):
-    """``POST /v1/cancel``: end these calls of a trajectory; nobody waits for them any more."""
+    """``POST /v1/cancel``: cancel these calls of a trajectory; nobody waits for them."""
 
     trajectory: Annotated[str, Field(min_length=1, max_length=1_024)]
     ids: Annotated[tuple[CallId, ...], Field(max_length=1_000)]
 
 
 class EndTrajectory(WireModel):
-    """``POST /v1/trajectories/end``: end its calls, close what it held (browser pages), forget its replies."""
+    """``POST /v1/trajectories/end``: cancel its calls, close its state (browser pages), forget its replies."""
 
     trajectory: Annotated[str, Field(min_length=1, max_length=1_024)]
 

@@ -1,14 +1,14 @@
-"""Whole files and directories to and from a slot: a stream that neither server nor client ever holds whole.
+"""Transfer of files and directories to and from a slot, as a stream that neither server nor client holds in memory.
 
-``PUT /v1/slots/{slot}/transfer?path=P`` takes such a stream and answers with a :class:`TransferReply`;
-``GET`` of the same sends one. The lease's key travels in the header :data:`LEASE_HEADER`. A server passes
-the bytes on as they are: only the client and ``slotfiles`` (inside the slot) understand them.
+``PUT /v1/slots/{slot}/transfer?path=P`` receives such a stream and answers with a :class:`TransferReply`; ``GET``
+of the same path sends one. The lease's key travels in the header :data:`LEASE_HEADER`. A server passes the bytes on
+as they are: only the client and ``slotfiles`` (inside the slot) understand them.
 
-A stream is records, each a header, its path and its link target. First the root, with an empty path: a file
-(``f``) or a directory (``d``) with everything below it, then the end (``e``). A file's content follows its
-record as ``u32 bytes, bytes`` until a zero, then its SHA-256: whoever receives it compares before the file
-gets its name. Modes of directories come as ``m`` when all is in them. A sender that fails says so with an
-``x`` record, or, inside content, with :data:`BROKEN_OFF` and a ``u32`` code; a stream that just ends was cut.
+A stream is records, each a header, its path and its link target. First the root, with an empty path: a file (``f``)
+or a directory (``d``) with everything below it, then the end (``e``). A file's content follows its record as ``u32
+bytes, bytes`` until a zero, then its SHA-256: whoever receives it compares before the file gets its name. Modes of
+directories come as ``m`` when all is in them. A sender that fails says so with an ``x`` record, or, inside content,
+with :data:`BROKEN_OFF` and a ``u32`` code; a stream that just ends was cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentenv.wire.base import WireModel
 LEASE_HEADER = "X-Agentenv-Lease"
 """Holds a :class:`agentenv.wire.leases.LeaseKey` as JSON."""
 MAX_ENTRIES = 1_000_000
-"""Files, directories and links of one transfer."""
+"""Maximum number of files, directories and links in one transfer."""
 CHUNK_BYTES = 65536
 BROKEN_OFF = 0xFFFF_FFFF
 CHUNKED = 0xFFFF_FFFF_FFFF_FFFF
@@ -34,14 +34,14 @@ LENGTH = struct.Struct("<I")
 DIGEST_BYTES = 32
 MAX_NAME_BYTES = 8191
 OUTSIDE, NOT_REGULAR, TOO_LARGE = 200, 202, 204
-"""Verdicts of slotfiles beside errnos: a path outside the workspace, no regular file, too many entries."""
+"""Exit codes of slotfiles besides errnos: a path outside the workspace, not a regular file, too many entries."""
 _KINDS = b"fdlmxe"
 
 
 class TransferReply(WireModel):
-    """What became of an upload. ``exit_code`` 0: all of it is in place. Else an errno, or 128 + n when
-    signal n ended it, with ``path`` naming where and ``stderr`` saying why; files that had arrived before
-    are in place, no other was touched."""
+    """The outcome of an upload. ``exit_code`` 0: everything is in place. Otherwise an errno, or 128 + n when signal
+    n ended it; ``path`` is where it failed and ``stderr`` the reason. Files that arrived before are in place, no
+    others were touched."""
 
     exit_code: int = 0
     stderr: str = ""
@@ -62,18 +62,18 @@ class Entry:
     modified_ns: int = 0
 
     def encode(self) -> bytes:
-        """As it travels."""
+        """The record's bytes."""
         sizes = (len(self.path), len(self.link), 0)
         return HEADER.pack(ord(self.kind), 0, self.mode, *sizes, self.size, self.modified_ns) + self.path + self.link
 
 
 def chunk(content: bytes) -> bytes:
-    """A piece of content, at most CHUNK_BYTES, as it travels; an empty one ends the content."""
+    """A piece of content as sent, at most CHUNK_BYTES; an empty one ends the content."""
     return LENGTH.pack(len(content)) + content
 
 
 class BrokenOffError(Exception):
-    """The sender says that it failed. ``code`` is an errno, or one of slotfiles' own verdicts."""
+    """The sender reported a failure. ``code`` is an errno, or one of slotfiles' own codes."""
 
     def __init__(self, code: int, path: bytes) -> None:
         super().__init__(code, path)
@@ -83,8 +83,8 @@ class BrokenOffError(Exception):
 
 @dataclass(frozen=True)
 class Sink:
-    """Where a stream's parts go, in order: ``entry``, and for a file ``content`` (any times), then ``verified``
-    with its SHA-256 in hex."""
+    """Receives the parts of a stream, in order: ``entry``, and for a file ``content`` (any number of times), then
+    ``verified`` with its SHA-256 in hex."""
 
     entry: Callable[[Entry], None]
     content: Callable[[bytes], None]
@@ -92,7 +92,7 @@ class Sink:
 
 
 class Decoder:
-    """Takes a stream apart as it comes; holds no more than one record or chunk. What it reads is untrusted."""
+    """Incremental parser of a stream; holds at most one record or chunk. Its input is untrusted."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -105,7 +105,8 @@ class Decoder:
         """Whether the end record was read."""
 
     def feed(self, data: bytes) -> None:
-        """Raises ProtocolError when it is no transfer, or content is not what was sent; BrokenOffError."""
+        """Raises ProtocolError for malformed input or a wrong checksum; BrokenOffError when the sender reports a
+        failure."""
         self._held += data
         while self._step():
             pass
@@ -138,7 +139,7 @@ class Decoder:
         elif not _is_plain_name(entry.path):
             raise ProtocolError("a transfer has a path that leads elsewhere")
         self._entries += 1
-        if self._entries > 2 * MAX_ENTRIES:  # a directory comes twice: made, and given its mode
+        if self._entries > 2 * MAX_ENTRIES:  # a directory comes twice: when created, and to set its mode
             raise ProtocolError(f"a transfer has more than {MAX_ENTRIES} entries")
         self._sink.entry(entry)
         if entry.kind == "f":

@@ -1,1 +1,1 @@
-"""Clients of model servers, and the rendering of conversations by chat templates."""
+"""Clients of model servers, and rendering of conversations by chat templates."""

@@ -1,12 +1,12 @@
-"""Conversations as prompt text, by the tokenizer's own chat template, in a way that keeps what the model wrote.
+"""Renders conversations as prompts with the tokenizer's chat template, preserving what the model wrote.
 
-A template writes an assistant's message its own way: it reorders JSON, strips spaces, drops reasoning. A
-prompt made anew for each turn would therefore not begin with the tokens the policy wrote, and its earlier
-turns could not be trained on. So only what *follows* a turn is taken from the template: the tool's results
-and the opening of the next turn are rendered after a stand-in for the message, and cut off behind it.
+A template writes an assistant's message its own way: it reorders JSON, strips spaces, drops reasoning. A prompt
+rendered from scratch for each turn would therefore not contain the tokens the policy wrote, and its earlier turns
+could not be trained on. So only what *follows* a turn is taken from the template: tool results and the opening of
+the next turn are rendered after a placeholder for the message, and the text after the placeholder is used.
 
-What a template can do is found out by trying it, once: whether it shows tools, takes a system message,
-takes tool results, and whether it wants calls as objects (Mistral's) or takes them as text (the others).
+The template's abilities are probed once: whether it shows tools, takes a system message, takes tool results, and
+whether it needs calls as objects (Mistral's) or accepts text (the others).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ To call a tool, write exactly this, with its name and arguments in place:
 {example}"""
 
 CallsAs = Literal["text", "objects", "text, results from the user"]
-"""How a template is given an assistant's calls, and a tool's results."""
+"""Form in which a template gets an assistant's calls and a tool's results."""
 
 
 class ChatTokenizer(Protocol):
@@ -91,7 +91,7 @@ class ChatRenderer:
         raise ConfigError("tokenizer_name", "its chat template renders no results of tools", next_step="use another")
 
     def _holds_two_rounds(self) -> bool:
-        """Whether a conversation with two tool calls comes out with both results in it, twice continued."""
+        """Whether a conversation with two tool calls renders with both results in it, continued twice."""
         messages: list[Message] = [_message("system", "s"), _message("user", "u")]
         for number in range(2):
             call_id = self.parser.call_id(0, number)
@@ -104,22 +104,22 @@ class ChatRenderer:
         return True
 
     def whole(self, messages: Sequence[Message], tools: Sequence[ToolDefinition], said: Mapping[int, str]) -> str:
-        """The prompt of a conversation. ``said`` has the text the model wrote, by position of the message.
+        """The prompt of a conversation. ``said``: the text the model wrote, by position of the message.
 
         Raises: ConfigError when the template refuses these messages.
         """
         prepared = self._prepared(messages, tools, said)
         try:
             return self._render(prepared, tools, opening=True)
-        except Exception as error:  # templates are programs of their authors: anything may come out of one
+        except Exception as error:  # templates are programs written by their authors and may raise anything
             problem = f"its chat template failed: {type(error).__name__}: {error}"
             raise ConfigError("tokenizer_name", problem) from error
 
     def continuation(
         self, messages: Sequence[Message], at: int, tools: Sequence[ToolDefinition], written: str
     ) -> str | None:
-        """What follows the message at position ``at``, which the model wrote as ``written``, up to the
-        opening of its next turn. None when the template gives no text that could be appended."""
+        """The text that follows the message at position ``at``, which the model wrote as ``written``, up to the
+        opening of its next turn. None when the template produces no text that can be appended."""
         try:
             after = self._after_text(messages, at, tools)
             if self.calls_as == "objects":
@@ -130,13 +130,13 @@ class ChatRenderer:
         return None if after is None else self._joined(written, after)
 
     def reasoning_open(self, prompt: str) -> bool:
-        """Whether the prompt ends inside a reasoning block, which the model then has to close."""
+        """Whether the prompt ends inside a reasoning block, which the model has to close."""
         return prompt.rstrip().endswith(tuple(opener for opener, _ in self.parser.reasoning_marks))
 
     # -- how --------------------------------------------------------------------------------------
 
     def _joined(self, written: str, after: str) -> str:
-        """``after`` without the end of turn that the model has written itself."""
+        """``after`` without the end-of-turn mark that the model has written itself."""
         if written.endswith(self.end_marks):
             begun = after.lstrip()
             mark = next((mark for mark in self.end_marks if begun.startswith(mark)), None)
@@ -208,7 +208,7 @@ class ChatRenderer:
         return str(self._tokenizer.apply_chat_template(list(messages), **options))
 
     def _tried(self, messages: list[Message], wanted: str, **more: Any) -> str | None:
-        """What comes out, if it does and has ``wanted`` in it."""
+        """The rendered text, if rendering succeeds and the text contains ``wanted``."""
         return _attempt(
             lambda: str(
                 self._tokenizer.apply_chat_template(
@@ -233,13 +233,13 @@ def _message(role: str, content: str = PROBE) -> Message:
 
 
 def _as_object(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Templates want a call's arguments as an object; the wire has them as text."""
+    """Templates expect a call's arguments as an object; on the wire they are text."""
     function = call["function"]
     return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
-    """For templates that know no system message: its text begins the first message of the user."""
+    """For templates without a system role: the system text is put before the first user message."""
     if not messages or messages[0]["role"] != "system":
         return list(messages)
     system, *rest = messages

@@ -1,8 +1,8 @@
-"""A :class:`Model` on a managed server, which keeps the exact tokens, masks and logprobs of what was said.
+"""A :class:`Model` on a managed server, which keeps the exact tokens, masks and logprobs of a conversation.
 
-Its text is parsed here, by the family's parser. Every prompt but the first continues the sequence before
-it token by token (:mod:`agentenv.agent.models.chat_template`); where that cannot be, a new sequence begins, and
-the ones before it stay. Needs no atroposlib: the server comes in by shape.
+Its text is parsed here, by the family's parser. Every prompt but the first continues the sequence before it token
+by token (:mod:`agentenv.agent.models.chat_template`); where that is not possible, a new sequence begins and the
+earlier ones are kept. Does not depend on atroposlib: the server is a protocol.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentenv.agent.token_sequences import TokenSequence, sequence_of
 from agentenv.errors import DoubtfulTurnError, ModelServerError
 
 TEMPLATE_OPTIONS = "chat_template_kwargs"
-"""Of ``extra_body``: goes to the chat template, not to the server."""
+"""Key of ``extra_body`` that goes to the chat template instead of the server."""
 
 
 class ManagedServer(Protocol):
@@ -37,8 +37,8 @@ OpenServer = Callable[["PromptTokenizer"], AbstractAsyncContextManager[ManagedSe
 
 
 class PromptTokenizer:
-    """What a managed server is given as its tokenizer: the prompt is rendered by us, nothing is skipped
-    in decoding, and nothing is added in encoding (templates write their special tokens themselves)."""
+    """Tokenizer given to a managed server: the prompt is rendered by us, nothing is skipped in decoding, and
+    nothing is added in encoding (templates write special tokens themselves)."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -50,7 +50,7 @@ class PromptTokenizer:
         return self.prompt
 
     def encode(self, text: str, **_: Any) -> list[int]:
-        """Token ids; those of the last text are remembered, as they are asked for twice."""
+        """Token ids; those of the last text are cached, because they are requested twice."""
         if text != self._encoded[0]:
             self._encoded = (text, list(self._tokenizer.encode(text, add_special_tokens=False)))
         return list(self._encoded[1])
@@ -63,9 +63,8 @@ class PromptTokenizer:
 class ManagedModel:
     """One trajectory's model, as an async context manager.
 
-    ``timeout_s`` bounds a turn. ``max_tokens`` bounds its answer when the agent's settings do not.
-    ``context_tokens`` (None: no bound of ours) is how long a sequence may become, answer included.
-    ``constant`` is sent with every request.
+    ``timeout_s`` bounds a turn. ``max_tokens`` bounds the answer if the agent's settings do not. ``context_tokens``
+    bounds the length of a sequence including the answer (None: no bound). ``constant`` is sent with every request.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class ManagedModel:
         return completion
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[ToolDefinition]) -> tuple[str, str | None]:
-        """The prompt, and what it adds to the sequence before it (None: it begins a new one)."""
+        """The prompt, and what it adds to the sequence before it (None: it begins a new sequence)."""
         at = len(self._given)
         if self._turns and list(messages[:at]) == self._given and _role(messages, at) == "assistant":
             added = self._renderer.continuation(messages, at, tools, self._said[at][1])
@@ -132,7 +131,7 @@ class ManagedModel:
         return self._renderer.whole(messages, tools, said), None
 
     def _still_said(self, messages: Sequence[Message]) -> list[tuple[int, str]]:
-        """Which of the messages are the model's own, unchanged."""
+        """The model's own messages that are unchanged."""
         found = []
         for at, (message, raw) in self._said.items():
             if _role(messages, at) == "assistant" and message in (None, messages[at]):
@@ -141,7 +140,7 @@ class ManagedModel:
         return found
 
     def _room(self, prompt: str, added: str | None, wanted: int | None) -> int:
-        """How many tokens the answer may have. Raises: ContextOverflow."""
+        """Maximum number of tokens of the answer. Raises: ContextOverflow."""
         most, limit = self._limits
         most = wanted or most
         if limit is None:
@@ -154,7 +153,7 @@ class ManagedModel:
         return min(most, limit - used)
 
     def _keep(self, messages: Sequence[Message], text: str, raw: str) -> None:
-        """Remember what was said, and the server's tokens of it. Raises: ModelServerError."""
+        """Record the message and the server's tokens of it. Raises: ModelServerError."""
         assert self._server is not None
         nodes = self._server.get_state().get("nodes") or []
         before = self._sequences

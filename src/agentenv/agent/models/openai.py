@@ -1,6 +1,6 @@
 """A :class:`Model` behind an OpenAI-style ``chat_completion`` callable, with typed failures.
 
-Needs neither atroposlib nor the openai package: it reads what they return and raise by shape.
+Depends on neither atroposlib nor the openai package: their results and exceptions are recognised by structure.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ OVERFLOW_MARKS = (
     "context_length_exceeded", "maximum context length", "context window", "max_model_len",
     "model's context length", "maximum model length", "maximum allowed length", "context size",
 )  # fmt: skip
-"""How servers say, in an HTTP 400, that a conversation is too long."""
+"""How servers report, in an HTTP 400, that a conversation is too long."""
 
 TOO_LARGE = 413
 TOO_SLOW = frozenset({408, 504, 524})
-"""HTTP statuses of servers and gateways that have waited long enough."""
+"""HTTP statuses with which servers and gateways report a timeout."""
 ABOUT_THE_CLIENT = frozenset({401, 404, 405, 407, 409, 425, 429})
-"""HTTP statuses below 500 that are not about what the conversation says."""
+"""HTTP statuses below 500 that are independent of the conversation's content."""
 
 ENDS = frozenset({"stop", "length", "tool_calls", "function_call", "content_filter"})
-"""The finish reasons of a message that came to its end. All others are of one that did not: servers answer with
-"abort" and half a message while their weights are updated or their engine restarts, gateways with "error"."""
+"""Finish reasons of complete messages. All others mark an incomplete one: servers answer "abort" with half a
+message while their weights are updated or their engine restarts, gateways answer "error"."""
 
 LIMITS = ("max_tokens", "max_completion_tokens", "max_new_tokens")
 SET_A_LIMIT = "set agent_max_tokens"
 
 FIRST_ANSWER_TOKENS = 256
-"""Room the first turn must have, or for as much as it may have if that is less. A prompt that leaves less fills the
-context: the model could not have solved the task, so that is a setting and no attempt."""
+"""Room that the first turn must have, or its token limit if that is less. A prompt that leaves less fills the
+context: the model could not have solved the task, so the settings are wrong and it does not count as an attempt."""
 
 MESSAGE_FIELDS = ("role", "content", "tool_calls", "reasoning_content", "reasoning", "refusal")
 
 
 class ServedModel:
-    """One trajectory's model. ``timeout_s`` bounds a turn, the wait in the server's queue included."""
+    """Model of one trajectory. ``timeout_s`` bounds a turn, including the wait in the server's queue."""
 
     def __init__(
         self,
@@ -68,30 +68,31 @@ class ServedModel:
 
 
 def limit_of(asked: dict[str, Any]) -> int | None:
-    """How many tokens the answer to this request may have; None: nothing in it says."""
+    """Token limit of the answer to this request; None if the request has none."""
     said = [given[name] for given in _said(asked) for name in LIMITS if isinstance(given.get(name), int)]
     return min(said, default=None)
 
 
 def check_first(first: Completion, most: int | None) -> None:
-    """Raises ContextOverflow when the first answer was cut by the end of the context, right where it began: after fewer
-    tokens than FIRST_ANSWER_TOKENS and than it may have (``most``). Servers that count no tokens are believed."""
+    """Raise ContextOverflow when the first answer was cut by the end of the context right after its beginning:
+    after fewer tokens than FIRST_ANSWER_TOKENS and than its limit (``most``). Servers that count no tokens are
+    trusted."""
     written = (first.usage or {}).get("completion_tokens")
     if first.finish_reason == "length" and isinstance(written, int) and written < least_room(most):
         raise ContextOverflow(f"it leaves no room for an answer, which was cut after {written} tokens")
 
 
 def least_room(most: int | None) -> int:
-    """How many tokens the first answer must have room for when it may have ``most``."""
+    """Number of tokens that the first answer must have room for when its limit is ``most``."""
     return min(most or FIRST_ANSWER_TOKENS, FIRST_ANSWER_TOKENS)
 
 
 async def ask(
     chat_completion: Callable[..., Awaitable[Any]], timeout_s: float, asked: dict[str, Any], *, turns: int = 0
 ) -> Any:
-    """The server's reply, ``turns`` turns of the model's into the conversation.
+    """The server's reply, after ``turns`` turns of the model.
 
-    Raises: ContextOverflow, ModelServerError (DoubtfulTurnError where the model may be why); nothing else but
+    Raises: ContextOverflow, ModelServerError (DoubtfulTurnError if the model may be the cause); nothing else but
     cancellation.
     """
     endless = not any(given.get(name) is not None for given in _said(asked) for name in LIMITS)
@@ -114,12 +115,13 @@ def _said(asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def failure_of(error: BaseException, turns: int = 0, *, endless: bool = False) -> Exception:
-    """What a client's exception means: the conversation is too long, the server failed, or what the model wrote may
-    be why. ``turns``: how many it has had; a server that then refuses the conversation may refuse what it said.
-    ``endless``: nothing bounded this turn but time, so that the model may simply have gone on."""
+    """The failure a client's exception stands for: the conversation is too long, the server failed, or the model's
+    output may be the cause. ``turns``: number of earlier turns; a server that refuses the conversation then may
+    refuse the model's own messages. ``endless``: only time bounded this turn, so the model may simply have kept
+    generating."""
     if isinstance(error, (ContextOverflow, ModelServerError)):
         return error
-    attempt = getattr(error, "last_attempt", None)  # tenacity.RetryError hides the real one
+    attempt = getattr(error, "last_attempt", None)  # tenacity.RetryError wraps the original exception
     if attempt is not None and (hidden := attempt.exception()) is not None:
         error = hidden
     status = getattr(error, "status_code", None)
@@ -143,8 +145,8 @@ def _too_slow(text: str, *, endless: bool) -> ModelServerError:
 
 
 def completion_of(reply: Any, turns: int = 0) -> Completion:
-    """An OpenAI ChatCompletion as a Completion. Raises: ModelServerError when it has no message (a doubtful one
-    after a turn: gateways answer so to what they will not pass on), or one that did not come to its end."""
+    """Convert an OpenAI ChatCompletion. Raises: ModelServerError when it has no message (a doubtful one after a
+    turn, because gateways answer so to content they filter) or an incomplete one."""
     try:
         choice = reply.choices[0]
         message = choice.message.model_dump(exclude_none=True)
@@ -159,8 +161,8 @@ def completion_of(reply: Any, turns: int = 0) -> Completion:
 
 
 def ended_by(finish_reason: Any) -> str:
-    """The finish reason. Raises: ModelServerError when it is none of a finished message: what there is of such a
-    message is no answer, and must not be scored as one."""
+    """The finish reason. Raises: ModelServerError when it does not belong to a complete message: an incomplete one
+    is no answer and must not be scored."""
     if finish_reason not in ENDS:
         raise ModelServerError(f"the model's server aborted the message (finish_reason {finish_reason!r})")
     return str(finish_reason)

@@ -1,4 +1,4 @@
-"""Parsers of tool calls by name, one file per model family: what a managed server's text is read with."""
+"""Tool-call parsers by name, one file per model family, for the text of managed servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARSERS: Final[Mapping[str, type[ToolCallParser]]] = MappingProxyType(
 
 
 def parser_named(name: str) -> ToolCallParser:
-    """The parser of that name. Raises: ConfigError naming the closest match and all there are."""
+    """The parser of that name. Raises: ConfigError naming the closest match and all parsers."""
     kind = PARSERS.get(name)
     if kind is None:
         match = closest(name, PARSERS)

@@ -1,7 +1,7 @@
-"""What every tool-call parser shares: its result, the split of reasoning, careful JSON. Pure.
+"""Common parts of tool-call parsers: result, splitting off reasoning, strict JSON. Pure.
 
-A parser reads one assistant message as a model of its family writes it. No text makes one raise, and
-every parser's time is linear in the text: scans go forward only, and no pattern can backtrack.
+A parser reads one assistant message as a model of its family writes it. A parser never raises, and its time is
+linear in the text: scans only go forward, and no pattern can backtrack.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Marks = tuple[tuple[str, str], ...]
 THINK: Marks = (("<think>", "</think>"),)
 
 NAME = re.compile(r"[^\s<>{}\[\]\"'`]{1,256}\Z")
-"""What can be a tool's name: anything else means that the layout was misread."""
+"""Valid tool names; anything else means that the format was misread."""
 
 
 class Malformed(ValueError):
-    """Not a call in this family's format. The text says what is wrong, for the model to read."""
+    """Not a call in this family's format. The text describes the problem for the model."""
 
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """One tool call. ``arguments`` is an object, or the text that stands where one should be: the tool
-    session then answers what is wrong with it. ``call_id`` is the model's own, where it wrote one."""
+    """One tool call. ``arguments`` is an object, or the text found in its place, for which the tool session returns
+    an error. ``call_id`` is the model's own id, if it wrote one."""
 
     name: str
     arguments: dict[str, Any] | str
@@ -40,12 +40,12 @@ class ParsedCall:
 
 @dataclass(frozen=True)
 class Parsed:
-    """What a message says. ``content`` is the text before the first call, without reasoning; the whole
-    text when there is no call.
+    """The parts of a message. ``content`` is the text before the first call, without reasoning; the whole text when
+    there is no call.
 
-    ``problem`` says what could not be read as a call, for the model to correct; calls given beside it
-    were written correctly and are to be run. ``open_ended``: the last call's markup, or the reasoning,
-    was never closed, so with a cut generation the call must not be believed.
+    ``problem`` describes what could not be parsed as a call, for the model to correct; calls returned with it were
+    well formed and are to be run. ``open_ended``: the markup of the last call, or of the reasoning, was never
+    closed, so the call must not be trusted if the generation was cut.
     """
 
     content: str
@@ -56,20 +56,20 @@ class Parsed:
 
 
 class ToolCallParser(ABC):
-    """One family's format: how calls are read, and how they are written in prompts."""
+    """One family's format: how calls are parsed, and how they are written in prompts."""
 
     name: ClassVar[str]
     openers: ClassVar[tuple[str, ...]]
-    """What begins a call, or a section of calls."""
+    """Marks that open a call, or a section of calls."""
     closer: ClassVar[str | None]
-    """What ends it; None when nothing does."""
+    """Mark that closes it; None if there is none."""
     reasoning_marks: ClassVar[Marks] = THINK
     end_marks: ClassVar[tuple[str, ...]] = ()
-    """What such a model ends a turn with; removed from the end of a text before it is read."""
+    """End-of-turn marks of such models; removed from the end of a text before it is parsed."""
 
     def parse(self, text: str, tools: Sequence[ToolDefinition] = (), *, reasoning_open: bool = False) -> Parsed:
-        """Read one message. Never raises. ``tools`` give types to untyped values;
-        ``reasoning_open``: the prompt ended inside a reasoning block."""
+        """Parse one message. Never raises. ``tools`` give types to untyped values; ``reasoning_open``: the prompt
+        ended inside a reasoning block."""
         thought, answer, open_ended = self.split_reasoning(without_end(text, self.end_marks), reasoning_open)
         try:
             parsed = self.read(answer, tools)
@@ -79,27 +79,27 @@ class ToolCallParser(ABC):
 
     @abstractmethod
     def read(self, answer: str, tools: Sequence[ToolDefinition]) -> Parsed:
-        """Read a message without reasoning. Raises: Malformed when nothing of it may be run."""
+        """Parse a message without reasoning. Raises: Malformed when none of it may be run."""
 
     @abstractmethod
     def written(self, calls: Sequence[ParsedCall]) -> str:
         """The calls as a model of this family writes them."""
 
     def example(self) -> str:
-        """What a call looks like, for messages to the model."""
+        """An example call, for messages to the model."""
         return self.written([ParsedCall("TOOL_NAME", {"ARGUMENT": "VALUE"})])
 
     def call_id(self, step: int, number: int) -> str:
-        """The id of a call that came without one: the same for the same place in a conversation."""
+        """Id for a call without one; deterministic by its place in the conversation."""
         return f"call_{step}_{number}"
 
     def split_reasoning(self, text: str, opened: bool) -> tuple[str, str, bool]:
-        """(reasoning, the rest, whether reasoning was left open)."""
+        """Return (reasoning, the rest, whether reasoning was left open)."""
         return split_reasoning(text, self.reasoning_marks, self.openers, self.closer, opened)
 
 
 def without_end(text: str, marks: Sequence[str]) -> str:
-    """``text`` without the marks at its end that end a turn."""
+    """``text`` without end-of-turn marks at its end."""
     ends = len(text)
     while found := next((mark for mark in marks if mark and text.endswith(mark, 0, ends)), None):
         ends -= len(found)
@@ -128,7 +128,7 @@ class _Splitter:
         elif mark in marks:
             self._cut(self.answer, found)
             self.state, self.closing = "reasoning", marks[mark]
-        elif mark in marks.values():  # the prompt opened it: all there is so far was reasoning
+        elif mark in marks.values():  # the prompt opened it: everything so far was reasoning
             self._cut(self.answer, found)
             self.thought.extend(self.answer)
             self.answer.clear()
@@ -143,9 +143,9 @@ class _Splitter:
 def split_reasoning(
     text: str, marks: Marks, openers: Sequence[str], closer: str | None, opened: bool
 ) -> tuple[str, str, bool]:
-    """(reasoning, the rest, whether reasoning was left open). Linear.
+    """Return (reasoning, the rest, whether reasoning was left open). Linear.
 
-    A block that is never closed ends where a call begins: the model went on to act.
+    A block that is never closed ends where a call begins.
     """
     pairs = dict(marks)
     words = {*pairs, *pairs.values(), *openers, *([closer] if closer else [])}
@@ -160,8 +160,8 @@ def split_reasoning(
 
 
 def blocks(text: str, opener: str, closer: str) -> list[tuple[str, bool]]:
-    """What stands between each opener and the first closer after it, and whether there was one: a last
-    block without a closer runs to the end."""
+    """The text between each opener and the next closer, and whether there was one: a last block without a closer
+    extends to the end."""
     found, at = [], text.find(opener)
     while at >= 0:
         begins = at + len(opener)
@@ -182,7 +182,7 @@ def checked_name(name: Any, where: str) -> str:
 
 
 def decoded(text: str, where: str) -> Any:
-    """The JSON value. Raises: Malformed saying what is wrong where."""
+    """The JSON value. Raises: Malformed with the problem and its position."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -193,7 +193,7 @@ def decoded(text: str, where: str) -> Any:
 
 
 def arguments_of(text: str) -> dict[str, Any] | str:
-    """Arguments as an object where they are one, else the text itself."""
+    """Arguments as an object if they are one, else the text itself."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -207,8 +207,8 @@ def object_or_text(value: Any) -> dict[str, Any] | str:
 
 
 def as_json(value: Any, marks: Iterable[str] = ()) -> str:
-    """One line of JSON; half surrogate pairs stay escaped, so that it can be encoded. In its strings, ``marks``
-    (none of which can stand outside of them) are escaped: an argument that holds one does not end its call."""
+    """One line of JSON; lone surrogates stay escaped, so that it can be encoded. ``marks``, which can only occur
+    inside strings, are escaped, so that an argument containing one does not end its call."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -220,5 +220,5 @@ def as_json(value: Any, marks: Iterable[str] = ()) -> str:
 
 
 def as_text(value: Any, marks: Iterable[str] = ()) -> str:
-    """An argument's value where strings stand without quotes; ``marks`` as in :func:`as_json`."""
+    """An argument's value in formats where strings are unquoted; ``marks`` as in :func:`as_json`."""
     return value if isinstance(value, str) else as_json(value, marks)

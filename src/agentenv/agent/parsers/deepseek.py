@@ -1,8 +1,8 @@
 """DeepSeek: a section of calls between special tokens (bars are U+FF5C, underscores U+2581).
 
-V3 and R1-0528 write ``function<sep>NAME`` and the arguments in a ``json`` fence, V3.1 ``NAME<sep>ARGS``.
-Arguments are handed on as they are. As in vLLM, a call that is not closed is passed over and the others
-run; unlike there, the model is told. Layouts from the chat templates in vLLM's examples.
+V3 and R1-0528 write ``function<sep>NAME`` and the arguments in a ``json`` fence, V3.1 ``NAME<sep>ARGS``. Arguments
+are passed on unchanged. As in vLLM, a call that is not closed is skipped and the others run; unlike vLLM, the model
+is told. Layouts from the chat templates in vLLM's examples.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _DeepSeekParser(ToolCallParser):
     end_marks = ("<｜end▁of▁sentence｜>",)
 
     def read(self, answer: str, tools: Sequence[ToolDefinition]) -> Parsed:  # noqa: ARG002
-        """Every closed call; what is wrong with the others. Raises: Malformed when none is closed."""
+        """Parse every closed call, and report the others. Raises: Malformed when none is closed."""
         before, mark, section = answer.partition(SECTION)
         if not mark:
             return Parsed(answer)
@@ -57,7 +57,7 @@ class _DeepSeekParser(ToolCallParser):
 
     @abstractmethod
     def _call(self, text: str, where: str) -> ParsedCall:
-        """What stands between a call's two marks. Raises: Malformed."""
+        """Parse the text between a call's two marks. Raises: Malformed."""
 
     @abstractmethod
     def _written(self, call: ParsedCall) -> str:

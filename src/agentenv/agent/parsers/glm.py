@@ -1,8 +1,8 @@
 """GLM 4.5 and later: ``<tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value>…</tool_call>``.
 
-4.5 and 4.6 put newlines between the parts, 4.7 does not; both parsers read both, as vLLM does from 0.33
-on, and differ in how they write. Strings stand without quotes, other values as JSON; which is which, the
-tool's schema says. A block that is not closed is passed over and the others run, but the model is told.
+4.5 and 4.6 put newlines between the parts, 4.7 does not; both parsers read both, as vLLM does from 0.33 on, and
+differ in how they write. Strings are unquoted, other values are JSON; the tool's schema tells which is which. A
+block that is not closed is skipped and the others run, but the model is told.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Glm47Parser(ToolCallParser):
     _joint = ""
 
     def read(self, answer: str, tools: Sequence[ToolDefinition]) -> Parsed:
-        """Every closed call. Raises: Malformed when one is written wrongly, or none is closed."""
+        """Parse every closed call. Raises: Malformed when one is malformed, or none is closed."""
         found = blocks(answer, CALL, CALL_END)
         if not found:
             return Parsed(answer)
@@ -50,7 +50,7 @@ class Glm47Parser(ToolCallParser):
         return Parsed(answer[: answer.find(CALL)].strip(), calls, problem=problem)
 
     def written(self, calls: Sequence[ParsedCall]) -> str:
-        """One block a call, each on lines of its own."""
+        """One block per call, each on separate lines."""
         return "\n".join(self._block(call) for call in calls)
 
     def _block(self, call: ParsedCall) -> str:
@@ -87,7 +87,7 @@ def _pair(text: str, marks: Sequence[re.Match[str]], at: int, where: str) -> tup
     if text[marks[at + 1].end() : marks[at + 2].start()].replace("\\n", "").strip():
         raise Malformed(f"{where} has text between {KEY_END} and {VALUE}")
     ends = at + 3
-    while ends < len(marks) and marks[ends].group() in (KEY, KEY_END):  # may stand in a value
+    while ends < len(marks) and marks[ends].group() in (KEY, KEY_END):  # may occur in a value
         ends += 1
     if ends == len(marks) or marks[ends].group() != VALUE_END:
         raise Malformed(f"{where} has a value that is not closed with {VALUE_END}")

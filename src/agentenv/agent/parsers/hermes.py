@@ -31,10 +31,10 @@ class TaggedJsonParser(ToolCallParser):
     opener: ClassVar[str]
     closer: ClassVar[str]
     between: ClassVar[str] = "\n"
-    """What stands between two calls."""
+    """Text between two calls."""
 
     def read(self, answer: str, tools: Sequence[ToolDefinition]) -> Parsed:  # noqa: ARG002
-        """All calls, or Malformed: a message is run whole or not at all."""
+        """Parse all calls. Raises: Malformed; a message is run completely or not at all."""
         found = blocks(answer, self.opener, self.closer)
         if not found:
             return Parsed(answer)
@@ -53,7 +53,7 @@ class TaggedJsonParser(ToolCallParser):
         return value.get("arguments", {})
 
     def written(self, calls: Sequence[ParsedCall]) -> str:
-        """One block a call."""
+        """One block per call."""
         marks = (self.opener, self.closer)
         objects = [as_json({"name": call.name, "arguments": call.arguments}, marks) for call in calls]
         return self.between.join(f"{self.opener}\n{text}\n{self.closer}" for text in objects)

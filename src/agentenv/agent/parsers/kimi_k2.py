@@ -1,7 +1,7 @@
 """Kimi K2: a section of calls, each with an id ``functions.NAME:INDEX`` that also names the tool.
 
-Layout from the model's tool-call guide. As in vLLM, a call that is not closed, or whose id names no
-tool, is passed over and the others run; unlike there, the model is told.
+Layout from the model's tool-call guide. As in vLLM, a call that is not closed, or whose id names no tool, is
+skipped and the others run; unlike vLLM, the model is told.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class KimiK2Parser(ToolCallParser):
     end_marks = ("<|im_end|>",)
 
     def read(self, answer: str, tools: Sequence[ToolDefinition]) -> Parsed:  # noqa: ARG002
-        """Every closed call; what is wrong with the others. Raises: Malformed when none is closed."""
+        """Parse every closed call, and report the others. Raises: Malformed when none is closed."""
         begins = min((at for section in SECTIONS if (at := answer.find(section)) >= 0), default=-1)
         if begins < 0:
             return Parsed(answer)

@@ -1,8 +1,8 @@
 """Llama 3.1 and later with JSON calls: ``{"name": …, "parameters": {…}}``, anywhere in the text.
 
-Every top-level object is tried. An object without a name and arguments is an answer, not a call. What
-looks like a call and cannot be decoded is reported only when nothing else was a call, as vLLM's newer
-parser goes on to the next one.
+Every top-level object is tried. An object without a name and arguments is an answer, not a call. Text that looks
+like a call but cannot be decoded is reported only if there was no valid call, because vLLM's newer parser continues
+with the next one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from agentenv.agent.protocols import ToolDefinition
 
 PYTHON_TAG = "<|python_tag|>"
 OBJECT = re.compile(r'\{\s*+"(?:[^"\\]|\\.){0,256}+"\s*+:', re.DOTALL)
-"""What every object with a name begins with."""
+"""Beginning of every object with a name."""
 WINDOW_CHARS = 4096
 FAILURE_CHARS = 256
-"""What any failed attempt is counted for, at least."""
+"""Minimum cost charged for a failed attempt."""
 DEEP_CHARS = 16384
-"""What a failure by nesting is counted for: the decoder does not say how far it came."""
+"""Cost charged for a failure by nesting: the decoder does not report how far it got."""
 
 
 class Llama3JsonParser(ToolCallParser):
@@ -42,7 +42,7 @@ class Llama3JsonParser(ToolCallParser):
     end_marks = ("<|eom_id|>", "<|eot_id|>")
 
     def split_reasoning(self, text: str, opened: bool) -> tuple[str, str, bool]:
-        """A block at the beginning only: further on, the mark would stand in some argument."""
+        """Only a block at the beginning: later the mark would be inside some argument."""
         opener, closer = self.reasoning_marks[0]
         leading = text.lstrip().startswith(opener)
         if not opened and not leading:
@@ -54,7 +54,7 @@ class Llama3JsonParser(ToolCallParser):
         return text[begins:ends], text[ends + len(closer) :], False
 
     def read(self, answer: str, tools: Sequence[ToolDefinition]) -> Parsed:  # noqa: ARG002
-        """Every call there is. Raises: Malformed when there is none but an attempt at one."""
+        """Parse every call. Raises: Malformed when there is none but a failed attempt at one."""
         calls, first, broken = _calls(answer)
         if calls:
             return Parsed(answer[:first].replace(PYTHON_TAG, "").strip(), tuple(calls))
@@ -65,19 +65,19 @@ class Llama3JsonParser(ToolCallParser):
         return Parsed(answer)
 
     def written(self, calls: Sequence[ParsedCall]) -> str:
-        """Objects parted by semicolons."""
+        """Objects separated by semicolons."""
         return "; ".join(as_json({"name": call.name, "parameters": call.arguments}) for call in calls)
 
 
 def _calls(text: str) -> tuple[list[ParsedCall], int, int | None]:
     """(calls, where the first begins, where the first undecodable object is).
 
-    Failed attempts may read four times the text altogether, then the rest is not searched: that keeps
-    the time linear, whatever is nested or left open.
+    Failed attempts may read four times the text in total; then the rest is not searched. This keeps the time
+    linear, whatever is nested or left open.
     """
     decoder, calls, first, broken = json.JSONDecoder(), [], -1, None
     allowance = 4 * len(text) + 16 * DEEP_CHARS
-    rest, cut, ends = text, 0, 0  # rest is text[cut:]: an error of the decoder costs time by its position
+    rest, cut, ends = text, 0, 0  # rest is text[cut:]: the cost of a decoder error depends on its position
     while allowance > 0 and (found := OBJECT.search(text, ends)):
         at = found.start()
         if at - cut > WINDOW_CHARS:

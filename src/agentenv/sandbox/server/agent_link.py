@@ -1,8 +1,8 @@
-"""The server's side of one slot agent: start runs, kill them, hear what became of them.
+"""The server's connection to one slot agent: start runs, kill them, receive their results.
 
-Whatever the agent says is input from an untrusted place: it is bounded, every descriptor is checked to
-be a socket (or a terminal), and a run nobody started means that the slot is lost. No pipe of a slot's is ever
-here: any process of the slot can hold up for ever whoever touches one (``slotagent/agent/relay.c``).
+The agent's messages are untrusted input: they are bounded, every descriptor is checked to be a socket (or a
+terminal), and a message about an unknown run means that the slot is lost. The server never has a pipe of a slot:
+any process of the slot could block it for ever (``slotagent/agent/relay.c``).
 """
 
 from __future__ import annotations
@@ -36,36 +36,37 @@ from agentenv.sandbox.slotagent.protocol import (
 )
 
 RUN_IDS = 512
-"""Run ids are reused from a ring. Each server generation (``era``) has its own, so that a server that comes
-back after a crash can have whatever its predecessors had running killed: their numbers are lower."""
+"""Run ids are reused cyclically. Each server generation (``era``) has its own, so that a restarted server can kill
+the runs of its predecessors: their numbers are lower."""
 MAX_ERA = 2**22
 MAX_UNSENT_BYTES = 4 * 1024 * 1024
-"""What may wait for the agent to read: it is busy for milliseconds when many sessions start at once."""
-_SCRIPT_PIPE, _TERMINAL = int(SCRIPT_PIPE), int(TERMINAL)  # enum arithmetic costs more than the system calls around it
+"""Data that may wait for the agent to read: it is busy for milliseconds when many sessions start at once."""
+# Plain numbers: enum arithmetic costs more than the surrounding system calls.
+_SCRIPT_PIPE, _TERMINAL = int(SCRIPT_PIPE), int(TERMINAL)
 
 _PTMX = os.makedev(5, 2)
 
 
 class RunEvents(Protocol):
-    """What happens to one run. After ``on_spawn_failed``, ``on_exit`` or ``on_lost`` nothing more does."""
+    """Events of one run. ``on_spawn_failed``, ``on_exit`` or ``on_lost`` comes last."""
 
     def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:
         """The run has begun. ``fds`` (stdout, stderr and, with SCRIPT_PIPE, the script) are sockets, or with
-        TERMINAL our side of its terminal; they are the receiver's to close. ``input_inode`` tells which pipe it
-        reads as its standard input (0: none)."""
+        TERMINAL our side of its terminal; the receiver closes them. ``input_inode``: the pipe that is its standard
+        input (0: none)."""
 
     def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
-        """The run could not be started; ``error`` is an errno, ``step`` says what failed."""
+        """The run could not be started; ``error`` is an errno, ``step`` the step that failed."""
 
     def on_exit(self, status: int, usage: Usage) -> None:
-        """The run's first process ended with this wait status. All that was printed by then is in the sockets."""
+        """The run's first process ended with this wait status. All output up to then is in the sockets."""
 
     def on_lost(self) -> None:
-        """The agent is gone; nothing will be known of the run."""
+        """The agent is gone; nothing more will be known of the run."""
 
 
 class TooManyRunsError(ValueError):
-    """The slot holds as many of the server's descriptors (or as many runs) as it may: nothing was started."""
+    """The slot has reached its limit of the server's descriptors (or of runs): nothing was started."""
 
     def __init__(self) -> None:
         super().__init__("the slot's limit of running programs is reached: end some of them")
@@ -85,8 +86,8 @@ class _Run:
 class AgentLink:
     """One agent's socket, from the supervisor's hand-over to :meth:`close`. Owns the socket.
 
-    ``on_lost(loss, reason)`` is called once when the agent cannot be used any more: with ``Loss.ended`` when its
-    end is closed, with another loss when it may still live.
+    ``on_lost(loss, reason)`` is called once when the agent becomes unusable: with ``Loss.ended`` when its end is
+    closed, with another loss when it may still be alive.
     """
 
     def __init__(
@@ -114,13 +115,13 @@ class AgentLink:
         poller.add(sock.fileno(), self._readable)
 
     def kill_former_runs(self) -> None:
-        """Kill what the previous servers (the eras before) had running here: nobody can have its results."""
+        """Kill the runs of previous servers (earlier eras): their results cannot be delivered any more."""
         self._send(encode(Kind.KILL_BEFORE, self._first_run))
 
     def spawn(self, payload: bytes, flags: int, fds: Sequence[int], events: RunEvents, *, keep_free: int = 0) -> int:
-        """Ask for a run and return its id. ``fds`` stay the caller's. Raises ValueError when the packet
-        would be too large, TooManyRunsError when the slot would hold more than its share of descriptors less
-        ``keep_free``; a lost agent is reported through ``events.on_lost``."""
+        """Start a run and return its id. ``fds`` stay the caller's. Raises ValueError when the packet would be too
+        large, TooManyRunsError when the slot would hold more than its share of descriptors less ``keep_free``; a
+        lost agent is reported through ``events.on_lost``."""
         sockets = 3 if flags & _SCRIPT_PIPE else 2
         started = _Run(events, sockets, sockets + len(fds), terminal=bool(flags & _TERMINAL))
         if self._held_by_runs + started.descriptors > self._max_descriptors - keep_free:
@@ -137,19 +138,19 @@ class AgentLink:
         return run
 
     def kill(self, run: int) -> None:
-        """Kill the whole tree of a run. Its ``on_exit`` follows. Nothing happens when it has ended."""
+        """Kill the whole tree of a run. Its ``on_exit`` follows. No effect when it has ended."""
         if run in self._runs:
             self._send(encode(Kind.KILL, run))
 
     def signal(self, run: int, number: int, began_s: float | None = None) -> None:
-        """Send a signal to the process group of a run's leader; with ``began_s`` (of CLOCK_BOOTTIME), to what was
-        started in it since then and runs in the foreground. Nothing happens when it has ended."""
+        """Send a signal to the process group of a run's leader; with ``began_s`` (of CLOCK_BOOTTIME), to foreground
+        processes started in it since then. No effect when it has ended."""
         if run in self._runs:
             payload = b"" if began_s is None else foreground_payload(began_s)
             self._send(encode(Kind.SIGNAL, run, number, payload))
 
     def close(self) -> None:
-        """Let go of the agent (its slot ends when every holder has). Runs hear ``on_lost``. Repeatable."""
+        """Release the agent (its slot ends when every holder has). Runs get ``on_lost``. Repeatable."""
         if self.closed:
             return
         self.closed = True
@@ -186,7 +187,7 @@ class AgentLink:
             self._unsent_bytes += len(packet)
 
     def _sent(self, packet: bytes, fds: Sequence[int]) -> bool:
-        """Whether the packet is gone (or the agent is, which is told later), not waiting for room."""
+        """Whether the packet was sent (or the agent is gone, which is reported later) instead of waiting for room."""
         try:
             send(self._sock, packet, fds)
         except BlockingIOError:
@@ -229,7 +230,7 @@ class AgentLink:
         except BlockingIOError:
             return
         except ProtocolError as error:
-            # The kernel drops descriptors that we have no room for: not the agent's doing, then.
+            # The kernel drops descriptors that we have no room for: then it is not the agent's fault.
             self._lose(Loss.broken if _room_for_descriptors() else Loss.no_descriptors, str(error))
             return
         except OSError as error:
@@ -282,7 +283,7 @@ class AgentLink:
         run.events.on_spawned(message.fds, inode)
 
     def _known(self, message: Message, *, spawned: bool) -> _Run | None:
-        """The run a message is about; None when it is a former server's (ignored)."""
+        """The run a message is about; None for a former server's (ignored)."""
         run = self._runs.get(message.run)
         if run is not None and run.spawned is spawned:
             return run

@@ -1,4 +1,4 @@
-"""The HTTP face of the sandbox server: routes, token, error bodies. No decisions about slots."""
+"""HTTP interface of the sandbox server: routes, token, error bodies. No decisions about slots."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SandboxApp:
-    """What the routes serve."""
+    """The application's state."""
 
     container: Container
     poller: Poller
@@ -54,7 +54,7 @@ class SandboxApp:
     watch: LoopWatch
 
     def application(self) -> web.Application:
-        """The routes, behind the token."""
+        """The application with its routes, protected by the token."""
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_MESSAGE_BYTES)
         application[STREAMS] = set()
         router = application.router
@@ -151,7 +151,7 @@ class SandboxApp:
                     continue
                 try:
                     self._take(message.data, outlet)
-                except Exception as error:  # as a response of HTTP it would end the stream, and every call on it
+                except Exception as error:  # as an HTTP response it would end the stream, and every call on it
                     log.exception("a message could not be taken")
                     outlet.send(_failure(InfraError(f"the message could not be taken: {error!r}"), message.data))
                 if outlet.clogged:
@@ -172,7 +172,7 @@ class SandboxApp:
             return
         if isinstance(message, Batch):
             statistics.batches += 1
-            # Most calls are answered by the time it leaves: one write less here, one wake-up less there.
+            # Most calls are answered by the time it is sent: this saves one write here and one wake-up there.
             outlet.send_along(b'{"type":"accepted","batch":%d}' % message.batch)
             self.container.ask(message.calls, outlet, len(text))
         elif isinstance(message, Cancel):
@@ -222,7 +222,7 @@ def _problem(error: ValidationError) -> str:
 
 
 def _failure(error: AgentEnvError, text: str | None) -> bytes:
-    """Names the batch when the message can be read that far."""
+    """A Failure that names the batch if the message can be read that far."""
     batch = None
     try:
         raw = json.loads(text) if text is not None else None

@@ -1,7 +1,7 @@
-"""``/v1/attachments/{call}/{field}``: large arguments on their way in, large results on their way out.
+"""``/v1/attachments/{call}/{field}``: upload of large arguments, download of large results.
 
-Raw bytes, piece by piece, over connections of their own: no message waits behind them, and the loop never has
-more than a piece in hand. Who may is told by the lease's key before anything is read.
+Raw bytes, piece by piece, over separate connections: no message waits behind them, and the loop handles one piece
+at a time. The lease's key is checked before anything is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class AttachmentRoutes:
         self._container = container
 
     def add_to(self, router: web.UrlDispatcher) -> None:
-        """Serve them."""
+        """Register the routes."""
         router.add_put("/v1/attachments/{call}/{field}", self._put)
         router.add_get("/v1/attachments/{call}/{field}", self._get, allow_head=False)
 
@@ -47,7 +47,7 @@ class AttachmentRoutes:
             if seen_bytes > 2 * MAX_FILE_BYTES:
                 raise web.HTTPRequestEntityTooLarge(MAX_FILE_BYTES, seen_bytes)
             if attached is None or refused is not None:
-                continue  # read to its end: the client hears of it when it has sent all
+                continue  # read to its end: the client gets the answer when it has sent everything
             try:
                 attached.feed(piece, turn)
             except AgentEnvError as error:
@@ -70,7 +70,7 @@ class AttachmentRoutes:
         for piece in _pieces(raw, skip):
             try:
                 await in_time(response.write(piece))
-                await asyncio.sleep(0)  # a client that reads as fast as we write would have the loop to itself
+                await asyncio.sleep(0)  # a client that reads as fast as we write would monopolise the loop
                 self._container.fetched(key, call_id, field)  # the lease may have ended
             except (TimeoutError, AgentEnvError):
                 if request.transport is not None:
@@ -98,7 +98,7 @@ def _named(request: web.Request) -> tuple[str, str]:
 
 
 def _skipped(request: web.Request, size_bytes: int) -> int:
-    """From where on it is wanted."""
+    """The offset requested by the client."""
     try:
         skip = int(request.query.get("from", "0"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Runs the calls of one slot, one at a time: starts them, ends them in time, makes their answers."""
+"""Runs the calls of one slot, one at a time: starts them, enforces deadlines, builds answers."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ from agentenv.sessions.start_errors import cannot_start
 from agentenv.wire.tools import BashArguments
 
 KILL_GRACE_S = 15.0
-"""How long the agent may take to end a killed call (a fork bomb, on a busy machine) before the slot counts
-as lost."""
+"""Time for the agent to end a killed call (a fork bomb, on a busy machine) before the slot counts as lost."""
 
 log = logging.getLogger(__name__)
 
 
 class _StoppedError(Exception):
-    """The call was told to end while its file operation ran."""
+    """The call was stopped while its file operation was running."""
 
 
 class CallRunner:
-    """From a slot's hand-over to :meth:`close`. ``call_ended`` is called after each call's answer; ``lost``
-    when the agent does not do as told."""
+    """From a slot's hand-over to :meth:`close`. ``call_ended`` is called after each call's answer; ``lost`` when
+    the agent does not obey."""
 
     def __init__(
         self,
@@ -51,17 +50,18 @@ class CallRunner:
         self._current: CallInFlight | None = None
 
     def prepare(self) -> None:
-        """Have a shell ready for the next call, while there is nothing else to do."""
+        """Prepare a shell for the next call while there is nothing else to do."""
         if self._current is None and not self._io.link.closed:
             self._shells.ask_spare()
-            # Read here, not when the next call begins: it costs as much as a hop between processes.
+            # Read here instead of at the next call's start: it costs as much as a hop between processes.
             self._io.limits.begin()
 
     def begin(self, asked: CallInFlight) -> None:
-        """Start the call. Its answer comes later, never from within; whatever goes wrong is that call's answer."""
+        """Start the call. Its answer comes later, never from within this method; any failure becomes that call's
+        answer."""
         self._current = asked
         asked.started_at = self._loop.time()
-        # First: whatever becomes of the rest, the call ends.
+        # First: whatever happens to the rest, the call ends.
         asked.timer = self._loop.call_at(asked.started_at + asked.timeout_s, self.stop, asked, Stop.deadline)
         try:
             if isinstance(asked.arguments, BashArguments):
@@ -85,7 +85,7 @@ class CallRunner:
         return self._io.limits.take_above()
 
     def stop(self, asked: CallInFlight, why: Stop) -> None:
-        """Kill the running call; its answer follows with what it printed so far. Repeatable."""
+        """Kill the running call; its answer follows with its output so far. Repeatable."""
         if asked is not self._current or asked.stop:
             return
         asked.stop = why
@@ -96,7 +96,7 @@ class CallRunner:
             asked.process.kill()
 
     def abandon(self, asked: CallInFlight) -> None:
-        """The call is answered by somebody else; its process does not matter any more."""
+        """The call was answered by other means; its process is ignored from now on."""
         if asked is self._current:
             self._current = None
         if asked.process is not None:
@@ -105,7 +105,7 @@ class CallRunner:
             asked.task.cancel()
 
     def close(self) -> None:
-        """Let go of the agent and of everything held for it. Repeatable."""
+        """Release the agent and everything held for it. Repeatable."""
         if self._current is not None:
             self.abandon(self._current)
         self._io.link.close()
@@ -121,7 +121,7 @@ class CallRunner:
 
     def _bash_ended(self, process: Process) -> None:
         asked = self._current
-        # A lost agent is reported to the slot, which answers for every call of its lease.
+        # A lost agent is reported to the slot, which answers every call of its lease.
         if asked is None or process.outcome is Outcome.lost:
             return
         assert isinstance(asked.arguments, BashArguments)
@@ -141,7 +141,7 @@ class CallRunner:
         self._end(asked, ended(asked, now, fields))
 
     def _check_above(self) -> None:
-        """Raises InfraError when a limit above the slot struck in it: what the call left may be spoiled."""
+        """Raise InfraError when a limit above the slot was reached during the call: its effects may be incomplete."""
         if above := self._io.limits.take_above():
             raise InfraError(above)
 
@@ -159,7 +159,7 @@ class CallRunner:
         except _StoppedError:
             result = ended(asked, self._loop.time(), {})
         except LeaseLostError:
-            return  # the slot answers for every call of its lease
+            return  # the slot answers every call of its lease
         except AgentEnvError as error:
             content, result = NO_CONTENT, refusal(asked.call_id, error)
         except Exception as error:
@@ -177,8 +177,8 @@ class _Runner:
         self._asked = asked
 
     async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
-        """Run to its end. Raises _StoppedError when the call was told to end, LeaseLostError when the
-        slot was lost, InvalidArgumentsError when argv is too large."""
+        """Run to its end. Raises _StoppedError when the call was stopped, LeaseLostError when the slot was lost,
+        InvalidArgumentsError when argv is too large."""
         if self._asked.stop:
             raise _StoppedError
         over: asyncio.Future[None] = self._io.poller.loop.create_future()
@@ -205,7 +205,7 @@ def _finished(process: Process) -> Finished:
     assert process.stdout is not None
     assert process.stderr is not None
     pieces, dropped = process.stdout.kept.pieces()
-    # What was cut is of no use to those who run programs here: they go by the count.
+    # Truncated output is of no use to those who run programs here: they check the count.
     stdout = pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
     stderr = b"".join(process.stderr.kept.parts())
     return Finished(code if code >= 0 else 128 - code, stdout, stderr, dropped)

@@ -1,4 +1,4 @@
-"""A call that was asked for, and its answer as it goes over the wire."""
+"""A call in flight, and its answer as sent over the wire."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from agentenv.wire.base import LARGE_BYTES, WireModel
 from agentenv.wire.calls import Call
 
 Fields = dict[str, Any]
-"""Fields of a :class:`agentenv.wire.calls.CallResult`, without those at their default: what it takes to
-build and dump the model is a good part of a short call. The golden samples hold the two together. ``stdout``
-and ``stderr`` may be :data:`agentenv.sandbox.server.replies.Raw`, which is sent as an attachment."""
+"""Fields of a :class:`agentenv.wire.calls.CallResult`, without those at their default: building and dumping the
+model would take a good part of a short call. The golden samples keep the two consistent. ``stdout`` and ``stderr``
+may be :data:`agentenv.sandbox.server.replies.Raw`, which is sent as an attachment."""
 
 _HEAD = b'{"type":"result","result":'
 
 
 class Stop(StrEnum):
-    """Why a running call was told to end."""
+    """Why a running call is stopped."""
 
     no = ""
     deadline = "deadline"
@@ -38,7 +38,7 @@ class Stop(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A tool's reply: its JSON in pieces, and beside it what is too large to be JSON, by its field."""
+    """A tool's reply: its JSON in pieces, and fields too large for JSON, by name."""
 
     json: Raw = ()
     raw: Mapping[str, Raw] = field(default_factory=dict)
@@ -48,20 +48,20 @@ NO_CONTENT = Content()
 
 
 class Outlet(Protocol):
-    """A connection that answers go to."""
+    """A connection to which answers are sent."""
 
     closed: bool
 
     def deliver(self, asked: CallInFlight) -> None:
-        """Send ``asked.message`` when there is room, then tell its reply memory."""
+        """Send ``asked.message`` when there is room, then notify its reply memory."""
 
     def refuse(self, call_id: str, message: bytes) -> None:
         """Send the answer to a call that is not remembered."""
 
 
 class CallInFlight(Reply):
-    """One call in its slot. ``outlets`` are the open connections that asked for it; ``attached`` are its large
-    arguments, which ``arguments`` have empty."""
+    """One call in its slot. ``outlets``: the open connections that submitted it; ``attached``: its large arguments,
+    which are empty in ``arguments``."""
 
     __slots__ = (
         "arguments",
@@ -106,8 +106,8 @@ class CallInFlight(Reply):
         self.timer: asyncio.TimerHandle | None = None
 
     def asked_again(self, outlet: Outlet) -> None:
-        """Somebody else wants the answer (too), or the same one over a new connection. Which connection is the
-        one that lives cannot be told from the order of arrival: every open one is answered."""
+        """The call was submitted again, by another client or over a new connection. The order of arrival does not
+        show which connection is alive, so every open one is answered."""
         self.outlets = [known for known in self.outlets if not known.closed and known is not outlet]
         self.outlets.append(outlet)
         if self.message is not None:
@@ -115,7 +115,7 @@ class CallInFlight(Reply):
 
 
 def answer(asked: CallInFlight, fields: Fields, statistics: Statistics, content: Content = NO_CONTENT) -> None:
-    """The call ended with this result: remember it, count it, and give it to every connection that asked."""
+    """The call ended with this result: remember it, count it, and send it to every connection that submitted it."""
     fields, raw = detached(fields, content)
     message = encode_result(fields, b"" if "content" in raw else b"".join(content.json))
     asked.memory.finish(asked, message, raw)
@@ -137,7 +137,7 @@ def answer(asked: CallInFlight, fields: Fields, statistics: Statistics, content:
 
 
 def detached(fields: Fields, content: Content) -> tuple[Fields, dict[str, Raw]]:
-    """The fields that go into the message, which names what is to be fetched; and that, by its field."""
+    """Split the fields into those of the message, which lists its attachments, and the attachments by field."""
     raw = dict(content.raw)
     if size_of(content.json) > LARGE_BYTES:
         raw["content"] = content.json
@@ -155,7 +155,7 @@ def detached(fields: Fields, content: Content) -> tuple[Fields, dict[str, Raw]]:
 
 
 def ended(asked: CallInFlight, now: float, left: Fields) -> Fields:
-    """The result of a call that ran, or was cancelled while it waited; ``left`` is what the tool says."""
+    """The result of a call that ran, or was cancelled while queued; ``left`` are the tool's fields."""
     fields: Fields = {"id": asked.call_id, **left}
     fields["queue_s"] = (asked.started_at or now) - asked.asked_at
     if asked.started_at:

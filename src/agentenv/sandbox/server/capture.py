@@ -1,4 +1,4 @@
-"""What a command printed: head and tail under a cap, however much it was."""
+"""Captures a command's output: head and tail under a cap, however long it is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from agentenv.sessions.allowance import Allowance
 from agentenv.sessions.head_tail import HeadTail
 
 _READ_BYTES = 256 * 1024
-"""More than the agent's socket holds, as the kernel makes it."""
+"""More than the capacity of the agent's socket."""
 _FLOOD_BYTES_PER_S = 256 * 1024 * 1024
-"""How fast one output is read at most: a flood must not eat the event loop."""
+"""Maximum read rate per output, so that a flood does not take up the event loop."""
 _FLOOD_BURST_BYTES = 16 * 1024 * 1024
 
 
@@ -28,17 +28,17 @@ class OutputReader:
         self.kept = HeadTail(cap_bytes)
 
     def watch(self) -> None:
-        """Read whenever there is something to read."""
+        """Start reading whenever there is data."""
         self._poller.add(self._fd, self._readable)
 
     def finish(self) -> None:
-        """The run has ended: read the rest, which is here already, and let go."""
+        """The run has ended: read the rest, which is already here, and release the descriptor."""
         while self._fd >= 0:
             if self._read() is None:
                 self.close()
 
     def close(self) -> None:
-        """Let go of it. Who still prints is not disturbed. Repeatable."""
+        """Release the descriptor. Writers are not disturbed. Repeatable."""
         if self._fd >= 0:
             self._poller.remove(self._fd)
             os.close(self._fd)
@@ -50,7 +50,7 @@ class OutputReader:
             self._throttle(count)
 
     def _read(self) -> int | None:
-        """One read: how many bytes; 0 at the end (now closed); None when there is nothing now."""
+        """One read: number of bytes; 0 at the end (now closed); None if nothing is available now."""
         try:
             chunk = os.read(self._fd, _READ_BYTES)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Connections that answers go out on: the stream (WebSocket) and the reply of ``POST /v1/batch``."""
+"""Connections for answers: the stream (WebSocket) and the reply of ``POST /v1/batch``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _SHORT, _LONG = struct.Struct("!BBH"), struct.Struct("!BBQ")
 
 
 class StreamOutlet:
-    """One WebSocket. Whatever is ready in one turn of the loop goes out in one write, each as a text
-    message of its own; a client that does not read is asked again and again, and holds nobody up."""
+    """One WebSocket. All answers ready in one iteration of the loop are sent in one write, each as a separate text
+    message. A client that does not read is retried, and blocks nobody."""
 
     def __init__(self, transport: asyncio.Transport, poller: Poller, sent: Callable[[CallInFlight], None]) -> None:
         self.closed = False
@@ -39,8 +39,8 @@ class StreamOutlet:
 
     @property
     def clogged(self) -> bool:
-        """Whether the client reads so little that nothing more should be read of it. Answers that wait do not
-        count: they are bounded where they are remembered, and what cancels or forgets them has to be read."""
+        """Whether the client reads so little that no more of its messages should be read. Waiting answers do not
+        count: they are bounded in the reply memory, and messages that cancel or forget them have to be read."""
         return self._own_bytes > _MAX_OWN_BYTES
 
     def deliver(self, asked: CallInFlight) -> None:
@@ -52,24 +52,24 @@ class StreamOutlet:
         self._push(message)
 
     def send(self, message: bytes) -> None:
-        """Send a message that answers no call."""
+        """Send a message that does not answer a call."""
         self._push(message)
 
     def send_along(self, message: bytes) -> None:
-        """Send a message with the next one, or in a millisecond or two when there is none."""
+        """Send a message together with the next one, or within a millisecond or two if there is none."""
         self._ready.append(message)
         self._own_bytes += len(message)
         if not self._scheduled:
             self._poller.later(self, self._flush)
 
     async def room(self) -> None:
-        """Until the client has read: what it asks for next can be read then."""
+        """Wait until the client has read: then its next messages can be read."""
         while self._own_bytes and not self.closed:
             self._drained = self._poller.loop.create_future()
             await self._drained
 
     def close(self) -> None:
-        """Nothing is sent any more. Repeatable. Calls go on; their answers are remembered."""
+        """Stop sending. Repeatable. Calls continue; their answers are remembered."""
         self.closed = True
         self._poller.not_later(self)
         self._ready.clear()
@@ -123,7 +123,7 @@ class StreamOutlet:
 
 
 class BatchOutlet:
-    """The lines of one ``POST /v1/batch``: it waits for its own calls, whoever else asks for them."""
+    """The lines of one ``POST /v1/batch``: it waits for its own calls, whoever else submitted them."""
 
     def __init__(self, ids: set[str], sent: Callable[[CallInFlight], None]) -> None:
         self.closed = False
@@ -142,7 +142,7 @@ class BatchOutlet:
         self._answer(call_id, None, message)
 
     async def write_all(self, response: web.StreamResponse) -> None:
-        """Write each answer as a line, the moment it is ready, until every call has one."""
+        """Write each answer as a line as soon as it is ready, until every call has one."""
         while self._missing or self._ready:
             await self._woken.wait()
             self._woken.clear()

@@ -1,4 +1,4 @@
-"""All slots of one server: calls and leases find their slot here."""
+"""All slots of one server: routes calls and leases to their slot."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ log = logging.getLogger(__name__)
 
 
 class Container:
-    """The server without its HTTP. ``boot`` is this process's own name, new at every start."""
+    """The server without HTTP. ``boot`` identifies this process, new at every start."""
 
     def __init__(self, slots: int, context: ServerContext) -> None:
         self.boot = secrets.token_hex(8)
         self.draining = False
         self.counted = context.statistics
         self.supervisor_stalls = Stalls()
-        """Of the supervisor's event loop, as it last told them."""
+        """Stalls of the supervisor's event loop, as last reported."""
         self._context = context
         self._heard_at_s = context.poller.loop.time()
         self._slots = [Slot(index, context) for index in range(slots)]
@@ -61,16 +61,16 @@ class Container:
 
     @property
     def settled(self) -> bool:
-        """Whether the supervisor has said of every slot what it is."""
+        """Whether the supervisor has reported the state of every slot."""
         return all(slot.state is not SlotState.resetting for slot in self._slots)
 
     @property
     def supervisor_silent_s(self) -> float:
-        """For how long the supervisor has owed an answer."""
+        """Seconds for which the supervisor has not answered."""
         return self._context.supervisor.silent_s(self._context.poller.loop.time())
 
     def close(self) -> None:
-        """Let go of every slot; they live on in the supervisor's hands. Repeatable."""
+        """Release every slot; the supervisor keeps them running. Repeatable."""
         self.draining = True
         for slot in self._slots:
             slot.close()
@@ -78,7 +78,8 @@ class Container:
     # -- the supervisor ----------------------------------------------------------------------------
 
     def take(self, received: Received) -> None:
-        """What the supervisor says of a slot. Raises ProtocolError when it cannot be (nothing leaks)."""
+        """Process a packet of the supervisor about a slot. Raises ProtocolError when it is impossible (nothing
+        leaks)."""
         match received:
             case Pong():
                 self._context.supervisor.answered()
@@ -100,8 +101,8 @@ class Container:
     # -- calls -------------------------------------------------------------------------------------
 
     def ask(self, calls: Sequence[Call], outlet: Outlet, size_bytes: int) -> None:
-        """Run these calls, or tell what became of them; together they took ``size_bytes`` of JSON. Each
-        gets its one answer through ``outlet``, unless the same is asked again over another."""
+        """Run these calls, or answer for those already known; together they took ``size_bytes`` of JSON. Each gets
+        one answer through ``outlet``, unless it is resubmitted over another."""
         held_bytes = size_bytes // max(1, len(calls))
         for call in calls:
             try:
@@ -111,13 +112,12 @@ class Container:
                 outlet.refuse(call.id, encode_result(refusal(call.id, error)))
 
     def beside(self, key: LeaseKey) -> tuple[SlotIo, dict[str, str]]:
-        """What a transfer runs with: its slot's agent, and the environment of commands. Raises
-        StaleLeaseError, SandboxUnavailableError."""
+        """Slot agent and environment for a transfer. Raises StaleLeaseError, SandboxUnavailableError."""
         return self._slot(key.slot).beside(key), self._context.env
 
     def cancel(self, calls: Iterable[CallKey], outlet: Outlet) -> None:
-        """End these calls; each that still ran gets its (cancelled) answer, over ``outlet`` too; the answers of the
-        others are forgotten. Nothing happens to calls that are not known, or not of that lease."""
+        """Cancel these calls: each running one gets its (cancelled) answer, over ``outlet`` too; answers of the
+        others are forgotten. Calls that are unknown, or of another lease, are ignored."""
         for call in calls:
             if (asked := self._known(call.id, call.lease)) is None:
                 continue
@@ -128,27 +128,27 @@ class Container:
                 self.forget((call,))
 
     def forget(self, calls: Iterable[CallKey]) -> None:
-        """These answers arrived, or the call will not be asked. Nothing happens to calls that are not known, or not
-        of that lease."""
+        """These answers arrived, or the call will not be submitted. Calls that are unknown, or of another lease,
+        are ignored."""
         for call in calls:
             if (asked := self._known(call.id, call.lease)) is not None:
                 asked.memory.forget(asked)
                 self._slots[asked.slot].made_room()
             elif call.id not in self._context.index and call.lease.slot < len(self._slots):
-                with contextlib.suppress(AgentEnvError):  # nothing is kept for a lease that has ended, however it did
+                with contextlib.suppress(AgentEnvError):  # nothing is kept for a lease that has ended, however it ended
                     self._slots[call.lease.slot].admit(call.lease).inbox.drop(call.id)
 
     def inbox(self, key: LeaseKey, call_id: str) -> Inbox:
-        """Where the attachments of a call wait that will be asked. Raises StaleLeaseError, ProtocolError when the
-        call was asked already."""
+        """Inbox for the attachments of a call that will be submitted. Raises StaleLeaseError, ProtocolError when it
+        was submitted already."""
         memory = self._slot(key.slot).admit(key)
         if call_id in self._context.index or memory.has_ended(call_id):
             raise ProtocolError(f"call {call_id!r} was asked already")
         return memory.inbox
 
     def fetched(self, key: LeaseKey, call_id: str, field: str) -> Raw:
-        """What a finished call left to be fetched; empty once it is forgotten. Raises StaleLeaseError,
-        CallLostError when there is no such thing."""
+        """Attachments of a finished call's result; empty once it is forgotten. Raises StaleLeaseError,
+        CallLostError when there is no such call."""
         memory = self._slot(key.slot).admit(key)
         asked = self._known(call_id, key)
         raw = None if asked is None or asked.memory is not memory else asked.attachments.get(field)
@@ -186,7 +186,7 @@ class Container:
             raise
 
     def _known(self, call_id: str, lease: LeaseKey) -> CallInFlight | None:
-        """The call of that id, when it is that lease's."""
+        """The call of that id, if it belongs to that lease."""
         asked = self._context.index.get(call_id)
         if not isinstance(asked, CallInFlight) or asked.slot != lease.slot:
             return None
@@ -195,7 +195,7 @@ class Container:
     # -- leases ------------------------------------------------------------------------------------
 
     def lease(self, request: LeaseRequest) -> LeaseGrant:
-        """Raises InfraError when the slot is not free, SandboxUnavailableError when draining."""
+        """Lease a slot. Raises InfraError when the slot is not free, SandboxUnavailableError when draining."""
         if self.draining:
             raise SandboxUnavailableError("the sandbox server is shutting down", next_step="lease elsewhere")
         return self._slot(request.slot).grant(request).as_grant()
@@ -249,7 +249,7 @@ class Container:
         return counted.as_dict()
 
     def states(self) -> dict[str, int]:
-        """How many slots are in each state, those with none included."""
+        """Number of slots per state, including empty states."""
         states = [slot.state for slot in self._slots]
         return {state.value: states.count(state) for state in SlotState}
 

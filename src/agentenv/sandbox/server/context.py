@@ -1,4 +1,4 @@
-"""What all slots of one server share."""
+"""State shared by all slots of one server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentenv.sandbox.server.supervisor_link import SupervisorLink
 
 @dataclass(frozen=True)
 class ServerContext:
-    """``index`` finds any remembered call of any lease by its id; ``env`` is every command's;
+    """``index`` finds any remembered call of any lease by its id; ``env`` is the environment of every command; for
     ``shell`` see :class:`agentenv.sandbox.server.tools.bash.Shells`."""
 
     poller: Poller
@@ -24,6 +24,6 @@ class ServerContext:
     spare_shells: bool
     shell: str = ""
     descriptors: int = MOST_PER_SLOT
-    """How many of this process's file descriptors one slot may hold."""
+    """Maximum number of this process's file descriptors per slot."""
     statistics: Statistics = field(default_factory=Statistics)
     index: dict[str, Reply] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""What calls of one lease brought along: their large arguments, and a budget for all that waits.
+"""Attachments of the calls of one lease, and a memory budget for waiting calls.
 
-A large argument is received before its call, piece by piece, into a file in memory, which a program of the slot
-is then given as its standard input: the server never holds it as an object of its own.
+A large argument is received before its call, piece by piece, into a file in memory, which is then the standard
+input of a program in the slot: the server never holds it as a Python object.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.calls import Attachment
 
 MAX_WAITING_BYTES = 128 * 1024 * 1024
-"""What the calls of one lease that wait or run may hold: their JSON and their attachments."""
+"""Memory limit for waiting and running calls of one lease: JSON and attachments."""
 MAX_ATTACHED = 64
-"""Attachments of one lease that wait or are in use; each is a descriptor of the server's."""
+"""Limit of attachments per lease that wait or are in use; each takes a descriptor of the server."""
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 class Attached:
-    """One attachment: written piece by piece, then sealed and read by whoever needs it. Owns its descriptor until
-    :meth:`close`."""
+    """One attachment: written piece by piece, then sealed and read. Owns its descriptor until :meth:`close`."""
 
     __slots__ = ("_give", "_on_close", "_take", "_turn", "closed", "fd", "size_bytes")
 
@@ -42,8 +41,8 @@ class Attached:
         return f"Attached({self.size_bytes} bytes{', closed' if self.closed else ''})"
 
     def begin(self, at: int) -> int:
-        """What comes next is what belongs behind the first ``at`` bytes, which are here. Returns what :meth:`feed`
-        wants to be told: whoever began before may not go on."""
+        """Start receiving at offset ``at``, which must be the current size. Returns a token for :meth:`feed`;
+        earlier writers must not continue."""
         self._turn += 1
         if at < self.size_bytes:
             os.ftruncate(self.fd, at)
@@ -52,8 +51,8 @@ class Attached:
         return self._turn
 
     def feed(self, piece: bytes, turn: int) -> None:
-        """Take the next bytes. Raises InvalidArgumentsError, SandboxUnavailableError when there are too many,
-        StaleLeaseError when the lease has ended meanwhile, or somebody else began."""
+        """Append bytes. Raises InvalidArgumentsError, SandboxUnavailableError when there are too many,
+        StaleLeaseError when the lease has ended meanwhile, or another writer has begun."""
         if self.closed or turn != self._turn:
             raise _gone()
         if self.size_bytes + len(piece) > MAX_FILE_BYTES:
@@ -67,16 +66,16 @@ class Attached:
             at, rest = at + written, rest[written:]
 
     def seal(self) -> None:
-        """It is whole: nobody can change it from here on, whoever else is given its descriptor."""
+        """The attachment is complete: nobody can change it from here on, whoever else gets its descriptor."""
         self._turn += 1
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
 
     def reader(self) -> BinaryIO:
-        """A file of its own to read it from, from the start. The caller closes it."""
+        """A separate file object reading from the start. The caller closes it."""
         return io.BufferedReader(_Reader(os.dup(self.fd)))
 
     def text(self, field: str, max_bytes: int) -> str:
-        """All of it as text. Raises InvalidArgumentsError when it is larger than ``max_bytes``, or no UTF-8."""
+        """The whole text. Raises InvalidArgumentsError when it is larger than ``max_bytes``, or not UTF-8."""
         if self.size_bytes > max_bytes:
             raise InvalidArgumentsError(f"{field}: {self.size_bytes} bytes exceed the limit of {max_bytes} bytes")
         try:
@@ -85,7 +84,7 @@ class Attached:
             raise InvalidArgumentsError(f"{field}: is not UTF-8: {error.reason}") from error
 
     def close(self) -> None:
-        """Let go of it. Repeatable."""
+        """Release it. Repeatable."""
         if not self.closed:
             self.closed = True
             os.close(self.fd)
@@ -94,7 +93,7 @@ class Attached:
 
 
 class _Reader(io.RawIOBase):
-    """Reads a descriptor by position: where others who share it are does not matter."""
+    """Reads a descriptor by position, independent of others who share it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -123,7 +122,7 @@ class _Reader(io.RawIOBase):
 
 
 class Inbox:
-    """The attachments of one lease, and the bytes its calls hold. ``counted`` hears of every change of them."""
+    """The attachments of one lease, and the bytes its calls hold. ``counted`` is notified of every change."""
 
     def __init__(self, counted: Callable[[int], None] = lambda _: None, *, max_bytes: int = MAX_WAITING_BYTES) -> None:
         self._counted = counted
@@ -136,7 +135,7 @@ class Inbox:
         return f"Inbox({len(self._waiting)} waiting, {self.held_bytes} bytes held)"
 
     def hold(self, size_bytes: int) -> None:
-        """Charge so much to the lease. Raises SandboxUnavailableError when its budget is used up."""
+        """Charge an amount to the lease. Raises SandboxUnavailableError when its budget is used up."""
         if self.held_bytes + size_bytes > self._max_bytes:
             raise SandboxUnavailableError(
                 f"the calls that wait in this slot hold {self.held_bytes} bytes; at most {self._max_bytes} may wait",
@@ -146,13 +145,13 @@ class Inbox:
         self._counted(size_bytes)
 
     def let_go(self, size_bytes: int) -> None:
-        """Give back what :meth:`hold` charged."""
+        """Return an amount charged by :meth:`hold`."""
         self.held_bytes -= size_bytes
         self._counted(-size_bytes)
 
     def receive(self, call_id: str, field: str, at: int) -> Attached | None:
-        """The attachment whose first ``at`` bytes are here, or a new one when ``at`` is 0; None when it has fewer.
-        Raises SandboxUnavailableError when there are too many."""
+        """The attachment of which the first ``at`` bytes have arrived, or a new one when ``at`` is 0; None when
+        fewer have. Raises SandboxUnavailableError when there are too many."""
         attached = self._waiting.get((call_id, field))
         if attached is None and at == 0:
             if self._open >= MAX_ATTACHED:
@@ -162,13 +161,13 @@ class Inbox:
         return attached if attached is not None and at <= attached.size_bytes else None
 
     def size_of(self, call_id: str, field: str) -> int:
-        """How much of it is here."""
+        """Number of bytes that have arrived."""
         attached = self._waiting.get((call_id, field))
         return 0 if attached is None else attached.size_bytes
 
     def take(self, call_id: str, wanted: tuple[Attachment, ...]) -> dict[str, Attached]:
         """The attachments of a call that begins; the caller closes them. Raises SandboxUnavailableError when one is
-        not here, whole."""
+        missing or incomplete."""
         found = {part.field: self._waiting.get((call_id, part.field)) for part in wanted}
         for part in wanted:
             attached = found[part.field]
@@ -179,12 +178,12 @@ class Inbox:
         return {field: attached for field, attached in found.items() if attached is not None}
 
     def drop(self, call_id: str) -> None:
-        """Let go of what waits for this call. Nothing happens when nothing does."""
+        """Release the attachments waiting for this call, if any."""
         for key in [key for key in self._waiting if key[0] == call_id]:
             self._waiting.pop(key).close()
 
     def close(self) -> None:
-        """The lease has ended. Repeatable."""
+        """The lease has ended: release everything. Repeatable."""
         while self._waiting:
             self._waiting.popitem()[1].close()
 
@@ -197,6 +196,6 @@ def _gone() -> StaleLeaseError:
 
 
 def close_all(attached: Mapping[str, Attached]) -> None:
-    """Let go of a call's attachments. Repeatable."""
+    """Release a call's attachments. Repeatable."""
     for each in attached.values():
         each.close()

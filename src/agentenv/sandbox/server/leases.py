@@ -1,4 +1,4 @@
-"""A lease as its slot keeps it, and as the supervisor remembers it for a server that comes back. Pure."""
+"""A lease as its slot keeps it, and as the supervisor remembers it for a restarted server. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Lease:
     request_id: str
     expires_at_s: float
     era: int = 0
-    """How many times a server came back to this lease."""
+    """How many times a restarted server has taken over this lease."""
     sealed: bool = False
-    """Whether its slot has been sealed: what runs there from then on is a verifier's."""
+    """Whether its slot has been sealed: from then on it runs a verifier."""
 
     @classmethod
     def grant(cls, request: LeaseRequest, epoch: int, now_s: float) -> Lease:
@@ -32,16 +32,16 @@ class Lease:
         return cls(key, request.trajectory, request.ttl_s, request.request_id, now_s + request.ttl_s)
 
     def admits(self, key: LeaseKey) -> bool:
-        """Whether ``key`` is this lease's, told in a time that says nothing of the secret."""
+        """Whether ``key`` is this lease's, compared in constant time."""
         same = hmac.compare_digest(self.key.secret.encode(), key.secret.encode())
         return same and key.epoch == self.key.epoch and key.slot == self.key.slot
 
     def as_grant(self) -> LeaseGrant:
-        """What the client is told."""
+        """The grant sent to the client."""
         return LeaseGrant(key=self.key, trajectory=self.trajectory, ttl_s=self.ttl_s)
 
     def to_memory(self) -> dict[str, Any]:
-        """What the supervisor keeps."""
+        """The form kept by the supervisor."""
         return {
             "epoch": self.key.epoch,
             "secret": self.key.secret,
@@ -54,8 +54,8 @@ class Lease:
 
     @classmethod
     def from_memory(cls, slot: int, kept: dict[str, Any], now_s: float) -> Lease:
-        """The lease as a server that came back takes it up, in its next era, for one more ttl. Raises
-        ProtocolError for anything that :meth:`to_memory` did not write."""
+        """The lease as taken over by a restarted server, in its next era, for one more ttl. Raises ProtocolError
+        for anything that :meth:`to_memory` did not write."""
         try:
             key = LeaseKey(slot=slot, epoch=kept["epoch"], secret=kept["secret"])
             ttl_s, era = float(kept["ttl_s"]), int(kept["era"])

@@ -1,7 +1,7 @@
-"""What the server counts, as plain integers: an increment is all a call pays for it.
+"""Counters of the server as plain integers: each call costs only increments.
 
-``GET /metrics`` writes them as Prometheus reads them. By hand, on purpose: it is a page of code, and the
-server then needs no package more than it has.
+``GET /metrics`` returns them in Prometheus' text format. Written by hand: it is a page of code, and the server
+needs no additional package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Statistics:
 
     calls: int = 0
     calls_cold: int = 0
-    """Bash calls that found no spare shell."""
+    """Bash calls that found no spare shell ready."""
     calls_timed_out: int = 0
     calls_cancelled: int = 0
     calls_oom_killed: int = 0
@@ -39,7 +39,7 @@ class Statistics:
     leases_expired: int = 0
     slots_lost: int = 0
     held_bytes: int = 0
-    """What the calls that wait or run hold: their JSON and their attachments."""
+    """Memory held by waiting and running calls: their JSON and attachments."""
     streams: int = 0
     slots_free: int = 0
     slots_leased: int = 0
@@ -47,7 +47,7 @@ class Statistics:
     calls_queued: int = 0
 
     def hold(self, size_bytes: int) -> None:
-        """Calls hold so much more (or less)."""
+        """Change the amount held by calls."""
         self.held_bytes += size_bytes
 
     def as_dict(self) -> dict[str, int]:
@@ -57,7 +57,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of the server; ``field`` is where its value is in :class:`Statistics`, if it is there."""
+    """One metric of the server; ``field`` names its value in :class:`Statistics`, if it is there."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -66,31 +66,44 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
-INFO = Metric("agentenv_sandbox_info", "gauge", "Always 1; the labels say what runs.", "", ("version", "isolation"))
+INFO = Metric(
+    "agentenv_sandbox_info", "gauge", "Always 1; the labels tell what is running.", "", ("version", "isolation")
+)
 SLOTS = Metric("agentenv_sandbox_slots", "gauge", "Slots by state.", "", ("state",))
 COUNTED = (
-    Metric("agentenv_sandbox_calls_total", "counter", "Tool calls that ended.", "calls"),
-    Metric("agentenv_sandbox_calls_cold_total", "counter", "Bash calls that found no spare shell.", "calls_cold"),
-    Metric("agentenv_sandbox_calls_timed_out_total", "counter", "Calls ended by their deadline.", "calls_timed_out"),
-    Metric("agentenv_sandbox_calls_cancelled_total", "counter", "Calls their caller ended.", "calls_cancelled"),
+    Metric("agentenv_sandbox_calls_total", "counter", "Finished tool calls.", "calls"),
+    Metric("agentenv_sandbox_calls_cold_total", "counter", "Bash calls that found no spare shell ready.", "calls_cold"),
+    Metric("agentenv_sandbox_calls_timed_out_total", "counter", "Calls that timed out.", "calls_timed_out"),
+    Metric("agentenv_sandbox_calls_cancelled_total", "counter", "Calls cancelled by their caller.", "calls_cancelled"),
     Metric(
         "agentenv_sandbox_calls_oom_killed_total",
         "counter",
-        "Calls in which the kernel killed for the slot's memory limit.",
+        "Calls with a process killed by the slot's memory limit.",
         "calls_oom_killed",
     ),
-    Metric("agentenv_sandbox_calls_faulted_total", "counter", "Results with a fault of any kind.", "calls_faulted"),
-    Metric("agentenv_sandbox_calls_asked_again_total", "counter", "Calls asked about again.", "calls_asked_again"),
+    Metric("agentenv_sandbox_calls_faulted_total", "counter", "Results with a fault other than none.", "calls_faulted"),
+    Metric(
+        "agentenv_sandbox_calls_asked_again_total", "counter", "Calls resubmitted by their client.", "calls_asked_again"
+    ),
     Metric("agentenv_sandbox_batches_total", "counter", "Batches received.", "batches"),
-    Metric("agentenv_sandbox_messages_refused_total", "counter", "Messages that broke the wire.", "messages_refused"),
-    Metric("agentenv_sandbox_results_bytes_total", "counter", "Results sent, in bytes of JSON.", "results_bytes"),
+    Metric("agentenv_sandbox_messages_refused_total", "counter", "Messages rejected as malformed.", "messages_refused"),
+    Metric("agentenv_sandbox_results_bytes_total", "counter", "Bytes of results sent (JSON).", "results_bytes"),
     Metric("agentenv_sandbox_leases_granted_total", "counter", "Leases granted.", "leases_granted"),
-    Metric("agentenv_sandbox_leases_expired_total", "counter", "Leases nobody renewed in time.", "leases_expired"),
-    Metric("agentenv_sandbox_slots_lost_total", "counter", "Slots whose agent died by itself.", "slots_lost"),
-    Metric("agentenv_sandbox_held_bytes", "gauge", "JSON and attachments of the calls that wait or run.", "held_bytes"),
-    Metric("agentenv_sandbox_streams", "gauge", "Open connections that carry calls.", "streams"),
-    Metric("agentenv_sandbox_calls_running", "gauge", "Calls that run.", "calls_running"),
-    Metric("agentenv_sandbox_calls_queued", "gauge", "Calls that wait for their slot's earlier ones.", "calls_queued"),
+    Metric(
+        "agentenv_sandbox_leases_expired_total", "counter", "Leases expired for lack of a heartbeat.", "leases_expired"
+    ),
+    Metric("agentenv_sandbox_slots_lost_total", "counter", "Slots whose agent died unexpectedly.", "slots_lost"),
+    Metric(
+        "agentenv_sandbox_held_bytes",
+        "gauge",
+        "Memory held by queued and running calls: JSON and attachments.",
+        "held_bytes",
+    ),
+    Metric("agentenv_sandbox_streams", "gauge", "Open call streams.", "streams"),
+    Metric("agentenv_sandbox_calls_running", "gauge", "Running calls.", "calls_running"),
+    Metric(
+        "agentenv_sandbox_calls_queued", "gauge", "Calls queued behind earlier calls of their slot.", "calls_queued"
+    ),
 )
 PROCESS = (
     Metric("agentenv_sandbox_server_resident_bytes", "gauge", "Resident memory of the server process."),
@@ -98,14 +111,16 @@ PROCESS = (
     Metric("agentenv_sandbox_server_open_files", "gauge", "Open file descriptors of the server process."),
 )
 LOOP = (
-    Metric("agentenv_sandbox_loop_stalls_total", "counter", "Turns of an event loop over 50 ms.", labels=("process",)),
     Metric(
-        "agentenv_sandbox_loop_longest_stall_seconds", "gauge", "Longest turn of an event loop.", labels=("process",)
+        "agentenv_sandbox_loop_stalls_total", "counter", "Event loop iterations longer than 50 ms.", labels=("process",)
+    ),
+    Metric(
+        "agentenv_sandbox_loop_longest_stall_seconds", "gauge", "Longest event loop iteration.", labels=("process",)
     ),
     Metric(
         "agentenv_sandbox_loop_recent_stall_seconds",
         "gauge",
-        "Longest turn of the last one to two minutes.",
+        "Longest event loop iteration in the last one to two minutes.",
         labels=("process",),
     ),
 )
@@ -120,8 +135,8 @@ def exposition(
     isolation: str,
     stalls: Mapping[str, Stalls],
 ) -> Iterator[str]:
-    """The lines of Prometheus' text format, version 0.0.4. ``states``: how many slots are in each state;
-    ``stalls``: by process."""
+    """The lines of Prometheus' text format, version 0.0.4. ``states``: number of slots per state; ``stalls``: by
+    process."""
     yield from _lines(INFO, {f'version="{_escaped(version)}",isolation="{_escaped(isolation)}"': 1})
     yield from _lines(SLOTS, {f'state="{_escaped(state)}"': count for state, count in states.items()})
     for metric in COUNTED:

@@ -1,8 +1,8 @@
 """Readiness of the many short-lived descriptors of slots, cheaper than the event loop's own.
 
-One epoll set, itself watched by the event loop: adding and removing a descriptor is one system call
-(the loop's ``add_reader`` costs several times that), and all that became ready in one turn of the loop
-is handled together, so that what it leads to (results to send) can go out together.
+One epoll set, itself watched by the event loop: adding and removing a descriptor is one system call (the loop's
+``add_reader`` costs several times that), and everything that became ready in one iteration of the loop is handled
+together, so that the resulting messages can be sent together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import select
 from collections.abc import Callable
 
 _MAX_ROUNDS = 4
-"""Rounds handled in one turn of the loop before the loop's other work has its turn."""
+"""Rounds handled in one iteration before the loop's other work is done."""
 _MAX_EVENTS = 64
 _LATER_S = 0.001
 
@@ -44,26 +44,26 @@ class Poller:
             self._epoll.unregister(fd)
 
     def defer(self, callback: Callable[[], None]) -> None:
-        """Call back once everything that is ready now has been handled, in the order asked."""
+        """Call back once everything that is ready now has been handled, in order of registration."""
         self._deferred.append(callback)
         if not self._in_turn and len(self._deferred) == 1:
             self.loop.call_soon(self._run_deferred)
 
     def later(self, key: object, callback: Callable[[], None]) -> None:
-        """Call back in a millisecond or two unless :meth:`not_later` comes first, as it mostly will: one
-        timer serves all, and none fires when nobody waits any more (a wake-up costs more than a call)."""
+        """Call back in a millisecond or two unless :meth:`not_later` comes first, as it usually does. One timer
+        serves all callers, and none fires when nobody waits (a wake-up costs more than a call)."""
         self._later[key] = callback
         if self._tick is None:
             self._tick = self.loop.call_later(_LATER_S, self._run_later)
 
     def not_later(self, key: object) -> None:
-        """Take :meth:`later` back. Nothing happens when it was not asked for, or has happened."""
+        """Revoke :meth:`later`. No effect if it was not requested, or has happened."""
         if self._later.pop(key, None) is not None and not self._later and self._tick is not None:
             self._tick.cancel()
             self._tick = None
 
     def close(self) -> None:
-        """Watch nothing any more. Repeatable. The descriptors stay their owners'."""
+        """Stop watching everything. Repeatable. The descriptors stay their owners'."""
         if not self._epoll.closed:
             self.loop.remove_reader(self._epoll.fileno())
             self._epoll.close()
@@ -80,11 +80,11 @@ class Poller:
             self._in_turn = False
 
     def _round(self) -> bool:
-        """Handle what is ready now; whether there was anything."""
+        """Handle what is ready now; returns whether there was anything."""
         events = [] if self._epoll.closed else self._epoll.poll(0, _MAX_EVENTS)
         for fd, _mask in events:
-            # A descriptor closed earlier in this round has no callback any more; one that was reused gets a
-            # call too many, which is why every reader must be ready to find nothing.
+            # A descriptor closed earlier in this round has no callback any more; a reused one gets an extra
+            # call, which is why every reader must be prepared to find nothing.
             if (callback := self._callbacks.get(fd)) is not None:
                 _guarded(callback)
         self._run_deferred()
@@ -105,7 +105,7 @@ class Poller:
 
 
 def _guarded(callback: Callable[[], None]) -> None:
-    """One slot's trouble must not reach another's callback in the same round."""
+    """Errors of one slot's callback must not affect the others in the same round."""
     try:
         callback()
     except Exception:

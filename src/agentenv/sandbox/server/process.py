@@ -21,7 +21,7 @@ _SCRIPT_PIPE, _SCRIPT_FD, _STDIN, _PROGRAM = int(SCRIPT_PIPE), int(SCRIPT_FD), i
 
 
 class Outcome(StrEnum):
-    """What became of a run."""
+    """Outcome of a run."""
 
     running = "running"
     exited = "exited"
@@ -33,7 +33,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class SlotIo:
-    """What runs of one slot share."""
+    """Resources shared by the runs of one slot."""
 
     link: AgentLink
     poller: Poller
@@ -42,7 +42,7 @@ class SlotIo:
 
 @dataclass(frozen=True)
 class Command:
-    """What to start, and where. ``program`` is run instead of what ``argv[0]`` names, when given."""
+    """What to start, and where. If given, ``program`` is executed instead of ``argv[0]``."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -56,8 +56,8 @@ class Command:
 
 
 class Process:
-    """One run: started, given its script, ended; then ``on_end`` is called, once, never from within
-    the method that started it. A run that nobody waits for (``on_end`` None) just ends."""
+    """One run: started, given its script, ended; then ``on_end`` is called once, never from within the method that
+    started it. Without ``on_end`` the run just ends."""
 
     __slots__ = (
         "_cap_bytes",
@@ -115,12 +115,12 @@ class Process:
             raise
 
     def start_waiting(self, payload: bytes, flags: int) -> None:
-        """Run a prepared SPAWN (:meth:`Command.payload`); it will read its script once :meth:`feed` was called."""
+        """Start a prepared SPAWN (:meth:`Command.payload`) that reads its script once :meth:`feed` is called."""
         self._run = self._io.link.spawn(payload, flags | _SCRIPT_PIPE, (), self)
 
     def feed(self, script: bytes) -> bool:
-        """Hand a waiting run its script (small enough for an empty socket) and watch its output. False
-        when it is certain that the script did not and will not run."""
+        """Send a waiting run its script (small enough for an empty socket) and watch its output. False when it is
+        certain that the script did not and will not run."""
         if self.outcome is not Outcome.running:
             return False
         if self.stdout is None:
@@ -129,14 +129,14 @@ class Process:
         return self._write_script(script)
 
     def dismiss(self) -> None:
-        """Let a waiting run end by itself, without a script. Repeatable."""
+        """Let a waiting run end without a script. Repeatable."""
         self._close_script()
         self.on_end = None
         self._script = b""
 
     def kill(self) -> None:
-        """Kill the run's whole tree; ``on_end`` follows. Nothing happens when it has ended: by then its number
-        may be another run's."""
+        """Kill the run's whole tree; ``on_end`` follows. No effect when it has ended, because its number may belong
+        to another run by then."""
         if self.outcome is Outcome.running:
             self._io.link.kill(self._run)
 
@@ -161,11 +161,11 @@ class Process:
         self._end(Outcome.failed)
 
     def refused_from_above(self) -> str:
-        """Why a run that could not be started could not be, when that is not the slot's own doing."""
+        """Why a run could not be started, if the cause is outside the slot."""
         return self._io.limits.refused(self.error) if self.step is SpawnStep.RESOURCES else ""
 
     def on_exit(self, status: int, usage: Usage) -> None:
-        """RunEvents: what is here at this moment is the output."""
+        """RunEvents: the data available at this moment is the output."""
         self.status = status
         self.usage = usage
         for pipe in (self.stdout, self.stderr):
@@ -221,11 +221,11 @@ class Process:
 
 
 def memory_file(name: str, content: bytes) -> int:
-    """A file in memory that holds ``content``, to be read from its start and never changed by anybody.
+    """A file in memory with ``content``, positioned at its start, that nobody can change.
 
-    It is for the agent alone, which gives its run a copy in the slot's own memory: a file that a slot's processes
-    and the server both have could be locked by the one while the other waits. Should the agent not, this one is
-    sealed and its descriptor reads only, and nothing is done to it later but to close it.
+    Only the agent gets it, and gives its run a copy in the slot's own memory: a file shared by a slot's processes
+    and the server could be locked by one while the other waits. In case the agent does not copy it, this file is
+    sealed, its descriptor is read-only, and later it is only closed.
     """
     writable = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:

@@ -1,7 +1,7 @@
-"""The reply memory of one lease: what was asked, what was answered, what may be forgotten. Pure.
+"""The reply memory of one lease: calls, answers, and what may be forgotten. Pure.
 
-A call runs at most once: whoever asks again is told what the first asking led to, for as long as it is
-remembered, and that it cannot be told any more after that; never does asking again run a call again.
+A call runs at most once: resubmitting it returns the original answer while that is remembered, and an error after
+that, but never runs the call again.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from types import MappingProxyType
 from agentenv.sandbox.server.inbox import Inbox
 
 Raw = tuple[bytes | bytearray | memoryview, ...]
-"""Content as it came, in pieces: nothing is copied to join them."""
+"""Content in pieces as it came: nothing is copied to join them."""
 
 MAX_ENDED_IDS = 16_384
-"""Ids of forgotten calls kept per lease (as hashes): a copy of an old batch, late in some socket's
-buffer, must not run."""
+"""Ids of forgotten calls kept per lease (as hashes), so that a late copy of an old batch does not run."""
 
 
 class Reply:
-    """One call as the reply memory sees it. ``message`` is the finished answer, None while it runs;
-    ``attachments`` are what it says is to be fetched."""
+    """One call in the reply memory. ``message`` is the finished answer, None while it runs; ``attachments`` are
+    those it lists."""
 
     __slots__ = ("attachments", "call_id", "delivered", "memory", "message", "size_bytes")
 
@@ -40,14 +39,13 @@ class Reply:
 
 
 class ReplyMemory:
-    """Replies of one lease, at most ``max_count`` and ``max_sent_bytes`` of finished ones that were sent
-    (which should be more than a connection can hold on its way: that may have to be sent again), and the
-    newest of them whatever its size.
+    """Replies of one lease. Keeps at most ``max_count`` and ``max_sent_bytes`` of finished replies that were sent,
+    and always the newest. The limit should exceed what a connection can buffer, because that may have to be sent
+    again.
 
-    Finished replies that were not sent yet are never dropped, nor are those with attachments before they are
-    forgotten; ``full`` says that there are ``max_unsent_bytes`` or ``max_count`` of them, and that no further
-    call should begin. ``index`` is shared by all leases of the server: it finds a reply by its id alone.
-    ``inbox`` holds what the calls brought along.
+    Unsent replies are never dropped, nor are those with attachments until the client forgets them; ``full`` means
+    that there are ``max_unsent_bytes`` or ``max_count`` of them, and that no further call should begin. ``index``
+    is shared by all leases of the server: it finds a reply by its id alone. ``inbox`` holds the calls' attachments.
     """
 
     def __init__(
@@ -76,20 +74,20 @@ class ReplyMemory:
 
     @property
     def full(self) -> bool:
-        """Whether nothing more should be begun until replies are sent."""
+        """Whether no further call should begin until replies are sent."""
         return self._unsent_bytes >= self._max_unsent_bytes or len(self._unsent) >= self._max_count
 
     @property
     def running(self) -> tuple[Reply, ...]:
-        """Calls begun and not finished, oldest first."""
+        """Calls that began and have not finished, oldest first."""
         return tuple(self._running.values())
 
     def has_ended(self, call_id: str) -> bool:
-        """Whether that call was known here once and its reply is gone."""
+        """Whether that call was known here and its reply is gone."""
         return hash(call_id) in self._ended
 
     def begin(self, reply: Reply) -> None:
-        """Remember a new call. Raises ValueError when its id is known: look it up first."""
+        """Remember a new call. Raises ValueError when its id is already known: look it up first."""
         if reply.call_id in self._index or self.has_ended(reply.call_id):
             raise ValueError(f"call {reply.call_id!r} is known already")
         self._index[reply.call_id] = reply
@@ -105,8 +103,8 @@ class ReplyMemory:
         self._unsent_bytes += reply.size_bytes
 
     def sent(self, reply: Reply) -> None:
-        """The answer was handed to a connection; it may be dropped now when room is needed, unless something
-        of it is still to be fetched."""
+        """The answer was handed to a connection; it may be dropped when room is needed, unless some of its
+        attachments are still to be fetched."""
         reply.delivered = reply.message is not None
         if reply.attachments or self._unsent.pop(reply.call_id, None) is None:
             return
@@ -119,7 +117,7 @@ class ReplyMemory:
             self.forget(next(iter(self._sent.values())))
 
     def forget(self, reply: Reply) -> None:
-        """Drop a finished answer. Nothing happens to a call that still runs."""
+        """Drop a finished answer. No effect on a call that is still running."""
         if reply.message is None:
             return
         if self._sent.pop(reply.call_id, None) is not None:
@@ -147,5 +145,5 @@ class ReplyMemory:
 
 
 def size_of(raw: Raw) -> int:
-    """Of all its pieces, in bytes."""
+    """Total size of the pieces, in bytes."""
     return sum(len(piece) for piece in raw)

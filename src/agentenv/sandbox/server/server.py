@@ -1,4 +1,4 @@
-"""One run of the sandbox server: hello, slots, HTTP, goodbye."""
+"""One run of the sandbox server: hello, slots, HTTP, shutdown."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Server:
         self._pinging: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
-        """Serve until the supervisor goes away or SIGTERM. Raises ProtocolError on a strange hello."""
+        """Serve until the supervisor is gone or SIGTERM. Raises ProtocolError for an unexpected hello."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._over.set)
         hello = self._hello()
@@ -116,8 +116,7 @@ class Server:
         return SandboxApp(container, self._poller, info, hello.token, self._watch), container
 
     async def _wait_settled(self) -> None:
-        """A server that says it is ready has slots to lease; a slot that is long in the making does not
-        keep the others waiting for ever."""
+        """Wait until slots are ready to lease; a slot that takes long does not keep the others waiting for ever."""
         try:
             async with asyncio.timeout(_SETTLE_TIMEOUT_S):
                 await self._settled.wait()
@@ -125,7 +124,7 @@ class Server:
             log.warning("serving although not every slot is made yet")
 
     def _control(self) -> None:
-        """One packet of the supervisor's."""
+        """Process one packet of the supervisor."""
         try:
             packet = self._supervisor.receive()
             if packet is None:
@@ -156,7 +155,7 @@ class Server:
 
 
 async def serve(control_fd: int, listen_fd: int, watch: LoopWatch) -> None:
-    """Serve over these two descriptors (now owned here) until told to stop. ``watch`` watches the running loop."""
+    """Serve over these two descriptors (now owned here) until stopped. ``watch`` watches the running loop."""
     listen = socket.socket(fileno=listen_fd)
     listen.setblocking(False)
     await Server(socket.socket(fileno=control_fd), listen, watch).run()

@@ -1,4 +1,4 @@
-"""Calls on sessions: they run beside a slot's other calls, and beside each other."""
+"""Calls on sessions: they run concurrently with a slot's other calls, and with each other."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from agentenv.sessions.slot_sessions import SessionArguments, SlotSessions
 from agentenv.wire.base import WireModel
 
 MAX_BESIDE = 256
-"""Session calls of one slot that may wait for something at once; more wait for their turn."""
+"""Session calls of one slot that may be in progress at once; more wait for their turn."""
 
 log = logging.getLogger(__name__)
 
 
 class SessionCalls:
-    """One slot's session calls, and the sessions themselves while the slot can be used."""
+    """One slot's session calls, and its sessions while the slot is usable."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -38,27 +38,27 @@ class SessionCalls:
 
     @staticmethod
     def takes(arguments: WireModel) -> bool:
-        """Whether a call with these arguments belongs here."""
+        """Whether a call with these arguments is a session call."""
         return isinstance(arguments, SessionArguments)
 
     def open(self, io: SlotIo, env: Mapping[str, str]) -> None:
-        """The slot can be used (again), with this environment: there are no sessions yet."""
+        """The slot is usable (again), with this environment and without sessions."""
         self._limits = io.limits
         self._sessions = SlotSessions(SlotHost(io, env), self._context.output_bytes)
 
     def close(self) -> None:
-        """The slot's agent is let go; every session ends with it. Repeatable."""
+        """The slot's agent is released; every session ends with it. Repeatable."""
         sessions, self._sessions = self._sessions, None
         if sessions is not None:
             sessions.close()
 
     def ask(self, asked: CallInFlight) -> None:
-        """Begin the call, as soon as the slot can be used."""
+        """Start the call as soon as the slot is usable."""
         self._waiting.append(asked)
         self.pump()
 
     def pump(self) -> None:
-        """Begin what waits and can be begun."""
+        """Start waiting calls that can be started."""
         while self._waiting and self._sessions is not None and len(self._running) < MAX_BESIDE:
             if self._waiting[0].memory.full:
                 return
@@ -68,7 +68,7 @@ class SessionCalls:
             asked.task = self._loop.create_task(self._run(asked, self._sessions))
 
     def cancel(self, asked: CallInFlight) -> bool:
-        """Answer this call now; what it waited for goes on. Whether it was one of these."""
+        """Answer this call now; what it waited for continues. Returns whether it was a session call."""
         if asked in self._waiting:
             self._waiting.remove(asked)
         elif asked not in self._running:
@@ -78,7 +78,7 @@ class SessionCalls:
         return True
 
     def stop(self) -> None:
-        """Answer the running calls as cancelled: what they wait for is about to be killed."""
+        """Answer the running calls as cancelled, because what they wait for is about to be killed."""
         for asked in tuple(self._running):
             self.cancel(asked)
 
@@ -105,7 +105,7 @@ class SessionCalls:
             if self._limits is not None and (above := self._limits.take_above()):
                 content, result = NO_CONTENT, refusal(asked.call_id, InfraError(above))
         except LeaseLostError:
-            return  # the slot answers for every call of its lease
+            return  # the slot answers every call of its lease
         except AgentEnvError as error:
             full = isinstance(error.__cause__, TooManyRunsError)
             result = refusal(asked.call_id, InvalidArgumentsError(str(error.__cause__)) if full else error)

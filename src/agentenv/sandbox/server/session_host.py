@@ -23,7 +23,7 @@ TMUX_SOCKET = "/tmp/tmux.agentenv"  # noqa: S108 (the slot's own /tmp)
 
 
 class SlotHost:
-    """One slot's agent as sessions see it."""
+    """One slot's agent as a host for sessions."""
 
     def __init__(self, io: SlotIo, env: Mapping[str, str]) -> None:
         self._io = io
@@ -59,7 +59,7 @@ class SlotHost:
         return started
 
     def input(self) -> tuple[int, int]:
-        """Host: a socket, which the agent makes a pipe of for the program."""
+        """Host: a socket that the agent turns into a pipe for the program."""
         return _socket_pair()
 
     def answers(self) -> tuple[int, int]:
@@ -67,7 +67,7 @@ class SlotHost:
         return _socket_pair()
 
     def unread_bytes(self, ours: int) -> int:
-        """Host: a little more than that, until it is none; what the agent has taken is in the program's pipe."""
+        """Host: an upper bound that is exact at zero; data taken by the agent is in the program's pipe."""
         unread: int = struct.unpack("i", fcntl.ioctl(ours, termios.TIOCOUTQ, bytes(4)))[0]
         return unread
 
@@ -80,7 +80,7 @@ class SlotHost:
         self._io.poller.remove(fd)
 
     def orphan(self, fd: int) -> None:
-        """Host: the agent takes what is printed from now on."""
+        """Host: the agent takes over the output from now on."""
         os.close(fd)
 
 
@@ -90,7 +90,7 @@ def _socket_pair() -> tuple[int, int]:
 
 
 class SlotProgram:
-    """One run of the agent's (RunEvents) as a program of a session's."""
+    """One run of the agent (RunEvents) as a program of a session."""
 
     def __init__(self, io: SlotIo, program: Program, events: ProgramEvents) -> None:
         self._link = io.link
@@ -100,7 +100,7 @@ class SlotProgram:
         self.input_inode = 0
         """Started."""
         self.run = 0
-        """Its number while it runs. Numbers come round: whoever has ended must not use one any more."""
+        """Its number while it is running. Numbers are reused: it must not be used after the end."""
 
     def kill(self) -> None:
         """Started."""
@@ -112,7 +112,7 @@ class SlotProgram:
         if not self.run:
             return
         if began_s is not None:
-            # Processes tell when they began by another clock than the loop's; asked first, it errs to the early side.
+            # Processes report their start by another clock than the loop's; reading it first errs on the early side.
             began_s += time.clock_gettime(time.CLOCK_BOOTTIME) - asyncio.get_running_loop().time()
         self._link.signal(self.run, number, began_s)
 
@@ -140,7 +140,7 @@ class SlotProgram:
         self._over().on_lost()
 
     def _over(self) -> ProgramEvents:
-        """Nothing more will happen: forget the run, and who was to hear of it."""
+        """Nothing more will happen: forget the run and its listener."""
         events, self._events, self.run = self._events, None, 0
         assert events is not None
         return events

@@ -37,28 +37,28 @@ from agentenv.wire.spec import SEALED_ENV
 from agentenv.wire.states import SERVER_SLOT_MOVES, SlotState, move
 
 MAX_QUEUED_CALLS = 2_000
-"""Calls that may wait in one slot; more are refused."""
+"""Calls that may be queued in one slot; more are refused."""
 MAX_UNSENT_BYTES = 8 * 1024 * 1024
-"""Finished replies nobody has taken, per lease, before its slot pauses."""
+"""Finished replies per lease that no client has taken, before its slot pauses."""
 MAX_SENT_BYTES = 16 * 1024 * 1024
-"""Sent replies kept per lease until they are forgotten: more than the buffers of a connection hold (2 MiB
-here, a few more in each kernel), so that what a cut connection swallowed can be sent again."""
+"""Sent replies kept per lease until they are forgotten: more than the buffers of a connection (2 MiB here, a few
+more in each kernel), so that data lost in a cut connection can be sent again."""
 
 RELEASE_S = 20.0
-"""How long a release waits for the supervisor before it answers without it."""
+"""How long a release waits for the supervisor before it returns without an answer."""
 SEAL_S = 60.0
-"""How long a seal waits for the supervisor: longer than it may take to kill what does not want to die (10 s), to prove
-that (5 s), to wait until a start is possible (15 s), and to start (10 s, and 10 s more for a network)."""
+"""How long a seal waits for the supervisor: killing (10 s), verifying (5 s), waiting until a start is possible (15
+s), and starting (10 s, and 10 s more for a network)."""
 _ENDED_REQUESTS = 64
 _UNHEARD_S = 5.0
-"""How long the supervisor may take to say why a slot's agent ended."""
+"""How long the supervisor may take to report why a slot's agent ended."""
 
 log = logging.getLogger(__name__)
 
 
 class Slot:
-    """One slot. Its calls run one at a time, in the order they came (those on sessions beside them); slots
-    never wait for each other."""
+    """One slot. Its calls run one at a time, in order of arrival (session calls run concurrently); slots never wait
+    for each other."""
 
     def __init__(self, index: int, context: ServerContext) -> None:
         self.index = index
@@ -77,13 +77,13 @@ class Slot:
         self._expiry: asyncio.TimerHandle | None = None
         self._sealed_by = ""
         self._ended_requests: deque[str] = deque(maxlen=_ENDED_REQUESTS)
-        """Of leases that have ended: a copy of such a request, late in some socket's buffer, leases to nobody."""
+        """Requests of leases that have ended: a late copy of such a request must not get a lease."""
         self._called = False
-        """Whether anything of the lease's has run here: what never ran has destroyed nothing."""
+        """Whether a call of the lease has run here: without one the policy cannot have destroyed anything."""
         self._ended: tuple[LeaseKey, AgentEnvError] | None = None
-        """The lease that was lost last, and why: whoever comes late hears that, not that it is stale."""
+        """The lease that was lost last, and why, so that late clients get the reason instead of a stale lease."""
         self._unheard: asyncio.TimerHandle | None = None
-        """Until when the supervisor may say why the agent ended."""
+        """Until when the supervisor may report why the agent ended."""
         self._current: CallInFlight | None = None
         self._session_calls = SessionCalls(context)
 
@@ -93,7 +93,7 @@ class Slot:
 
     @property
     def state(self) -> SlotState:
-        """Where it is now."""
+        """Its current state."""
         return self._state
 
     @state.setter
@@ -104,7 +104,7 @@ class Slot:
 
     @property
     def queued(self) -> int:
-        """Calls that wait for the one running."""
+        """Calls waiting for the running one."""
         return len(self._queue)
 
     @property
@@ -129,8 +129,8 @@ class Slot:
     # -- leases ------------------------------------------------------------------------------------
 
     def grant(self, request: LeaseRequest) -> Lease:
-        """Lease this slot; the same ``request_id`` again gets the same lease. Raises StaleLeaseError when
-        the slot is not free: whoever asked knows less of it than it does."""
+        """Lease this slot; repeating a ``request_id`` returns the same lease. Raises StaleLeaseError when the slot
+        is not free: the client's view is outdated."""
         if self.lease is not None and self.lease.request_id == request.request_id:
             return self.lease
         if request.request_id in self._ended_requests:
@@ -144,7 +144,7 @@ class Slot:
         return self._held()
 
     def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
-        """Why the lease with this key was lost; None when it was not, or longer ago than one lease."""
+        """Why the lease with this key was lost; None if it was not, or if that was longer ago than one lease."""
         if self._ended is None or self._ended[0].epoch != key.epoch:
             return None
         kept, error = self._ended
@@ -160,8 +160,9 @@ class Slot:
         return True
 
     async def release(self, key: LeaseKey) -> SlotState:
-        """End the lease and return when the slot is proved clean (or not), or after RELEASE_S. An epoch that
-        has ended is no error. Raises StaleLeaseError when the epoch is this one but the key is not its lease's."""
+        """End the lease and return when the slot is verified clean (or not), or after RELEASE_S. An epoch that has
+        ended is not an error. Raises StaleLeaseError when the epoch is current but the key does not match its
+        lease."""
         if self.lease is not None and self.lease.admits(key):
             self._end_lease(LeaseLostError(f"slot {self.index}: the lease was released"))
             self._reset()
@@ -172,14 +173,15 @@ class Slot:
         return SlotState.quarantined if self.state is SlotState.quarantined else SlotState.free
 
     async def end(self, epoch: int) -> SlotState:
-        """End whatever lease ``epoch`` has, as :meth:`release` does; nothing happens to another epoch's."""
+        """End the lease of ``epoch``, whoever holds it, as :meth:`release` does; no effect for another epoch."""
         return await self.release(self.lease.key) if self.lease is not None and self.epoch == epoch else self.state
 
     async def seal(self, key: LeaseKey, request_id: str = "") -> SlotState:
-        """Kill everything in the slot, make it anew over the same workspace, keep the lease; once for each
-        ``request_id`` that is not empty. Queued calls wait for it; a running one is cancelled.
+        """Kill everything in the slot and recreate it over the same workspace, keeping the lease; once per
+        non-empty ``request_id``. Queued calls wait for it; a running one is cancelled.
 
-        Raises StaleLeaseError, SlotDestroyedError, LeaseLostError (also when it takes too long: the lease ends)."""
+        Raises StaleLeaseError, SlotDestroyedError, LeaseLostError (also when it takes too long: the lease ends).
+        """
         if self.lease is None or not self.lease.admits(key):
             raise self._gone(key)
         if not self._sealing and request_id and request_id == self._sealed_by:
@@ -191,7 +193,7 @@ class Slot:
             self._close_runner()
             self._context.supervisor.seal(self.index, self.epoch)
         if not await self._settle(SEAL_S) and self._sealing and self.lease is not None and self.lease.admits(key):
-            # What runs in a slot can make its end slow: this must not be a failure that is retried freely.
+            # Programs in the slot can make the seal slow: this must not be a failure that is retried for free.
             self._lose_lease(Loss.not_renewed, f"it was not sealed within {SEAL_S:g} s")
             self._reset()
         if self.lease is None or not self.lease.admits(key):
@@ -203,7 +205,7 @@ class Slot:
     # -- what the supervisor says ------------------------------------------------------------------
 
     def ready(self, packet: SlotReady, agent: socket.socket) -> None:
-        """The slot can be used (again); ``agent`` is the socket to its agent, owned from now on."""
+        """The slot is usable (again); ``agent`` is the socket to its agent, owned from now on."""
         if self.state is SlotState.quarantined or self.state is SlotState.gone:
             agent.close()
             raise ProtocolError(f"the supervisor made slot {self.index} ready, which is {self.state}")
@@ -225,7 +227,7 @@ class Slot:
         self._session_calls.pump()
 
     def failed(self, epoch: int, reason: str) -> None:
-        """The slot could not be proved clean."""
+        """The slot could not be verified clean."""
         self._lose_lease(Loss.quarantined, f"the slot is quarantined: {reason}")
         self._sealing = False
         self.epoch = epoch
@@ -236,7 +238,7 @@ class Slot:
         self._wake_settled()
 
     def lost(self, loss: Loss, reason: str, *, ask_reset: bool = False) -> None:
-        """The slot's agent is of no use any more. Repeatable until the slot is ready again."""
+        """The slot's agent is no longer usable. Repeatable until the slot is ready again."""
         if self.state not in (SlotState.free, SlotState.leased):
             return
         if self._runner is not None and self._runner.take_above() == MEMORY_ABOVE:
@@ -251,7 +253,7 @@ class Slot:
             self._context.supervisor.reset(self.index, self.epoch)
 
     def close(self) -> None:
-        """The server ends; the slot lives on in the supervisor's hands."""
+        """The server ends; the supervisor keeps the slot running."""
         if self._expiry is not None:
             self._expiry.cancel()
         self._cancel_unheard()
@@ -261,13 +263,13 @@ class Slot:
     # -- calls -------------------------------------------------------------------------------------
 
     def admit(self, key: LeaseKey) -> ReplyMemory:
-        """The reply memory of the lease ``key`` is for. Raises StaleLeaseError, or what the lease was lost with."""
+        """The reply memory of the lease with ``key``. Raises StaleLeaseError, or the error the lease was lost with."""
         if self.lease is None or self._memory is None or not self.lease.admits(key):
             raise self._gone(key)
         return self._memory
 
     def beside(self, key: LeaseKey) -> SlotIo:
-        """For a transfer, which goes on beside the calls. Raises StaleLeaseError, SandboxUnavailableError."""
+        """For a transfer, which runs concurrently with calls. Raises StaleLeaseError, SandboxUnavailableError."""
         self.admit(key)
         if self._runner is None:
             raise SandboxUnavailableError(f"slot {self.index} is being made anew", next_step="ask again")
@@ -283,7 +285,7 @@ class Slot:
         attached: Mapping[str, Attached],
     ) -> None:
         """Queue a new call, whose JSON took ``held_bytes``. Raises SandboxUnavailableError when too many wait, or
-        hold too much."""
+        use too much memory."""
         if len(self._queue) + len(self._session_calls) >= MAX_QUEUED_CALLS:
             raise SandboxUnavailableError(f"{MAX_QUEUED_CALLS} calls wait in slot {self.index} already")
         memory.inbox.hold(held_bytes)
@@ -298,7 +300,7 @@ class Slot:
         self._pump()
 
     def cancel(self, asked: CallInFlight) -> None:
-        """End this call now, whether it waits or runs. Nothing happens when it has ended."""
+        """Cancel this call now, whether it is queued or running. No effect when it has ended."""
         if asked is self._current and self._runner is not None:
             self._runner.stop(asked, Stop.cancelled)
         elif asked.message is None and not self._session_calls.cancel(asked) and asked in self._queue:
@@ -307,13 +309,13 @@ class Slot:
             answer(asked, ended(asked, self._loop.time(), {}), self._context.statistics)
 
     def made_room(self) -> None:
-        """A reply was sent or forgotten: a slot that paused for room may go on."""
+        """A reply was sent or forgotten: a slot that paused for room may continue."""
         self._session_calls.pump()
         if self._queue and self._current is None:
             self._pump()
 
     def _pump(self) -> None:
-        """Start the next call, if one can be started."""
+        """Start the next call, if possible."""
         while self._queue and self._current is None and self._runner is not None:
             if self._memory is None or self._memory.full:
                 return
@@ -325,7 +327,7 @@ class Slot:
         self._current = None
         self._pump()
         if self._current is None and self._runner is not None:
-            # After the answer has left: the next shell is nobody's wait.
+            # After the answer is sent: starting the next spare shell delays no call.
             self._context.poller.defer(self._runner.prepare)
 
     # -- inside ------------------------------------------------------------------------------------
@@ -356,7 +358,7 @@ class Slot:
             self._context.poller.defer(self._runner.prepare)
 
     def _renewed(self, packet: SlotReady, agent: socket.socket) -> None:
-        """A new epoch, or a slot this (new) server process takes over."""
+        """A new epoch, or a slot that this (new) server process takes over."""
         self._lose_lease(Loss.reset, "the slot was reset")
         self._sealing = False
         self._cancel_unheard()
@@ -402,7 +404,7 @@ class Slot:
         elif self.lease is None:
             self.lost(loss, reason)
         elif self._unheard is None:
-            # Only the supervisor can tell how it ended, and says so at once.
+            # Only the supervisor can tell how it ended, and reports it at once.
             if self._runner is not None:
                 self._runner.io.limits.look()
             self._unheard = self._loop.call_later(_UNHEARD_S, self._supervisor_said_nothing, reason)
@@ -423,7 +425,7 @@ class Slot:
             self._context.supervisor.reset(self.index, self.epoch)
 
     def _lose_lease(self, loss: Loss, reason: str) -> None:
-        """The lease ends without its holder's doing, who is told so however late it asks."""
+        """The lease ends without its holder's doing; the holder gets the reason however late it asks."""
         if self.lease is not None:
             if WAYS[loss] is SlotDestroyedError and not self._called:
                 loss = Loss.unused
@@ -432,7 +434,7 @@ class Slot:
             self._end_lease(error)
 
     def _end_lease(self, error: AgentEnvError) -> None:
-        """Every call of the lease is answered; nothing of it is remembered."""
+        """Every call of the lease is answered; nothing of the lease is remembered."""
         if self.lease is None:
             return
         self._ended_requests.append(self.lease.request_id)
@@ -451,7 +453,7 @@ class Slot:
             self._memory = None
 
     def _stop_current(self, stop: Stop, error: AgentEnvError | None = None) -> None:
-        """Answer the running call at once, without waiting for its process (the slot is about to go)."""
+        """Answer the running call at once, without waiting for its process (the slot is about to end)."""
         asked, self._current = self._current, None
         if asked is None or self._runner is None:
             return
@@ -478,7 +480,7 @@ class Slot:
         self._reset()
 
     async def _settle(self, within_s: float) -> bool:
-        """Until the supervisor has answered; False when it has not within ``within_s``."""
+        """Wait until the supervisor has answered; False if it has not within ``within_s``."""
         waiter = self._loop.create_future()
         self._settled.append(waiter)
         try:

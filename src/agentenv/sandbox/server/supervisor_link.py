@@ -1,4 +1,4 @@
-"""The server's end of the control socket: what the supervisor tells, what it is asked."""
+"""The server's end of the control socket: packets from the supervisor, requests to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FD_BYTES = array.array("i").itemsize
 
 @dataclass(frozen=True)
 class SlotHandedOver:
-    """What is said of a slot that can be used, and the socket to its agent, which is the receiver's to close."""
+    """A usable slot, and the socket to its agent, which the receiver closes."""
 
     ready: SlotReady
     agent: socket.socket
@@ -42,7 +42,7 @@ Received = Hello | SlotHandedOver | SlotFailed | SlotLost | Pong
 
 
 class SupervisorLink:
-    """The control socket. Owns it. What is asked here is answered by packets, in the supervisor's time."""
+    """The control socket, owned by this object. Requests are answered by later packets."""
 
     def __init__(self, sock: socket.socket, on_full: Callable[[], None] = lambda: None) -> None:
         """``on_full`` is called when packets wait for room; :meth:`flush` when there may be some."""
@@ -53,12 +53,12 @@ class SupervisorLink:
         self._asked_at_s: float | None = None
 
     def fileno(self) -> int:
-        """For watching it."""
+        """For polling."""
         return self._sock.fileno()
 
     def receive(self) -> Received | None:
-        """The next packet; None when the supervisor is gone. Raises BlockingIOError when there is none
-        yet, ProtocolError for anything malformed (no descriptor leaks)."""
+        """The next packet; None when the supervisor is gone. Raises BlockingIOError when there is none yet,
+        ProtocolError for anything malformed (no descriptor leaks)."""
         packet, ancillary, flags, _ = self._sock.recvmsg(
             MAX_PACKET_BYTES, socket.CMSG_SPACE(4 * _FD_BYTES), socket.MSG_CMSG_CLOEXEC
         )
@@ -75,21 +75,21 @@ class SupervisorLink:
             raise
 
     def ping(self, now_s: float) -> None:
-        """Ask whether the supervisor is there, unless it still owes the last answer."""
+        """Check that the supervisor answers, unless the last answer is still pending."""
         if self._asked_at_s is None:
             self._asked_at_s = now_s
             self._send(Ping())
 
     def answered(self) -> None:
-        """It is."""
+        """The supervisor has answered."""
         self._asked_at_s = None
 
     def silent_s(self, now_s: float) -> float:
-        """For how long it has owed an answer to :meth:`ping`."""
+        """Seconds since the unanswered :meth:`ping`."""
         return 0.0 if self._asked_at_s is None else now_s - self._asked_at_s
 
     def serving(self) -> None:
-        """Say that the server listens."""
+        """Report that the server listens."""
         self._send(Serving())
 
     def reset(self, slot: int, epoch: int) -> None:
@@ -105,11 +105,11 @@ class SupervisorLink:
         self._send(Remember(slot, epoch, lease))
 
     def close(self) -> None:
-        """Repeatable."""
+        """Close the socket. Repeatable."""
         self._sock.close()
 
     def flush(self) -> bool:
-        """Send what waits, as far as there is room; whether nothing waits any more."""
+        """Send waiting packets, as far as there is room; returns whether none are left."""
         try:
             while self._unsent:
                 self._sock.send(self._unsent[0])
@@ -117,7 +117,7 @@ class SupervisorLink:
         except BlockingIOError:
             return False
         except OSError:
-            self._unsent.clear()  # the supervisor is gone: the end of its packets says so, and the server ends
+            self._unsent.clear()  # the supervisor is gone: its packets end too, and then the server ends
         return True
 
     def _send(self, request: Request) -> None:
@@ -127,7 +127,7 @@ class SupervisorLink:
 
 
 def _received(packet: bytes, fds: tuple[int, ...]) -> Received:
-    """Raises ProtocolError, ``fds`` then being the caller's."""
+    """Raises ProtocolError, in which case ``fds`` stay the caller's."""
     said = told(packet)
     if not isinstance(said, SlotReady):
         if fds:

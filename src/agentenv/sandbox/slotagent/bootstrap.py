@@ -1,11 +1,10 @@
-"""How a script gets into a shell that was started before the script was known.
+"""Passes a script to a shell that was started before the script was known.
 
-``["bash", "-c", BOOTSTRAP]`` waits for a script on descriptor 9 (:func:`encode_script`), then behaves
-as ``bash -c script`` started at that moment. What still differs, all of it on standard error or in
-rarely asked places: a syntax error is reported by ``bash: eval:`` instead of ``bash: -c:``; the last
-command is a child of the shell instead of replacing it, so when a signal ends it bash says so (the
-exit code is 128 + n where ``bash -c`` would die of the signal itself); and what
-:func:`needs_cold_shell` looks for.
+``["bash", "-c", BOOTSTRAP]`` waits for a script on descriptor 9 (:func:`encode_script`), then behaves as ``bash -c
+script`` started at that moment. The remaining differences, all on standard error or in rarely used features: a
+syntax error is reported by ``bash: eval:`` instead of ``bash: -c:``; the last command is a child of the shell
+instead of replacing it, so when a signal ends it bash reports that (the exit code is 128 + n where ``bash -c``
+would die of the signal itself); and the features that :func:`needs_cold_shell` looks for.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ BOOTSTRAP = (
   ``$?`` mean what they mean at top level. LINENO counts from 1 in it.
 """
 
-# Matched in time linear in the script, which is a slot's: none of these begins with what it may repeat.
+# Matched in time linear in the script, which comes from a slot: none of these begins with what it may repeat.
 _COLD = re.compile(
     r"xtrace|PS4|SHELLOPTS|BASH_XTRACEFD"
     r"|-[A-Za-z]*o[ \t]+verbose"
@@ -46,17 +45,17 @@ _TRACE = re.compile(r"[ \t][-+][A-Za-z]*[xv]")
 
 
 def needs_cold_shell(script: str) -> bool:
-    """Whether the text mentions something by which it could tell BOOTSTRAP from ``bash -c``.
+    """Whether the text mentions a feature by which it could distinguish BOOTSTRAP from ``bash -c``.
 
-    Errs on the side of True. Such a script is run as ``["bash", "-c", script]`` where it fits into a
-    packet; a longer one goes through BOOTSTRAP all the same.
+    Errs on the side of True. Such a script is run as ``["bash", "-c", script]`` where it fits into a packet; a
+    longer one goes through BOOTSTRAP all the same.
     """
     return _COLD.search(script) is not None or ("set" in script and _sets_a_trace(script))
 
 
 def _sets_a_trace(script: str) -> bool:
     """``set`` and, later in the same command, an option with x or v: eval is one level deeper, so that ``+ cmd`` is
-    traced as ``++ cmd``. Looked for behind the first ``set`` only: what follows another is behind that one too."""
+    traced as ``++ cmd``. Searched after the first ``set`` only: whatever follows another also follows the first."""
     for command in _BETWEEN.split(script):
         found = _SET.search(command)
         if found and _TRACE.search(command, found.end()):

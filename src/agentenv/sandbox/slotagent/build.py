@@ -1,6 +1,6 @@
 """Compiles the static programs of a slot: ``python -m agentenv.sandbox.slotagent.build``.
 
-An image ships them built (``slotagent/bin/``); a source checkout builds them on first use.
+An image contains them built (``slotagent/bin/``); a source checkout builds them on first use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMPILE_TIMEOUT_S = 120
 
 @dataclass(frozen=True)
 class Binaries:
-    """Where the programs are. Static: they run under any root file system of this machine type."""
+    """Paths of the programs. Static: they run under any root file system of this machine type."""
 
     agent: Path
     files: Path
@@ -43,10 +43,10 @@ class Binaries:
 
 
 def ensure_built() -> Binaries:
-    """The release binaries of exactly these sources, compiled first where they are missing.
+    """The release binaries of exactly these sources, compiled first if they are missing.
 
-    Safe to run from several processes at once. Raises SandboxUnavailableError when they cannot be
-    had: no compiler, no static libc, or the directory is not writable.
+    Safe to run from several processes at once. Raises SandboxUnavailableError when they are not available: no
+    compiler, no static libc, or the directory is not writable.
     """
     return _build_all(_HERE / "bin", _RELEASE)
 
@@ -64,8 +64,8 @@ def _build_all(directory: Path, flags: Sequence[str]) -> Binaries:
 
 
 def _built(name: str, directory: Path, flags: Sequence[str]) -> Path:
-    """The program, named by what went into it: file times lie (installers and git set
-    them to now), and two versions used at once must not overwrite each other."""
+    """The program, named by a hash of its inputs: file times are unreliable (installers and git set them to now),
+    and two versions used at once must not overwrite each other."""
     folder = _HERE / _PROGRAMS[name]
     sources, headers = sorted(folder.glob("*.c")), sorted(folder.glob("*.h"))
     digest = hashlib.sha256(" ".join([platform.machine(), *_WARNINGS, *flags]).encode())
@@ -78,7 +78,7 @@ def _built(name: str, directory: Path, flags: Sequence[str]) -> Path:
 
 
 def _compile(name: str, sources: Sequence[Path], output: Path, flags: Sequence[str]) -> None:
-    """Compile beside ``output`` and rename over it, so that nobody ever sees half a program."""
+    """Compile beside ``output`` and rename over it, so that nobody ever sees a partial program."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise SandboxUnavailableError(

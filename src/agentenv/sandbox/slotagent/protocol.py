@@ -1,7 +1,7 @@
-"""The packets of ``docs/slot-agent.md``: a pure codec, and one call each to send and receive.
+"""The packets of ``docs/slot-agent.md``: a pure codec, and one function each to send and receive.
 
-Everything received is taken as input from an untrusted place: shapes, sizes and descriptor counts
-are checked, and whatever breaks the contract is a ProtocolError (the slot is then lost).
+Everything received is untrusted: shapes, sizes and descriptor counts are checked, and any violation of the contract
+is a ProtocolError (the slot is then lost).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION = 1
 MAX_PACKET_BYTES = 64 * 1024
 MAX_PACKET_FDS = 4
 SCRIPT_DESCRIPTOR = 9
-"""The child's descriptor that SCRIPT_PIPE, SCRIPT_FD and ANSWERS become."""
+"""The child's descriptor for SCRIPT_PIPE, SCRIPT_FD and ANSWERS."""
 
 _HEADER = struct.Struct("<IIiI")
 _COUNTS = struct.Struct("<HH")
@@ -36,14 +36,14 @@ _FD_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(MAX_PACKET_FDS * _FD_BYTES)
 
 _MAX_ANSWER_BYTES = 1024
-"""No agent has more to say in one packet; a buffer of 64 KiB for each would cost as much as the recvmsg."""
+"""No agent sends more in one packet; a buffer of 64 KiB for each would cost as much as the recvmsg."""
 _TRUNCATED = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # enum arithmetic costs more than the recvmsg
 
 MAX_PAYLOAD_BYTES = MAX_PACKET_BYTES - _HEADER.size
 
 
 class Kind(IntEnum):
-    """What a packet says; below 100 server to agent, from 100 agent to server."""
+    """Kind of a packet; below 100 server to agent, from 100 agent to server."""
 
     SPAWN = 1
     KILL = 2
@@ -71,10 +71,10 @@ class SpawnFlag(IntFlag):
 
 
 class SpawnStep(IntEnum):
-    """Payload of SPAWN_FAILED: what was being done when the errno came."""
+    """Payload of SPAWN_FAILED: the step that failed with the errno."""
 
     RESOURCES = 1
-    """Making pipes or the process (or the run id is taken, or there are too many runs)."""
+    """Creating pipes or the process (or the run id is taken, or there are too many runs)."""
     CWD = 2
     EXEC = 3
 
@@ -91,7 +91,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 
 @dataclass(frozen=True)
 class Message:
-    """One packet. Whoever receives it owns ``fds`` and closes them."""
+    """One packet. The receiver owns ``fds`` and closes them."""
 
     kind: Kind
     run: int = 0
@@ -102,7 +102,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a run's first process (and the children it waited for) used."""
+    """Resources used by a run's first process (and the children it waited for)."""
 
     user_s: float
     system_s: float
@@ -133,9 +133,9 @@ def decode(packet: bytes) -> Message:
 
 
 def spawn_payload(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> bytes:
-    """The payload of SPAWN (with PROGRAM, ``argv`` begins with the program, then what it sees as its
-    own argv). Raises ValueError when argv is empty, a string has a NUL, an env name
-    is empty or has ``=``, or all of it exceeds the packet limit."""
+    """The payload of SPAWN (with PROGRAM, ``argv`` begins with the program, followed by the argv it sees). Raises
+    ValueError when argv is empty, a string has a NUL, an env name is empty or has ``=``, or the total exceeds the
+    packet limit."""
     if not argv or not argv[0]:
         raise ValueError("argv must name a program")
     for name in env:
@@ -151,7 +151,7 @@ def spawn_payload(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> byte
 
 
 def exit_usage(payload: bytes) -> Usage:
-    """The payload of EXIT. Raises ProtocolError when it is not exactly that."""
+    """Parse the payload of EXIT. Raises ProtocolError when it is malformed."""
     if len(payload) != _USAGE.size:
         raise ProtocolError(f"EXIT payload of {len(payload)} bytes")
     user_us, system_us, max_rss_kib = _USAGE.unpack(payload)
@@ -159,15 +159,15 @@ def exit_usage(payload: bytes) -> Usage:
 
 
 def exit_status(arg: int) -> int:
-    """``arg`` of EXIT, a wait status. Raises ProtocolError when it is not the status of something that ended."""
+    """Parse ``arg`` of EXIT, a wait status. Raises ProtocolError when it is not the status of a process that ended."""
     if not 0 <= arg <= _MAX_STATUS or not (os.WIFEXITED(arg) or os.WIFSIGNALED(arg)):
         raise ProtocolError(f"EXIT with wait status {arg:#x}, which is no end")
     return arg
 
 
 def input_inode(payload: bytes) -> int:
-    """The payload of SPAWNED: the inode of the pipe that is the child's standard input, 0 when that is no pipe.
-    Raises ProtocolError when it is not exactly that."""
+    """Parse the payload of SPAWNED: the inode of the pipe that is the child's standard input, 0 if that is not a
+    pipe. Raises ProtocolError when it is malformed."""
     if len(payload) != _INODE.size:
         raise ProtocolError(f"SPAWNED payload of {len(payload)} bytes")
     (inode,) = _INODE.unpack(payload)
@@ -180,7 +180,7 @@ def foreground_payload(began_s: float) -> bytes:
 
 
 def failed_step(payload: bytes) -> SpawnStep:
-    """The payload of SPAWN_FAILED. Raises ProtocolError when it is not exactly that."""
+    """Parse the payload of SPAWN_FAILED. Raises ProtocolError when it is malformed."""
     try:
         (number,) = _STEP.unpack(payload)
         return SpawnStep(number)

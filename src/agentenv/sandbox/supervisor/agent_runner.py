@@ -1,4 +1,4 @@
-"""Runs single commands through a slot's agent: just enough of its protocol for the self-test."""
+"""Runs single commands through a slot's agent: the part of its protocol that the self-test needs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OUTPUT_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Ran:
-    """How one command ended. ``errno`` is not 0 when it could not even be started."""
+    """The end of one command. ``errno`` is not 0 when it could not be started."""
 
     status: int = -1
     stdout: str = ""
@@ -27,7 +27,7 @@ class Ran:
 
 
 class AgentRunner:
-    """Speaks to one agent; ``deadline_s`` bounds every wait. The socket stays the caller's."""
+    """Client of one agent; ``deadline_s`` bounds every wait. The socket stays the caller's."""
 
     def __init__(self, agent: socket.socket, deadline_s: float) -> None:
         self._agent = agent
@@ -35,7 +35,8 @@ class AgentRunner:
         self._run = 0
 
     async def run(self, argv: Sequence[str], env: Mapping[str, str]) -> Ran:
-        """Run to the end of its first process. Output beyond one pipe's worth would block: keep it short.
+        """Run a command to the end of its first process. Output beyond the capacity of a pipe would block: keep it
+        short.
 
         Raises TimeoutError past the deadline, ProtocolError when the agent breaks the contract.
         """
@@ -49,7 +50,7 @@ class AgentRunner:
             _close(first.fds)
 
     async def leave_running(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
-        """Start a command, wait for its first output (or its end), and forget it."""
+        """Start a command, wait for its first output (or its end), and leave it running."""
         _, first = await self._spawn(argv, env)
         try:
             if first.fds:
@@ -58,7 +59,7 @@ class AgentRunner:
             _close(first.fds)
 
     async def kill_all(self) -> int:
-        """KILL_ALL; how many processes the agent says it killed."""
+        """Send KILL_ALL; returns how many processes the agent reports as killed."""
         protocol.send(self._agent, protocol.encode(Kind.KILL_ALL))
         return (await self._expect(Kind.KILLED, 0)).arg
 

@@ -1,4 +1,4 @@
-"""Makes, joins, empties and removes the cgroups that :mod:`agentenv.sandbox.supervisor.limits` plans."""
+"""Creates, joins, empties and removes the cgroups that :mod:`agentenv.sandbox.supervisor.limits` plans."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _REMOVE_DEADLINE_S = 2.0
 
 
 def discover(container: str) -> tuple[CgroupLayout | None, str]:
-    """Where this process can make cgroups, preparing v2 delegation on the way; else None and why.
+    """Find where this process can create cgroups, preparing v2 delegation; otherwise None and the reason.
 
-    Call it before any namespace is made: pids must be the machine's own.
+    Call it before any namespace is created: pids must be the machine's own.
     """
     mountinfo = Path("/proc/self/mountinfo").read_text()
     own = Path("/proc/self/cgroup").read_text()
@@ -58,14 +58,14 @@ def _can_make(parent: Path) -> bool:
 
 
 def _discover_v2(top: Path, own: Path, container: str) -> tuple[CgroupLayout | None, str]:
-    """The nearest cgroup, from our own upwards, whose controllers we may hand down."""
+    """The nearest cgroup, from our own upwards, whose controllers we may delegate."""
     reason = f"{own} is not delegated to this user"
     for directory in (own, *own.parents):
         available = frozenset(_read(directory / "cgroup.controllers").split()) & _V2_WANTED
         if available >= _V2_NEEDED and os.access(directory, os.W_OK):
             enabled = frozenset(_read(directory / "cgroup.subtree_control").split()) & available
-            # Handing down needs an empty cgroup; one above ours is taken only as far as it does so
-            # already: what is not ours is not reconfigured.
+            # Delegating needs an empty cgroup; one above ours is used only as far as it does so
+            # already: cgroups that are not ours are not reconfigured.
             usable = available if directory == own else enabled
             if usable >= _V2_NEEDED:
                 try:
@@ -80,7 +80,7 @@ def _discover_v2(top: Path, own: Path, container: str) -> tuple[CgroupLayout | N
 
 
 def delegate(own: Path, container: str, controllers: frozenset[str]) -> None:
-    """Perform :func:`limits.delegation` for ``own``. Raises OSError where the kernel refuses."""
+    """Apply :func:`limits.delegation` for ``own``. Raises OSError when the kernel refuses."""
     steps = delegation(own, container, controllers, is_real_root=not (own / "cgroup.type").exists())
     steps.subtree_control[-1].parent.mkdir(parents=True, exist_ok=True)
     already = frozenset(_read(steps.subtree_control[0]).split()) >= controllers
@@ -94,9 +94,9 @@ def delegate(own: Path, container: str, controllers: frozenset[str]) -> None:
 
 
 def claim(bases: Iterable[Path]) -> None:
-    """Make a container's own directories, removing empty ones of the same name first.
+    """Create a container's directories, removing empty ones of the same name first.
 
-    Raises FileExistsError when something lives in one: another container bears the name.
+    Raises FileExistsError when a process is in one: another container has the name.
     """
     for base in bases:
         base.parent.mkdir(exist_ok=True)
@@ -109,12 +109,12 @@ def claim(bases: Iterable[Path]) -> None:
 
 
 def make(plan: CgroupPlan) -> None:
-    """Make a fresh, empty cgroup. Raises OSError: it could not be made, or an old one would not go."""
+    """Create a new, empty cgroup. Raises OSError: it could not be created, or an old one could not be removed."""
     for directory in plan.directories:
         try:
             directory.mkdir()
         except FileExistsError:
-            directory.rmdir()  # fresh counters; fails with EBUSY while anything lives in it
+            directory.rmdir()  # fresh counters; fails with EBUSY while any process is in it
             directory.mkdir()
     for setting in plan.settings:
         _write(setting)
@@ -138,7 +138,7 @@ def _write(setting: Setting) -> None:
 
 
 def join(plan: CgroupPlan) -> None:
-    """Put the calling (single-threaded) process in the cgroup."""
+    """Move the calling (single-threaded) process to the cgroup."""
     for file in plan.join_files:
         fd = os.open(file, os.O_WRONLY)
         os.write(fd, b"0")
@@ -146,12 +146,12 @@ def join(plan: CgroupPlan) -> None:
 
 
 def members(plan: CgroupPlan) -> set[int]:
-    """Pids in the cgroup, in any hierarchy; 0 stands for those our pid namespace cannot see."""
+    """Pids in the cgroup, in any hierarchy; 0 stands for those invisible in our pid namespace."""
     return {int(pid) for file in plan.process_files for pid in _read(file).split()}
 
 
 def kill(plan: CgroupPlan) -> None:
-    """SIGKILL everything in the cgroup: at one stroke where the kernel has ``cgroup.kill`` (5.14)."""
+    """SIGKILL everything in the cgroup; atomically if the kernel has ``cgroup.kill`` (5.14)."""
     if plan.kill_file is not None:
         with contextlib.suppress(OSError):
             plan.kill_file.write_text("1")
@@ -160,7 +160,7 @@ def kill(plan: CgroupPlan) -> None:
 
 
 def remove(plan: CgroupPlan) -> bool:
-    """Remove the cgroup's directories; False while the kernel still counts something in one."""
+    """Remove the cgroup's directories; False while the kernel still counts a process in one."""
     return all(_remove_directory(directory) for directory in plan.directories)
 
 
@@ -177,8 +177,8 @@ def _remove_directory(directory: Path) -> bool:
 
 
 def remove_tree(base: Path) -> bool:
-    """Kill whatever lives in ``base`` and below, then remove all of it. False when something stays
-    past the deadline. For cgroups of the dead; waits up to 2 s for the kernel."""
+    """Kill every process in ``base`` and below, then remove all of it. False when something remains after the
+    deadline. For cgroups of dead containers; waits up to 2 s for the kernel."""
     deadline = time.monotonic() + _REMOVE_DEADLINE_S
     while base.is_dir():
         tree = [base, *(Path(root) / name for root, names, _ in os.walk(base) for name in names)]
@@ -194,7 +194,7 @@ def remove_tree(base: Path) -> bool:
 
 
 def _give_back(agentenv: Path) -> None:
-    """Undo the delegation and remove ``agentenv`` itself when no container is left in it."""
+    """Undo the delegation and remove ``agentenv`` itself when it contains no container."""
     if any(entry.is_dir() and entry.name != "outside" for entry in _entries(agentenv)):
         return
     leaf = agentenv / "outside"

@@ -1,4 +1,4 @@
-"""What a child of the supervisor does between fork and exec."""
+"""Steps of a child of the supervisor between fork and exec."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from agentenv.sandbox.supervisor.isolation import USER, Identity
 
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 FIRST_SPARE_FD = 16
-"""Below it are the descriptors a child is given; :func:`reserve_low_descriptors` keeps them free."""
+"""Lower descriptors are those a child is given; :func:`reserve_low_descriptors` keeps them free."""
 EXEC_FAILED = 127
 
 
 def reserve_low_descriptors() -> None:
-    """Make everything opened from now on lie above what children are given, so that handing a
-    descriptor on never overwrites another. What this opens is closed by every exec."""
+    """Make every descriptor opened from now on larger than those given to children, so that passing one on never
+    overwrites another. The descriptors opened here are closed by every exec."""
     while os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) < FIRST_SPARE_FD:
         pass
 
 
 def take_descriptors(wanted: dict[int, int | None]) -> None:
-    """Make each key a copy of its value (None: /dev/null), whatever numbers the values have."""
+    """Make each key a copy of its value (None: /dev/null), whatever the values' numbers are."""
     null = os.open(os.devnull, os.O_RDWR)
     parked = {}
     for number, fd in wanted.items():
@@ -37,14 +37,14 @@ def _dup_above(fd: int) -> int:
 
 
 def reset_signals() -> None:
-    """Back to the defaults that Python or our blocking changed and an exec would hand on."""
+    """Restore the defaults that Python or our blocking changed and an exec would pass on."""
     for number in (*IGNORED_BY_PYTHON, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def become(identity: Identity, uid: int, gid: int) -> None:
-    """Give up everything: groups, uid, capabilities, and the way back to any of them."""
+    """Drop all privileges permanently: groups, uid, capabilities."""
     if identity.mode != USER:
         syscalls.drop_bounding_capabilities()
         os.setgroups([])

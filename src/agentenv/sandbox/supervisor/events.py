@@ -1,4 +1,4 @@
-"""What a container process says on standard output: one JSON object per line."""
+"""Events of a container process on standard output: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ EXIT_FAILED = 2
 
 
 def emit(event: str, **fields: object) -> None:
-    """Print one event. A reader that has gone away is no error: the lifeline deals with that."""
+    """Print one event. A reader that is gone is ignored: the lifeline handles that."""
     line = json.dumps({"event": event, **fields}) + "\n"
     with contextlib.suppress(OSError):
         os.write(1, line.encode())
 
 
 def emit_failure(error: AgentEnvError) -> int:
-    """Print the ``failed`` event of ``error``; returns the exit code that goes with it."""
+    """Print the ``failed`` event of ``error``; returns the matching exit code."""
     emit("failed", code=error.code, message=error.message, next_step=error.next_step)
     return EXIT_FAILED

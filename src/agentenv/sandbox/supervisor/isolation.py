@@ -1,7 +1,7 @@
-"""What a slot sees, as data: who it runs as, the bwrap command line, its /etc, what is weaker.
+"""A slot's isolation as data: its identity, the bwrap command line, its /etc, and where it is weaker.
 
-Pure decisions; :mod:`~agentenv.sandbox.supervisor.rootfs` and :mod:`~agentenv.sandbox.supervisor.slot_process` act on
-them.
+Pure decisions; :mod:`~agentenv.sandbox.supervisor.rootfs` and :mod:`~agentenv.sandbox.supervisor.slot_process` act
+on them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHELL_PATH = "/run/agentenv/bash"
 WORKSPACE = "/workspace"
 KEYS_LIST = "/proc/keys"
 MAX_TERMINALS = 64
-"""Terminals a slot may have open at once: the kernel's own count of them is one for the whole machine."""
+"""Terminals a slot may have open at once; the kernel's own count covers the whole machine."""
 SLOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 ROOT_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -35,8 +35,8 @@ ETC_COPIES = (
     "alternatives", "ssl/certs", "ssl/openssl.cnf", "pki", "ca-certificates.conf", "mime.types", "services",
     "protocols", "locale.alias", "locale.conf", "terminfo", "python3*", "java-*", "maven", "perl",
 )  # fmt: skip
-"""Copied from the machine's /etc, world-readable files only. Debian's /usr points into several of
-them (``/etc/alternatives``); nothing here names a user, a host or a secret."""
+"""Files copied from the machine's /etc, if world-readable. Debian's /usr points into several of them
+(``/etc/alternatives``); none of them names a user, a host or a secret."""
 
 _RESERVED_TARGETS = ("/", "/run", "/run/agentenv", "/etc", "/usr")
 _SLOT_OWN = ("proc", "dev", "sys", "tmp", "workspace")
@@ -45,7 +45,7 @@ DNS_ADDRESS = "10.0.2.3"
 
 
 def choose_mode(wanted: str, uid: int) -> str:
-    """``full`` or ``user``. Raises SandboxUnavailableError when the one named cannot be had."""
+    """``full`` or ``user``. Raises SandboxUnavailableError when the requested one is not possible."""
     have = FULL if uid == 0 else USER
     if wanted in ("auto", have):
         return have
@@ -62,7 +62,7 @@ def choose_mode(wanted: str, uid: int) -> str:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who runs what. ``first_slot_uid`` None: everything runs as the one user there is."""
+    """Uids and gids. ``first_slot_uid`` None: everything runs as the current user."""
 
     mode: str
     own_uid: int
@@ -86,11 +86,11 @@ class Identity:
 
 
 def fitting_block(wanted: int, uid_map: str) -> int:
-    """The block of uids to use instead of ``wanted`` in a user namespace with this ``/proc/self/uid_map``.
+    """Choose the block of uids in a user namespace with this ``/proc/self/uid_map``.
 
-    That is ``wanted`` itself wherever all ids exist. Where ids are remapped (dockerd's ``userns-remap``: 65536
-    of them), the blocks that fit are shared out by remainder: containers of one machine may then meet in
-    one. Raises SandboxUnavailableError when not even one fits.
+    It is ``wanted`` if all ids exist. If ids are remapped (dockerd's ``userns-remap``: 65536 of them), the blocks
+    that fit are assigned by remainder, so that containers of one machine may share one. Raises
+    SandboxUnavailableError when no block fits.
     """
     ranges = [(int(first), int(count)) for first, _, count in (line.split() for line in uid_map.splitlines())]
     if any(_first_uid(wanted) >= first and _first_uid(wanted + 1) <= first + count for first, count in ranges):
@@ -118,12 +118,12 @@ def _first_uid(block: int) -> int:
 def bwrap_argv(
     bwrap: str, root: Path, workspace: Path, terminals: Path, limits: SlotLimits, info_fd: int, *, keys_listed: bool
 ) -> list[str]:
-    """The command that makes one slot and becomes its agent.
+    """The command that creates one slot and becomes its agent.
 
     ``root`` is the container's template tree (one bind instead of a dozen); ``terminals`` a devpts with a limit,
-    which bwrap's own has not; ``info_fd`` takes
-    bwrap's report of the agent's pid; ``keys_listed``: this kernel has :data:`KEYS_LIST`, which would show
-    a slot keys of the machine's. Order matters: later mounts cover earlier ones.
+    which bwrap's own lacks; ``info_fd`` receives bwrap's report of the agent's pid; ``keys_listed``: this kernel
+    has :data:`KEYS_LIST`, which would show a slot the machine's keys. Order matters: later mounts cover earlier
+    ones.
     """
     return [
         bwrap,
@@ -134,7 +134,7 @@ def bwrap_argv(
         "--ro-bind", str(root), "/",
         "--proc", "/proc",
         *(("--dev-bind", "/dev/null", KEYS_LIST) if keys_listed else ()),
-        # Nothing is set through it: not a lower oom_score_adj, nor another process's memory.
+        # Nothing can be set through it: neither a lower oom_score_adj nor another process's memory.
         "--remount-ro", "/proc",
         # bwrap's /dev is a tmpfs of unlimited size: sized parts on it, the rest read-only.
         "--dev", "/dev",
@@ -151,7 +151,7 @@ def bwrap_argv(
 def etc_files(identity: Identity, slots: int, *, allow_network: bool) -> dict[str, str]:
     """The files of /etc that are written rather than copied.
 
-    Every slot's uid has a passwd line of the same name, so that ``whoami`` says ``agent`` in all.
+    Every slot's uid has a passwd line with the same name, so that ``whoami`` prints ``agent`` in all.
     """
     uids = sorted({(identity.slot_uid(slot), identity.slot_gid(slot)) for slot in range(slots)})
     passwd = [f"agent:x:{uid}:{gid}:agent:{WORKSPACE}:/bin/bash" for uid, gid in uids]
@@ -181,7 +181,7 @@ def command_environment(spec: SandboxSpec) -> dict[str, str]:
 
 
 def check_binds(binds: Sequence[Bind]) -> None:
-    """Raises ConfigError for a bind that is not absolute, or covers what a slot is made of."""
+    """Raise ConfigError for a bind that is not absolute, or covers a part of the slot itself."""
     for index, bind in enumerate(binds):
         target = PurePosixPath(bind.target)
         where = f"binds[{index}]"
@@ -192,7 +192,7 @@ def check_binds(binds: Sequence[Bind]) -> None:
 
 
 def weaker(identity: Identity, controllers: Iterable[str], why_no_cgroup: str) -> list[str]:
-    """What is weaker here than promised, one plain sentence each."""
+    """Where isolation is weaker than promised, one sentence each."""
     found: list[str] = []
     have = frozenset(controllers)
     if identity.mode == USER:
@@ -215,7 +215,7 @@ def weaker(identity: Identity, controllers: Iterable[str], why_no_cgroup: str) -
 
 
 def explain_namespaces(error: OSError) -> SandboxUnavailableError:
-    """Why this machine lets us have no namespaces, and what to do about it."""
+    """Why this machine does not allow namespaces, and what to do about it."""
     cure = (
         "as an ordinary user: allow unprivileged user namespaces (sysctl user.max_user_namespaces and "
         "kernel.unprivileged_userns_clone; on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0); "
@@ -235,6 +235,6 @@ _BWRAP_CURES = (
 
 
 def explain_bwrap(words: str) -> SandboxUnavailableError:
-    """What bwrap's last words mean for whoever reads them."""
+    """Explanation of bwrap's last output, for users."""
     cure = next((cure for pattern, cure in _BWRAP_CURES if pattern in words), "run `agentenv doctor`")
     return SandboxUnavailableError(f"the first slot could not be started: {words}", next_step=cure)

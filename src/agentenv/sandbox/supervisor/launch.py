@@ -1,8 +1,8 @@
 """From a specification file to a running supervisor: ``python -m agentenv.sandbox SPEC.json``.
 
-This process checks and opens everything that can fail for the caller's reasons, enters the
-namespaces, forks the supervisor (PID 1 there) and then only forwards signals and waits. When it
-dies, however it dies, the kernel kills the supervisor and with it everything in the container.
+This process checks and opens everything that can fail because of the caller, enters the namespaces, forks the
+supervisor (PID 1 there) and then only forwards signals and waits. However it dies, the kernel then kills the
+supervisor and with it everything in the container.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ _STDERR = 2
 
 @dataclass(frozen=True)
 class HeldLocks:
-    """What stays open for the container's life: its lock, its block of uids."""
+    """Resources held for the container's life: its lock, its block of uids."""
 
     lock: int
     uids: socket.socket | None
 
 
 def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> int:
-    """Run one container to its end; the exit code (0 stopped on request, 2 failed).
+    """Run one container to its end; returns the exit code (0 stopped on request, 2 failed).
 
     ``server_argv`` replaces the sandbox server, for tests.
     """
-    # Blocked from the first moment, so that none is lost: the supervisor unblocks them when it can
-    # act, this process takes them with sigwait.
+    # Blocked from the start, so that none is lost: the supervisor unblocks them when it can
+    # act, and this process takes them with sigwait.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_SIGNALS, signal.SIGCHLD})
     parser = argparse.ArgumentParser(prog="python -m agentenv.sandbox")
     parser.add_argument("spec", type=Path, help="the container's specification (JSON)")
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
 
 
 def _keep_descriptors_private() -> None:
-    """Whatever descriptors our caller left open: no slot and no server may inherit them."""
+    """Make descriptors left open by our caller close-on-exec: no slot and no server may inherit them."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         if int(entry.name) > _STDERR:
             with contextlib.suppress(OSError):  # the listing's own, closed by now
@@ -128,7 +128,7 @@ def read_token(path: Path) -> str:
 
 
 def _hold(directory: Path, *, claim: bool) -> HeldLocks:
-    """Sweep the dead, then take this container's name and, to ``claim``, its uids."""
+    """Sweep dead containers, then take this container's name and, with ``claim``, its uids."""
     sweep.sweep(directory.parent)
     try:
         lock = sweep.take_lock(directory)
@@ -146,10 +146,10 @@ def _hold(directory: Path, *, claim: bool) -> HeldLocks:
 
 
 def claim_uids() -> socket.socket:
-    """A block of slot uids nobody else on this machine uses, for as long as the socket is open.
+    """Claim a block of slot uids that no other container on this machine uses, while the socket is open.
 
-    Containers side by side must not share uids: quotas (inotify, keys, processes) are per uid. An
-    abstract socket name is a lock that no crash can leave behind. Raises MachineFullError.
+    Containers side by side must not share uids: quotas (inotify, keys, processes) are per uid. An abstract socket
+    name is a lock that no crash can leave behind. Raises MachineFullError.
     """
     for block in range(_UID_BLOCKS):
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -177,7 +177,7 @@ def _block_of(spec: SandboxSpec, held: HeldLocks) -> int:
 def _prepare(
     spec: SandboxSpec, directory: Path, token: str, held: HeldLocks, server_argv: Sequence[str], *, lifeline: bool
 ) -> Launch:
-    """Everything that can fail before a namespace is entered, each with its own clear error."""
+    """Do everything that can fail before a namespace is entered, each with its own clear error."""
     mode = isolation.choose_mode(spec.isolation, os.geteuid())
     isolation.check_binds(spec.binds)
     bwrap = find_bwrap()
@@ -240,7 +240,7 @@ def find_bwrap() -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The server's listening socket. Raises ConfigError: port taken, or an address that is not ours."""
+    """The server's listening socket. Raises ConfigError: port taken, or not an address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -298,7 +298,7 @@ def _be_supervisor(launch: Launch, alive: int) -> None:
     code = events.EXIT_FAILED
     try:
         syscalls.die_with_parent(signal.SIGKILL)
-        # The launcher may have died before that call: then its end of this pipe is closed already.
+        # The launcher may have died before that call: then its end of this pipe is already closed.
         if not select.select([alive], [], [], 0)[0]:
             code = supervisor.run(launch)
     except BaseException as error:
@@ -310,7 +310,7 @@ def _be_supervisor(launch: Launch, alive: int) -> None:
 
 
 def _wait(pid: int) -> int:
-    """Forward signals to the supervisor until it ends; its exit code."""
+    """Forward signals to the supervisor until it ends; returns its exit code."""
     while True:
         number = signal.sigwait({*_SIGNALS, signal.SIGCHLD})
         if number != signal.SIGCHLD:

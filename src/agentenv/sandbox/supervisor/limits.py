@@ -1,7 +1,7 @@
-"""Which cgroup files get which values, for cgroup v1 and v2. Pure: nothing here touches a file.
+"""Plans the values of cgroup files, for cgroup v1 and v2. Pure: nothing here touches a file.
 
-A container's cgroups are ``agentenv/<container>/slot-K`` and ``agentenv/<container>/server`` below
-the cgroup it was started in, so whatever limits that cgroup has still hold for everything here.
+A container's cgroups are ``agentenv/<container>/slot-K`` and ``agentenv/<container>/server`` below the cgroup it
+was started in, so the limits of that cgroup still apply.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.wire.spec import SlotLimits
 
 OWN_PROCESSES = 2
-"""The slot's bwrap and its agent sit in the slot's cgroup too and do not count against the limit."""
+"""The slot's bwrap and agent are in its cgroup too and do not count against the limit."""
 SERVER_CPU_WEIGHT = 1_000
-"""Ten slots' worth: a server starved by its slots would make every slot look slow."""
+"""Equal to ten slots: a server starved by its slots would make every slot look slow."""
 _SWAP_BYTES = 1024 * 1024
-"""How much more memory and swap together may be than memory, with cgroup v1: above what the kernel charges at once."""
+"""How much memory and swap together may exceed memory with cgroup v1: more than the kernel charges at once."""
 _ROOT_NAME = "agentenv"
 _V1_CONTROLLERS = ("memory", "pids", "cpu")
 
 
 @dataclass(frozen=True)
 class CgroupLayout:
-    """Where cgroups can be made: ``parents`` maps a controller to the directory of the cgroup this
-    process is in (v2: one directory for all)."""
+    """Where cgroups can be created: ``parents`` maps a controller to the directory of this process's cgroup (v2:
+    one directory for all)."""
 
     version: int
     parents: Mapping[str, Path]
 
     def base(self, container: str) -> tuple[Path, ...]:
-        """The container's own directory in each hierarchy, in a fixed order and without repeats."""
+        """The container's directory in each hierarchy, in a fixed order and without repeats."""
         return tuple(dict.fromkeys(parent / _ROOT_NAME / container for parent in self.parents.values()))
 
     @property
@@ -43,7 +43,7 @@ class CgroupLayout:
 
 @dataclass(frozen=True)
 class Setting:
-    """One value for one cgroup file. ``required`` False: a kernel without the file is good enough."""
+    """One value for one cgroup file. ``required`` False: a kernel without the file is acceptable."""
 
     file: Path
     value: str
@@ -52,7 +52,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class CgroupPlan:
-    """One cgroup: the directories to make, the values to write, how a process joins, what to read."""
+    """One cgroup: directories to create, values to write, how a process joins, what to read."""
 
     directories: tuple[Path, ...]
     settings: tuple[Setting, ...]
@@ -66,7 +66,7 @@ class CgroupPlan:
 
     @property
     def process_files(self) -> tuple[Path, ...]:
-        """Each lists the pids in the cgroup; empty means nothing of the slot lives."""
+        """Files that list the pids in the cgroup; empty means that no process of the slot is alive."""
         return tuple(directory / "cgroup.procs" for directory in self.directories)
 
 
@@ -82,7 +82,7 @@ def parse_mounts(mountinfo: str) -> list[tuple[str, PurePosixPath, Path, frozens
 
 
 def _own_directory(root: PurePosixPath, mount_point: Path, own: PurePosixPath) -> Path | None:
-    """The directory of cgroup ``own`` when a mount shows ``root`` and what is below it."""
+    """The directory of cgroup ``own`` when a mount shows ``root`` and everything below it."""
     if root != own and root not in own.parents:
         return None  # mounted from outside our cgroup namespace: somebody else's
     directory = mount_point / own.relative_to(root)
@@ -91,7 +91,7 @@ def _own_directory(root: PurePosixPath, mount_point: Path, own: PurePosixPath) -
 
 
 def layout_v1(mountinfo: str, self_cgroup: str) -> CgroupLayout | None:
-    """The v1 hierarchies of memory, pids and cpu this process is in; None when there is none."""
+    """The v1 hierarchies of memory, pids and cpu of this process; None if there are none."""
     own: dict[str, PurePosixPath] = {}
     for line in self_cgroup.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -108,7 +108,7 @@ def layout_v1(mountinfo: str, self_cgroup: str) -> CgroupLayout | None:
 
 
 def own_directory_v2(mountinfo: str, self_cgroup: str) -> tuple[Path, Path] | None:
-    """(mount point, directory of the cgroup this process is in) of cgroup v2, when it is mounted."""
+    """(mount point, directory of this process's cgroup) of cgroup v2, if it is mounted."""
     own = next((line[3:] for line in self_cgroup.splitlines() if line.startswith("0::")), None)
     if own is None:
         return None
@@ -126,7 +126,7 @@ def slot_plan(layout: CgroupLayout, container: str, slot: int, limits: SlotLimit
 
 
 def server_plan(layout: CgroupLayout, container: str) -> CgroupPlan:
-    """The cgroup of the server: no limits of its own, more weight than a slot."""
+    """The cgroup of the server: no limits of its own, a higher weight than a slot."""
     return _plan(layout, container, "server", None, None, SERVER_CPU_WEIGHT)
 
 
@@ -180,9 +180,9 @@ def _cpu_setting(version: int, directory: Path, weight: int) -> Setting:
 
 @dataclass(frozen=True)
 class Delegation:
-    """How controllers are handed down in cgroup v2, where a cgroup with processes may not hand any
-    down ("no internal processes"): first the processes in ``leave`` move to ``leaf``, then each of
-    ``subtree_control`` is written ``+memory +pids …`` from the top."""
+    """Steps to delegate controllers in cgroup v2, where a cgroup with processes may not delegate ("no internal
+    processes"): first the processes in ``leave`` move to ``leaf``, then each of ``subtree_control`` is written
+    ``+memory +pids …`` from the top."""
 
     leave: Path | None
     leaf: Path
@@ -202,7 +202,7 @@ def delegation(own: Path, container: str, controllers: frozenset[str], *, is_rea
 
 
 def limit_files(plan: CgroupPlan | None) -> LimitFiles:
-    """Where the counters of a slot with this plan are."""
+    """Location of the counters of a slot with this plan."""
     if plan is None:
         return LimitFiles()
     memory, pids = plan.memory_limit, plan.pids_limit

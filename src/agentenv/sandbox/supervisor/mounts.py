@@ -31,25 +31,25 @@ _PRIVATE_BYTES = 128 * 1024 * 1024
 
 
 def enter_private_namespace() -> None:
-    """A mount namespace of one's own, from which nothing propagates."""
+    """Enter a new mount namespace from which nothing propagates."""
     syscalls.unshare(syscalls.CLONE_NEWNS)
     syscalls.mount("none", "/", flags=MS_REC | MS_PRIVATE)
 
 
 def mount_proc() -> None:
-    """A fresh ``/proc`` of this pid namespace. Also what lets slots mount theirs: the kernel refuses
-    a new procfs in a user namespace where the visible one is partly covered, as docker does."""
+    """Mount a new ``/proc`` of this pid namespace. This also lets slots mount theirs: the kernel refuses a new
+    procfs in a user namespace where the visible one is partly covered, as in docker."""
     syscalls.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def mount_tmpfs(target: Path, *, size_bytes: int, mode: int, uid: int, inodes: int = 0) -> None:
-    """A sized tmpfs. ``inodes`` 0: the kernel's default."""
+    """Mount a tmpfs with a size limit. ``inodes`` 0: the kernel's default."""
     options = f"size={size_bytes},mode={mode:o},uid={uid},gid={uid}" + (f",nr_inodes={inodes}" if inodes else "")
     syscalls.mount("tmpfs", str(target), "tmpfs", MS_NOSUID | MS_NODEV, options)
 
 
 def mount_terminals(target: Path, most: int) -> None:
-    """A devpts of its own (``ptmx`` and what it opens) in which at most ``most`` terminals are open at once."""
+    """Mount a new devpts (``ptmx`` and its terminals) in which at most ``most`` terminals are open at once."""
     options = f"newinstance,ptmxmode=0666,mode=620,max={most}"
     syscalls.mount("devpts", str(target), "devpts", MS_NOSUID | MS_NOEXEC, options)
 
@@ -66,11 +66,12 @@ def bind_read_only(source: str, target: str) -> None:
 
 
 def show_read_only(source: str, target: str, empty: str) -> None:
-    """Show the directory ``source`` at ``target``, read-only, without telling whoever sees the mount where it lies.
+    """Show the directory ``source`` at ``target``, read-only, without revealing its location to those who see the
+    mount.
 
-    A bind of an overlay's directory carries the overlay's options along, which in a container name the engine's
-    own directories on the machine. An overlay of ours (over ``empty``, because one layer alone is none) names
-    only paths of this container. Where that cannot be had, it is a bind; the self-test says what it shows.
+    A bind of an overlay's directory carries the overlay's options along, which in a container name the engine's own
+    directories on the machine. An overlay of ours (over ``empty``, because one layer alone is none) names only
+    paths of this container. If that is not possible a bind is used, and the self-test reports what it reveals.
     """
     if layered(Path("/proc/self/mountinfo").read_text(), source):
         with contextlib.suppress(OSError):
@@ -81,7 +82,7 @@ def show_read_only(source: str, target: str, empty: str) -> None:
 
 def layered(mountinfo: str, path: str) -> bool:
     """Whether ``path`` lies on an overlay with no directory mounted below it (an overlay of it would not show that;
-    a file there is the engine's, such as its init). Pure but for asking what is a directory."""
+    a file there is the engine's, such as its init). Pure except for checking what is a directory."""
     lines = [line.partition(" - ") for line in mountinfo.splitlines()]
     found = [(left.split()[4], right.split()[0]) for left, _, right in lines if right]
     # The innermost mount; of several at one point the last one covers the others.
@@ -106,10 +107,10 @@ def read_only_mounts(mountinfo: str, kinds: Sequence[str]) -> list[str]:
 
 
 def make_cgroups_writable() -> None:
-    """Container runtimes mount cgroups read-only: in a mount namespace of our own, undo that.
+    """Undo the read-only mount of cgroups by container runtimes, in our own mount namespace.
 
-    Needs CAP_SYS_ADMIN. Only our own part of the tree is ever written to. Raises OSError when the
-    kernel refuses (the mounts are locked); the machine's mounts are never touched.
+    Needs CAP_SYS_ADMIN. Only our own part of the tree is ever written to. Raises OSError when the kernel refuses
+    (the mounts are locked); the machine's mounts are never touched.
     """
     blocked = read_only_mounts(Path("/proc/self/mountinfo").read_text(), ("cgroup", "cgroup2"))
     if blocked:
@@ -119,12 +120,12 @@ def make_cgroups_writable() -> None:
 
 
 def searchable_by_all(path: Path) -> bool:
-    """Whether every user may pass through the directory ``path`` and all above it."""
+    """Whether every user may traverse the directory ``path`` and all above it."""
     return first_blocker(path) is None
 
 
 def first_blocker(path: Path, mode_of: Callable[[Path], int] | None = None) -> Path | None:
-    """The topmost directory on the way to ``path`` that not everybody may search, ``path`` included."""
+    """The topmost directory on the way to ``path``, including itself, that not everybody may search."""
     mode_of = mode_of or (lambda directory: directory.stat().st_mode)
     for directory in (*reversed(path.parents), path):
         mode = mode_of(directory)
@@ -136,11 +137,10 @@ def first_blocker(path: Path, mode_of: Callable[[Path], int] | None = None) -> P
 def private_place(fallback: Path, needed: Iterable[Path], exists: Callable[[Path], bool] | None = None) -> Path:
     """Where to mount the container's private directory.
 
-    Slots' bwrap runs under the slot's uid and must be able to walk there for as long as the
-    container lives, and nothing in ``needed`` may be covered by it. So: the first system directory
-    that fits (nobody outside our mount namespace sees the mount), whose permissions nobody changes
-    under us as they may those of a state directory; else ``fallback``, when everybody can reach it.
-    Raises FileNotFoundError: neither.
+    A slot's bwrap runs under the slot's uid and must be able to traverse it for the life of the container, and it
+    must not cover anything in ``needed``. So it is the first system directory that fits (the mount is invisible
+    outside our mount namespace), whose permissions nobody changes, unlike those of a state directory; else
+    ``fallback``, if everybody can reach it. Raises FileNotFoundError if neither works.
     """
     exists = exists or (lambda path: path.is_dir() and searchable_by_all(path))
     keep = [*needed]
@@ -159,14 +159,14 @@ def mount_private(place: Path, uid: int) -> None:
 
 @dataclass(frozen=True)
 class Shown:
-    """One directory the server must reach, and the topmost directory that is in its way."""
+    """A directory the server must reach, and the topmost directory that blocks the way."""
 
     directory: Path
     blocker: Path
 
 
 def interpreter_directories() -> list[Path]:
-    """What the running interpreter needs to run agentenv again: its prefixes and this package."""
+    """Directories the running interpreter needs to run agentenv again: its prefixes and this package."""
     package = Path(__file__).resolve().parents[3]
     prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
     paths = {Path(text) for text in prefixes} | {Path(text).resolve() for text in prefixes}
@@ -175,7 +175,7 @@ def interpreter_directories() -> list[Path]:
 
 
 def unreachable(directories: Iterable[Path]) -> list[Shown]:
-    """Those another user could not reach, outermost first, nothing twice."""
+    """Directories that another user cannot reach, outermost first, without repeats."""
     found: list[Shown] = []
     for directory in sorted(directories):
         blocker = first_blocker(directory)
@@ -187,10 +187,9 @@ def unreachable(directories: Iterable[Path]) -> list[Shown]:
 def show_to_everybody(shown: Sequence[Shown]) -> None:
     """Make these directories reachable in this (private!) mount namespace.
 
-    A pyenv below a 0700 home is the common case: the unprivileged server could not even start its
-    interpreter. An empty read-only tmpfs goes over each blocking directory, with just the needed
-    directories bound read-only at their old paths, so the rest of that home is *less* visible than
-    before, and no permission on disk is changed.
+    For example, with a pyenv below a 0700 home the unprivileged server could not start its interpreter. An empty
+    read-only tmpfs is mounted over each blocking directory, with just the needed directories bound read-only at
+    their old paths. So the rest of that home is *less* visible than before, and no permission on disk is changed.
     """
     # Opened first: once its parent is covered, a directory has no path any more, only a descriptor.
     opened = [(item, os.open(item.directory, os.O_PATH | os.O_DIRECTORY)) for item in shown]

@@ -1,10 +1,9 @@
-"""A slot's way out, when ``allow_network`` asks for one: slirp4netns in the slot's own namespace.
+"""Network access of a slot with ``allow_network``: slirp4netns in the slot's own namespace.
 
-The slot keeps its own network namespace. A user-mode stack, outside the slot and dying with it,
-carries its TCP and UDP as ordinary sockets of an unprivileged process; an egress policy can later
-say no there. The machine's loopback is cut off by slirp4netns and, as its own addresses (where the
-sandbox server listens) and the link-local range (cloud metadata), by unreachable routes that
-nobody inside can remove: they hold no capability over their namespace.
+The slot keeps its own network namespace. A user-mode stack, outside the slot and dying with it, carries its TCP and
+UDP as ordinary sockets of an unprivileged process; an egress policy can be added there later. The machine's
+loopback is cut off by slirp4netns and, as its own addresses (where the sandbox server listens) and the link-local
+range (cloud metadata), by unreachable routes that nobody inside can remove without a capability over the namespace.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _TOOL = "slirp4netns"
 TUN = Path("/dev/net/tun")
 _NET_FD, _USER_FD, _READY_FD = 3, 4, 5
 _ALWAYS_CLOSED = (IPv4Network("0.0.0.0/8"), IPv4Network("127.0.0.0/8"), IPv4Network("169.254.0.0/16"))
-"""Link-local addresses are the cloud's metadata. Loopback is the slot's own by the kernel's local routes, which come
-first; a socket bound to the tap device passes them by, and slirp4netns would carry it to the machine's."""
+"""Link-local addresses are the cloud's metadata. Loopback is the slot's own by the kernel's local routes, which
+come first; a socket bound to the tap device bypasses them, and slirp4netns would forward it to the machine's."""
 
 _RTM_NEWROUTE, _NLM_FLAGS = 24, 0x0001 | 0x0004 | 0x0400  # request, ack, create
 _RT_TABLE_MAIN, _RTPROT_STATIC, _RTN_UNREACHABLE, _RTA_DST = 254, 4, 7, 1
@@ -84,7 +83,7 @@ def machine_addresses(fib_trie: str) -> list[IPv4Network]:
 
 
 def attached_networks(routes: str) -> list[IPv4Network]:
-    """The networks this machine is directly on, from the text of ``/proc/net/route``; no loopback."""
+    """The networks this machine is directly attached to, from the text of ``/proc/net/route``; no loopback."""
     found: set[IPv4Network] = set()
     for line in routes.splitlines()[1:]:
         device, destination, gateway, *_, mask = line.split()[:8]
@@ -95,7 +94,7 @@ def attached_networks(routes: str) -> list[IPv4Network]:
 
 
 def closed_networks(spec: SandboxSpec) -> list[IPv4Network]:
-    """Everything a slot with network may not reach on this machine, now."""
+    """Addresses on this machine that a slot with network must not reach, at present."""
     named = [IPv4Network(name) for name in spec.closed_networks if name != ATTACHED]
     if ATTACHED in spec.closed_networks:
         named += attached_networks(Path("/proc/net/route").read_text())
@@ -113,8 +112,8 @@ def route_message(network: IPv4Network, sequence: int) -> bytes:
 
 
 def tool_argv(tool: str) -> list[str]:
-    """slirp4netns for one slot: no host loopback, seccomp. Its own ``--enable-sandbox`` wants a root
-    in the slot's user namespace, which has none: :func:`_enter_jail` takes its place."""
+    """slirp4netns for one slot: no host loopback, seccomp. Its own ``--enable-sandbox`` needs root in the slot's
+    user namespace, which has none: :func:`_enter_jail` replaces it."""
     return [
         tool, "--configure", "--mtu=65520", "--disable-host-loopback", "--enable-seccomp",
         "--netns-type=path", f"--userns-path=/proc/self/fd/{_USER_FD}", f"--ready-fd={_READY_FD}",
@@ -130,7 +129,7 @@ class NetworkProcess:
     exited: asyncio.Future[int]
 
     async def kill(self) -> None:
-        """End it and wait for that."""
+        """Kill it and wait for its end."""
         if not self.exited.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -141,7 +140,7 @@ class NetworkProcess:
 async def attach(setup: SlotSetup, slot: SlotProcess, reaper: Reaper, tool: str) -> NetworkProcess:
     """Close what must stay closed, then open the rest. Returns when the slot's network is up.
 
-    Raises SandboxUnavailableError when either fails: the slot must then not be used.
+    Raises SandboxUnavailableError when either fails: the slot must not be used then.
     """
     closed = closed_networks(setup.spec)
     pid = os.fork()
@@ -177,7 +176,7 @@ async def attach(setup: SlotSetup, slot: SlotProcess, reaper: Reaper, tool: str)
 
 
 def _open_namespaces(setup: SlotSetup, slot: SlotProcess) -> tuple[int, int]:
-    """As the slot's uid: descriptors of its network namespace and of the user namespace owning that.
+    """Open descriptors, as the slot's uid, of its network namespace and of the user namespace that owns it.
 
     Opened under that uid, because it owns the namespaces and needs no CAP_SYS_PTRACE to look.
     """
@@ -214,8 +213,8 @@ def _close_routes(setup: SlotSetup, slot: SlotProcess, closed: Sequence[IPv4Netw
 def _enter_jail(jail: Path) -> None:
     """A root with nothing but the system's programs, /proc, the tun device and resolv.conf.
 
-    What parses the slot's packets must not see the state directory, homes or cgroups, should a
-    packet ever take it over.
+    The program that parses the slot's packets must not see the state directory, homes or cgroups, in case a packet
+    compromises it.
     """
     resolver = Path("/etc/resolv.conf").read_text() if Path("/etc/resolv.conf").exists() else ""
     mounts.enter_private_namespace()

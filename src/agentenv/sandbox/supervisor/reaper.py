@@ -1,4 +1,4 @@
-"""Reaping, as PID 1 must: every child's end is collected, orphans' too, and whoever waits is told."""
+"""Reaps children, as PID 1 must: the end of every child is collected, including orphans, and its waiter is notified."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Reaper:
         return future
 
     def close(self) -> None:
-        """Stop reaping; futures still waiting are left as they are."""
+        """Stop reaping; futures still pending are left as they are."""
         self._loop.remove_signal_handler(signal.SIGCHLD)
 
     def _collect(self) -> None:
@@ -41,7 +41,7 @@ class Reaper:
 
 
 async def readable(fd: int, timeout_s: float) -> None:
-    """Return when ``fd`` can be read (or is at EOF). Raises TimeoutError."""
+    """Return when ``fd`` is readable (or at EOF). Raises TimeoutError."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
 
@@ -58,7 +58,7 @@ async def readable(fd: int, timeout_s: float) -> None:
 
 
 def end_of(status: int) -> str:
-    """A wait status in words."""
+    """A wait status as text."""
     if os.WIFSIGNALED(status):
         return f"killed by {signal_name(os.WTERMSIG(status))}"
     return f"exit code {os.waitstatus_to_exitcode(status)}"

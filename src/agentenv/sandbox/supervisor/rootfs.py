@@ -1,4 +1,4 @@
-"""Builds the tree every slot of a container starts from: read-only system, minimal /etc, agent."""
+"""Builds the tree that every slot of a container starts from: read-only system, minimal /etc, agent."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Tree:
     terminals: Path
     """An empty directory for each slot, where its ``/dev/pts`` is mounted while it starts."""
     jail: Path
-    """An empty directory: where a slot's network stack builds its own small root."""
+    """An empty directory in which a slot's network stack builds its own small root."""
     empty: Path
-    """An empty directory that stays so."""
+    """A directory that stays empty."""
 
     def workspace(self, slot: int) -> Path:
         """The mount point of one slot's workspace."""
@@ -43,9 +43,10 @@ class Tree:
 def build(
     private: Path, *, etc: dict[str, str], programs: Mapping[str, Path], binds: Sequence[Bind], slots: int
 ) -> Tree:
-    """Fill ``private`` (a tmpfs of ours); ``programs`` by their names in ``/run/agentenv``.
+    """Fill ``private`` (our own tmpfs); ``programs`` by their names in ``/run/agentenv``.
 
-    Raises ConfigError for a bind that cannot be made, OSError when the machine has no ``/usr`` or memory for it."""
+    Raises ConfigError for a bind that fails, OSError when the machine has no ``/usr`` or memory for it.
+    """
     tree = Tree(private / "root", private / "ws", private / "pts", private / "jail", private / "empty")
     for name in ROOT_DIRECTORIES:
         (tree.root / name).mkdir(parents=True, exist_ok=True)
@@ -72,7 +73,7 @@ def build(
 
 
 def root_entry(source: Path, target: Path, show: Callable[[str, str], None] = mounts.bind_read_only) -> None:
-    """``/bin`` and the like: a symlink into /usr where the machine has that, else the directory."""
+    """``/bin`` and similar: a symlink into /usr if the machine has that, else the directory."""
     if source.is_symlink():
         target.symlink_to(source.readlink())
     elif source.is_dir():
@@ -91,7 +92,7 @@ def _fill_etc(etc: Path, written: dict[str, str]) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy what everybody may read; symlinks stay symlinks, unless they leave /etc and /usr."""
+    """Copy what everybody may read; symlinks stay symlinks, unless they lead out of /etc and /usr."""
     kind = source.lstat()
     if stat.S_ISLNK(kind.st_mode):
         target.parent.mkdir(parents=True, exist_ok=True)

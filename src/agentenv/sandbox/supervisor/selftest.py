@@ -1,8 +1,8 @@
-"""The container proves on itself what it promises, before it serves anybody.
+"""The container tests its own promises before it serves anybody.
 
-One shell script is run in slot 0 through its agent and reports what it sees; :func:`judge` (pure)
-turns the report into proofs. What needs the supervisor's hands (limits that bite, KILL_ALL) follows.
-Slot 0 is reset afterwards, so no trajectory ever meets what the test left behind.
+One shell script is run in slot 0 through its agent and reports what it sees; :func:`judge` (pure) turns the report
+into proofs. Tests that need the supervisor (limits in effect, KILL_ALL) follow. Slot 0 is reset afterwards, so
+nothing of the test is left for a trajectory.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _WRITABLE = frozenset({"/workspace", "/tmp", "/dev/shm", "/dev/pts"})  # noqa: S
 _DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "tty", "console"))
 _MAX_PROCESSES_SEEN = 8
 _OUTSIDE, _UNSUPPORTED_KERNEL = 200, 201
-"""What slotfiles ends with (``slotagent/files/io.h``)."""
+"""Exit codes of slotfiles (``slotagent/files/io.h``)."""
 
 # Builtins wherever possible: a fork costs more than everything else here. `unshare -U` and the
-# connection are tried for real, because a kernel knob may say one thing and do another.
+# connection are really tried, because a kernel setting may differ from the kernel's behaviour.
 SCRIPT = r"""
 while IFS=$'\t ' read -r name value _; do case $name in
   Uid:|CapPrm:|CapEff:|CapBnd:|NoNewPrivs:) echo "status.${name%:}=$value";; esac; done < /proc/self/status
@@ -71,7 +71,7 @@ exit 0
 
 @dataclass(frozen=True)
 class Verdict:
-    """One promise, tested. The same shape as :class:`agentenv.wire.server.Proof`."""
+    """One promise, tested. The same fields as :class:`agentenv.wire.server.Proof`."""
 
     name: str
     holds: bool
@@ -82,7 +82,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the report must say."""
+    """Expected values of the report."""
 
     uid: int
     host_namespaces: Mapping[str, str]
@@ -94,12 +94,12 @@ class Expected:
 
 
 def parse_report(text: str) -> dict[str, str]:
-    """The script's ``key=value`` lines."""
+    """Parse the script's ``key=value`` lines."""
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
 def judge(report: Mapping[str, str], want: Expected) -> list[Verdict]:
-    """Every proof that can be read off the report. Pure; a missing line never holds."""
+    """Every proof that follows from the report. Pure; a missing line never counts as proof."""
     status = {name: report.get(f"status.{name}", "?") for name in ("Uid", "CapPrm", "CapEff", "CapBnd", "NoNewPrivs")}
     capabilities = {name: status[name] for name in ("CapPrm", "CapEff", "CapBnd")}
     shared = [
@@ -131,7 +131,7 @@ def judge(report: Mapping[str, str], want: Expected) -> list[Verdict]:
 
 
 def writable_mounts(report: Mapping[str, str]) -> list[str]:
-    """Mounts of the slot that are neither read-only nor meant to be written to."""
+    """Mounts of the slot that are neither read-only nor meant to be writable."""
     return sorted(
         point
         for point, flags in ((key[len("mount.") :], value) for key, value in report.items() if key.startswith("mount."))
@@ -145,7 +145,7 @@ def _writable_detail(report: Mapping[str, str], written: list[str]) -> str:
 
 
 def _engine(report: Mapping[str, str]) -> Verdict:
-    """Not required: it tells a policy where the engine keeps this container's files, and lets it do nothing there."""
+    """Not required: it tells a policy where the engine keeps this container's files, without giving access to them."""
     layers = sorted(key[len("layers.") :] for key in report if key.startswith("layers."))
     named = f"the engine's directories are named at {', '.join(layers)}" if layers else "no mount names one"
     cure = "the kernel refuses an overlay over the engine's: docs/isolation.md"
@@ -196,7 +196,7 @@ def _processes(report: Mapping[str, str]) -> Verdict:
 
 
 def guard_proof(ran: Ran) -> Verdict:
-    """What the agent's own attempts at the system calls it refuses to a slot came to."""
+    """Result of the agent's own attempts at the system calls it refuses to a slot."""
     lines = ran.stdout.splitlines()
     allowed = [line.removeprefix("allowed ") for line in lines if line.startswith("allowed ")]
     refused = next((line.removeprefix("refused ") for line in lines if line.startswith("refused ")), "0")
@@ -210,7 +210,7 @@ def guard_proof(ran: Ran) -> Verdict:
 
 
 def files_proof(ran: Ran) -> Verdict:
-    """What an attempt of the file tools' own program to leave the workspace came to."""
+    """Result of an attempt of slotfiles to leave the workspace."""
     lacking = ran.status == _UNSUPPORTED_KERNEL
     return Verdict(
         "files beneath the workspace",
@@ -221,7 +221,7 @@ def files_proof(ran: Ran) -> Verdict:
 
 
 def failure(proofs: list[Verdict]) -> SelfTestError | None:
-    """The error to refuse with, when a required proof does not hold."""
+    """The error to fail with when a required proof does not hold."""
     broken = [proof for proof in proofs if proof.required and not proof.holds]
     if not broken:
         return None
@@ -236,8 +236,8 @@ def failure(proofs: list[Verdict]) -> SelfTestError | None:
 async def prove(
     setup: SlotSetup, slot: SlotProcess, host_namespaces: Mapping[str, str], address: tuple[str, int]
 ) -> list[Verdict]:
-    """Run the whole self-test in a slot that nobody uses yet. Raises StartTimeoutError when it takes too
-    long, SelfTestError when the agent breaks off; whether every required proof holds is :func:`failure`'s to say."""
+    """Run the whole self-test in an unused slot. Raises StartTimeoutError when it takes too long, SelfTestError
+    when the agent fails. Whether every required proof holds is decided by :func:`failure`."""
     runner = AgentRunner(slot.agent, DEADLINE_S)
     try:
         return await _prove(setup, slot, runner, host_namespaces, address)
@@ -288,7 +288,7 @@ async def _prove(
 async def _process_limit(
     setup: SlotSetup, slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str], report: Mapping[str, str]
 ) -> Verdict:
-    """Lower the real limit to what runs already, and see the next start refused."""
+    """Lower the real limit to the number of running processes, and check that the next start is refused."""
     name, wanted = "process limit holds", str(setup.spec.limits.processes + OWN_PROCESSES)
     if slot.plan is not None and slot.plan.pids_limit is not None:
         before = slot.plan.pids_limit.read_text().strip()
@@ -302,7 +302,7 @@ async def _process_limit(
     before = report.get("max_processes", "?")
     if setup.identity.mode != USER:  # another uid's limits cannot be changed without CAP_SYS_RESOURCE
         return Verdict("process limit", before == wanted, detail=f"RLIMIT_NPROC {before} of {wanted}")
-    # Only the soft limit: nobody here may raise a hard one again.
+    # Only the soft limit: nobody here could raise a hard one again.
     resource.prlimit(slot.agent_pid, resource.RLIMIT_NPROC, (1, int(wanted)))
     try:
         refused = await runner.run(["true"], env)
@@ -324,7 +324,7 @@ def _memory_limit(setup: SlotSetup, slot: SlotProcess, report: Mapping[str, str]
 
 
 async def _kill_all(slot: SlotProcess, runner: AgentRunner, env: Mapping[str, str]) -> Verdict:
-    """Processes that left their session, their parent and their group must die like any other."""
+    """Processes that left their session, their parent and their group must be killed like any other."""
     script = "sleep 1000 & setsid sleep 1000 & (setsid setsid sleep 1000 &) ; echo up; sleep 1000"
     await runner.leave_running(["bash", "-c", script], env)
     killed = await runner.kill_all()
@@ -333,8 +333,8 @@ async def _kill_all(slot: SlotProcess, runner: AgentRunner, env: Mapping[str, st
 
 
 async def _settled(slot: SlotProcess) -> int:
-    """Processes in the slot's pid namespace once it has gone quiet (a killed one takes a moment, a long
-    one where the machine is busy)."""
+    """Number of processes in the slot's pid namespace once it is quiet (a killed one takes a moment, longer on a
+    busy machine)."""
     ends = time.monotonic() + SETTLE_S
     while (count := slot_population(slot)) > 1 and time.monotonic() < ends:  # noqa: ASYNC110 - /proc is asked
         await asyncio.sleep(0.001)
@@ -342,7 +342,7 @@ async def _settled(slot: SlotProcess) -> int:
 
 
 def slot_population(slot: SlotProcess) -> int:
-    """How many processes live in the slot, the agent included."""
+    """Number of processes in the slot, including the agent."""
     if slot.plan is not None:
         return len(cgroups.members(slot.plan)) - 1
     children = f"/proc/{slot.agent_pid}/task/{slot.agent_pid}/children"
@@ -350,5 +350,5 @@ def slot_population(slot: SlotProcess) -> int:
 
 
 def as_packets(proofs: list[Verdict]) -> list[dict[str, object]]:
-    """The proofs as the server and the wire carry them."""
+    """The proofs in the form used by the server and the wire."""
     return [asdict(proof) for proof in proofs]

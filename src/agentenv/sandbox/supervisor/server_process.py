@@ -32,20 +32,20 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME
 
 
 def default_argv() -> list[str]:
-    """The server under this interpreter. ``-P -s`` keep the working directory and the user's own
-    packages out; ``-I`` would too, but it also ignores PYTHONPATH, by which a checkout that is not
-    installed finds itself (see :func:`environment`)."""
+    """The server under this interpreter. ``-P -s`` keep the working directory and the user's own packages out;
+    ``-I`` would too, but it also ignores PYTHONPATH, which a checkout that is not installed needs (see
+    :func:`environment`)."""
     return [sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", "agentenv.sandbox.serve"]
 
 
 def environment() -> dict[str, str]:
-    """The server's whole environment: nothing of the caller's."""
+    """The server's whole environment; nothing of the caller's."""
     return {**_ENVIRONMENT, "PYTHONPATH": str(Path(__file__).resolve().parents[3]), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """What every server process of a container is started with."""
+    """Parameters for every server process of a container."""
 
     argv: Sequence[str]
     identity: Identity
@@ -57,8 +57,8 @@ class ServerSetup:
 class ServerLink:
     """The supervisor's end of the control socket: queued packets out, checked requests in.
 
-    ``on_request`` gets each request; ``on_broken`` is called once when the link cannot go on (EOF,
-    or a packet that breaks the contract), with the reason.
+    ``on_request`` gets each request; ``on_broken`` is called once with the reason when the link fails (EOF, or a
+    packet that violates the contract).
     """
 
     def __init__(
@@ -81,13 +81,13 @@ class ServerLink:
             self._flush()
 
     def drain(self) -> None:
-        """Take in what the (dead) server had sent, then :meth:`close`: what it said of its leases still holds."""
+        """Process what the (dead) server had sent, then :meth:`close`: its requests about leases still count."""
         while self._open and self._read():
             pass
         self.close()
 
     def close(self) -> None:
-        """Stop for good. May be called again."""
+        """Stop permanently. Repeatable."""
         if not self._open:
             return
         self._open = False
@@ -116,7 +116,7 @@ class ServerLink:
         self._loop.remove_writer(self._sock.fileno())
 
     def _read(self) -> bool:
-        """Take one packet; whether there was one."""
+        """Read one packet; returns whether there was one."""
         try:
             packet = self._sock.recv(MAX_PACKET_BYTES + 1)  # descriptors sent along are dropped by the kernel
         except BlockingIOError:
@@ -142,7 +142,7 @@ class ServerLink:
 
 @dataclass
 class ServerProcess:
-    """One life of the server."""
+    """One server process."""
 
     pid: int
     exited: asyncio.Future[int]
@@ -150,7 +150,7 @@ class ServerProcess:
     serving: asyncio.Event = field(default_factory=asyncio.Event)
 
     def kill(self) -> None:
-        """SIGKILL it; ``exited`` tells when it is gone."""
+        """SIGKILL it; ``exited`` reports its end."""
         self.link.close()
         if not self.exited.done():
             with contextlib.suppress(ProcessLookupError):
@@ -164,7 +164,7 @@ def start(
     on_request: Callable[[Request], None],
     on_broken: Callable[[str], None],
 ) -> ServerProcess:
-    """Fork the server. It has said nothing yet: ``serving`` is the caller's to set."""
+    """Fork the server. It has not reported yet: ``serving`` is set by the caller."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid == 0:
@@ -175,7 +175,7 @@ def start(
 
 
 def _become_server(setup: ServerSetup, control: socket.socket) -> None:
-    """In the forked child: into its cgroup, its own view of the machine, its uid. Never returns."""
+    """In the forked child: enter its cgroup, its own mount namespace, its uid. Never returns."""
     try:
         if setup.plan is not None:
             cgroups.join(setup.plan)
@@ -193,10 +193,9 @@ def _become_server(setup: ServerSetup, control: socket.socket) -> None:
 
 
 def _take_own_view(setup: ServerSetup) -> None:
-    """A mount namespace without the slots' mounts, in which the interpreter can be reached.
+    """Enter a mount namespace without the slots' mounts, in which the interpreter can be reached.
 
-    Without the slots' mounts also because a copy of a workspace's mount would keep its memory alive
-    after the reset that discards it.
+    A copy of a workspace's mount would also keep its memory alive after the reset that discards it.
     """
     mounts.enter_private_namespace()
     syscalls.umount(str(setup.private), syscalls.MNT_DETACH)

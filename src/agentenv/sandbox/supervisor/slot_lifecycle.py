@@ -1,4 +1,4 @@
-"""One slot over time: started, reset, sealed, lost, quarantined; each change proved before told."""
+"""Life cycle of one slot: started, reset, sealed, lost, quarantined; each change is verified before it is reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _START_ATTEMPTS = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _FIRST_START_PATIENCE_S = 5.0
 _SEAL_PATIENCE_S = 15.0
-"""For how long a shortage is waited out where somebody waits for the slot; a reset waits as long as it takes."""
+"""How long a shortage is waited for while somebody waits for the slot; a reset waits without limit."""
 _KILLED = f"exit code {128 + signal.SIGKILL}"
 _SHORT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOBUFS)
 _PROOF_DEADLINE_S = 5.0
@@ -39,13 +39,13 @@ _LOSSES_WITHIN_S = 10.0
 
 
 class SlotReports(Protocol):
-    """Who is told what became of a slot."""
+    """Receiver of a slot's state changes."""
 
     def ready(self, slot: SlotLifecycle) -> None:
-        """The slot can be used; its ``kept`` says whether the workspace is the one of before."""
+        """The slot is usable; its ``kept`` tells whether the workspace is unchanged."""
 
     def failed(self, slot: SlotLifecycle) -> None:
-        """The slot is quarantined for good; its ``reason`` says why."""
+        """The slot is quarantined permanently; its ``reason`` tells why."""
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         """The slot ended by itself; it is being reset, or given up."""
@@ -53,7 +53,7 @@ class SlotReports(Protocol):
 
 @dataclass(frozen=True)
 class SlotServices:
-    """What slots of one container share. ``gate`` bounds how many start at once."""
+    """Services shared by the slots of one container. ``gate`` bounds how many start at once."""
 
     setup: SlotSetup
     reaper: Reaper
@@ -64,14 +64,14 @@ class SlotServices:
 
 @dataclass
 class CrashLoop:
-    """Tells a crash from a crash loop: ``limit`` crashes within ``within_s``."""
+    """Distinguishes a crash from a crash loop: ``limit`` crashes within ``within_s``."""
 
     limit: int
     within_s: float
     times: deque[float] = field(default_factory=deque)
 
     def crashed(self, now: float) -> bool:
-        """Note a crash at ``now``; True when this makes it a loop."""
+        """Record a crash at ``now``; True when this makes it a loop."""
         self.times.append(now)
         while self.times[0] < now - self.within_s:
             self.times.popleft()
@@ -87,8 +87,8 @@ class SlotLifecycle:
         self.epoch = 0
         self.lease: dict[str, Any] | None = None
         self.handed = False
-        """Whether a server has had the slot since the last reset. A slot that it had and for which no lease is
-        remembered may have been used, whatever it did or did not tell before it died."""
+        """Whether a server has had the slot since the last reset. A slot that it had and without a remembered lease
+        may have been used, whatever the server reported before it died."""
         self.kept = False
         self.reason = ""
         self.process: SlotProcess | None = None
@@ -103,18 +103,18 @@ class SlotLifecycle:
         return f"<slot {self.number} {self.phase.value} epoch {self.epoch}{' leased' if self.lease else ''}>"
 
     async def first_start(self) -> None:
-        """Bring the slot up for the first time. Raises SandboxUnavailableError instead of
-        quarantining: at start the container can still refuse to serve."""
+        """Start the slot for the first time. Raises SandboxUnavailableError instead of quarantining, because at
+        start the container can still refuse to serve."""
         self._move(SlotPhase.starting)
         await self._start(fresh=True, patience_s=_FIRST_START_PATIENCE_S)
         self._arrive(kept=False, tell=False)
 
     def begin(self) -> None:
-        """Bring the slot up in the background; reports tell what came of it."""
+        """Start the slot in the background; the outcome is reported."""
         self._begin(self._bring_up())
 
     def reset(self) -> None:
-        """Make it anew. Asked for during a reset it is that reset; a quarantined slot stays what it is."""
+        """Recreate it. During a reset this has no effect; a quarantined slot stays quarantined."""
         if self.phase is SlotPhase.ready:
             self._turn(SlotPhase.resetting)
         elif self._sealing:
@@ -126,7 +126,7 @@ class SlotLifecycle:
             self._turn(SlotPhase.sealing)
 
     def remember(self, lease: dict[str, Any] | None) -> None:
-        """Keep the lease for the next server; ignored while the slot is not ready."""
+        """Remember the lease for the next server; ignored while the slot is not ready."""
         if self.phase is SlotPhase.ready:
             self.lease = lease
 
@@ -151,7 +151,7 @@ class SlotLifecycle:
         self._task.add_done_callback(self._check_task)
 
     def _check_task(self, task: asyncio.Task[None]) -> None:
-        """A mistake of ours in the work above must not leave the slot being reset for ever."""
+        """A bug in the work above must not leave the slot being reset for ever."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         log.error("slot %d: its task failed", self.number, exc_info=error)
@@ -190,7 +190,7 @@ class SlotLifecycle:
             self._arrive(kept=keep)
 
     def _give_up_seal(self, error: SandboxUnavailableError) -> None:
-        """The workspace cannot be had under new namespaces: its lease ends, the slot is made wholly anew."""
+        """The workspace cannot be moved to new namespaces: its lease ends, and the slot is completely recreated."""
         filled = self._limits is not None and self._limits.killed_by_own_limit()
         loss = Loss.filled if filled else Loss.not_renewed
         self._reset_after = False
@@ -198,8 +198,8 @@ class SlotLifecycle:
         self._turn(SlotPhase.resetting)
 
     async def _start(self, *, fresh: bool, patience_s: float) -> None:
-        """Make what the slot needs and start it. A start that failed is undone and tried again: a few times, and
-        for ``patience_s`` where something was only short at the moment.
+        """Create the slot's resources and start it. A failed start is undone and retried: a few times, and for
+        ``patience_s`` if a resource was temporarily short.
 
         Raises SandboxUnavailableError when that did not help, OSError when a start could not be undone.
         """
@@ -268,7 +268,7 @@ class SlotLifecycle:
         self._lose(loss, f"the slot's agent ended by itself: {end_of(status)}")
 
     def _went_offline(self, process: SlotProcess, ended: asyncio.Future[int]) -> None:
-        """Without its network the slot would go on and fail for a reason that nobody is told."""
+        """Without its network the slot would continue and fail for a reason that nobody is told."""
         if self.phase is not SlotPhase.ready or process is not self.process or ended.cancelled():
             return
         loss = loss_of_network(ended.result(), killed_for_memory_above=self._killed_above())
@@ -285,7 +285,7 @@ class SlotLifecycle:
         self._turn(SlotPhase.resetting)
 
     async def _end(self) -> None:
-        """Kill all of the slot and prove it. Raises OSError (TimeoutError) when it cannot be proved."""
+        """Kill everything of the slot and verify it. Raises OSError (TimeoutError) when that fails."""
         if self._network is not None:
             await self._network.kill()
             self._network = None
@@ -303,9 +303,9 @@ class SlotLifecycle:
             await asyncio.sleep(0.001)
 
     async def _discard(self) -> None:
-        """Remove the workspace and the cgroup. Raises OSError when either stays."""
+        """Remove the workspace and the cgroup. Raises OSError when either cannot be removed."""
         setup = self._services.setup
-        # In a thread: the kernel takes its time for a large workspace (300 ms a GiB), and other slots wait for us.
+        # In a thread: a large workspace takes the kernel long (300 ms a GiB), and other slots wait for us.
         await asyncio.to_thread(_unmount, setup, self.number)
         plan = setup.plan(self.number)
         deadline = time.monotonic() + _PROOF_DEADLINE_S
@@ -326,13 +326,13 @@ def _unmount(setup: SlotSetup, slot: int) -> None:
     try:
         slot_process.unmount_workspace(setup, slot)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # nothing is mounted there: the start that failed had not come so far
+        if error.errno != errno.EINVAL:  # nothing is mounted there: the failed start had not come that far
             raise
 
 
 def is_shortage(failure: Exception) -> bool:
-    """Whether a start failed for want of something that others may give back (processes, memory, time): the slot
-    itself is proved empty, and a later start may do. bwrap's words are all there is to tell it by."""
+    """Whether a start failed for lack of a resource that others may release (processes, memory, time): the slot
+    itself is verified empty, and a later start may succeed. Only bwrap's message shows this."""
     if isinstance(failure, TimeoutError) or isinstance(failure.__cause__, TimeoutError):
         return True
     if isinstance(failure, OSError) and failure.errno in _SHORT:

@@ -1,4 +1,4 @@
-"""One life of one slot: fork, bwrap, the agent's HELLO; and the kill that ends all of it."""
+"""One run of one slot: fork, bwrap, the agent's HELLO; and the kill that ends everything in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentenv.wire.spec import SandboxSpec, SlotLimits
 HELLO_DEADLINE_S = 10.0
 KILL_DEADLINE_S = 10.0
 _KILL_AGAIN_S = 0.05
-"""A process that was being made while the others were listed is killed by the next round."""
+"""A process created while the others were being listed is killed in the next round."""
 _INFO_FD = 4
 _NETWORK_PROCESSES = 8
 _OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ = 500, 1000
@@ -33,7 +33,7 @@ _OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ = 500, 1000
 
 @dataclass(frozen=True)
 class SlotSetup:
-    """What all slots of a container stand on."""
+    """Setup shared by all slots of a container."""
 
     spec: SandboxSpec
     identity: Identity
@@ -43,20 +43,20 @@ class SlotSetup:
     launcher: Path
 
     def plan(self, slot: int) -> CgroupPlan | None:
-        """The slot's cgroup; None where no cgroups can be had."""
+        """The slot's cgroup; None where cgroups are not available."""
         return slot_plan(self.layout, self.spec.container, slot, self.spec.limits) if self.layout else None
 
     def has(self, controller: str) -> bool:
-        """Whether this cgroup controller holds the slots."""
+        """Whether this cgroup controller is available for the slots."""
         return self.layout is not None and controller in self.layout.controllers
 
 
 class SlotStartError(SandboxUnavailableError):
-    """A slot did not start; what was begun has been killed."""
+    """A slot did not start; everything started has been killed."""
 
 
 def mount_workspace(setup: SlotSetup, slot: int) -> None:
-    """A fresh workspace. Raises OSError when it cannot be mounted or is not empty."""
+    """Mount a new workspace. Raises OSError when it cannot be mounted or is not empty."""
     limits, place = setup.spec.limits, setup.tree.workspace(slot)
     under = place.stat().st_dev
     mounts.mount_tmpfs(
@@ -72,9 +72,9 @@ def mount_workspace(setup: SlotSetup, slot: int) -> None:
 
 
 def reopen_workspace(setup: SlotSetup, slot: int) -> None:
-    """Give a kept workspace the mode it was made with: a ``chmod 000 .`` of the slot's own commands would
-    keep bwrap out, and look like a failure of ours. Raises OSError."""
-    with syscalls.file_access_as(setup.identity.slot_uid(slot)):  # as its owner: CAP_FOWNER may not be there
+    """Restore the original mode of a kept workspace: after a ``chmod 000 .`` by the slot's own commands bwrap could
+    not enter it, which would look like an infrastructure failure. Raises OSError."""
+    with syscalls.file_access_as(setup.identity.slot_uid(slot)):  # as its owner: CAP_FOWNER may be missing
         setup.tree.workspace(slot).chmod(0o700)
 
 
@@ -85,7 +85,7 @@ def unmount_workspace(setup: SlotSetup, slot: int) -> None:
 
 @dataclass
 class SlotProcess:
-    """The running slot. ``agent`` is the supervisor's copy of the agent's socket."""
+    """A running slot. ``agent`` is the supervisor's copy of the agent's socket."""
 
     slot: int
     bwrap_pid: int
@@ -98,8 +98,8 @@ class SlotProcess:
     async def kill(self) -> None:
         """Kill every process of the slot and wait until the kernel has reaped them all.
 
-        The agent is PID 1 of the slot's pid namespace: when it is gone, so is everything in it, by
-        the kernel's own promise; bwrap ends after it. Raises TimeoutError when that takes too long.
+        The agent is PID 1 of the slot's pid namespace: when it is gone, so is everything in it, as the kernel
+        guarantees; bwrap ends after it. Raises TimeoutError when that takes too long.
         """
         try:
             async with asyncio.timeout(KILL_DEADLINE_S):
@@ -109,13 +109,13 @@ class SlotProcess:
             self.agent.detach()  # left open: see below
             raise
         finally:
-            # Not before all are dead: what was sent and never read may be the last reference to a pipe that a
-            # living process keeps locked, and then it is us who would wait for it.
+            # Only after all are dead: unread data may hold the last reference to a pipe that a
+            # living process keeps locked, and then this process would wait for it.
             self.close()
 
     async def _killed(self, within_s: float) -> bool:
-        """Send SIGKILL to all of the slot, and say whether it was gone in time. To each process by itself where the
-        kernel does not do that: the agent cannot die while it waits for a lock that another one holds."""
+        """Send SIGKILL to everything in the slot, and return whether it was gone in time. Processes are killed one
+        by one where the kernel does not do that: the agent cannot die while it waits for a lock held by another."""
         if self.plan is not None:
             cgroups.kill(self.plan)
         elif self.agent_pidfd >= 0:
@@ -136,7 +136,7 @@ class SlotProcess:
         return True
 
     def close(self) -> None:
-        """Give up the descriptors; kills nothing."""
+        """Close the descriptors; kills nothing."""
         self.agent.close()
         if self.agent_pidfd >= 0:
             os.close(self.agent_pidfd)
@@ -144,7 +144,8 @@ class SlotProcess:
 
 
 def _kill_below(pid: int) -> None:
-    """Kill all that descend from ``pid``; of an agent, all of its slot: what loses its parent becomes the agent's."""
+    """Kill all descendants of ``pid``; for an agent that is its whole slot, because orphans become the agent's
+    children."""
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
@@ -153,16 +154,16 @@ def _kill_below(pid: int) -> None:
 
 
 def _kill_family(pid: int) -> None:
-    """Kill a bwrap that has not told its child's pid yet: children first, or they would be orphans."""
+    """Kill a bwrap that has not reported its child's pid yet: children first, otherwise they would be orphaned."""
     _kill_below(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 async def start(setup: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
-    """Start the slot over its mounted workspace and made cgroup; returns after the agent's HELLO.
+    """Start the slot with its mounted workspace and its cgroup; returns after the agent's HELLO.
 
-    Raises SlotStartError, with bwrap's own words, after killing what had been started.
+    Raises SlotStartError, with bwrap's message, after killing what had been started.
     """
     with _terminals(setup, slot):
         return await _start(setup, slot, reaper)
@@ -170,7 +171,7 @@ async def start(setup: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
 
 @contextlib.contextmanager
 def _terminals(setup: SlotSetup, slot: int) -> Iterator[None]:
-    """The slot's ``/dev/pts``, until bwrap has bound it into the slot: there it lives on for as long as the slot."""
+    """The slot's ``/dev/pts`` until bwrap has bound it into the slot, where it then exists as long as the slot."""
     place = setup.tree.slot_terminals(slot)
     mounts.mount_terminals(place, MAX_TERMINALS)
     try:
@@ -214,20 +215,20 @@ async def _hello(running: SlotProcess, info_read: int, setup: SlotSetup) -> None
         raise ProtocolError("the slot ended before its agent said HELLO")
     if message.kind is not protocol.Kind.HELLO or message.arg != protocol.VERSION:
         raise ProtocolError(f"the agent's first word was {message.kind.name} {message.arg}")
-    # Written by bwrap before it let the agent run, so it is all there.
+    # Written by bwrap before it let the agent run, so it is complete.
     running.agent_pid = int(json.loads(os.read(info_read, 4096))["child-pid"])
     running.agent_pidfd = os.pidfd_open(running.agent_pid)
     if setup.identity.mode == USER:
-        # Only now, inside the slot's own user namespace, does it count the slot's processes alone.
+        # Only now, inside the slot's own user namespace, does it count only the slot's processes.
         processes = setup.spec.limits.processes + OWN_PROCESSES
         resource.prlimit(running.agent_pid, resource.RLIMIT_NPROC, (processes, processes))
 
 
 def _victim_score() -> int:
-    """The ``oom_score_adj`` of all that runs in a slot, its agent included. Where all slots together exhaust the
-    container's memory (a hard limit of Docker's or Nomad's), the kernel takes a slot's process, not the server
-    that holds every slot's calls. Nobody in a slot can lower it: its ``/proc`` is read-only. Of equals the
-    largest dies first, and the agent is the smallest."""
+    """The ``oom_score_adj`` of all processes in a slot, including its agent. If all slots together exhaust the
+    container's memory (a hard limit of Docker or Nomad), the kernel kills a slot's process, not the server that
+    holds every slot's calls. Nobody in a slot can lower it: its ``/proc`` is read-only. Among equals the largest is
+    killed first, and the agent is the smallest."""
     own = int(Path("/proc/self/oom_score_adj").read_text())
     return min(own + _OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ)
 
@@ -243,7 +244,7 @@ def _why(error: BaseException, running: SlotProcess, error_read: int) -> str:
 
 
 def _spawn(setup: SlotSetup, slot: int, plan: CgroupPlan | None, agent_fd: int, info_fd: int, error_fd: int) -> int:
-    """Start slotlaunch, which puts on the slot's limits and identity and becomes bwrap; its pid."""
+    """Start slotlaunch, which applies the slot's limits and identity and becomes bwrap; returns its pid."""
     identity, workspace = setup.identity, setup.tree.workspace(slot)
     launch = [str(setup.launcher)]
     for file in plan.join_files if plan is not None else ():
@@ -282,7 +283,7 @@ def _spawn(setup: SlotSetup, slot: int, plan: CgroupPlan | None, agent_fd: int, 
 def _rlimits(limits: SlotLimits, setup: SlotSetup) -> dict[int, int]:
     wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: limits.open_files}
     if setup.identity.mode != USER:
-        # Where pids.max does the exact counting, this is the second fence: it also counts the slot's
+        # Where pids.max counts exactly, this is a second limit: it also counts the slot's
         # network stack, which runs under the slot's uid outside of it.
         slack = _NETWORK_PROCESSES if setup.has("pids") else 0
         wanted[resource.RLIMIT_NPROC] = limits.processes + OWN_PROCESSES + slack

@@ -1,8 +1,7 @@
 """PID 1 of a container: makes slots, keeps the server running, ends everything.
 
-One thread, one event loop. It has no network, reads nothing a slot wrote but the agent's HELLO and
-the self-test's report, and takes three requests from the server, checked in
-:mod:`agentenv.sandbox.control_protocol`.
+One thread, one event loop. It has no network, reads nothing written by a slot except the agent's HELLO and the
+self-test's report, and accepts three requests from the server, checked in :mod:`agentenv.sandbox.control_protocol`.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ _END_DEADLINE_S = 10.0
 
 @dataclass(frozen=True)
 class Launch:
-    """All that was found out and opened before the namespaces were entered."""
+    """Everything determined and opened before the namespaces were entered."""
 
     spec: SandboxSpec
     token: str
@@ -83,7 +82,7 @@ class Launch:
 
 
 class Supervisor:
-    """One container's life. Its ``ready``, ``failed`` and ``lost`` hear from the slots."""
+    """The life of one container. Its ``ready``, ``failed`` and ``lost`` are called by the slots."""
 
     def __init__(self, launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch) -> None:
         self._launch = launch
@@ -136,12 +135,12 @@ class Supervisor:
             self._server.link.send(packet, slot.process.agent.fileno())
 
     def failed(self, slot: SlotLifecycle) -> None:
-        """Tell the server that the slot is quarantined."""
+        """Report to the server that the slot is quarantined."""
         if self._greeted and self._server is not None:
             self._server.link.send(SlotFailed(slot.number, slot.epoch, slot.reason))
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
-        """Tell the server that the slot ended by itself."""
+        """Report to the server that the slot ended by itself."""
         log.warning("slot %d: %s", slot.number, reason)
         if self._greeted and self._server is not None:
             self._server.link.send(SlotLost(slot.number, loss, reason))
@@ -149,7 +148,7 @@ class Supervisor:
     # ---- starting
 
     async def _start_slots_and_server(self) -> None:
-        """The server's imports, the self-test and the other slots take their time side by side."""
+        """Start slots and server concurrently: the server's imports, the self-test and the other slots take time."""
         self._start_server()
         first, *others = self._slots
         try:
@@ -170,7 +169,7 @@ class Supervisor:
         first.reset()
 
     def _probe_address(self) -> tuple[str, int]:
-        """Where a slot with network tries to reach the server, and must fail."""
+        """Address at which a slot with network tries to reach the server, and must fail."""
         host, port = self._launch.listener.getsockname()[:2]
         return ("10.0.2.2" if host in ("0.0.0.0", "127.0.0.1", "::", "::1") else host), port  # noqa: S104
 
@@ -185,7 +184,7 @@ class Supervisor:
         )
 
     def _greet(self) -> None:
-        """Hello, then every slot there is: the living with their leases, the quarantined as failed."""
+        """Send Hello, then every slot: running ones with their leases, quarantined ones as failed."""
         assert self._server is not None
         launch = self._launch
         self._server.link.send(
@@ -214,10 +213,10 @@ class Supervisor:
             raise failure(f"the server did not start: {reason}", next_step="the log on standard error says why")
 
     async def _until_settled(self) -> None:
-        """Wait until every slot is ready or quarantined; a container with none is of no use."""
+        """Wait until every slot is ready or quarantined; a container without a ready slot is useless."""
         settling = [asyncio.ensure_future(slot.settled()) for slot in self._slots]
         _, late = await asyncio.wait(settling, timeout=_SETTLE_DEADLINE_S)
-        for waiting in late:  # those slots go on trying
+        for waiting in late:  # those slots keep trying
             waiting.cancel()
         if all(slot.phase is SlotPhase.quarantined for slot in self._slots):
             raise SandboxUnavailableError(f"no slot could be made: {self._slots[0].reason}")
@@ -225,7 +224,7 @@ class Supervisor:
             raise StartTimeoutError(f"no slot could be made within {_SETTLE_DEADLINE_S:.0f} s: the log says why")
 
     async def _serving_or_end(self) -> bool:
-        """Whether the server serves; False when it ended first, or had to be killed for silence."""
+        """Whether the server is serving; False when it ended first, or had to be killed for silence."""
         assert self._server is not None
         server = self._server
         serving = asyncio.create_task(server.serving.wait())
@@ -258,13 +257,13 @@ class Supervisor:
                 self._slots[number].remember(lease)
 
     def _link_broken(self, reason: str) -> None:
-        """A server without a link is of no use, and one that breaks the contract is not trusted."""
+        """A server without a link is useless, and one that violates the contract is not trusted."""
         if self._server is not None and not self._server.exited.done():
             self._server_broke = self._server_broke or reason
             self._server.kill()
 
     async def _server_end(self) -> str:
-        """Wait until the server's process is gone; why it is."""
+        """Wait until the server's process is gone; returns the reason."""
         assert self._server is not None
         status = await asyncio.shield(self._server.exited)
         self._server.link.drain()
@@ -272,21 +271,21 @@ class Supervisor:
         return f"{end_of(status)}{f' ({self._server_broke})' if self._server_broke else ''}"
 
     def _reset_orphans(self) -> None:
-        """Slots that the dead server had, and for which no lease is remembered: it may have been about to ask for
-        their reset, or to say whose they are."""
+        """Reset slots that the dead server had and that have no remembered lease: it may have been about to request
+        their reset, or to report a lease."""
         for slot in self._slots:
             if slot.phase is SlotPhase.ready and slot.handed and slot.lease is None:
                 slot.reset()
 
 
 def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
-    """The container's cgroups, private directory and template tree."""
+    """Create the container's cgroups, private directory and template tree."""
     spec, identity = launch.spec, launch.identity
     if launch.layout is not None:
         cgroups.make(server_plan(launch.layout, spec.container))
     place = launch.directory / "private"
     place.mkdir(exist_ok=True)
-    if identity.mode != isolation.USER:  # everything of an ordinary user's is reached under one uid
+    if identity.mode != isolation.USER:  # everything of an unprivileged user is reached under one uid
         outside = (launch.agent, launch.files, launch.launcher, Path(launch.bwrap), Path(launch.network_tool or "/"))
         needed = [*mounts.interpreter_directories(), launch.directory, *outside]
         place = mounts.private_place(place, [*needed, *(Path(bind.source) for bind in spec.binds)])
@@ -300,7 +299,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
 
 
 def _watch_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """Standard input at EOF: whoever started us is gone, or closed it on purpose."""
+    """Standard input at EOF: the process that started us is gone, or closed it on purpose."""
 
     def readable() -> None:
         if not os.read(0, 4096):
@@ -311,7 +310,7 @@ def _watch_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> Non
 
 
 async def _live(launch: Launch, pid: int, watch: LoopWatch) -> int:
-    """The container's whole life; its exit code."""
+    """Run the container from start to end; returns its exit code."""
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -364,7 +363,7 @@ async def _end_everything(launch: Launch) -> None:
 
 
 def _reap_all() -> bool:
-    """Reap what has died; True when no child is left."""
+    """Reap dead children; True when none are left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,8 +1,8 @@
-"""Removes what containers that died left behind: ``python -m agentenv.sandbox.supervisor.sweep STATE_DIR``.
+"""Removes the leftovers of dead containers: ``python -m agentenv.sandbox.supervisor.sweep STATE_DIR``.
 
-A dead container leaves cgroup directories and its data directory; everything else (processes,
-mounts, sockets) went with its namespaces. The living are told from the dead by the lock each
-supervisor holds on ``STATE_DIR/<container>/lock`` for as long as it lives.
+A dead container leaves cgroup directories and its data directory; everything else (processes, mounts, sockets) is
+removed with its namespaces. Running containers are recognised by the lock each supervisor holds on
+``STATE_DIR/<container>/lock`` while it is alive.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from agentenv.sandbox.supervisor import cgroups
 LOCK_FILE = "lock"
 CGROUPS_FILE = "cgroups"
 _SWEPT_WITHIN_S = 5.0
-"""A sweep that kills what still lives takes up to 2 s for each hierarchy of cgroups."""
+"""A sweep that kills leftover processes takes up to 2 s for each hierarchy of cgroups."""
 
 
 @dataclass(frozen=True)
 class Swept:
-    """What became of one dead container. ``left`` names what could not be removed."""
+    """Result for one dead container. ``left`` names what could not be removed."""
 
     container: str
     removed: tuple[str, ...]
@@ -39,9 +39,9 @@ class StillRunningError(RuntimeError):
 
 
 def take_lock(directory: Path) -> int:
-    """Make ``directory`` and lock it; the descriptor is the lock.
+    """Create ``directory`` and lock it; the descriptor is the lock.
 
-    Raises StillRunningError when a living supervisor holds it, OSError when it cannot be made.
+    Raises StillRunningError when a running supervisor holds it, OSError when it cannot be created.
     """
     ends_s = time.monotonic() + _SWEPT_WITHIN_S
     while True:
@@ -51,7 +51,7 @@ def take_lock(directory: Path) -> int:
         except FileNotFoundError:
             continue  # a sweep removed the directory under us
         except BlockingIOError:
-            # Held for long only by a supervisor that lives; for a moment, by a sweep of what was there before.
+            # Held for long only by a running supervisor; for a moment, by a sweep of leftovers.
             if time.monotonic() > ends_s:
                 raise StillRunningError(str(directory)) from None
             time.sleep(0.01)
@@ -61,12 +61,12 @@ def take_lock(directory: Path) -> int:
 
 
 def record_cgroups(directory: Path, bases: tuple[Path, ...]) -> None:
-    """Note the container's cgroups before they are made, so that a sweep finds them."""
+    """Record the container's cgroups before they are created, so that a sweep finds them."""
     (directory / CGROUPS_FILE).write_text("".join(f"{base}\n" for base in bases))
 
 
 def sweep_container(directory: Path) -> Swept | None:
-    """Remove one dead container's cgroups (killing what still lives in them) and its directory.
+    """Remove one dead container's cgroups (killing processes left in them) and its directory.
 
     None when it is alive, or gone already.
     """
@@ -91,7 +91,7 @@ def sweep_container(directory: Path) -> Swept | None:
 
 
 def _recorded(directory: Path) -> list[Path]:
-    """Only cgroups that bear this container's name: the file is ours, but what it can do is not small."""
+    """Only cgroups with this container's name: the file is ours, but its content can do damage."""
     try:
         lines = (directory / CGROUPS_FILE).read_text().splitlines()
     except OSError:
@@ -101,7 +101,7 @@ def _recorded(directory: Path) -> list[Path]:
 
 
 def sweep(state_dir: Path) -> list[Swept]:
-    """Remove everything dead containers left under ``state_dir``. The living are not touched."""
+    """Remove everything dead containers left under ``state_dir``. Running ones are not touched."""
     found: list[Swept] = []
     with contextlib.suppress(OSError):
         for directory in sorted(state_dir.iterdir()):
@@ -113,7 +113,7 @@ def sweep(state_dir: Path) -> list[Swept]:
 
 
 def main(arguments: list[str]) -> int:
-    """Sweep the directory named and print one JSON line per dead container."""
+    """Sweep the given directory and print one JSON line per dead container."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m agentenv.sandbox.supervisor.sweep STATE_DIR\n")
         return 2

@@ -1,4 +1,4 @@
-"""The few Linux system calls Python 3.11 has no name for. Each raises OSError with what was tried."""
+"""Linux system calls missing in Python 3.11. Each raises OSError with a description of the attempt."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _check(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Give the calling process (NEWPID: its future children) namespaces of its own."""
+    """Give the calling process (NEWPID: its future children) new namespaces."""
     _check(_libc.unshare(flags), f"unshare({flags:#x})")
 
 
@@ -70,7 +70,7 @@ def die_with_parent(signal: int) -> None:
 
 
 def set_no_new_privileges() -> None:
-    """No exec gains privileges any more, for this process and all its descendants."""
+    """No exec gains privileges from now on, for this process and all its descendants."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
 
 
@@ -83,7 +83,7 @@ def drop_bounding_capabilities() -> None:
 
 
 def clear_capabilities() -> None:
-    """Give up every capability of the calling thread."""
+    """Drop every capability of the calling thread."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 

@@ -1,4 +1,4 @@
-"""Whether a container that started may be used: what every backend that runs real ones checks."""
+"""Whether a started container may be used: the checks of every backend with real containers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agentenv.wire.server import ServerInfo
 
 
 def unacceptable(info: ServerInfo, settings: ContainerSettings) -> StartFailed | None:
-    """Why a server must not be used under these settings, or None. Pure."""
+    """Why a server must not be used under these settings; None if it may. Pure."""
     if settings.isolation in ("full", "user") and info.isolation != settings.isolation:
         return StartFailed(
             f"isolation {settings.isolation!r} was requested, {info.container} provides {info.isolation!r}",

@@ -1,4 +1,4 @@
-"""Containers somebody else keeps running: lease their slots, start and stop nothing."""
+"""Containers run by somebody else: their slots are leased, but nothing is started or stopped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentenv.slots.backends.base import ContainerEvent, ContainerGone, Containe
 
 
 class AttachedBackend:
-    """A fixed set of containers, found elsewhere. What their owner leases meanwhile, each container arbitrates.
+    """A fixed set of containers, found elsewhere. Their owner may lease slots too: each container arbitrates.
 
     A container that does not answer is left alone: :meth:`replace` only forgets it.
     """
@@ -36,7 +36,7 @@ class AttachedBackend:
         self._events.put_nowait(None)
 
     async def scale(self, count: int) -> None:
-        """Nothing: how many there are is their owner's affair."""
+        """Does nothing: the owner decides how many there are."""
 
     async def events(self) -> AsyncIterator[ContainerEvent]:
         """See :class:`ContainerBackend`."""

@@ -1,8 +1,8 @@
-"""What a backend is: it keeps the asked-for number of containers running, and reports on them.
+"""Interface of backends: keep the requested number of containers running, and report on them.
 
-The pool asks with :meth:`ContainerBackend.scale` and learns from :meth:`ContainerBackend.events`;
-it never waits on a particular container. This is how Nomad works (a count, and an event stream), and
-the local and fake backends work the same way. Scaling down always takes the highest index.
+The pool requests a number with :meth:`ContainerBackend.scale` and learns from :meth:`ContainerBackend.events`; it
+never waits on a particular container. This is how Nomad works (a count, and an event stream), and the local and
+fake backends work the same way. Scaling down always takes the highest index.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PERMANENT = frozenset({"sandbox_unavailable", "self_test_failed", "config", "pr
 
 @dataclass(frozen=True)
 class ContainerStarted:
-    """A container serves; its handshake has been checked by the backend."""
+    """A container is ready; its handshake has been checked by the backend."""
 
     handle: ContainerHandle
 
@@ -35,7 +35,7 @@ class ContainerDraining:
 
 @dataclass(frozen=True)
 class ContainerGone:
-    """The container and all its slots are no more. Reported once per container."""
+    """The container and all its slots are gone. Reported once per container."""
 
     id: str
     reason: str
@@ -43,8 +43,8 @@ class ContainerGone:
 
 @dataclass(frozen=True)
 class StartFailed:
-    """A container could not be started. ``permanent``: trying again cannot help (cure in ``reason``). ``foreign``: it
-    serves, under somebody else's settings, so it is left alone."""
+    """A container could not be started. ``permanent``: retrying cannot help (cure in ``reason``). ``foreign``: it
+    runs with somebody else's settings, so it is left alone."""
 
     reason: str
     next_step: str = ""
@@ -76,10 +76,10 @@ class ContainerBackend(Protocol):
     ) -> None: ...
 
     async def scale(self, count: int) -> None:
-        """Make ``count`` containers the goal. Returns at once; events tell what came of it."""
+        """Make ``count`` containers the goal. Returns at once; the outcome is reported by events."""
 
     def events(self) -> AsyncIterator[ContainerEvent]:
-        """Every change, from the start, for one reader. Ends when the backend is closed."""
+        """All changes from the start, for one reader. Ends when the backend is closed."""
 
     async def replace(self, container_id: str, reason: str) -> None:
-        """Stop this container for good (it is broken); the goal stays, so another is started."""
+        """Stop this broken container permanently; the goal stays, so another is started."""

@@ -1,7 +1,7 @@
-"""Keeps the asked-for number of containers running: what the local and the fake backend share.
+"""Keeps the requested number of containers running: shared by the local and the fake backend.
 
-One keeper task per index starts its container, waits for its end, reports, and starts the next one.
-Scaling down cancels the keepers of the highest indices; a container is always stopped to the end.
+One keeper task per index starts its container, waits for its end, reports, and starts the next one. Scaling down
+cancels the keepers of the highest indices; a stop is always completed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 RETRY_MIN_S = 0.25
 RETRY_MAX_S = 10.0
 PERMANENT_RETRY_S = 30.0
-"""After a failure that trying again cannot help: somebody may have mended the machine meanwhile."""
+"""Pause after a failure that retrying cannot cure: somebody may have repaired the machine meanwhile."""
 STABLE_AFTER_S = 5.0
-"""A container that died younger than this counts as a failed start when the next pause is chosen."""
+"""A container that lived shorter than this counts as a failed start for the next pause."""
 
 
 class StartFailedError(Exception):
-    """A container did not start; ``event`` says why, and whether trying again can help."""
+    """A container did not start; ``event`` says why, and whether retrying can help."""
 
     def __init__(self, event: StartFailed) -> None:
         super().__init__(event.reason)
@@ -40,17 +40,17 @@ class Running(Protocol):
 
     @property
     def handle(self) -> ContainerHandle:
-        """How to reach it."""
+        """Its address."""
 
     async def ended(self) -> str:
-        """Wait until it has ended by itself; why it did. May be cancelled and asked again."""
+        """Wait until it has ended by itself; returns the reason. May be cancelled and called again."""
 
     async def stop(self, reason: str) -> None:
-        """End it, orderly if it obeys, else by force. Returns when nothing of it is left."""
+        """Stop it, orderly if possible, else by force. Returns when nothing of it is left."""
 
 
 class Fleet:
-    """``start(index)`` starts one container or raises StartFailedError; the rest is done here."""
+    """``start(index)`` starts one container or raises StartFailedError; everything else is done here."""
 
     def __init__(self, start: Callable[[int], Awaitable[Running]], *, starts_at_once: int) -> None:
         self._start = start
@@ -81,7 +81,7 @@ class Fleet:
         keeper.add_done_callback(lambda ended: self._check(index, ended))
 
     def _check(self, index: int, keeper: asyncio.Task[None]) -> None:
-        """A keeper never ends by itself: one that did made a mistake of ours, and another takes its place."""
+        """A keeper never ends by itself: if one did, it is a bug of ours, and another takes its place."""
         if keeper.cancelled() or self._keepers.get(index) is not keeper:
             return
         error = keeper.exception()
@@ -94,7 +94,7 @@ class Fleet:
             self._hire(index)
 
     def replace(self, container_id: str, reason: str) -> None:
-        """Stop this container; its keeper starts another. Unknown (already gone): nothing happens."""
+        """Stop this container; its keeper starts another. No effect if it is unknown (already gone)."""
         wish = self._replacing.get(container_id)
         if wish is not None and not wish.done():
             wish.set_result(reason)
@@ -105,7 +105,7 @@ class Fleet:
             yield event
 
     async def aclose(self) -> None:
-        """Stop everything and end events(). May be repeated; goes to the end even when cancelled."""
+        """Stop everything and end events(). May be repeated; completes even when cancelled."""
         self.scale(0)
         self._closed = True
         await finish(asyncio.create_task(self._empty()))
@@ -145,7 +145,7 @@ class Fleet:
                 raise StartFailedError(event) from error
 
     async def _watch(self, running: Running) -> None:
-        """From started to gone, whatever ends it."""
+        """Watch a container from its start to its end, whatever ends it."""
         container = running.handle.id
         wish = self._replacing[container] = asyncio.get_running_loop().create_future()
         ended = asyncio.create_task(running.ended(), name=f"end of {container}")
@@ -167,7 +167,7 @@ class Fleet:
 
 
 async def _end_of(ended: asyncio.Task[str]) -> str:
-    """How it ended, as far as that can be told: it did, whatever asking led to."""
+    """The reason of its end, as far as it can be determined: it has ended in any case."""
     try:
         return await ended
     except Exception as error:

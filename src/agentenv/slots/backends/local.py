@@ -1,4 +1,4 @@
-"""Containers as processes of this machine: the real sandbox server, without Docker or Nomad."""
+"""Containers as processes on this machine: the real sandbox server, without Docker or Nomad."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from agentenv.tasks import finish
 from agentenv.wire.spec import SandboxSpec
 
 _STARTS_AT_ONCE = 2
-"""A start makes every slot of a container: more at a time only makes each of them late."""
+"""Containers started at once. A start makes every slot of a container; more at a time would only delay each of them."""
 
 
 _SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
@@ -38,9 +38,8 @@ _SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
 class LocalBackend:
     """Runs ``python -m agentenv.sandbox`` once per container, on loopback, each on a free port.
 
-    ``state_dir`` (see :func:`agentenv.config.state_dir`) holds what containers keep while they run; what
-    dead ones left there is swept at the next start. If this process dies, by whatever signal, its
-    containers end with it.
+    ``state_dir`` (see :func:`agentenv.config.state_dir`) holds the files of running containers; files left by dead
+    ones are removed at the next start. If this process dies, by whatever signal, its containers end with it.
     """
 
     name = "local"
@@ -96,7 +95,7 @@ class LocalBackend:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process of each container that runs, by id."""
+        """The process of each running container, by container id."""
         return {container_id: container.process.pid for container_id, container in self._running.items()}
 
     def _opened(self) -> Fleet:
@@ -150,7 +149,7 @@ class LocalBackend:
         return handle
 
     async def stop_container(self, container: _LocalContainer) -> None:
-        """For the container itself: end its process, remove its files."""
+        """For the container object: end its process, remove its files."""
         assert self._launch is not None
         try:
             await container.process.stop(self._stop_grace_s)
@@ -188,7 +187,7 @@ class LaunchDirectory:
 
     @classmethod
     def open(cls, state: Path) -> Self:
-        """Make one below ``state``. Raises SandboxUnavailableError when that cannot be written."""
+        """Create one below ``state``. Raises SandboxUnavailableError when ``state`` cannot be written."""
         data_dir = state / "containers"
         try:
             data_dir.mkdir(parents=True, exist_ok=True)
@@ -201,12 +200,12 @@ class LaunchDirectory:
         return cls(RunFile.open(state, "launch", secrets.token_hex(4)), data_dir)
 
     def token_file(self, container_id: str) -> Path:
-        """Where a container's token is."""
+        """Path of a container's token."""
         return self._path / f"{container_id}.token"
 
     def write(self, spec: SandboxSpec, token: str) -> Path:
-        """Write token (mode 0600) and spec; the spec's path. Raises StartFailedError (the disk is full), and
-        leaves neither then."""
+        """Write token (mode 0600) and spec; the spec's path. Raises StartFailedError (the disk is full), and then
+        leaves neither."""
         try:
             for path, text in ((Path(spec.token_file), token), (self._spec_file(spec.container), spec.to_json())):
                 with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -236,9 +235,10 @@ class LaunchDirectory:
 
 
 def _sweep_left(directory: Path) -> None:
-    """Remove the cgroups and the directory of a container that was killed; after an orderly end there are none.
+    """Remove the cgroups and the directory of a container that was killed; after an orderly end there is nothing to
+    remove.
 
-    Its supervisor holds its lock for as long as the kernel takes to end it: waits for that, a few seconds at most.
+    Waits a few seconds for its lock, which its supervisor holds until the kernel has ended it.
     """
     until_s = time.monotonic() + _SWEEP_WITHIN_S
     while directory.exists() and time.monotonic() < until_s:

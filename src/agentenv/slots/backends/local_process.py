@@ -1,4 +1,4 @@
-"""One container as a child process: its event lines, its last words, its end."""
+"""One container as a child process: its event lines, the end of its log, its exit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _READ_GRACE_S = 2.0
 
 
 class LocalProcess:
-    """``python -m agentenv.sandbox`` with its lifeline held by this process: if we die, so does it."""
+    """``python -m agentenv.sandbox`` with its lifeline held by this process: if this process dies, so does it."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self._name = name
@@ -39,8 +39,8 @@ class LocalProcess:
 
     @classmethod
     async def launch(cls, name: str, spec: Path, env: Mapping[str, str]) -> Self:
-        """Start it. Raises OSError."""
-        # A session of its own: Ctrl-C in our terminal is for us to turn into an orderly stop.
+        """Start the process. Raises OSError."""
+        # A session of its own: Ctrl-C in our terminal is turned into an orderly stop by us.
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -57,11 +57,11 @@ class LocalProcess:
 
     @property
     def pid(self) -> int:
-        """The process that was started; everything of the container ends with it."""
+        """The process that was started; everything in the container ends with it."""
         return self._process.pid
 
     async def ready(self) -> dict[str, Any]:
-        """The `ready` event. Raises StartFailedError when it said `failed`, or ended without a word."""
+        """The `ready` event. Raises StartFailedError when it reported `failed`, or ended silently."""
         while (event := await self._events.get()) is not None:
             if event.get("event") == "ready":
                 return event
@@ -77,11 +77,11 @@ class LocalProcess:
         return f"{how}; {self.last_words()}"
 
     def last_words(self) -> str:
-        """The end of what it logged."""
+        """The end of its log."""
         return "it logged: " + " | ".join(self._last_words) if self._last_words else "it logged nothing"
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM and the lifeline, then SIGKILL when that did not end it. Returns when it is reaped."""
+        """Send SIGTERM and close the lifeline, then SIGKILL if that did not end it. Returns when it is reaped."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._signal(signal.SIGTERM)
@@ -119,7 +119,7 @@ class LocalProcess:
         except ValueError:
             event = None
         if not isinstance(event, dict):
-            logger.warning("%s printed something that is no event: %r", self._name, line[:200])
+            logger.warning("%s printed a line that is not an event: %r", self._name, line[:200])
             return
         if event.get("event") not in ("ready", "failed"):
             logger.info("%s: %s", self._name, event)

@@ -1,4 +1,4 @@
-"""The backend that a name stands for."""
+"""Creates the backend for a name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BackendName = Literal["local", "nomad", "fake"]
 
 
 class Backend(StrEnum):
-    """Where containers run."""
+    """Names of backends."""
 
     local = "local"
     nomad = "nomad"
@@ -29,12 +29,12 @@ def make_backend(
     reshape: bool = False,
     field: str = "tool_pool_mode",
 ) -> ContainerBackend:
-    """A backend of that name, not opened yet. ``nomad`` (from the environment by default) and ``reshape`` (containers
-    that run with another number of slots may be replaced) are for that one only.
+    """Create the backend of that name, not opened yet. ``nomad`` (from the environment by default) and ``reshape``
+    (running containers with another number of slots may be replaced) apply to the Nomad backend only.
 
-    Raises ConfigError, which names ``field``: no such backend, or its settings are wrong.
+    Raises ConfigError, which names ``field``: there is no such backend, or its settings are wrong.
     """
-    # Imported when asked for: each brings packages that a user of the others need not have.
+    # Imported when requested: each needs packages that users of the others may not have.
     match name:
         case "local":
             from agentenv.slots.backends.local import LocalBackend

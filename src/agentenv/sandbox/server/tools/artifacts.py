@@ -1,7 +1,7 @@
-"""Tar archives to and from the records of slotfiles: pure, and suspicious of both sides.
+"""Converts tar archives to and from the records of slotfiles. Pure; neither side is trusted.
 
-An archive comes from outside (a model, a trainer's upload), records from a slot. Nothing here opens a
-file by name: what is extracted is opened by slotfiles, inside the slot, beneath the destination.
+Archives come from outside (a model, a trainer's upload), records from a slot. Nothing here opens a file by name:
+extracted files are opened by slotfiles, inside the slot, beneath the destination.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TooLargeError(Exception):
 
 
 def readable_name(path: bytes) -> str:
-    """A name for JSON, which has no place for bytes that are not UTF-8: those become ``\\xNN``."""
+    """A name for JSON, in which bytes that are not UTF-8 become ``\\xNN``."""
     return path.decode("utf-8", "backslashreplace")
 
 
@@ -64,7 +64,7 @@ def pack(records: Iterable[Record]) -> ArtifactsReply:
 
 
 def listed(records: Iterable[Record]) -> ArtifactsReply:
-    """The files among the records, in their order: what :func:`pack` says of them, without a tar.
+    """The files among the records, in order: the list that :func:`pack` returns, without a tar.
 
     Raises TooLargeError for more than slotfiles may send: MAX_FILE_BYTES of content, MAX_ENTRIES.
     """
@@ -80,7 +80,7 @@ def listed(records: Iterable[Record]) -> ArtifactsReply:
 
 
 def single(path: str, content: bytes | memoryview) -> ArtifactsReply:
-    """One file under its own name, as an archive of it alone would have it; its bytes where they are ``bytes``."""
+    """One file under its own name, as in an archive of it alone; its bytes if they are ``bytes``."""
     name = readable_name(os.fsencode(posixpath.basename(path)))
     file = ArtifactFile(path=name, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
     data = content if isinstance(content, bytes) else None
@@ -105,7 +105,7 @@ def _described(record: Record) -> ArtifactFile:
 
 
 class _Content(io.RawIOBase):
-    """Pieces, read one after the other."""
+    """Pieces read one after the other."""
 
     def __init__(self, pieces: tuple[memoryview, ...]) -> None:
         self._pieces = iter(pieces)
@@ -123,11 +123,10 @@ class _Content(io.RawIOBase):
 
 
 def unpack(archive: BinaryIO) -> tuple[bytes, ArtifactsReply]:
-    """What slotfiles must be told to extract ``archive`` (plain or gzip), and the reply when it has.
+    """The instructions for slotfiles to extract ``archive`` (plain or gzip), and the reply afterwards.
 
-    Raises:
-        InvalidArgumentsError: it is no tar, is cut short, or holds more than 64 MiB or 50,000 entries.
-        PolicyRefusalError: an entry would lead outside the destination, or is no file, directory or link.
+    Raises: InvalidArgumentsError: it is not a tar, is truncated, or holds more than 64 MiB or 50,000 entries.
+    PolicyRefusalError: an entry would lead outside the destination, or is not a file, directory or link.
     """
     try:
         with tarfile.open(fileobj=_plain(archive), mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
@@ -162,7 +161,7 @@ def _plain(archive: BinaryIO) -> BinaryIO:
 
 
 class _Plan:
-    """Collects what extracting takes, entry by entry."""
+    """Collects the instructions, entry by entry."""
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
@@ -185,7 +184,7 @@ class _Plan:
             self._add_link(name, member)
         elif member.isdir():
             self._records.append(Record("d", os.fsencode(name)))
-            # Only after everything is in it: the directory may be read-only.
+            # Only after all its entries: the directory may be read-only.
             self._modes.append(Record("m", os.fsencode(name), mode=member.mode & 0o777))
         elif member.isreg() or member.islnk():
             self._add_file(name, member)
@@ -240,7 +239,7 @@ class _Plan:
         self._records.append(record)
 
     def _hard_linked(self, path: bytes, member: tarfile.TarInfo) -> Record:
-        """A copy: what a hard link names must come earlier in the same archive."""
+        """A copy: the target of a hard link must come earlier in the same archive."""
         original = self._files.get(os.fsencode(self._safe_name(member.linkname)))
         if original is None:
             raise ValueError(f"{_shown(member.name)} is a link to a file that is not in the archive")

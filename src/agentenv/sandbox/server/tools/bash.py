@@ -1,9 +1,9 @@
-"""The bash tool: what is started for a call, and the spare shell that makes most calls start at once.
+"""The bash tool: the shell of a call, and the spare shell that makes most calls start at once.
 
-Every shell is ``bash -c BOOTSTRAP`` (:mod:`agentenv.sandbox.slotagent.bootstrap`), which reads the
-script from descriptor 9 and evaluates it: scripts of any size fit, and none shows in a command line. A
-script that could tell the difference gets a plain ``bash -c`` when it fits in an argument; this is
-decided by its text alone, so that the same script always behaves the same.
+Every shell is ``bash -c BOOTSTRAP`` (:mod:`agentenv.sandbox.slotagent.bootstrap`), which reads the script from
+descriptor 9 and evaluates it: scripts of any size fit, and none shows in a command line. A script that could detect
+the difference gets a plain ``bash -c`` if it fits in an argument; this depends only on its text, so that the same
+script always behaves the same.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from agentenv.wire.tools import BashArguments
 
 WORKSPACE = "/workspace"
 MAX_SPARE_SCRIPT_BYTES = 2048
-"""bash reads a pipe byte by byte; and a script this small always fits in an empty pipe at once."""
+"""bash reads a pipe byte by byte; and a script this small always fits in an empty pipe."""
 MAX_ARGV_SCRIPT_BYTES = 32 * 1024
 CANNOT_START = 126
-"""Exit code of a call whose shell could not be started (as shells say of a command they cannot run)."""
+"""Exit code of a call whose shell could not be started (the shell convention for commands that cannot run)."""
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PAGERS = {"PAGER": "cat", "MANPAGER": "cat", "GIT_PAGER": "cat", "LESS": "-FRX"}
@@ -38,9 +38,9 @@ PAGERS = {"PAGER": "cat", "MANPAGER": "cat", "GIT_PAGER": "cat", "LESS": "-FRX"}
 def command_env(extra: Mapping[str, str]) -> dict[str, str]:
     """The environment every command starts with; ``extra`` wins.
 
-    LC_CTYPE alone makes text UTF-8. LANG would say the same, but have every program open and map a
-    dozen locale files that are as in C: 0.1 core-ms of each of the thousands a second. Pagers print and
-    end: nobody is there to turn a page.
+    LC_CTYPE alone makes text UTF-8. LANG would do the same, but every program would open and map a dozen locale
+    files equal to those of C: 0.1 core-ms for each of thousands a second. Pagers print and exit, because nobody
+    turns pages.
     """
     fixed = {"PATH": _PATH, "HOME": WORKSPACE, "USER": "agent", "LOGNAME": "agent", "SHELL": "/bin/bash"}
     return {**fixed, **PAGERS, "LC_CTYPE": "C.UTF-8", "TMPDIR": "/tmp", "TERM": "dumb", **extra}  # noqa: S108
@@ -55,7 +55,7 @@ class Shells:
     cap_bytes: int
     keep_spare: bool
     program: str = ""
-    """A faster build of the slot's own bash (docs/decisions/0009), for whatever runs through BOOTSTRAP."""
+    """A faster build of the slot's own bash (docs/decisions/0009), for scripts run through BOOTSTRAP."""
     _spare: Process | None = None
     _spare_spawn: tuple[bytes, int] = field(init=False)
 
@@ -65,8 +65,8 @@ class Shells:
     def run(
         self, arguments: BashArguments, on_end: Callable[[Process], None], stdin: Attached | None = None
     ) -> tuple[Process, bool]:
-        """Start the call; the second value says whether a spare shell took it. ``stdin`` is given instead of the
-        arguments' own when it was attached. Raises InvalidArgumentsError when ``env`` does not fit in a packet."""
+        """Start the call; the second value tells whether a spare shell was used. ``stdin`` replaces the argument if
+        it was attached. Raises InvalidArgumentsError when ``env`` does not fit in a packet."""
         script = encode_script(arguments.command)
         literal = len(script) <= MAX_ARGV_SCRIPT_BYTES and needs_cold_shell(arguments.command)
         plain = arguments.cwd is None and arguments.stdin is None and not arguments.env and not literal
@@ -75,19 +75,19 @@ class Shells:
             if spare.feed(script):
                 return spare, True
             spare.on_end = None
-        # A spare older than this call would pass for the parent of what the call leaves behind.
+        # A spare older than this call would be reported as the parent of processes the call leaves behind.
         self.dismiss_spare()
         return self._run_cold(arguments, script, literal, on_end, stdin), False
 
     def ask_spare(self) -> None:
-        """Have a shell ready for the next call. Nothing happens when there is one."""
+        """Start a spare shell for the next call. No effect when there is one."""
         if self.keep_spare and self._spare is None:
             spare = Process(self.io, self.cap_bytes)
             spare.on_end = self._spare_ended
             try:
                 spare.start_waiting(*self._spare_spawn)
             except TooManyRunsError:
-                return  # the next call says so, should it meet it too
+                return  # the next call reports it, should it fail as well
             self._spare = spare
 
     def dismiss_spare(self) -> None:
@@ -100,10 +100,10 @@ class Shells:
         return spare
 
     def _spare_ended(self, process: Process) -> None:
-        # Killed by something in the slot, or it could not be started: the next call starts its own.
+        # Killed by a program in the slot, or not started: the next call starts its own.
         if self._spare is process:
             self._spare = None
-            process.refused_from_above()  # no call's trouble
+            process.refused_from_above()  # not a failure of any call
 
     def _run_cold(
         self,
@@ -129,9 +129,10 @@ class Shells:
 
 
 def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
-    """What the ended process (``exited`` or ``failed``) left: fields of its CallResult, none at its default.
+    """Fields of the CallResult for an ended process (``exited`` or ``failed``), without those at their default.
 
-    Raises InfraError when the shell could not be started for want of something that the slot has not used up."""
+    Raises InfraError when the shell could not be started for lack of a resource that the slot has not used up.
+    """
     if process.outcome is Outcome.failed:
         above = process.refused_from_above()
         if above:
@@ -153,7 +154,7 @@ def output(process: Process, arguments: BashArguments) -> dict[str, Any]:
 
 
 def _not_started(error: int, step: SpawnStep | None, arguments: BashArguments) -> dict[str, Any]:
-    """The slot could not start the shell: the command's own doing, hence data, as a shell would put it."""
+    """The slot could not start the shell because of the command itself: an ordinary result, as from a shell."""
     in_cwd = arguments.cwd is not None and step is SpawnStep.CWD
     why = not_started(error, cwd=arguments.cwd if in_cwd else None)
     return {"exit_code": 1 if in_cwd else CANNOT_START, "stderr": f"bash: {why}\n"}

@@ -1,4 +1,4 @@
-"""A tool's reply as JSON, made in pieces: a listing of 100,000 entries is not one piece of work."""
+"""A tool's reply as JSON, encoded in pieces, so that a listing of 100,000 entries does not block the loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agentenv.sandbox.server.tools.files import FileOutcome
 from agentenv.wire.base import WireModel
 
 _AT_ONCE = 500
-"""Entries of a list that are encoded in one turn of the loop: a millisecond or two."""
+"""Entries of a list encoded in one iteration of the loop: a millisecond or two."""
 
 
 async def encoded(outcome: FileOutcome) -> Content:
-    """What a file tool left, ready to be sent."""
+    """The outcome of a file tool, ready to be sent."""
     if outcome.content is None:
         return NO_CONTENT
     pieces = []
@@ -28,7 +28,7 @@ async def encoded(outcome: FileOutcome) -> Content:
 
 
 def _pieces(content: WireModel) -> Iterator[bytes]:
-    """The JSON of ``content``; its one long list in parts."""
+    """The JSON of ``content``, with its one long list in parts."""
     long = next((name for name, value in content if isinstance(value, tuple) and len(value) > _AT_ONCE), None)
     if long is None:
         yield content.model_dump_json().encode()

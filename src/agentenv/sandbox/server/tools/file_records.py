@@ -1,4 +1,4 @@
-"""The records slotfiles speaks: pure codec. What comes from a slot is untrusted: bounded and checked."""
+"""Codec of slotfiles' records. Pure. Input from a slot is untrusted: bounded and checked."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ class Record:
     truncated: bool = False
     content: bytes = b""
     pieces: tuple[memoryview, ...] = ()
-    """The content of a record that was read: not joined, because it may be large."""
+    """The content of a record that was read; not joined, because it may be large."""
 
     @property
     def content_bytes(self) -> int:
-        """How much content it has."""
+        """Size of its content."""
         return len(self.content) + sum(len(piece) for piece in self.pieces)
 
 
 class RecordReader:
-    """Takes records from the bytes a slot printed. Each method raises ProtocolError when they are not
-    what they must be."""
+    """Parses the records in a slot's output. Each method raises ProtocolError for invalid data."""
 
     def __init__(self, printed: bytes | memoryview) -> None:
         self._rest = memoryview(printed)
@@ -53,11 +52,11 @@ class RecordReader:
         return Record(chr(kind), path, link, mode, size, modified_ns, bool(truncated))
 
     def numbers(self, count: int) -> tuple[int, ...]:
-        """So many u64."""
+        """This many u64."""
         return struct.unpack(f"<{count}Q", self._take(8 * count))
 
     def view(self) -> memoryview:
-        """Everything left, not copied."""
+        """Everything left, without a copy."""
         taken, self._rest = self._rest, self._rest[:0]
         return taken
 
@@ -103,7 +102,7 @@ def _is_plain_name(path: bytes) -> bool:
 
 
 def encode(record: Record) -> bytes:
-    """The record for slotfiles' stdin, its content behind it."""
+    """The record for slotfiles' stdin, followed by its content."""
     header = _HEADER.pack(
         ord(record.kind),
         record.truncated,

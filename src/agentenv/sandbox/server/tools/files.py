@@ -1,7 +1,7 @@
 """The file tools: each call is one run of slotfiles inside the slot, under the slot's uid.
 
-A failing file operation (no such file, disk full) is data: an errno as exit code, and a sentence on
-stderr. Verdicts come from slotfiles' exit code, never from text a command could print.
+A failing file operation (no such file, disk full) is data: an errno as exit code, and a sentence on stderr.
+Outcomes are derived from slotfiles' exit code, never from text a command could print.
 """
 
 from __future__ import annotations
@@ -48,34 +48,34 @@ from agentenv.wire.tools import (
 )
 
 PROGRAM: Final = ("/run/agentenv/slotfiles", "/workspace")
-"""slotfiles as a slot sees it, and the directory it keeps to."""
+"""Path of slotfiles in a slot, and the directory it is confined to."""
 
 _KINDS: Final = {"f": "file", "d": "directory", "l": "symlink", "o": "other"}
 _RECORD_BYTES = 64
 _PATCH_FAILED = 1
-"""Exit code of a patch that does not fit, as patch(1) ends."""
+"""Exit code of a patch that does not apply, as in patch(1)."""
 _OVERHEAD_BYTES = 32 * 1024 * 1024
-"""Room for names and records beside the content of an archive, and for a listing."""
+"""Room for names and records in addition to the content of an archive, and for a listing."""
 _INLINE_BYTES = 256 * 1024
-"""More than this is worked on in a thread: the server's loop has other slots to serve."""
+"""Larger content is processed in a thread: the server's loop has other slots to serve."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class FileOutcome:
-    """``content`` is the tool's reply, None when the operation failed: then ``exit_code`` is an errno
-    (or 128 + n: killed by signal n) and ``stderr`` says in words what is wrong."""
+    """``content`` is the tool's reply, None when the operation failed: then ``exit_code`` is an errno (or 128 + n:
+    killed by signal n) and ``stderr`` describes the error."""
 
     content: WireModel | None
     exit_code: int = 0
     stderr: str = ""
     raw: Mapping[str, memoryview] = field(default_factory=dict)
-    """Large fields of the content (``text``, ``data``) as bytes; the content itself has them empty."""
+    """Large fields of the content (``text``, ``data``) as bytes; they are empty in the content itself."""
 
 
 class _FailedError(Exception):
-    """The operation failed, as data."""
+    """The operation failed with an ordinary result."""
 
     def __init__(self, exit_code: int, text: str) -> None:
         super().__init__(text)
@@ -90,13 +90,11 @@ async def run_file_tool(
     program: tuple[str, str] = PROGRAM,
     attached: Mapping[str, Attached] = MappingProxyType({}),
 ) -> FileOutcome:
-    """Run one file tool. ``arguments`` are the tool's model, or what it can be made of; ``attached`` are those
-    that came as attachments, which the model has empty.
+    """Run one file tool. ``arguments``: the tool's model, or input for it; ``attached``: arguments sent as
+    attachments, which are empty in the model.
 
-    Raises:
-        InvalidArgumentsError, UnknownToolError: the call is wrong; nothing ran.
-        PolicyRefusalError: a path (or an archive's entry) leads outside the workspace.
-        ProtocolError: what came back is not what slotfiles prints.
+    Raises: InvalidArgumentsError, UnknownToolError: the call is wrong; nothing ran. PolicyRefusalError: a path (or
+    an archive's entry) leads outside the workspace. ProtocolError: the output is not in slotfiles' format.
     """
     model = arguments if isinstance(arguments, WireModel) else parse_arguments(tool, dict(arguments))
     operation = _OPERATIONS.get(type(model))
@@ -113,14 +111,14 @@ async def run_file_tool(
 
 
 class _Files:
-    """The operations, over one slot. Each raises _FailedError for a failure that is data."""
+    """The operations on one slot. Each raises _FailedError for a failure that is an ordinary result."""
 
     def __init__(self, run: SlotRunner, program: tuple[str, str], attached: Mapping[str, Attached]) -> None:
         self._run = run
         self._program = program
         self._attached = attached
         self.raw: dict[str, memoryview] = {}
-        """What of the reply is too large for it."""
+        """Parts of the reply that are too large for it."""
 
     async def read(self, asked: ReadFileArguments) -> ReadFileReply:
         _, data, common = await self._read(asked)
@@ -135,7 +133,7 @@ class _Files:
             return ReadFileReply(text=str(data, "utf-8", "replace"), lossy=True, **common)
 
     async def _read(self, asked: ReadFileArguments) -> tuple[Record, memoryview, dict[str, Any]]:
-        """The file's record, the bytes asked for, and what a reply says of them."""
+        """The file's record, the requested bytes, and the matching reply fields."""
         limit = MAX_FILE_BYTES if asked.limit is None else asked.limit
         offset = min(asked.offset, 2**63 - 1)
         printed = await self._call("read", asked.path, str(offset), str(limit), output_bytes=limit + _RECORD_BYTES)
@@ -183,7 +181,7 @@ class _Files:
         return await (self._artifact(asked.path) if asked.action == "read" else self._archive(asked))
 
     async def _archive(self, asked: ArtifactsArguments) -> WireModel:
-        """The archive, or the list of what would be in it: slotfiles sends the content for both."""
+        """The archive, or the list of its content: slotfiles sends the content for both."""
         output_bytes = MAX_FILE_BYTES + _OVERHEAD_BYTES
         bounds = (str(MAX_FILE_BYTES), str(MAX_ENTRIES))
         printed = await self._call("archive", asked.path, *bounds, output_bytes=output_bytes)
@@ -230,7 +228,7 @@ class _Files:
         done = await self._ran("patch", asked.path, strip, str(asked.fuzz), str(size_bytes), stdin=text)
         check_patched(done.exit_code, done.stdout)
         if done.exit_code:
-            whole = done.stdout and not 128 < done.exit_code < 200  # what was killed may have said half of it
+            whole = done.stdout and not 128 < done.exit_code < 200  # a killed process may have printed only half of it
             where = readable_name(RecordReader(done.stdout).record().path) if whole else "patch"
             check_verdict(done.exit_code, where)
             code, sentence = as_data(done.exit_code, where)
@@ -251,7 +249,7 @@ class _Files:
     async def _call(
         self, operation: str, path: str, *rest: str, stdin: bytes | Attached | None = None, output_bytes: int = 4096
     ) -> bytes | memoryview:
-        """What slotfiles printed."""
+        """The output of slotfiles."""
         done = await self._ran(operation, path, *rest, stdin=stdin, output_bytes=output_bytes)
         if done.exit_code:
             raise _failure(done.exit_code, path)
@@ -284,13 +282,13 @@ _OPERATIONS: Final[Mapping[type[WireModel], Callable[[_Files, Any], Awaitable[Wi
 
 
 def _failure(exit_code: int, path: str) -> Exception:
-    """What an exit code of slotfiles means. Raises what is not data."""
+    """The outcome for an exit code of slotfiles. Raises errors that are not ordinary results."""
     check_verdict(exit_code, path)
     return _FailedError(*as_data(exit_code, path))
 
 
 def _whole_characters(data: memoryview) -> int:
-    """Where to end a text that goes on, so that no character is cut in two; its end when there is no other."""
+    """Where to end a partial text so that no character is cut in two; its end if there is no such place."""
     before = max(0, len(data) - 4)
     return before + whole_end(bytes(data[before:])) or len(data)
 

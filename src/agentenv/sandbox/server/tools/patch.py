@@ -1,7 +1,7 @@
-"""The patch tool: what is asked of ``slotfiles patch``, and what it printed. Pure.
+"""The patch tool: input for ``slotfiles patch``, and parsing of its output. Pure.
 
-The diff is read and applied inside the slot, under its limits and the call's deadline: what a hunk costs to find
-depends on files that the slot made.
+The diff is read and applied inside the slot, under its limits and the call's deadline: the cost of placing a hunk
+depends on files made in the slot.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _MAX_WHY_BYTES = 64 * 1024
 
 
 class PatchFailedError(Exception):
-    """The patch does not fit the files. Nothing was changed; the text is for whoever wrote the patch."""
+    """The patch does not fit the files. Nothing was changed; the text is for the patch's author."""
 
 
 def patch_text(asked: PatchArguments) -> bytes:
-    """The diff, as slotfiles takes it on its standard input. Raises InvalidArgumentsError when it is too long."""
+    """The diff as standard input for slotfiles. Raises InvalidArgumentsError when it is too long."""
     text = asked.patch.encode("utf-8", "surrogateescape")
     if len(text) > MAX_FILE_BYTES:
         raise InvalidArgumentsError(f"patch: {len(text)} bytes exceed the limit of {MAX_FILE_BYTES} bytes per call")
@@ -33,11 +33,10 @@ def patch_text(asked: PatchArguments) -> bytes:
 
 
 def check_patched(exit_code: int, printed: bytes | memoryview) -> None:
-    """Return when this is not the end of a patch that was refused for what it says.
+    """Return unless the patch was rejected because of its content.
 
-    Raises:
-        InvalidArgumentsError: it is no diff.
-        PatchFailedError: it does not fit the files. Both say where, and why.
+    Raises: InvalidArgumentsError: it is not a diff. PatchFailedError: it does not fit the files. Both give the
+    place and the reason.
     """
     if exit_code not in (DOES_NOT_FIT, NO_PATCH):
         return
@@ -51,7 +50,7 @@ def check_patched(exit_code: int, printed: bytes | memoryview) -> None:
 
 
 def patched(printed: bytes | memoryview) -> PatchReply:
-    """What became of each file. Raises ProtocolError when slotfiles printed something else."""
+    """The outcome for each file. Raises ProtocolError for any other output."""
     reader = RecordReader(printed)
     files: list[PatchedFile] = []
     while (record := reader.record()).kind == "p":

@@ -1,9 +1,10 @@
-"""The search tool's pattern: what models write, as the POSIX extended expression that slotfiles runs. Pure.
+"""Translates the search tool's patterns, as models write them, to the POSIX extended expressions of slotfiles.
+Pure.
 
-Accepted is what ripgrep's default engine and most others share: literals, ``.``, classes, ``\\d \\w \\s`` and
-their opposites, ``\\b \\B``, anchors, groups, alternation, greedy and lazy repetition (which of the two makes
-no difference to whether a line matches), ``(?i)`` at the start. Refused, with the reason, is what would need
-another engine: look-around, back-references, and anything that spans lines.
+Accepted is the common subset of ripgrep's default engine and most others: literals, ``.``, classes, ``\\d \\w \\s``
+and their complements, ``\\b \\B``, anchors, groups, alternation, greedy and lazy repetition (which does not affect
+whether a line matches), ``(?i)`` at the start. Features that need another engine are refused with the reason:
+look-around, back-references, and anything that spans lines.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CONTROL = {"t": "\t", "f": "\f", "v": "\v", "a": "\a", "e": "\x1b"}
 _SPECIAL = frozenset(r".[]{}()\*+?|^$")
 _MAX_REPEAT = 1000
 _MAX_SPELT_OUT = 512
-"""Characters of all ranges beyond ASCII together."""
+"""Maximum number of characters of all ranges beyond ASCII together."""
 _REPEAT = re.compile(r"\{(\d*)(?:(,)(\d*))?\}")
 _FLAGS = re.compile(r"\A\(\?([a-zA-Z]+)\)")
 _CLASS_NAME = re.compile(r"\[:(\^?)(\w+):\]")
@@ -41,7 +42,7 @@ _MIN_NEEDLE = 3
 
 @dataclass(frozen=True)
 class Translated:
-    """``flags`` and ``needle`` as slotfiles wants them."""
+    """``flags`` and ``needle`` are arguments for slotfiles."""
 
     pattern: str
     flags: str
@@ -49,22 +50,22 @@ class Translated:
 
 
 def translated(asked: SearchArguments) -> Translated:
-    """Raises InvalidArgumentsError when the pattern is wrong, or asks for more than there is."""
+    """Translate a pattern. Raises InvalidArgumentsError when it is invalid or uses an unsupported feature."""
     if "\n" in asked.pattern or "\0" in asked.pattern:
         raise _wrong("it contains a line break or NUL byte, but lines are matched one at a time")
     if asked.literal and not asked.ignore_case:
         return Translated(asked.pattern, "F")
     if asked.literal:
         return Translated("".join(map(_quoted, asked.pattern)), "i")
-    # First of all: it refuses the wide ranges that Python's compiler, on the server's loop, would be long about;
-    # so it is about every range when case is ignored.
+    # First of all: this rejects wide ranges, for which Python's compiler would block the server's loop;
+    # for the same reason every range is checked when case is ignored.
     made = _Translator(asked.pattern, asked.ignore_case).translated()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             re.compile(_FLAGS.sub("", asked.pattern, count=1))
     except (re.error, OverflowError, RecursionError) as error:
-        # What only Python finds wrong is tried all the same.
+        # Patterns that only Python finds invalid are tried all the same.
         if not re.search(r"\\[zpPQEx]|\[:|\(\?<[A-Za-z]", asked.pattern):
             raise _wrong(str(error)) from error
     return made
@@ -80,7 +81,7 @@ class _Translator:
         self._alternatives = False
         self._spelt_out = 0
         self._runs = [""]
-        """Text that every match has, run by run; the last one is being gathered."""
+        """Literal text that every match contains, run by run; the last one is being collected."""
 
     def translated(self) -> Translated:
         if flags := _FLAGS.match(self._text):
@@ -212,7 +213,7 @@ class _Translator:
             self._at += 1
 
     def _optional(self) -> None:
-        """What was last may be missing, or come more than once: no needle goes through it."""
+        """The last item may be missing, or repeated: it cannot be part of a needle."""
         if self._depth == 0 and self._runs[-1]:
             self._runs[-1] = self._runs[-1][:-1]
             self._runs.append("")
@@ -220,7 +221,7 @@ class _Translator:
     # -- classes -----------------------------------------------------------------------------------
 
     def _class(self) -> str:
-        """A bracket expression; POSIX takes backslashes in it for themselves, so members are sorted out."""
+        """A bracket expression; POSIX takes backslashes in it literally, so its members are parsed here."""
         negated = self._text.startswith("^", self._at)
         self._at += negated
         members: list[str] = []
@@ -263,7 +264,7 @@ class _Translator:
         if letter in "xuU":
             return self._code(letter)
         if letter in "nr":
-            return "\x01"  # no line has its own end in it; a class must not be empty
+            return "\x01"  # no line contains its own end; a class must not be empty
         return _CONTROL.get(letter, letter)
 
     def _range(self, start: str) -> str:
@@ -278,13 +279,13 @@ class _Translator:
         if end.isascii():
             return f"{start}-{end}"
         self._spelt_out += ord(end) - ord(start) + 1
-        if self._spelt_out > _MAX_SPELT_OUT:  # the C library knows no order of such characters
+        if self._spelt_out > _MAX_SPELT_OUT:  # the C library does not define an order of such characters
             raise _wrong(f"the range {start}-{end} is too wide; ranges beyond ASCII may span {_MAX_SPELT_OUT} in all")
         return "".join(map(chr, range(ord(start), ord(end) + 1)))
 
 
 def _bracket(members: list[str], named: str, negated: bool) -> str:
-    """Where ``]``, ``^`` and ``-`` are no more than characters, POSIX has a place for each."""
+    """In POSIX, ``]``, ``^`` and ``-`` are literal only at certain places."""
     ranges = "".join(dict.fromkeys(member for member in members if member[1:2] == "-"))
     singles = dict.fromkeys("".join(member for member in members if member[1:2] != "-"))
     plain = "".join(one for one in singles if one not in "]^-[")
@@ -309,7 +310,7 @@ def _wrong(why: str) -> InvalidArgumentsError:
 
 
 def found(printed: bytes, asked: SearchArguments) -> SearchReply:
-    """The reply. Raises ProtocolError when the slot printed anything else than it must."""
+    """Parse the reply. Raises ProtocolError for invalid output."""
     reader = RecordReader(printed)
     matches: list[SearchMatch] = []
     while (record := reader.record()).kind == "h":
@@ -334,6 +335,6 @@ def found(printed: bytes, asked: SearchArguments) -> SearchReply:
 
 
 def _base(path: str) -> str:
-    """``path`` as it stands before what was found below it."""
+    """``path`` as a prefix of the results below it."""
     base = path.removeprefix("/workspace") if path == "/workspace" or path.startswith("/workspace/") else path
     return "/".join(part for part in base.split("/") if part not in ("", "."))

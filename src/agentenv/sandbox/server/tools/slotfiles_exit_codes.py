@@ -1,4 +1,4 @@
-"""What the exit codes of slotfiles mean. Never guessed from text a command could print."""
+"""Meaning of slotfiles' exit codes, independent of text a command could print."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TEXT_OF = {
 
 
 def check_verdict(exit_code: int, path: str) -> None:
-    """Return when ``exit_code`` (not 0) is a failure of the operation: data, for :func:`as_data`.
+    """Return if ``exit_code`` (not 0) is an ordinary failure of the operation, for :func:`as_data`.
 
     Raises:
         PolicyRefusalError: the path leads outside the workspace.
-        ProtocolError: slotfiles does not end so. That the kernel has openat2 is proved before anything is served,
-            so a verdict that says otherwise was made up by somebody in the slot.
+        ProtocolError: slotfiles has no such exit code. The kernel's openat2 is tested before anything is
+            served, so a code that denies it was forged in the slot.
     """
     if exit_code == _OUTSIDE:
         raise PolicyRefusalError(
@@ -35,7 +35,7 @@ def check_verdict(exit_code: int, path: str) -> None:
 
 
 def as_data(exit_code: int, path: str) -> tuple[int, str]:
-    """An errno (or 128 + n: killed by signal n) and a sentence, of a failure that is data."""
+    """An errno (or 128 + n: killed by signal n) and a sentence, for an ordinary failure."""
     if exit_code in _TEXT_OF:
         return _ERRNO_OF[exit_code], f"{path}: {_TEXT_OF[exit_code]}\n"
     if exit_code > 128:

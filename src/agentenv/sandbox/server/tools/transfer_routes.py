@@ -1,7 +1,7 @@
-"""``/v1/slots/{slot}/transfer``: files and directories of any size, beside the calls of every slot.
+"""``/v1/slots/{slot}/transfer``: files and directories of any size, concurrently with calls.
 
-The server passes bytes between a connection and slotfiles. It holds a few pipe buffers of each transfer,
-looks at one piece per turn of its loop, and knows nothing of what is in them (:mod:`agentenv.wire.transfers`).
+The server passes bytes between a connection and slotfiles. It holds a few pipe buffers per transfer, handles one
+piece per iteration of its loop, and does not interpret the content (:mod:`agentenv.wire.transfers`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER, MAX_ENTRIES, Entry, TransferReply
 
 _IDLE_S = 60.0
-"""A transfer of which nothing moved for so long is ended."""
+"""A transfer without progress for this long is ended."""
 _LEAST_BYTES_PER_S = 64 * 1024
-"""A run that moves less than this, and more than :data:`_IDLE_S` behind it, counts as stopped."""
+"""A run that is slower than this by more than :data:`_IDLE_S` counts as stopped."""
 _AT_ONCE = 2
-"""Transfers of one slot at once; more wait."""
+"""Concurrent transfers of one slot; more wait."""
 _MAX_PATH = 4096
 _MAX_REPLY_BYTES = 16 * 1024
 
@@ -45,7 +45,7 @@ class TransferRoutes:
         self._turns: dict[int, asyncio.Semaphore] = {}
 
     def add_to(self, router: web.UrlDispatcher) -> None:
-        """Serve them."""
+        """Register the routes."""
         router.add_put("/v1/slots/{slot}/transfer", self._put)
         router.add_get("/v1/slots/{slot}/transfer", self._get, allow_head=False)
 
@@ -87,7 +87,7 @@ class TransferRoutes:
 
 
 def lease_key(request: web.Request) -> LeaseKey:
-    """The key in the header. Raises ProtocolError when there is none."""
+    """The key in the header. Raises ProtocolError when it is missing."""
     try:
         return LeaseKey.model_validate_json(request.headers.get(LEASE_HEADER, ""))
     except ValidationError as error:
@@ -95,7 +95,7 @@ def lease_key(request: web.Request) -> LeaseKey:
 
 
 def _asked(request: web.Request) -> tuple[LeaseKey, str]:
-    """Raises ProtocolError when the request is not one that slotfiles can be given."""
+    """Raises ProtocolError when the request cannot be passed to slotfiles."""
     key = lease_key(request)
     if str(key.slot) != request.match_info["slot"]:
         raise ProtocolError("the lease key is for another slot")
@@ -106,15 +106,15 @@ def _asked(request: web.Request) -> tuple[LeaseKey, str]:
 
 
 async def in_time(step: Awaitable[T]) -> T:
-    """Raises LeaseLostError and whatever ``step`` does; TimeoutError when nothing came of it in time."""
+    """Await ``step``. Raises LeaseLostError and whatever it raises; TimeoutError when it takes too long."""
     async with asyncio.timeout(_IDLE_S):
         return await step
 
 
 class _Waited:
-    """A run, which may keep its transfer waiting for 60 s; what it moves earns that back. Later it is killed: something
-    in its slot stops it, now and then perhaps, and its client is neither to wait for ever nor to take the connection
-    for lost. All methods raise LeaseLostError."""
+    """A run that may keep its transfer waiting for 60 s in total; progress earns that time back. After that it is
+    killed: something in its slot stops it, perhaps repeatedly, and the client should neither wait for ever nor see
+    a lost connection. All methods raise LeaseLostError."""
 
     def __init__(self, run: TransferRun) -> None:
         self._run = run
@@ -122,23 +122,23 @@ class _Waited:
         self._left_s = _IDLE_S
 
     async def read(self) -> bytes:
-        """What it printed next; empty at its end."""
+        """Its next output; empty at the end."""
         printed = await self._within(self._run.read(), b"")
         self._earn(len(printed))
         return printed
 
     async def write(self, data: bytes) -> bool:
-        """Hand it all of ``data``. False when it takes no more."""
+        """Write all of ``data``. False when it takes no more."""
         takes = await self._within(self._run.write(data), False)
         self._earn(len(data))
         return takes
 
     def end_input(self) -> None:
-        """That was all."""
+        """Close its input."""
         self._run.end_input()
 
     async def ended(self) -> int:
-        """Its exit code."""
+        """Wait for its exit code."""
         return await self._within(self._run.ended(), 128 + signal.SIGKILL)
 
     async def _within(self, step: Awaitable[T], killed: T) -> T:
@@ -157,8 +157,8 @@ class _Waited:
 
 
 async def _feed(request: web.Request, run: _Waited) -> None:
-    """The request's body as the run's input. What a run that has failed does not take is read and dropped:
-    the client hears of it when it has sent all."""
+    """Send the request's body to the run's input. If the run has failed, the rest is read and dropped: the client
+    gets the answer when it has sent everything."""
     takes = True
     while data := await body_piece(request):
         takes = takes and await run.write(data)
@@ -166,7 +166,7 @@ async def _feed(request: web.Request, run: _Waited) -> None:
 
 
 async def body_piece(request: web.Request) -> bytes:
-    """The next of the request's body; empty at its end. Raises ProtocolError when nothing came in time."""
+    """The next piece of the request's body; empty at its end. Raises ProtocolError when nothing came in time."""
     try:
         return await in_time(request.content.readany())
     except TimeoutError as error:
@@ -174,7 +174,7 @@ async def body_piece(request: web.Request) -> bytes:
 
 
 async def _collect(run: _Waited) -> bytes:
-    """What a run that was fed says at its end."""
+    """The final report of a run that received data."""
     printed = bytearray()
     while piece := await run.read():
         printed += piece
@@ -184,9 +184,9 @@ async def _collect(run: _Waited) -> bytes:
 
 
 async def _pass_on(request: web.Request, response: web.StreamResponse, run: _Waited, piece: bytes) -> None:
-    """The run's output as the response's body. Only a slot that is lost, or a client that takes nothing, cuts the
-    connection: a body that ends in good order, but without its end record, means that something in the slot ended the
-    run, or stopped it."""
+    """Send the run's output as the response's body. The connection is cut only when the slot is lost or the client
+    takes nothing. A body that ends normally, but without its end record, means that something in the slot ended or
+    stopped the run."""
     try:
         while piece:
             await in_time(response.write(piece))
@@ -200,7 +200,7 @@ async def _pass_on(request: web.Request, response: web.StreamResponse, run: _Wai
 
 
 def _reply(exit_code: int, printed: bytes) -> TransferReply:
-    """What the end of ``receive`` means. Raises PolicyRefusalError, ProtocolError."""
+    """The reply for the end of ``receive``. Raises PolicyRefusalError, ProtocolError."""
     if exit_code in (CUT_SHORT, USAGE):
         raise ProtocolError("the transfer ended too early, or is none")
     record = RecordReader(printed).record() if printed else None

@@ -1,4 +1,4 @@
-"""A run of slotfiles whose input or output passes through the server as it comes, never held whole."""
+"""A run of slotfiles whose input or output is streamed through the server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _WORKSPACE = "/workspace"
 
 
 class TransferRun:
-    """From :meth:`start` to :meth:`close`, which kills what still runs. Not one of the slot's queued calls:
-    it goes on beside them."""
+    """From :meth:`start` to :meth:`close`, which kills what is still running. Not queued: it runs concurrently with
+    the slot's calls."""
 
     def __init__(self, io: SlotIo) -> None:
         self._io = io
@@ -28,7 +28,7 @@ class TransferRun:
         self._changed = asyncio.Event()
         self._over = asyncio.Event()
         self.exit_code = 0
-        """Once it is over: as a shell says it; an errno when it could not be started."""
+        """Set once it is over, as in a shell; an errno when it could not be started."""
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, feeds: bool) -> None:
         """Start it; ``feeds``: it will be written to. Raises ValueError when argv is too large."""
@@ -48,7 +48,7 @@ class TransferRun:
                 raise
 
     async def write(self, data: bytes) -> bool:
-        """Hand it all of ``data``. False when it does not read any more (it has failed)."""
+        """Write all of ``data``. False when it no longer reads (it has failed)."""
         rest = memoryview(data)
         while rest:
             try:
@@ -60,14 +60,14 @@ class TransferRun:
         return True
 
     def end_input(self) -> None:
-        """That was all. Repeatable."""
+        """Close its input. Repeatable."""
         if self._stdin >= 0:
             self._loop.remove_writer(self._stdin)
             os.close(self._stdin)
             self._stdin = -1
 
     async def read(self) -> bytes:
-        """What it printed next; empty at the end. Raises LeaseLostError when the slot was lost."""
+        """Its next output; empty at the end. Raises LeaseLostError when the slot was lost."""
         while self._stdout < 0:
             if self._over.is_set():
                 self._check()
@@ -80,17 +80,17 @@ class TransferRun:
                 await self._readable()
 
     async def ended(self) -> int:
-        """Wait for its end; its exit code. Raises LeaseLostError when the slot was lost."""
+        """Wait for its end; returns its exit code. Raises LeaseLostError when the slot was lost."""
         await self._over.wait()
         self._check()
         return self.exit_code
 
     def kill(self) -> None:
-        """End it now. Nothing happens when it has ended."""
+        """Kill it now. No effect when it has ended."""
         self._io.link.kill(self._run)
 
     def close(self) -> None:
-        """Kill it if it still runs, and let go. Repeatable."""
+        """Kill it if it is running, and release it. Repeatable."""
         self.end_input()
         if not self._over.is_set():
             self.kill()
@@ -104,9 +104,9 @@ class TransferRun:
     # -- RunEvents ---------------------------------------------------------------------------------
 
     def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:  # noqa: ARG002 (RunEvents)
-        """RunEvents: what it prints can be read."""
+        """RunEvents: its output can be read."""
         stdout, stderr = fds
-        os.close(stderr)  # its exit code says all there is to say
+        os.close(stderr)  # its exit code tells everything
         if self._over.is_set():  # closed meanwhile
             os.close(stdout)
             self._io.link.kill(self._run)
@@ -116,12 +116,12 @@ class TransferRun:
         self._changed.set()
 
     def on_spawn_failed(self, error: int, step: SpawnStep) -> None:  # noqa: ARG002 (RunEvents)
-        """RunEvents: there is no run."""
+        """RunEvents: it could not be started."""
         self.exit_code = error
         self._finish()
 
     def on_exit(self, status: int, usage: Usage) -> None:  # noqa: ARG002 (RunEvents)
-        """RunEvents: what it printed can still be read."""
+        """RunEvents: its output can still be read."""
         code = os.waitstatus_to_exitcode(status)
         self.exit_code = code if code >= 0 else 128 - code
         self._finish()

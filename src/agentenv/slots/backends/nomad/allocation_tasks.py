@@ -1,6 +1,6 @@
-"""What takes time and concerns one container or allocation: handshakes, waiting for emptiness, stops, diagnoses.
+"""Long operations on one container or allocation: handshakes, waiting until it is empty, stops, diagnoses.
 
-I/O without decisions: each errand ends by telling its outcome to the ``answer`` it was given.
+I/O without decisions: each task ends by passing its outcome to the ``answer`` it was given.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _HANDSHAKES_AT_ONCE = 16
 _HANDSHAKE_S = 3.0
 _RETRY_MIN_S, _RETRY_MAX_S = 0.05, 1.0
 _DIAGNOSES_AT_ONCE = 4
-"""Containers that fail together fail alike: more would only be noise."""
+"""Containers that fail together fail for the same reason: more diagnoses would only be noise."""
 _LOOK_S = 0.25
-"""Between two looks at whether a draining container is empty."""
+"""Interval between checks whether a draining container is empty."""
 _CALM_LOOKS = 2
-"""A lease may be on its way to the container when it first looks empty."""
+"""Number of checks: a lease may be on its way to the container when it first looks empty."""
 _SUSPECT_S, _SILENT_S = 5.0, 12.0
 _STOPS_PER_S = 20.0
 _API_RETRY_MAX_S = 10.0
 
 
 class Errands:
-    """Runs errands as tasks, by the container or allocation they are for."""
+    """Runs operations as tasks, by the container or allocation they are for."""
 
     def __init__(self, api: NomadApi, session: aiohttp.ClientSession, settings: ContainerSettings) -> None:
         self._api = api
@@ -53,11 +53,11 @@ class Errands:
         self._stops = asyncio.Lock()
 
     def forget(self, key: str) -> None:
-        """Drop what is under way for a container."""
+        """Cancel everything running for a container."""
         self._tasks.cancel(key)
 
     async def aclose(self) -> None:
-        """Drop everything. May be repeated."""
+        """Cancel everything. May be repeated."""
         await self._tasks.aclose()
 
     # -- handshake ------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Errands:
         timeout_s: float,
         answer: Callable[[ContainerHandle | StartFailed], None],
     ) -> None:
-        """Ask until the server answers well, is refused, or ``timeout_s`` is over."""
+        """Request until the server answers correctly, is refused, or ``timeout_s`` has passed."""
 
         async def work() -> None:
             answer(await self._meet(allocation, token, timeout_s))
@@ -114,7 +114,7 @@ class Errands:
     # -- draining -------------------------------------------------------------------------------
 
     def await_empty(self, handle: ContainerHandle, at_most_s: float | None, answer: Callable[[bool], None]) -> None:
-        """Until nothing is leased there, time is over (answer False), or it is silent (answer True)."""
+        """Wait until nothing is leased there, time is over (answer False), or it is silent (answer True)."""
 
         async def work() -> None:
             answer(await self._become_empty(handle, at_most_s))
@@ -143,8 +143,8 @@ class Errands:
     # -- allocations ----------------------------------------------------------------------------
 
     def stop(self, allocation: str, reason: str, after_s: float, wanted: Callable[[], bool]) -> None:
-        """Stop an allocation after a pause, while ``wanted``, however long it takes until Nomad has heard of it or the
-        job is ours to change."""
+        """Stop an allocation after a pause, while ``wanted``, retrying until Nomad has accepted it or the job is
+        ours to change."""
         self._tasks.start(f"stop {allocation}", self._stop(allocation, reason, after_s, wanted), "errand")
 
     async def _stop(self, allocation: str, reason: str, after_s: float, wanted: Callable[[], bool]) -> None:
@@ -162,7 +162,7 @@ class Errands:
         return None
 
     def diagnose(self, allocation: Allocation, image: str, answer: Callable[[StartFailed], None]) -> None:
-        """Why it did not come to serve, from its task's events and last words."""
+        """Why it did not become ready, from its task's events and the end of its log."""
         key = f"diagnose {allocation.container}"
         under_way = sum(key.startswith("diagnose ") for key in self._tasks.keys)
         if under_way < _DIAGNOSES_AT_ONCE and key not in self._tasks:

@@ -27,22 +27,22 @@ logger = logging.getLogger(__name__)
 _THREADS = 4
 """Requests at once: Nomad's servers have others to serve."""
 _SLOW_S = 30
-"""Parsing and registering: the scheduler of a small cluster may be busy."""
+"""Timeout for parsing and registering: the scheduler of a small cluster may be busy."""
 _LOG_BYTES = 16 * 1024
 _LOCK_TTL, _LOCK_DELAY = "10s", "2s"
-"""The smallest TTL Nomad takes."""
+"""The smallest TTL that Nomad accepts."""
 _LOCK_TIMEOUT_S = 5
 
 
 VARIABLES = "nomad/jobs/"
-"""Where Nomad keeps a job's variable: below this, under the job's id."""
+"""Path prefix of jobs' variables in Nomad, followed by the job's id."""
 KEPT = "kept"
-"""The item of the job's Nomad variable that says: this farm outlives whoever uses it."""
+"""Item of the job's Nomad variable that marks a farm as kept beyond its users."""
 
 
 @dataclass(frozen=True)
 class Lock:
-    """A job's lock that somebody has. ``index`` changes with every word of the holder's."""
+    """A job's lock that is held. ``index`` changes with every write of the holder."""
 
     id: str
     index: int
@@ -56,7 +56,7 @@ class NomadApi:
         self.settings = settings
         self.address = address
         self.not_ours: Callable[[], str] = str
-        """Why the job may not be changed at this moment; empty when it may. The job's owner says so, if it has one."""
+        """Why the job must not be changed at the moment; empty if it may. Set by the job's owner, if there is one."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="nomad-api")
         self._client = NomadClient(settings, address, connections=_THREADS)
 
@@ -68,17 +68,17 @@ class NomadApi:
     # -- the cluster ----------------------------------------------------------------------------
 
     async def check_access(self) -> None:
-        """Whether there is such a server, namespace and token."""
+        """Check that server, namespace and token are valid."""
         await self._run(lambda c: c.namespace.get_namespace(self.settings.namespace))
 
     async def node(self, node_id: str) -> facts.Node:
-        """One client, its drain's deadline included."""
+        """One client, including its drain's deadline."""
         return facts.node(await self._run(lambda c: c.node.get_node(node_id)))
 
     # -- the job --------------------------------------------------------------------------------
 
     async def parse(self, text: str, variables: str) -> dict[str, Any]:
-        """The job file as JSON. python-nomad's own parse() knows no variables."""
+        """The job file as JSON. python-nomad's own parse() does not support variables."""
         body = {"JobHCL": text, "Canonicalize": True, "Variables": variables}
         job: dict[str, Any] = await self._run(
             lambda c: c.jobs.request("parse", json=body, method="post", timeout=_SLOW_S).json()
@@ -91,7 +91,7 @@ class NomadApi:
         await self._change(lambda c: c.jobs.request(json=body, method="post", timeout=_SLOW_S))
 
     async def job(self) -> facts.Job | None:
-        """The job as registered, or None."""
+        """The job as registered; None if there is none."""
         try:
             return facts.job(await self._run(lambda c: c.job.get_job(self.settings.job_id)))
         except NomadError as error:
@@ -100,12 +100,12 @@ class NomadApi:
             raise
 
     async def standing(self) -> Mapping[str, Any] | None:
-        """The whole job as registered; None when there is none, or it is stopped."""
+        """The whole job as registered; None if there is none, or it is stopped."""
         found: Mapping[str, Any] | None = await self._run(lambda c: c.job.get_job(self.settings.job_id), missing=True)
         return None if found is None or found.get("Stop") else found
 
     async def scale(self, count: int, why: str) -> int:
-        """Change the count; the job's index then."""
+        """Change the count; returns the job's new index."""
         body = {"Count": count, "Target": {"Group": facts.GROUP}, "Message": why}
         job_id = self.settings.job_id
         reply = await self._change(lambda c: c.job.request(job_id, "scale", json=body, method="post").json())
@@ -127,7 +127,7 @@ class NomadApi:
         await self._change(lambda c: c.job.request(self.settings.job_id, "evaluate", json=body, method="post"))
 
     async def snapshot(self) -> facts.Snapshot:
-        """Everything known of the job. What is asked for first gives the index: later answers are no older."""
+        """The whole state of the job. The first request determines the index: later answers are not older."""
         job_id = self.settings.job_id
         response = await self._run(lambda c: c.job.request(job_id, "allocations", method="get"))
         index = int(response.headers.get("X-Nomad-Index") or 0)
@@ -154,23 +154,23 @@ class NomadApi:
     # -- allocations ----------------------------------------------------------------------------
 
     async def allocation(self, allocation_id: str) -> facts.Allocation:
-        """One allocation, its address included."""
+        """One allocation, including its address."""
         return facts.allocation(await self._run(lambda c: c.allocation.get_allocation(allocation_id)))
 
     async def left_over(self) -> int:
-        """Allocations of the job, of whatever incarnation of it, whose tasks have not ended yet."""
+        """Allocations of any incarnation of the job whose tasks have not ended yet."""
         wanted = f'JobID == "{self.settings.job_id}" and (ClientStatus == "running" or ClientStatus == "pending")'
         return len(await self._run(lambda c: c.allocations.get_allocations(filter_=wanted)))
 
     async def stop(self, allocation_id: str) -> None:
-        """Stop an allocation without its shutdown delay. One that does not exist is no error."""
+        """Stop an allocation without its shutdown delay. A missing one is not an error."""
         params = {"no_shutdown_delay": "true"}
         await self._change(
             lambda c: c.allocation.request(allocation_id, "stop", params=dict(params), method="post"), missing=True
         )
 
     async def log_tail(self, allocation_id: str, stream: str) -> str:
-        """The end of what its task wrote to ``stdout`` or ``stderr``; empty when it cannot be had."""
+        """The end of its task's ``stdout`` or ``stderr``; empty when it is not available."""
         params = {"task": facts.TASK, "type": stream, "origin": "end", "offset": _LOG_BYTES, "plain": "true"}
         try:
             text: str = await self._run(
@@ -184,8 +184,9 @@ class NomadApi:
     # -- the token ------------------------------------------------------------------------------
 
     async def agree_on_token(self, proposal: str) -> str:
-        """The job's bearer token: the one kept in the job's Nomad variable, else ``proposal``, now kept there."""
-        # python-nomad knows that variables are in namespaces, but not of the namespace it was given.
+        """The job's bearer token: the one in the job's Nomad variable, else ``proposal``, which is then stored
+        there."""
+        # python-nomad knows that variables have namespaces, but ignores the namespace it was given
         path, space = VARIABLES + self.settings.job_id, self.settings.namespace
         payload = {"Path": path, "Namespace": space, "Items": {"token": proposal}}
         try:
@@ -203,11 +204,11 @@ class NomadApi:
         return str(token)
 
     async def is_kept(self) -> bool:
-        """Whether an operator left the farm running on purpose (``agentenv up`` says so in the job's variable)."""
+        """Whether an operator left the farm running on purpose (``agentenv up`` marks it in the job's variable)."""
         return KEPT in await self._items(missing=True)
 
     async def _items(self, *, missing: bool) -> Mapping[str, str]:
-        """The items of the job's variable. With ``missing``, one that is not there has none."""
+        """The items of the job's variable. With ``missing``, a missing variable is empty."""
         path, space = VARIABLES + self.settings.job_id, self.settings.namespace
         found = await self._run(lambda c: c.variable.get_variable(path, namespace=space), missing=missing)
         return (found or {}).get("Items") or {}
@@ -220,9 +221,9 @@ class NomadApi:
     # -- the owner's lock -----------------------------------------------------------------------
 
     async def take_lock(self, items: Mapping[str, str], lock_id: str | None) -> str | None:
-        """Take the job's lock, or keep it (``lock_id``) with new items: its id, None from a Nomad that knows no
-        locks. Status 409: somebody else has it."""
-        lock: dict[str, str] = {"TTL": _LOCK_TTL, "LockDelay": _LOCK_DELAY}  # a write that leaves them out resets both
+        """Take the job's lock, or keep it (``lock_id``) with new items; returns its id, None from a Nomad without
+        locks. Status 409: somebody else holds it."""
+        lock: dict[str, str] = {"TTL": _LOCK_TTL, "LockDelay": _LOCK_DELAY}  # a write without them resets both
         if lock_id is not None:
             lock["ID"] = lock_id
         reply = await self._lock_request("lock-acquire", {"Items": dict(items), "Lock": lock})
@@ -233,11 +234,11 @@ class NomadApi:
         return taken
 
     async def unlock(self, lock_id: str) -> None:
-        """Free the job's lock. Status 409: it is another's, or nobody's."""
+        """Release the job's lock. Status 409: it is held by another, or by nobody."""
         await self._lock_request("lock-release", {"Lock": {"ID": lock_id}})
 
     async def lock(self) -> Lock | None:
-        """Who has the job's lock; None: nobody."""
+        """The holder of the job's lock; None if nobody holds it."""
         path, space = self.owner_path, self.settings.namespace
         found = await self._run(lambda c: c.variable.get_variable(path, namespace=space), missing=True)
         held = (found or {}).get("Lock")
@@ -246,7 +247,7 @@ class NomadApi:
         return Lock(held["ID"], int(found["ModifyIndex"]), Holder.of(found.get("Items") or {}))
 
     async def forget_owner(self) -> None:
-        """Remove what the last owner wrote, unless there is another one."""
+        """Remove the last owner's items, unless there is another owner."""
         path, space = self.owner_path, self.settings.namespace
         try:
             await self._run(lambda c: c.variable.delete_variable(path, namespace=space), missing=True)
@@ -256,7 +257,7 @@ class NomadApi:
 
     @property
     def owner_path(self) -> str:
-        """The variable whose lock the job's owner has."""
+        """Path of the variable whose lock the job's owner holds."""
         return f"{VARIABLES}{self.settings.job_id}/owner"
 
     async def _lock_request(self, verb: str, body: Mapping[str, object]) -> dict[str, Any]:
@@ -273,8 +274,8 @@ class NomadApi:
     # -- underneath -----------------------------------------------------------------------------
 
     async def _change(self, ask: Callable[[nomad.Nomad], Reply], *, missing: bool = False) -> Any:
-        """As :meth:`_run`, for what another owner of the job would feel. Raises NomadError 409, and sends nothing, when
-        the job is not ours: asked in the thread, because between any two of our steps the process may be frozen."""
+        """Like :meth:`_run`, for requests that change the job. Raises NomadError 409 without sending anything when
+        the job is not ours: checked in the thread, because the process may be frozen between any two steps."""
 
         def checked(client: nomad.Nomad) -> Reply:
             if why := self.not_ours():
@@ -284,6 +285,6 @@ class NomadApi:
         return await self._run(checked, missing=missing)
 
     async def _run(self, ask: Callable[[nomad.Nomad], Reply], *, missing: bool = False) -> Any:
-        """Ask in a thread. With ``missing``, 404 is answered by None."""
+        """Send a request in a thread. With ``missing``, 404 is answered by None."""
         asked = partial(self._client.ask, ask, missing=missing)
         return await asyncio.get_running_loop().run_in_executor(self._threads, asked)

@@ -1,7 +1,7 @@
 """Containers as allocations of one Nomad job: the same sandbox server, on a cluster.
 
-What is decided is in :mod:`agentenv.slots.backends.nomad.view` (pure); this performs it. Nomad may be
-down or restart at any time: what containers are known goes on, and is reconciled when Nomad is back.
+Decisions are in :mod:`agentenv.slots.backends.nomad.view` (pure); this module carries them out. Nomad may be down
+or restart at any time: known containers stay in use, and are reconciled when Nomad is back.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class NomadStatus:
-    """What the backend does and waits for, for an operator."""
+    """What the backend is doing and waiting for, for operators."""
 
     address: str
     namespace: str
@@ -60,23 +60,23 @@ class NomadStatus:
     following: Following
     goal: int | None
     asked: int | None
-    """The count last agreed on with Nomad; below the goal while a start storm is spread out."""
+    """The count last agreed on with Nomad; below the goal while starts are being spread out."""
     containers: dict[str, str]
-    """Each container's stage by its id."""
+    """Each container's stage, by its id."""
     waiting_for: str
-    """Why Nomad does not place what it was asked for; empty when it does."""
+    """Why Nomad does not place the requested containers; empty if it does."""
     problem: str
-    """Who owns the job instead of us; else Nomad's last refusal or silence, empty once it has answered again."""
+    """The job's other owner, or Nomad's last refusal or silence; empty once Nomad has answered again."""
 
 
 class NomadBackend:
     """The farm is the allocations of job ``nomad.job_id``; one farm at a time owns a job, by a lock at Nomad.
 
-    Opening submits the job or adopts the one that is there, with the containers that run. Closing purges
-    it (``purge_job_on_shutdown``), unless ``agentenv up`` keeps it, or leaves everything running. Opening
-    raises JobOwnedError when another run owns the job, ConfigError or SandboxUnavailableError with the next
-    step; afterwards trouble with Nomad is logged and outlived. A backend that loses the job (it was frozen
-    or cut off, and another run took it) changes nothing of it any more; leases go on.
+    Opening submits the job or adopts the existing one with its running containers. Closing purges it
+    (``purge_job_on_shutdown``), unless ``agentenv up`` left it running, or leaves everything running. Opening
+    raises JobOwnedError when another run owns the job, ConfigError or SandboxUnavailableError with the next step;
+    afterwards failures of Nomad are logged and survived. A backend that loses the job (it was frozen or cut off,
+    and another run took it) no longer changes the job; its leases stay valid.
     """
 
     name = "nomad"
@@ -90,10 +90,10 @@ class NomadBackend:
         reshape: bool = False,
         ensure_image: Callable[[str], object] | None = None,
     ) -> None:
-        """``reshape``: containers that run with another number of slots may be replaced. ``ensure_image``: builds the
-        image of that name if it is missing; called (in a thread) where :func:`builds_image` says so.
+        """``reshape``: running containers with another number of slots may be replaced. ``ensure_image`` builds the
+        image of that name if it is missing; called (in a thread) if :func:`builds_image` is true.
 
-        Raises ConfigError for an address or certificates that cannot be.
+        Raises ConfigError for an invalid address or invalid certificates.
         """
         self._reshape = reshape
         self._ensure_image = ensure_image
@@ -167,7 +167,7 @@ class NomadBackend:
         self._opened().count.begin_anew()
 
     async def _submit(self, *, first: bool = False) -> None:
-        """Register the job; one that is there keeps its count, and its containers if nothing else changed."""
+        """Register the job; an existing one keeps its count, and its containers if nothing else changed."""
         api = self._opened().api
         text = job_text(self._nomad)
         try:
@@ -215,7 +215,7 @@ class NomadBackend:
         self._opened().count.aim(count)
 
     async def events(self) -> AsyncIterator[ContainerEvent]:
-        """See :class:`ContainerBackend`. Never raises for trouble with Nomad."""
+        """See :class:`ContainerBackend`. Never raises because of Nomad."""
         while (event := await self._events.get()) is not None:
             yield event
 
@@ -226,7 +226,7 @@ class NomadBackend:
             self._perform([StopAllocation(allocation, reason)])
 
     def status(self) -> NomadStatus:
-        """What it does and waits for at this moment."""
+        """What it is doing and waiting for now."""
         opened, unplaced = self._opened(), self._view.unplaced
         return NomadStatus(
             address=self._address,
@@ -302,7 +302,7 @@ class NomadBackend:
 
 
 class _Open:
-    """What an open backend consists of, and its tasks."""
+    """The parts of an open backend, and its tasks."""
 
     def __init__(
         self, api: NomadApi, owner: JobOwner, errands: Errands, follower: Follower, count: CountKeeper
@@ -315,7 +315,7 @@ class _Open:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin to follow Nomad and to keep the count."""
+        """Begin to follow Nomad and to maintain the count."""
         works = {
             "nomad events": self.follower.follow(),
             "nomad lists": self.follower.keep_looking(),
@@ -327,7 +327,7 @@ class _Open:
             task.add_done_callback(_report)
 
     async def stop(self) -> None:
-        """End every task and errand. May be repeated."""
+        """Cancel every task. May be repeated."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -335,13 +335,13 @@ class _Open:
 
 
 def builds_image(settings: NomadSettings, address: str) -> bool:
-    """Whether a missing image is to be built on opening: it is one of this machine's, and so is the cluster. Pure."""
+    """Whether to build a missing image on opening: the image and the cluster are local to this machine. Pure."""
     here = urlsplit(address).hostname in _LOOPBACK
     return settings.driver == "docker" and settings.build_image and here and settings.image.endswith(":local")
 
 
 def checked_address(address: str) -> str:
-    """The address without a trailing slash. Raises ConfigError when it is none."""
+    """The address without a trailing slash. Raises ConfigError when it is invalid."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError("nomad_address", f"got {address!r}", next_step="allowed: http(s)://host:port")

@@ -1,4 +1,4 @@
-"""Keeps the job's count where the pool wants it, whatever Nomad answers for now. I/O; what to ask is the view's."""
+"""Keeps the job's count at the pool's goal despite failures of Nomad. I/O; the view decides what to request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESCHEDULE_GAP_S = 1.0
 
 
 class CountKeeper:
-    """One goal; asks Nomad for as much of it as may be started at once, until it has been granted."""
+    """Keeps one goal; requests as many containers as may be started at once, until Nomad has granted the goal."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class CountKeeper:
         resubmit: Callable[[], Awaitable[None]],
         may: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``may``: whether the job is ours to change at this moment. While it is not, nothing is asked."""
+        """``may``: whether the job is ours to change at the moment. While it is not, nothing is requested."""
         self._may = may
         self._api = api
         self._view = view
@@ -47,22 +47,22 @@ class CountKeeper:
         self._changed.set()
 
     def begin_anew(self) -> None:
-        """The job is ours again: what was asked for may have been changed."""
+        """The job is ours again: the count may have been changed meanwhile."""
         self.asked = None
         self._changed.set()
 
     def look_again(self) -> None:
-        """Something happened by which more may be asked for."""
+        """Something happened that may allow a higher count."""
         self._changed.set()
 
     def reschedule(self) -> None:
-        """Have failed allocations replaced now."""
+        """Request the immediate replacement of failed allocations."""
         self._failed.set()
 
     def compare(self, job: Job | None) -> None:
-        """What Nomad has on its books; what was asked for comes back when somebody else changed it."""
+        """Compare with Nomad's count; it is set again when somebody else changed it."""
         if self._asking or (job is not None and job.modify_index < self._asked_index):
-            return  # older than our own word
+            return  # older than our own request
         if job is None or job.stopped or (self.asked is not None and job.count != self.asked):
             if self.asked is not None and self._may():
                 logger.warning("job %s %s, not %d: put right", self._api.settings.job_id, _difference(job), self.asked)
@@ -70,7 +70,7 @@ class CountKeeper:
             self._changed.set()
 
     async def keep_count(self) -> None:
-        """Ask, and ask again until Nomad agrees."""
+        """Request the count, repeatedly, until Nomad agrees."""
         backoff = Backoff(RETRY_MIN_S, RETRY_MAX_S)
         while True:
             await self._changed.wait()
@@ -86,7 +86,7 @@ class CountKeeper:
                 await self._ask(count)
                 backoff.reset()
             except (NomadError, AgentEnvError) as error:
-                # 400: a deployment is under way, as job files without max_parallel = 0 have them.
+                # 400: a deployment is running, as with job files without max_parallel = 0
                 logger.warning("the count of %d is not set yet: %s", count, error)
                 await asyncio.sleep(backoff.next_s())
                 self._changed.set()
@@ -104,10 +104,10 @@ class CountKeeper:
                 await self._resubmit()
             raise
         self.asked = count
-        self._changed.set()  # towards a goal that is reached in steps
+        self._changed.set()  # a goal that is reached in steps
 
     async def keep_rescheduling(self) -> None:
-        """Replace failed allocations when told to, at most once a second."""
+        """Replace failed allocations on request, at most once a second."""
         while True:
             await self._failed.wait()
             self._failed.clear()
@@ -121,5 +121,5 @@ class CountKeeper:
 
 
 def _difference(job: Job | None) -> str:
-    """What somebody made of the job by hand."""
+    """What somebody changed about the job by hand."""
     return "is gone" if job is None or job.stopped else f"has a count of {job.count}"

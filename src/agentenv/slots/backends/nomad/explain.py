@@ -1,4 +1,4 @@
-"""Nomad's reasons in words a caller can act on: why nothing is placed, why a task died, what an error means. Pure."""
+"""Nomad's reasons in terms a caller can act on: why nothing is placed, why a task died, what an error means. Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _WORDS_CHARACTERS = 600
 
 
 class NomadError(Exception):
-    """Nomad did not do what it was asked; for the backend's own use. ``status`` is HTTP's, 0 when none answered.
+    """A failed request to Nomad; for the backend's own use. ``status`` is the HTTP status, 0 without an answer.
 
-    Not of the error tree: what reaches a caller is what :func:`opening_error` makes of it.
+    Not part of the error tree: callers get the result of :func:`opening_error`.
     """
 
     def __init__(self, status: int, message: str, *, next_step: str = "") -> None:
@@ -79,13 +79,13 @@ def _nodes(count: int) -> str:
 
 
 def hopeless(allocation: Allocation) -> bool:
-    """Whether its task cannot be set up at all, though Nomad may still be trying."""
+    """Whether its task cannot be set up at all, although Nomad may still be trying."""
     last = _last(allocation.events, (*_DRIVER_EVENTS, "Started"))
     return last is not None and last.kind != "Started"
 
 
 def end_of(allocation: Allocation) -> str:
-    """Why it ended, in a few words: what a lost lease's error says."""
+    """Why it ended, in a few words, as in the error of a lost lease."""
     for event in reversed(allocation.events):
         if event.oom_killed:
             return "it was killed for using more memory than memory_mib"
@@ -95,7 +95,7 @@ def end_of(allocation: Allocation) -> str:
 
 
 def start_failure(allocation: Allocation, image: str, stdout: str, stderr: str) -> StartFailed:
-    """Why a container did not come to serve: what the driver says, else its own last words."""
+    """Why a container did not become ready: the driver's message, else the end of its own log."""
     if (driver := _last(allocation.events, _DRIVER_EVENTS)) is not None:
         return _driver_failure(driver, image)
     if (said := failed_event(stdout)) is not None:
@@ -128,7 +128,7 @@ def _driver_failure(event: TaskEvent, image: str) -> StartFailed:
 
 
 def failed_event(stdout: str) -> StartFailed | None:
-    """The supervisor's own `failed` line, if it came to write one."""
+    """The supervisor's own `failed` line, if it wrote one."""
     for line in reversed(stdout.splitlines()):
         try:
             said = json.loads(line)
@@ -146,7 +146,7 @@ def _end_cure(allocation: Allocation) -> str:
 
 
 def slow_start(allocation: Allocation, waited_s: float, error: str = "") -> StartFailed:
-    """It neither serves nor fails."""
+    """Message for a container that is neither ready nor failed."""
     last = allocation.events[-1] if allocation.events else None
     latest = f"Nomad's last event: {last.kind}: {last.message}" if last else "no Nomad client has started it yet"
     return StartFailed(
@@ -165,7 +165,7 @@ def _tail(text: str) -> str:
 
 
 def opening_error(error: NomadError, address: str, namespace: str, token_given: bool) -> AgentEnvError:
-    """What to tell somebody whose farm could not be opened."""
+    """The error for a farm that could not be opened."""
     text = error.message
     if error.status == 0:
         return SandboxUnavailableError(

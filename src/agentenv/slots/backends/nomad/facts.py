@@ -1,4 +1,4 @@
-"""What Nomad says, as plain frozen facts: the few fields of its JSON that decide anything. Pure.
+"""Nomad's JSON as frozen facts, limited to the fields that matter for decisions. Pure.
 
 Facts arrive in any order, twice or late (a list, the event stream): ``modify_index`` tells the newer of two.
 """
@@ -30,7 +30,7 @@ class TaskEvent:
 
 @dataclass(frozen=True)
 class Allocation:
-    """One allocation of the job: where it should be, where it is, how to reach its container."""
+    """One allocation of the job: its desired and actual state, and its container's address."""
 
     id: str
     index: int
@@ -51,7 +51,7 @@ class Allocation:
 
     @property
     def container(self) -> str:
-        """The id of the container it runs now: a task restarted in place is another container."""
+        """Id of the container it is running: a task restarted in place is another container."""
         return f"{self.id}.{self.restarts}" if self.restarts else self.id
 
 
@@ -68,7 +68,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What the scheduler came to. ``failures``: its figures for each group it could not place in full."""
+    """The scheduler's result. ``failures``: its figures for each group it could not place completely."""
 
     id: str
     modify_index: int
@@ -79,7 +79,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Job:
-    """The job as registered: how many containers are asked for, and whether it was stopped."""
+    """The job as registered: requested number of containers, and whether it was stopped."""
 
     modify_index: int
     count: int
@@ -88,7 +88,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything at one index of the cluster's log; an allocation not in it, and older, exists no more."""
+    """Everything at one index of the cluster's log. Older allocations missing from it no longer exist."""
 
     index: int
     allocations: tuple[Allocation, ...]
@@ -101,7 +101,7 @@ Fact = Snapshot | Allocation | Node | Evaluation | Job
 
 
 def allocation(raw: Mapping[str, Any]) -> Allocation:
-    """From a list's stub or a whole allocation. Raises KeyError when it is neither."""
+    """Parse a list's stub or a whole allocation. Raises KeyError when it is neither."""
     state: Mapping[str, Any] = (raw.get("TaskStates") or {}).get(TASK) or {}
     transition = raw.get("DesiredTransition") or {}
     found = _INDEX.search(raw["Name"])
@@ -141,7 +141,7 @@ def _address(raw: Mapping[str, Any]) -> str | None:
 
 
 def node(raw: Mapping[str, Any]) -> Node:
-    """From a list's stub (no deadline there) or a whole node."""
+    """Parse a list's stub (without deadline) or a whole node."""
     strategy = raw.get("DrainStrategy") or {}
     deadline_ns = strategy.get("Deadline") or 0
     return Node(
@@ -155,7 +155,7 @@ def node(raw: Mapping[str, Any]) -> Node:
 
 
 def evaluation(raw: Mapping[str, Any]) -> Evaluation:
-    """From a list or an event."""
+    """Parse an evaluation of a list or an event."""
     return Evaluation(
         id=raw["ID"],
         modify_index=raw["ModifyIndex"],
@@ -166,13 +166,13 @@ def evaluation(raw: Mapping[str, Any]) -> Evaluation:
 
 
 def job(raw: Mapping[str, Any]) -> Job:
-    """From a whole job."""
+    """Parse a whole job."""
     counts = [group.get("Count") or 0 for group in raw.get("TaskGroups") or () if group.get("Name") == GROUP]
     return Job(modify_index=raw["ModifyIndex"], count=sum(counts), stopped=bool(raw.get("Stop")))
 
 
 def events(line: Mapping[str, Any], job_id: str) -> Iterable[Allocation | Node | Evaluation | Job]:
-    """The facts in one line of the event stream; those of other jobs are left out."""
+    """The facts in one line of the event stream, without those of other jobs."""
     for event in line.get("Events") or ():
         payload = event.get("Payload") or {}
         match event.get("Topic"):
@@ -183,5 +183,5 @@ def events(line: Mapping[str, Any], job_id: str) -> Iterable[Allocation | Node |
             case "Evaluation" if (raw := payload.get("Evaluation")) and raw.get("JobID") == job_id:
                 yield evaluation(raw)
             case "Job" if (raw := payload.get("Job")) and raw.get("ID") == job_id:
-                # A purged job's last words are those of a job that runs.
+                # The last event of a purged job looks like that of a running job.
                 yield replace(job(raw), stopped=True) if event.get("Type") == "JobDeregistered" else job(raw)

@@ -1,4 +1,4 @@
-"""Keeps up with what Nomad says: its event stream, and lists of everything from time to time. I/O, no decisions."""
+"""Follows Nomad's state: its event stream, and periodic lists of everything. I/O, no decisions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from agentenv.slots.backends.nomad.stream import EventStream, pause
 logger = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 60.0
-"""Between two lists while the event stream is followed: it misses nothing, in theory."""
+"""Interval between lists while the event stream is followed, which in theory misses nothing."""
 POLL_S = 2.0
-"""Between two lists while there is no event stream."""
+"""Interval between lists without an event stream."""
 TICK_S = 1.0
 RETRY_MIN_S, RETRY_MAX_S = 0.25, 10.0
 
@@ -27,7 +27,7 @@ Following = Literal["stream", "polling", "unreachable"]
 
 
 class Follower:
-    """Hands every fact to ``tell``, in the order Nomad says them, and never gives up."""
+    """Passes every fact to ``tell``, in Nomad's order, and never gives up."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class Follower:
         self._streaming = False
         self._answering = True
         self.problem = ""
-        """Nomad's last refusal or silence; empty once it was answered again."""
+        """Nomad's last refusal or silence; empty once it has answered again."""
 
     @property
     def following(self) -> Following:
-        """How changes come to be known at this moment."""
+        """How changes are detected at the moment."""
         if self._streaming:
             return "stream"
         return "polling" if self._answering else "unreachable"
@@ -63,7 +63,7 @@ class Follower:
         self._tell(snapshot)
 
     async def keep_looking(self) -> None:
-        """List everything again: when asked to, every minute, and often while there is no stream."""
+        """List everything again: on request, every minute, and often while there is no stream."""
         loop = asyncio.get_running_loop()
         looked_at = loop.time()
         while True:
@@ -81,7 +81,7 @@ class Follower:
                 self._answering, self.problem = True, ""
 
     async def follow(self) -> None:
-        """Read the event stream; after a cut, again from the last index."""
+        """Read the event stream; after a cut, continue from the last index."""
         nodes, backoff = True, Backoff(RETRY_MIN_S, RETRY_MAX_S)
         while True:
             began = asyncio.get_running_loop().time()
@@ -103,7 +103,7 @@ class Follower:
         if not self._streaming:
             self._streaming, self._answering = True, True
             logger.info("following Nomad's event stream from index %d", self._index)
-            self.look_soon()  # what happened while nobody listened may have left the stream's memory
+            self.look_soon()  # events missed meanwhile may have left the stream's buffer
         with _understood():
             heard = list(facts.events(line, self._api.settings.job_id))
         for fact in heard:
@@ -125,7 +125,8 @@ class Follower:
 
 @contextmanager
 def _understood() -> Iterator[None]:
-    """Another version's answer, perhaps: no reason to stop listening. Raises NomadError for what is no fact."""
+    """Ignore facts in an unknown form (of another version, perhaps) and keep following. Raises NomadError for an
+    invalid fact."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:

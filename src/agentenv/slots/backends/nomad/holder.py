@@ -1,4 +1,5 @@
-"""Who owns a job: what is written under its lock, and whether that process can still be alive. No requests."""
+"""The owner of a job: its description stored under the lock, and whether its process can still be alive. No
+requests."""
 
 from __future__ import annotations
 
@@ -26,13 +27,13 @@ class Holder:
     host: str = ""
     pid: str = ""
     process: str = ""
-    """Boot, pid namespace, pid and start time: no other process ever has the same. Empty where there is no /proc."""
+    """Boot, pid namespace, pid and start time: unique to a process. Empty without /proc."""
     agentenv: str = ""
     since: str = ""
 
     @classmethod
     def ourselves(cls, run: str) -> Self:
-        """This process. ``run``: what its user calls it; the program's name by default."""
+        """This process. ``run``: its name for users; by default the program's name."""
         return cls(
             run=run or Path(sys.argv[0]).name,
             user=_user(),
@@ -45,11 +46,11 @@ class Holder:
 
     @classmethod
     def of(cls, items: Mapping[str, str]) -> Self:
-        """As written by whatever version."""
+        """Parse the items as written by any version."""
         return cls(**{name: items.get(name, "") for name in cls.__dataclass_fields__})
 
     def items(self) -> dict[str, str]:
-        """What to write. Nomad takes no empty values."""
+        """The items to write. Nomad accepts no empty values."""
         return {name: value for name, value in asdict(self).items() if value}
 
     def __str__(self) -> str:
@@ -57,7 +58,7 @@ class Holder:
         return f"{self.run or 'a run'!r} ({who}, pid {self.pid}, agentenv {self.agentenv}) since {self.since}"
 
     def is_dead(self) -> bool:
-        """Whether its process is known to have ended: it was one of this machine's, and is there no more."""
+        """Whether its process is known to have ended: it ran on this machine and no longer exists."""
         own = process_mark(os.getpid())
         here = bool(own) and self.process.rsplit(":", 2)[0] == own.rsplit(":", 2)[0]
         return here and self.pid.isdigit() and process_mark(int(self.pid)) != self.process

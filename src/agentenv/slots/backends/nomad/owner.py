@@ -1,8 +1,9 @@
-"""One owner per job: a lock on a Nomad variable, held by whoever scales, replaces and purges the job's containers.
+"""One owner per job: a lock on a Nomad variable, held by the process that scales, replaces and purges the job's
+containers.
 
-Leases need no owner: the containers arbitrate those. The lock is on ``nomad/jobs/<job>/owner``, never on the job's
-own variable, whose token others read and write. Nomad frees it some 22 s after the holder's last word (twice the
-TTL, and a delay); nobody may have been acting for it by then, so a holder that Nomad has not confirmed for
+Leases need no owner: the containers arbitrate those. The lock is on ``nomad/jobs/<job>/owner``, not on the job's
+own variable, whose token others read and write. Nomad frees it some 22 s after the holder's last renewal (twice the
+TTL, and a delay). By then the old holder must not act any more, so a holder that Nomad has not confirmed for
 ``SURE_S`` stops acting until it is confirmed again.
 """
 
@@ -24,21 +25,21 @@ from agentenv.tasks import finish
 logger = logging.getLogger(__name__)
 
 BEAT_S = 3.0
-"""Between two words of the holder. Each changes the variable, so that others see it live."""
+"""Interval between renewals. Each changes the variable, so that others see the holder is alive."""
 SURE_S = 8.0
-"""After a confirmed word, counted from when it was sent. Less than any TTL Nomad takes (10 s)."""
+"""How long a confirmation is valid, from when its request was sent. Less than any TTL Nomad accepts (10 s)."""
 WATCH_S = 2 * BEAT_S + 1
-"""A holder silent for so long is dead, frozen or cut off."""
+"""A holder silent for this long is dead, frozen or cut off."""
 PATIENCE_S = 45.0
-"""Nomad has freed a dead holder's lock by then."""
+"""By then Nomad has freed a dead holder's lock."""
 LOOK_S = 0.25
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""A laptop's sleep counts."""
+"""Includes time the machine was suspended."""
 
 
 class JobOwner:
-    """The right to change one job. ``acquire``, then it is kept until ``release``. From its making on, ``api`` sends
-    nothing that changes the job unless this holds it."""
+    """The right to change one job. After ``acquire`` it is kept until ``release``. From its creation on, ``api``
+    sends nothing that changes the job unless this holds the right."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class JobOwner:
         on_back: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = lambda: time.clock_gettime(_CLOCK),
     ) -> None:
-        """``on_lost``: somebody else owns the job now; ``on_back``: it is ours again."""
+        """``on_lost``: somebody else owns the job now; ``on_back``: we own it again."""
         self._api = api
         self._on_lost = on_lost
         self._on_back = on_back
@@ -61,24 +62,24 @@ class JobOwner:
         self._keeping: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
         self.lost: JobOwnedError | None = None
-        """Who has it instead of us, since it was ours."""
+        """The job's new owner, since we lost it."""
         api.not_ours = self._why_not
 
     @property
     def holds(self) -> bool:
-        """Whether nobody else can own the job at this moment."""
+        """Whether it is certain that nobody else owns the job at this moment."""
         return self._id is not None and self._clock() < self._sure_until
 
     def _why_not(self) -> str:
-        """Why nothing of the job may be changed at this moment; empty when it may. Any thread may ask."""
+        """Why the job must not be changed at this moment; empty if it may. Thread-safe."""
         return "" if self.holds else str(self.lost or "Nomad has not confirmed for a while that the job is ours")
 
     async def acquire(self, *, wait: bool = True) -> None:
-        """Own the job. A holder that lives is refused for; one that is dead is succeeded, at once when it was a
-        process of this machine; one that is silent is waited for (``wait``), at most ``PATIENCE_S``.
+        """Become the owner. Refused if the holder is alive. A dead holder is replaced, at once if it was a process
+        of this machine; a silent one is waited for (``wait``), at most ``PATIENCE_S``.
 
-        Raises JobOwnedError; ConfigError for a token that may not; SandboxUnavailableError for a Nomad without locks;
-        NomadError.
+        Raises JobOwnedError; ConfigError for a token without permission; SandboxUnavailableError for a Nomad
+        without locks; NomadError.
         """
         loop, watch, job = asyncio.get_running_loop(), Watch(), self._api.settings.job_id
         while not await finish(asyncio.create_task(self._take())):
@@ -99,10 +100,10 @@ class JobOwner:
         self._keeping = asyncio.create_task(self._keep(), name="nomad owner")
 
     async def release(self) -> None:
-        """Let the next one have it. May be repeated; what cannot be told to Nomad expires there."""
+        """Give up the ownership. May be repeated; without an answer from Nomad the lock expires there."""
         self._ending.set()
         if self._keeping is not None:
-            await asyncio.wait({self._keeping})  # a word that Nomad hears after the release would take the lock again
+            await asyncio.wait({self._keeping})  # a renewal that arrives after the release would take the lock again
         held, self._id = self._id, None
         if held is None:
             return
@@ -120,7 +121,7 @@ class JobOwner:
                 return
             try:
                 await self._beat()
-            except (NomadError, AgentEnvError) as error:  # not confirmed: `holds` says so when it matters
+            except (NomadError, AgentEnvError) as error:  # not confirmed: `holds` reports it when it matters
                 logger.info("job %s: Nomad does not confirm that it is ours: %s", self._api.settings.job_id, error)
 
     async def _beat(self) -> None:
@@ -135,7 +136,7 @@ class JobOwner:
             self._on_lost(self.lost)
 
     async def _take(self) -> bool:
-        """Take the lock or keep it, and say so; False when somebody else has it."""
+        """Take or keep the lock, and log it; False when somebody else holds it."""
         sent = self._clock()
         self._beats += 1
         items = {**self._ourselves.items(), "beats": str(self._beats)}
@@ -161,7 +162,7 @@ class JobOwner:
         try:
             await self._api.unlock(found.id)
         except NomadError as error:
-            if error.status != 409:  # another one was quicker
+            if error.status != 409:  # another process was faster
                 raise
 
     def _forbidden(self, error: NomadError) -> ConfigError:
@@ -180,7 +181,7 @@ class JobOwner:
 
 
 class Watch:
-    """What to do about a job's owner, from looks at its lock. Pure."""
+    """Decides about a job's owner from observations of its lock. Pure."""
 
     def __init__(self) -> None:
         self._seen: Lock | None = None
@@ -189,17 +190,17 @@ class Watch:
         self._told = False
 
     def judge(self, found: Lock | None, dead: bool, now: float) -> Literal["succeed", "refuse", "wait", "tell"]:
-        """``dead``: its process is known to have ended. "tell": wait on, and say so, once."""
+        """``dead``: its process is known to have ended. "tell": keep waiting, and log it once."""
         self._began = now if self._began is None else self._began
         if found is None:
-            return "wait"  # it was freed this moment
+            return "wait"  # it has just been freed
         if dead:
             return "succeed"
         before, self._seen = self._seen, found
         if before is None or before.id != found.id:
             self._changed, self._told = now, False
         elif before.index != found.index or now - self._began > PATIENCE_S:
-            return "refuse"  # it has spoken
+            return "refuse"  # it has renewed the lock
         elif now - self._changed > WATCH_S and not self._told:
             self._told = True
             return "tell"

@@ -1,7 +1,7 @@
-"""Nomad's event stream, read by aiohttp: cancellable, and silence is noticed. No decisions.
+"""Nomad's event stream, read with aiohttp: cancellable, and silence is detected. No decisions.
 
-python-nomad reads it in a thread that ends at the next event only, and hides the heartbeats by which
-a living stream is told from a dead one; hence this.
+python-nomad reads it in a thread that ends only at the next event, and hides the heartbeats that distinguish a live
+stream from a dead one.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class EventStream:
         self._server_hostname = settings.tls_server_name if address.startswith("https:") else None
 
     async def lines(self, *, after: int, nodes: bool) -> AsyncGenerator[dict[str, Any], None]:
-        """Events after an index of the cluster's log; the first item, ``{}``, says that it is connected.
+        """Events after an index of the cluster's log; the first item, ``{}``, means that it is connected.
 
-        ``nodes``: those of nodes too, for which the token needs ``node:read``. Raises NomadError when it
-        ends, cannot be had, or is silent for ``SILENT_AFTER_S``.
+        ``nodes``: include events of nodes, for which the token needs ``node:read``. Raises NomadError when the
+        stream ends, is refused, or is silent for ``SILENT_AFTER_S``.
         """
         job = self._settings.job_id
         topics = [f"Allocation:{job}", f"Evaluation:{job}", f"Job:{job}", *(["Node"] if nodes else [])]
@@ -54,7 +54,7 @@ class EventStream:
                 headers=headers,
                 timeout=timeout,
                 server_hostname=self._server_hostname,
-                allow_redirects=False,  # the token is for this address alone
+                allow_redirects=False,  # the token is for this address only
             ) as response:
                 if response.status != 200:
                     raise NomadError(response.status, (await response.text())[:500])
@@ -68,13 +68,13 @@ class EventStream:
 
 
 def open_stream_session(settings: NomadSettings) -> aiohttp.ClientSession:
-    """A session for the stream alone. Raises ConfigError for certificates that cannot be read."""
+    """A session for the stream. Raises ConfigError for certificates that cannot be read."""
     connector = aiohttp.TCPConnector(limit=2, ssl=tls(settings))
     return aiohttp.ClientSession(connector=connector, trust_env=False, read_bufsize=_LINE_BYTES)
 
 
 def tls(settings: NomadSettings) -> ssl.SSLContext:
-    """The same trust as the API's. Raises ConfigError naming the field."""
+    """The same TLS settings as for the API. Raises ConfigError naming the field."""
     field = "ca_cert"
     try:
         context = ssl.create_default_context(cafile=settings.ca_cert)
@@ -90,7 +90,7 @@ def tls(settings: NomadSettings) -> ssl.SSLContext:
 
 
 async def pause(seconds: float, alarm: asyncio.Event) -> None:
-    """Sleep, or until the alarm is set; it is cleared."""
+    """Sleep for a time, or until the event is set; then clear it."""
     try:
         async with asyncio.timeout(seconds):
             await alarm.wait()

@@ -1,4 +1,4 @@
-"""What is to be done and reported, given what Nomad says. Pure: no I/O, no clock of its own.
+"""Decides what to do and report, given Nomad's state. Pure: no I/O, no clock of its own.
 
 Every method returns commands, in order, for :mod:`agentenv.slots.backends.nomad.backend` to perform. Whatever the
 order in which facts and answers arrive, late or twice:
@@ -23,24 +23,24 @@ from agentenv.slots.backends.nomad.explain import end_of, hopeless, placement, s
 from agentenv.slots.backends.nomad.facts import Allocation, Evaluation, Fact, Job, Node, Snapshot
 
 STARTS_AT_ONCE = 32
-"""Containers Nomad is asked for beyond those that serve: a start storm is a ramp."""
+"""Containers requested beyond those that are ready, so that many starts are spread out."""
 STABLE_AFTER_S = 5.0
 """A container that died younger than this counts as a failed start."""
 KICKS = 2
-"""So many failures in a row are followed by a start at once; then Nomad's own growing delays are waited for."""
+"""Number of consecutive failures followed by an immediate start; after that Nomad's own growing delays apply."""
 RETRY_MIN_S, RETRY_MAX_S = 0.5, 30.0
 
 
 @dataclass(frozen=True)
 class ReportEvent:
-    """Tell the pool."""
+    """Report to the pool."""
 
     event: ContainerEvent
 
 
 @dataclass(frozen=True)
 class Handshake:
-    """Shake hands with the server of this allocation; answer with shaken()."""
+    """Do the handshake with the server of this allocation; answer with shaken()."""
 
     container: str
     allocation: Allocation
@@ -48,7 +48,7 @@ class Handshake:
 
 @dataclass(frozen=True)
 class ForgetAllocation:
-    """Drop every errand to this container."""
+    """Cancel every task for this container."""
 
     container: str
 
@@ -72,7 +72,7 @@ class StopAllocation:
 
 @dataclass(frozen=True)
 class Diagnose:
-    """Find out why it did not come to serve (its logs), and report that as StartFailed."""
+    """Find out from its logs why it did not become ready, and report that as StartFailed."""
 
     allocation: Allocation
 
@@ -86,7 +86,7 @@ Command = ReportEvent | Handshake | ForgetAllocation | AwaitEmpty | StopAllocati
 
 
 class Stage(StrEnum):
-    """How far one container has come, as far as the pool was told."""
+    """Progress of one container, as reported to the pool."""
 
     waiting = "waiting"
     shaking = "shaking"
@@ -97,7 +97,7 @@ class Stage(StrEnum):
 
 
 class Where(StrEnum):
-    """What its newest fact says of an allocation."""
+    """State of an allocation according to its newest fact."""
 
     pending = "pending"
     running = "running"
@@ -115,7 +115,7 @@ class _Tracked:
         self.begin(now)
 
     def begin(self, now: float) -> None:
-        """Another container begins in this allocation."""
+        """Another container starts in this allocation."""
         self.container = self.fact.container
         self.stage = Stage.waiting
         self.diagnosed = False
@@ -126,7 +126,7 @@ class _Tracked:
 
 
 class FleetView:
-    """The farm's containers as Nomad's facts and the containers' answers make them out. See the module."""
+    """The farm's containers, derived from Nomad's facts and the containers' answers. See the module."""
 
     def __init__(self, *, start_timeout_s: float) -> None:
         self._start_timeout_s = start_timeout_s
@@ -137,12 +137,12 @@ class FleetView:
         self._verdict = 0
         self.job: Job | None = None
         self.unplaced: StartFailed | None = None
-        """Why containers wait to be placed, when Nomad says so."""
+        """Nomad's reason why containers are not placed."""
 
     # -- what Nomad says ------------------------------------------------------------------------
 
     def update(self, fact: Fact, now: float) -> list[Command]:
-        """A fact from the event stream, or a snapshot."""
+        """Process a fact from the event stream, or a snapshot."""
         match fact:
             case Snapshot():
                 return self._reconcile(fact, now)
@@ -158,7 +158,7 @@ class FleetView:
         return []
 
     def tick(self, now: float) -> list[Command]:
-        """Time has passed: say which containers are late, once per ``start_timeout_s`` each."""
+        """Time has passed: report late containers, once per ``start_timeout_s`` each."""
         commands: list[Command] = []
         for one in self._tracked.values():
             late = one.stage is Stage.waiting and self._where(one.fact) is Where.pending
@@ -170,7 +170,7 @@ class FleetView:
     # -- what the containers answered ------------------------------------------------------------
 
     def shaken(self, container: str, outcome: ContainerHandle | StartFailed, now: float) -> list[Command]:
-        """The outcome of a Handshake. One that comes too late is of no interest."""
+        """Process the outcome of a Handshake. A late one is ignored."""
         one = self._find(container)
         if one is None or one.stage is not Stage.shaking:
             return []
@@ -184,30 +184,32 @@ class FleetView:
         one.stage, one.since = Stage.serving, now
         commands: list[Command] = [ReportEvent(ContainerStarted(outcome))]
         if self.unplaced is not None:
-            commands.append(ReportEvent(self.unplaced))  # a start that succeeded is no news of those still waiting
+            commands.append(ReportEvent(self.unplaced))  # a successful start is not progress of those still waiting
         return commands
 
     def emptied(self, container: str, now: float, *, silent: bool) -> list[Command]:
-        """The outcome of an AwaitEmpty: nothing leased any more, time over, or (``silent``) no answer."""
+        """Process the outcome of an AwaitEmpty: nothing is leased any more, time is over, or (``silent``) there was
+        no answer."""
         one = self._find(container)
         if one is None or one.stage is not Stage.draining:
             return []
         commands: list[Command] = [StopAllocation(one.fact.id, "it is drained")]
         if silent or one.fact.client == "lost":
-            # Nobody will report its end: its node is not there.
+            # Nobody will report its end: its node is gone.
             commands += self._end(one, "it is drained and does not respond" if silent else "it is drained", now)
         return commands
 
     # -- what the pool wants ---------------------------------------------------------------------
 
     def ask(self, goal: int, asked: int | None) -> int:
-        """The count to ask Nomad for, towards ``goal``. Down at once, up as containers come to serve."""
+        """The count to request from Nomad, towards ``goal``. Decreases at once, increases as containers become
+        ready."""
         if asked is not None and goal <= asked:
             return goal
         return min(goal, max(asked or 0, self.serving + STARTS_AT_ONCE))
 
     def allocation_of(self, container: str) -> str | None:
-        """The allocation a container runs in; None when it has ended."""
+        """The allocation a container runs in; None if it has ended."""
         one = self._find(container)
         return one.fact.id if one is not None and one.stage is not Stage.ended else None
 
@@ -220,16 +222,16 @@ class FleetView:
 
     @property
     def serving(self) -> int:
-        """Containers reported started, and not draining."""
+        """Number of containers reported started and not draining."""
         return sum(one.stage is Stage.serving for one in self._tracked.values())
 
     @property
     def alive(self) -> int:
-        """Allocations that have not ended yet, lost ones left out."""
+        """Number of allocations that have not ended, without lost ones."""
         return sum(one.stage is not Stage.ended and one.fact.client != "lost" for one in self._tracked.values())
 
     def stages(self) -> dict[str, Stage]:
-        """Each container that has not ended, and how far it has come."""
+        """Stage of each container that has not ended."""
         return {one.container: one.stage for one in self._tracked.values() if one.stage is not Stage.ended}
 
     def __repr__(self) -> str:
@@ -240,12 +242,12 @@ class FleetView:
     def _reconcile(self, snapshot: Snapshot, now: float) -> list[Command]:
         commands: list[Command] = []
         first = self._index == 0
-        reset = snapshot.index < self._index  # the cluster began anew: nothing of before exists any more
+        reset = snapshot.index < self._index  # the cluster was recreated: nothing from before exists
         for node in snapshot.nodes:
             commands += self._hear_node(node, now)
         for fact in snapshot.allocations:
             if first and fact.id not in self._tracked and self._where(fact) is Where.dead:
-                self._tracked[fact.id] = one = _Tracked(fact, now)  # history, no news
+                self._tracked[fact.id] = one = _Tracked(fact, now)  # already known
                 one.stage = Stage.ended
             commands += self._hear(fact, now, listed=True)
         listed = {fact.id for fact in snapshot.allocations}
@@ -264,7 +266,7 @@ class FleetView:
         one = self._tracked.get(fact.id)
         if one is None:
             if not listed and fact.modify_index <= self._index:
-                return []  # older than a list that did not have it any more
+                return []  # older than a list that no longer contains it
             one = self._tracked[fact.id] = _Tracked(fact, now)
         elif fact.modify_index < one.fact.modify_index:
             return []
@@ -310,7 +312,7 @@ class FleetView:
         return "Nomad migrates its allocation" if fact.migrating else "Nomad stops its allocation"
 
     def _end(self, one: _Tracked, reason: str, now: float) -> list[Command]:
-        """Its container is no more. Nothing happens when that is known."""
+        """Its container has ended. No effect when that is known."""
         before, one.stage = one.stage, Stage.ended
         if before is Stage.ended:
             return []
@@ -337,14 +339,14 @@ class FleetView:
             return Where.leaving
         if fact.client == "running" and fact.task_state == "running":
             return Where.running
-        return Where.pending  # also "unknown": its node is out of touch, which is not its end
+        return Where.pending  # also "unknown": its node is out of contact, which is not its end
 
     def _hear_node(self, fact: Node, now: float) -> list[Command]:
         known = self._nodes.get(fact.id)
         if known is not None and fact.modify_index < known.modify_index:
             return []
         if known is not None and known.draining and fact.draining and fact.drain_s is None:
-            fact = replace(fact, drain_s=known.drain_s)  # lists leave it out
+            fact = replace(fact, drain_s=known.drain_s)  # lists omit it
         self._nodes[fact.id] = fact
         if fact.draining == (known is not None and known.draining):
             return []
