@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from agentenv.agent.session_observations import SESSION_TOOL_NAMES
+from agentenv.agent.observations import SESSION_TOOL_NAMES
 from agentenv.agent.transcript import GroupRecord, ToolRecord
 from agentenv.cli.output import err, out
 from agentenv.config import debug

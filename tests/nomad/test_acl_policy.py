@@ -18,8 +18,7 @@ from agentenv import shipped
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.dev.agent import AgentPlace, Ports, Role, local_config
 from agentenv.errors import ConfigError
-from agentenv.farm.nomad import NomadFarm
-from agentenv.farm.nomad_api import OperatorApi
+from agentenv.farm.nomad import NomadFarm, OperatorApi
 from agentenv.farm.view import Census
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.explain import NomadError

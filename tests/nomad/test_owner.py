@@ -19,8 +19,7 @@ import pytest
 
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ConfigError, JobOwnedError
-from agentenv.farm.nomad import NomadFarm
-from agentenv.farm.nomad_api import OperatorApi
+from agentenv.farm.nomad import NomadFarm, OperatorApi
 from agentenv.slots.backends.base import ContainerStarted
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.holder import Holder

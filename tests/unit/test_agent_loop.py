@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from agentenv.agent.loop import AgentLoop, as_history, requested_calls
-from agentenv.agent.prompts import opening
 from agentenv.agent.protocols import Completion, ContextOverflow
-from agentenv.agent.settings import AgentSettings
+from agentenv.agent.settings import AgentSettings, opening
 from agentenv.agent.timeline import Timeline
 from agentenv.errors import CallLostError, ConfigError, ContainerLostError
 from agentenv.wire.calls import CallResult

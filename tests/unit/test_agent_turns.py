@@ -9,9 +9,8 @@ import pytest
 from agentenv.agent.context_budget import HEAD_BYTES, ContextBudget, shorten
 from agentenv.agent.loop import AgentLoop
 from agentenv.agent.models.openai import completion_of
-from agentenv.agent.prompts import opening
 from agentenv.agent.protocols import Completion, ContextOverflow, opened
-from agentenv.agent.settings import AgentSettings
+from agentenv.agent.settings import AgentSettings, opening
 from tests.unit.agent_stubs import TOOLS, StubModel, StubSession, calling, echo, ok, saying
 
 START = opening("system", "task")

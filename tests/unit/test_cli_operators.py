@@ -12,8 +12,8 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from agentenv.cli.app import app
-from agentenv.cli.arrival import Arrival
-from agentenv.cli.format import count_of, duration, mib, short
+from agentenv.cli.output import count_of, duration, mib, short
+from agentenv.cli.progress import Arrival
 from agentenv.cli.status import shown
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError, SandboxUnavailableError

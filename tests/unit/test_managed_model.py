@@ -16,8 +16,8 @@ from atroposlib.envs.server_handling.managed_server import DummyManagedServer
 from agentenv.agent.models.chat_template import ChatRenderer
 from agentenv.agent.models.managed import ManagedModel, PromptTokenizer
 from agentenv.agent.parsers import parser_named
-from agentenv.agent.prompts import opening
 from agentenv.agent.protocols import ContextOverflow
+from agentenv.agent.settings import opening
 from agentenv.agent.token_sequences import TokenSequence, sequence_of
 from agentenv.errors import ModelServerError
 from agentenv.tools.catalog import ToolCatalog

@@ -10,7 +10,7 @@ import pytest
 
 from agentenv.agent.models.chat_template import ChatRenderer
 from agentenv.agent.parsers import parser_named
-from agentenv.agent.prompts import opening
+from agentenv.agent.settings import opening
 from agentenv.errors import ConfigError
 from agentenv.testing.tokenizer import CHAT_TEMPLATE
 from agentenv.tools.catalog import ToolCatalog

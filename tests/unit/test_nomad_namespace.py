@@ -10,9 +10,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from agentenv.config import ContainerSettings, NomadSettings
-from agentenv.farm.nomad_api import OperatorApi, follow_log
+from agentenv.farm.nomad import OperatorApi, follow_log
+from agentenv.slots.backends.nomad.api import EventStream, open_stream_session
 from agentenv.slots.backends.nomad.job import job_text, job_variables
-from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session
 
 ID = "0" * 8
 JOB = {"ID": "farm", "ModifyIndex": 1, "TaskGroups": []}

@@ -12,11 +12,11 @@ from aiohttp.test_utils import TestServer
 
 from agentenv.config import NomadSettings
 from agentenv.slots.backends.nomad import count, follow
+from agentenv.slots.backends.nomad.api import EventStream, open_stream_session
 from agentenv.slots.backends.nomad.count import CountKeeper
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.facts import Fact, Job, Snapshot
 from agentenv.slots.backends.nomad.follow import Follower
-from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session
 from agentenv.slots.backends.nomad.view import FleetView
 from tests.waiting import until
 
@@ -193,7 +193,7 @@ async def test_what_is_not_understood_ends_neither_the_stream_nor_the_lists(capl
 
 async def test_a_stream_that_is_silent_for_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats keep it; without them it would be waited for for ever where no packet says that the server is gone."""
-    monkeypatch.setattr("agentenv.slots.backends.nomad.stream.SILENT_AFTER_S", 1.0)
+    monkeypatch.setattr("agentenv.slots.backends.nomad.api.SILENT_AFTER_S", 1.0)
 
     async def stream(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()

@@ -19,10 +19,9 @@ import pytest
 
 from agentenv.config import NomadSettings
 from agentenv.errors import ConfigError
-from agentenv.farm.nomad_api import follow_log
-from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.farm.nomad import follow_log
+from agentenv.slots.backends.nomad.api import EventStream, NomadApi, open_stream_session
 from agentenv.slots.backends.nomad.explain import NomadError
-from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session
 
 TLS = Path(__file__).parent / "nomad_tls"
 ALL = {

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from agentenv.sessions.head_tail import seam
+from agentenv.sessions.head_tail import Rolling, seam
 from agentenv.sessions.output_window import OutputWindow
-from agentenv.sessions.rolling import Rolling
 from agentenv.sessions.slot_sessions import SlotSessions
 from agentenv.sessions.terminal import Terminal
 from agentenv.sessions.unread import Unread

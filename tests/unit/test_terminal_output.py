@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.sessions.head_tail import HeadTail, seam
+from agentenv.sessions.head_tail import HeadTail, Rolling, seam
 from agentenv.sessions.output_window import MAX_MARKER_BYTES, OutputWindow
-from agentenv.sessions.rolling import Rolling
 from agentenv.sessions.shell_protocol import marker_line
 from agentenv.sessions.unread import Unread
 from agentenv.slots.backends.fake_sessions import FakeHost

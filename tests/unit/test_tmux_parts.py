@@ -14,15 +14,20 @@ from agentenv.errors import InvalidArgumentsError
 from agentenv.sessions.asciicast import MAX_UNTAKEN_BYTES, Recorder, recordings
 from agentenv.sessions.keys import key_bytes
 from agentenv.sessions.tmux_control import (
+    CHUNK_CHARS,
     MAX_BLOCK_BYTES,
     MAX_BLOCK_LINES,
     Answer,
     ControlParser,
     Noticed,
     Printed,
+    difference,
+    pressing,
+    quoted,
+    trimmed,
+    typing,
     unescaped,
 )
-from agentenv.sessions.tmux_text import CHUNK_CHARS, difference, pressing, quoted, trimmed, typing
 
 SAID = (
     b"%begin 17 260 0\n%end 17 260 0\n%session-changed $0 tt\n"

@@ -7,8 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from agentenv.agent.observations import cut_middle
-from agentenv.agent.session_observations import SESSION_TOOL_NAMES
+from agentenv.agent.observations import SESSION_TOOL_NAMES, cut_middle
 from agentenv.agent.transcript import ToolRecord, Transcript
 
 KEPT_VALUES = 10_000

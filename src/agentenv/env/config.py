@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from agentenv.agent.parsers import PARSERS, parser_named
-from agentenv.agent.prompts import SYSTEM_PROMPT
-from agentenv.agent.settings import AgentSettings
+from agentenv.agent.settings import SYSTEM_PROMPT, AgentSettings
 from agentenv.config import ContainerSettings, Driver, ExecutorSettings, NomadSettings, PoolSettings, explain
 from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution

@@ -28,9 +28,8 @@ from tenacity import RetryError
 
 from agentenv.agent.alone import run_alone
 from agentenv.agent.datasets import load_items
-from agentenv.agent.evaluation import summary
 from agentenv.agent.generate import ProcessRun
-from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group
+from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group, summary
 from agentenv.agent.hooks import call_hook
 from agentenv.agent.jsonable import item_id
 from agentenv.agent.loop import AgentResult

@@ -14,8 +14,7 @@ from agentenv.config import NomadSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.http import open_session
 from agentenv.errors import AgentEnvError
-from agentenv.farm.nomad import NomadFarm, owned
-from agentenv.farm.nomad_api import OperatorApi
+from agentenv.farm.nomad import NomadFarm, OperatorApi, owned
 from agentenv.farm.orphans import JobFacts, Orphan, is_sandbox, judge_job
 from agentenv.locks import is_locked
 from agentenv.slots.backends.nomad.api import KEPT

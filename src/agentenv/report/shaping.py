@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentenv.agent.observations import RENDERERS, content_shown
-from agentenv.agent.session_observations import SESSION_TOOL_NAMES, session_standing
+from agentenv.agent.observations import RENDERERS, SESSION_TOOL_NAMES, content_shown, session_standing
 from agentenv.agent.tmux_recordings import recordings_of
 from agentenv.agent.transcript import GroupRecord, Phase, Step, ToolRecord, Transcript
 

@@ -34,8 +34,7 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.container_link import ContainerLink, RequestLimits, Stale
-from agentenv.slots.health import Verdict
+from agentenv.slots.container_link import ContainerLink, RequestLimits, Stale, Verdict
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
 from agentenv.slots.pool_errors import check_arguments, timeout_error, unavailable_error

@@ -15,8 +15,7 @@ from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
 from agentenv.sandbox.server.process import SlotIo, memory_file
 from agentenv.sandbox.server.tools.bash import WORKSPACE
 from agentenv.sandbox.slotagent.protocol import ANSWERS, SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage, spawn_payload
-from agentenv.sessions.host import Program, ProgramEvents
-from agentenv.sessions.ptys import set_size
+from agentenv.sessions.host import Program, ProgramEvents, set_size
 
 _ANSWERS, _SCRIPT_FD, _STDIN, _TERMINAL = int(ANSWERS), int(SCRIPT_FD), int(STDIN), int(TERMINAL)
 TMUX_SOCKET = "/tmp/tmux.agentenv"  # noqa: S108 (the slot's own /tmp)

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from agentenv.sessions.host import Program, ProgramEvents
-from agentenv.sessions.ptys import set_size
+from agentenv.sessions.host import Program, ProgramEvents, set_size
 from agentenv.sessions.slot_sessions import SlotSessions
 
 _REAP_S = 10.0

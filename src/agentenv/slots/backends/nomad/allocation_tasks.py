@@ -21,7 +21,7 @@ from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError, slow_start, start_failure
 from agentenv.slots.backends.nomad.facts import Allocation
-from agentenv.slots.health import Silence, Verdict
+from agentenv.slots.container_link import Silence, Verdict
 from agentenv.tasks import TaskSet
 from agentenv.wire.states import SlotState
 

@@ -23,14 +23,13 @@ from agentenv.errors import ConfigError, JobOwnedError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerEvent, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad import facts
 from agentenv.slots.backends.nomad.allocation_tasks import Errands
-from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.slots.backends.nomad.api import EventStream, NomadApi, open_stream_session
 from agentenv.slots.backends.nomad.count import CountKeeper
 from agentenv.slots.backends.nomad.ending import end_job
 from agentenv.slots.backends.nomad.explain import NomadError, opening_error
 from agentenv.slots.backends.nomad.follow import Follower, Following
 from agentenv.slots.backends.nomad.job import JobShape, check_shape, check_standing, job_text, job_variables
 from agentenv.slots.backends.nomad.owner import JobOwner
-from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session
 from agentenv.slots.backends.nomad.view import (
     AwaitEmpty,
     Command,
