@@ -16,8 +16,8 @@ from aiohttp import web
 from playwright.async_api import Error, TimeoutError
 
 from agentenv.api.assembly import tool_server
-from agentenv.api.browser import gone_to
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.web.browser import gone_to
 from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import CallScope
 from tests.integration.web_of_tests import Web, allowing, redirecting

@@ -13,10 +13,10 @@ import pytest
 
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.api.assembly import tool_server
-from agentenv.api.serve import served
-from agentenv.api.settings import ToolServerSettings
-from agentenv.api.tool import ExternalTool
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.tool_server.serve import served
+from agentenv.api.tool_server.settings import ToolServerSettings
+from agentenv.api.tool_server.tool import ExternalTool
 from agentenv.errors import ConfigError, ConnectionLostError
 from agentenv.testing import Call, Reply, Turn
 from examples.toolserver_smoke.__main__ import play

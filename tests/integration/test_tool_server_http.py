@@ -19,9 +19,9 @@ import pytest
 from starlette.datastructures import URL
 from starlette.requests import Request
 
-from agentenv.api.inprocess import InProcessTools
-from agentenv.api.serve import served
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.tool_server.inprocess import InProcessTools
+from agentenv.api.tool_server.serve import served
 from agentenv.errors import (
     AcquireTimeoutError,
     CallLostError,
@@ -321,7 +321,7 @@ async def test_a_port_in_use_is_a_setting(counted: Counted) -> None:
 # -- the command ---------------------------------------------------------------------------------------
 
 TOOL = '''
-from agentenv.api.tool import ToolRun, tool
+from agentenv.api.tool_server.tool import ToolRun, tool
 
 
 @tool(secrets=("vault",))

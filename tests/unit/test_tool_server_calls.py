@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from agentenv.api.settings import ToolLimits, ToolServerSettings
-from agentenv.api.tool import ExternalTool, ToolFailure, ToolRun, tool
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.tool_server.settings import ToolLimits, ToolServerSettings
+from agentenv.api.tool_server.tool import ExternalTool, ToolFailure, ToolRun, tool
 from agentenv.errors import (
     AcquireTimeoutError,
     CallLostError,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from agentenv.api.cassette import Cassette, Recording, file_name, key_of
-from agentenv.api.secrets import Secrets
-from agentenv.api.tool import ExternalTool, ToolFailure, ToolRun, external_tool, tool
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.cassette import Cassette, Recording, file_name, key_of
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.tool_server.secrets import Secrets
+from agentenv.api.tool_server.tool import ExternalTool, ToolFailure, ToolRun, external_tool, tool
 from agentenv.errors import InfraError, InvalidArgumentsError, PolicyRefusalError, ToolCallError
 from tests.unit.tool_server_box import Counted, ask, lines, member, taping
 from tests.waiting import until

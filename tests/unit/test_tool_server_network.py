@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp.resolver import ThreadedResolver
 
-from agentenv.api.network import AllowList, GuardedResolver
-from agentenv.api.secrets import Secrets
-from agentenv.api.settings import AllowRule
+from agentenv.api.tool_server.secrets import Secrets
+from agentenv.api.tool_server.settings import AllowRule
+from agentenv.api.web.network import AllowList, GuardedResolver
 from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentenv.api.readable import readable
+from agentenv.api.web.readable import readable
 
 PAGE = """<!doctype html><html><head><title> The  title </title><style>p { color: red }</style></head><body>
 <nav><a href="/home">Home</a></nav><header><h2>Site</h2></header>

@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 import pytest
 
-from agentenv.api.secrets import Secrets
-from agentenv.api.settings import ToolServerSettings
-from agentenv.api.tool import ToolFailure, ToolRun, tool
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.tool_server.secrets import Secrets
+from agentenv.api.tool_server.settings import ToolServerSettings
+from agentenv.api.tool_server.tool import ToolFailure, ToolRun, tool
 from agentenv.errors import ConfigError, PolicyRefusalError
 from tests.unit.tool_server_box import Counted, ask, lines
 

@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from agentenv.api.assembly import tool_server, tools_of_module
-from agentenv.api.auth import authorized, read_token, token_from
-from agentenv.api.search import DIALECTS
-from agentenv.api.settings import SearchSettings, ToolServerSettings
+from agentenv.api.tool_server.auth import authorized, read_token, token_from
+from agentenv.api.tool_server.settings import SearchSettings, ToolServerSettings
+from agentenv.api.web.search import DIALECTS
 from agentenv.env.config import AgentFields
 from agentenv.env.tools import default_tool_server, token_of
 from agentenv.errors import ConfigError
@@ -108,7 +108,7 @@ def test_what_nobody_configured_says_so() -> None:
 
 def test_ones_own_modules_are_served(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
-        "from agentenv.api.tool import tool\n\n\n@tool()\nasync def hello(name: str) -> str:\n"
+        "from agentenv.api.tool_server.tool import tool\n\n\n@tool()\nasync def hello(name: str) -> str:\n"
         "    'Greet.'\n    return f'hello {name}'\n"
     )
     settings = written(tmp_path, 'modules = ["mine.py"]\nbuiltin_tools = false')

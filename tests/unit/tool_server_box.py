@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentenv.api.settings import CassetteSettings, ToolServerSettings
-from agentenv.api.tool import ExternalTool, external_tool
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.tool_server.settings import CassetteSettings, ToolServerSettings
+from agentenv.api.tool_server.tool import ExternalTool, external_tool
 from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import CallScope, ToolCallRequest
 

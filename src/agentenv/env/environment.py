@@ -57,7 +57,7 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 
 if TYPE_CHECKING:
-    from agentenv.api.tool_server import ToolServer
+    from agentenv.api.tool_server.core import ToolServer
 
 logger = logging.getLogger(__name__)
 

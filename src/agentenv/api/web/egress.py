@@ -16,7 +16,7 @@ import secrets
 from types import TracebackType
 from typing import Final, Self
 
-from agentenv.api.network import AllowList, parsed_url
+from agentenv.api.web.network import AllowList, parsed_url
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
 
 logger = logging.getLogger(__name__)

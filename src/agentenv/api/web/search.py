@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final, Protocol, Self
 import aiohttp
 from pydantic import BaseModel, Field
 
-from agentenv.api.secrets import Secrets
-from agentenv.api.settings import SearchDialect, SearchSettings
-from agentenv.api.tool import ExternalTool, external_tool
+from agentenv.api.tool_server.secrets import Secrets
+from agentenv.api.tool_server.settings import SearchDialect, SearchSettings
+from agentenv.api.tool_server.tool import ExternalTool, external_tool
 from agentenv.backoff import pause_s
 from agentenv.errors import ConnectionLostError, InfraError, PoolClosedError
 

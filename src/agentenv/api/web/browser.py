@@ -18,10 +18,10 @@ from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import TimeoutError as PlaywrightTimeoutError
 from pydantic import Field
 
-from agentenv.api.egress import REFUSED_HEADER, EgressProxy
-from agentenv.api.network import AllowList
-from agentenv.api.settings import BrowserSettings
-from agentenv.api.tool import ExternalTool, ToolFailure, ToolRun, external_tool
+from agentenv.api.tool_server.settings import BrowserSettings
+from agentenv.api.tool_server.tool import ExternalTool, ToolFailure, ToolRun, external_tool
+from agentenv.api.web.egress import REFUSED_HEADER, EgressProxy
+from agentenv.api.web.network import AllowList
 from agentenv.config import launch_environment
 from agentenv.errors import AcquireTimeoutError, CallLostError, PolicyRefusalError, SandboxUnavailableError
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import uvicorn
 
-from agentenv.api.tool_app import tool_app
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.app import tool_app
+from agentenv.api.tool_server.core import ToolServer
 from agentenv.config import cannot_listen
 from agentenv.errors import InfraError
 

@@ -11,9 +11,9 @@ from typing import Final, Literal, Self
 import aiohttp
 from yarl import URL
 
-from agentenv.api.network import AllowList, GuardedResolver
-from agentenv.api.settings import NetworkSettings
-from agentenv.api.tool import ToolFailure
+from agentenv.api.tool_server.settings import NetworkSettings
+from agentenv.api.tool_server.tool import ToolFailure
+from agentenv.api.web.network import AllowList, GuardedResolver
 from agentenv.errors import PoolClosedError
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter
 
-from agentenv.api.audit import AuditLog
-from agentenv.api.budget import Budgets
-from agentenv.api.cassette import Cassette, Recording, file_name, key_of
-from agentenv.api.secrets import Secrets
-from agentenv.api.settings import ToolServerSettings
-from agentenv.api.tool import ExternalTool, ToolFailure, ToolRun
+from agentenv.api.tool_server.audit import AuditLog
+from agentenv.api.tool_server.budget import Budgets
+from agentenv.api.tool_server.cassette import Cassette, Recording, file_name, key_of
+from agentenv.api.tool_server.secrets import Secrets
+from agentenv.api.tool_server.settings import ToolServerSettings
+from agentenv.api.tool_server.tool import ExternalTool, ToolFailure, ToolRun
 from agentenv.errors import AgentEnvError, InfraError, PolicyRefusalError, ToolCallError, from_wire
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult

@@ -1,6 +1,6 @@
 """The tool server itself, without HTTP: takes requests, remembers replies, runs tools.
 
-The handling of one call is in :mod:`agentenv.api.tool_call`; HTTP is in :mod:`agentenv.api.tool_app`.
+The handling of one call is in :mod:`agentenv.api.tool_server.calls`; HTTP is in :mod:`agentenv.api.tool_server.app`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from agentenv._version import __version__
-from agentenv.api.audit import AuditLog
-from agentenv.api.secrets import Secrets
-from agentenv.api.settings import ToolServerSettings
-from agentenv.api.tool import ExternalTool
-from agentenv.api.tool_call import CallRunner, TrajectoryState
+from agentenv.api.tool_server.audit import AuditLog
+from agentenv.api.tool_server.calls import CallRunner, TrajectoryState
+from agentenv.api.tool_server.secrets import Secrets
+from agentenv.api.tool_server.settings import ToolServerSettings
+from agentenv.api.tool_server.tool import ExternalTool
 from agentenv.errors import CallLostError, ConfigError, PoolClosedError
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.schema import closest, parameters_schema

@@ -10,9 +10,9 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field
 
-from agentenv.api.fetch import Page, WebFetcher
-from agentenv.api.readable import Readable
-from agentenv.api.tool import ExternalTool, ToolFailure, external_tool
+from agentenv.api.tool_server.tool import ExternalTool, ToolFailure, external_tool
+from agentenv.api.web.fetch import Page, WebFetcher
+from agentenv.api.web.readable import Readable
 from agentenv.config import launch_environment
 
 _READING_S: Final = 20.0
@@ -97,7 +97,7 @@ async def _read_apart(page: Page) -> Readable:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "agentenv.api.readable",
+        "agentenv.api.web.readable",
         page.url,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
 from agentenv.executor.toolserver_client import settled, too_large
 from agentenv.tools.remote import remote_spec
 from agentenv.tools.spec import ToolSpec

@@ -174,7 +174,7 @@ class ToolServerSettings(Settings):
 
     def secret_values(self) -> dict[str, str]:
         """Read every declared secret now. Raises ConfigError naming the one that cannot be read."""
-        from agentenv.api.secrets import read_secret
+        from agentenv.api.tool_server.secrets import read_secret
 
         found: dict[str, str] = {}
         for name, source in self.secrets.items():

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from agentenv.api.escapes import Reading
+from agentenv.api.tool_server.escapes import Reading
 from agentenv.errors import ConfigError
 
 _SHORTEST: Final = 6

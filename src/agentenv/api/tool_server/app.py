@@ -10,8 +10,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
 from agentenv._version import __version__
-from agentenv.api.auth import authorized
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.auth import authorized
+from agentenv.api.tool_server.core import ToolServer
 from agentenv.errors import AgentEnvError, CallLostError, PoolClosedError
 from agentenv.wire.server import ErrorReply, Health
 from agentenv.wire.toolserver import MAX_REQUEST_BYTES, CancelCalls, Done, EndTrajectory, ToolCallRequest

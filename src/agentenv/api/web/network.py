@@ -17,8 +17,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.resolver import ThreadedResolver
 from yarl import URL
 
-from agentenv.api.secrets import Secrets
-from agentenv.api.settings import AllowRule
+from agentenv.api.tool_server.secrets import Secrets
+from agentenv.api.tool_server.settings import AllowRule
 from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalError
 from agentenv.tools.schema import shown
 

@@ -1,6 +1,6 @@
 """Converts a web page to Markdown for a model: its main part with links, without scripts and navigation.
 
-``python -m agentenv.api.readable`` runs it as a process: HTML on stdin, JSON on stdout. A malicious page may take
+``python -m agentenv.api.web.readable`` runs it as a process: HTML on stdin, JSON on stdout. A malicious page may take
 minutes or gigabytes to parse; a process can be killed, and has no secrets.
 """
 
@@ -93,7 +93,7 @@ def _markdown(part: Tag) -> str:
 
 
 def main() -> None:
-    """``python -m agentenv.api.readable URL``: one page from stdin."""
+    """``python -m agentenv.api.web.readable URL``: one page from stdin."""
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY_BYTES, _MOST_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S))
     html = sys.stdin.buffer.read().decode("utf-8", "replace")
