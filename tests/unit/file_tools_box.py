@@ -19,6 +19,7 @@ import pytest
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.tools.files import FileOutcome, run_file_tool
 from agentenv.sandbox.server.tools.runner import Finished
+from agentenv.sandbox.slot_paths import SlotPaths
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, ReadFileReply, WriteFileReply
 
@@ -73,10 +74,11 @@ class Box:
         program = top / "slotfiles"
         shutil.copy(ensure_built().files, program)  # a checkout may be where the other user cannot go
         self.program = (str(program), str(self.path))
+        self.paths = SlotPaths(workspace=str(self.path), files=str(program))
         self.runner = LocalRunner()
 
     async def call(self, tool: str, **arguments: Any) -> FileOutcome:
-        done = await run_file_tool(tool, arguments, self.runner, program=self.program)
+        done = await run_file_tool(tool, arguments, self.runner, paths=self.paths)
         if not done.raw:
             return done
         assert done.content is not None

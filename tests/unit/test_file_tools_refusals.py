@@ -42,12 +42,12 @@ from tests.unit.file_tools_box import Box, FixedRunner, box_fixture  # noqa: F40
 )
 async def test_wrong_arguments_are_refused(box: Box, tool: str, arguments: Mapping[str, Any]) -> None:
     with pytest.raises(InvalidArgumentsError):
-        await run_file_tool(tool, arguments, box.runner, program=box.program)
+        await run_file_tool(tool, arguments, box.runner, paths=box.paths)
 
 
 async def test_an_unknown_tool_is_refused(box: Box) -> None:
     with pytest.raises(UnknownToolError):
-        await run_file_tool("chmod_file", {}, box.runner, program=box.program)
+        await run_file_tool("chmod_file", {}, box.runner, paths=box.paths)
 
 
 def _record(kind: bytes, path: bytes = b"", *, size: int = 0, mode: int = 0o644) -> bytes:

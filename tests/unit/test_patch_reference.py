@@ -14,6 +14,7 @@ import pytest
 
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sandbox.server.tools.files import run_file_tool
+from agentenv.sandbox.slot_paths import SlotPaths
 from agentenv.wire.tools import PatchArguments, PatchReply
 from tests.unit.file_tools_box import UID, LocalRunner
 from tests.unit.patch_reference.plan import Held, PatchFailedError, planned
@@ -100,7 +101,7 @@ async def by_slotfiles(tree: Tree, asked: PatchArguments, root: Path, program: s
             os.chown(file, UID, UID)
             os.chown(file.parent, UID, UID)
     try:
-        done = await run_file_tool("patch", asked, LocalRunner(), program=(program, str(root)))
+        done = await run_file_tool("patch", asked, LocalRunner(), paths=SlotPaths(workspace=str(root), files=program))
         words = done.content.model_dump_json() if isinstance(done.content, PatchReply) else done.stderr
     except InvalidArgumentsError as error:
         words = str(error)

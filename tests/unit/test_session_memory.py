@@ -16,8 +16,8 @@ from agentenv.sessions.output_window import OutputWindow
 from agentenv.sessions.slot_sessions import SlotSessions
 from agentenv.sessions.terminal import Terminal
 from agentenv.sessions.unread import Unread
-from agentenv.slots.backends.fake_sessions import FakeSessions
 from agentenv.wire.sessions import ProcessArguments, TerminalArguments
+from tests.unit.session_box import BoxSessions
 
 MIB = 1024 * 1024
 ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -81,8 +81,8 @@ def _reachable_budget(sessions: SlotSessions) -> Unread:
     return found
 
 
-async def _with_unread_output(workspace: Path, count: int) -> tuple[FakeSessions, Unread]:
-    sessions = FakeSessions(workspace, ENV, MIB)
+async def _with_unread_output(workspace: Path, count: int) -> tuple[BoxSessions, Unread]:
+    sessions = BoxSessions(workspace, ENV, MIB)
     loop = asyncio.get_running_loop()
 
     async def start(number: int) -> None:

@@ -14,7 +14,7 @@ from agentenv.sessions.head_tail import HeadTail, Rolling, seam
 from agentenv.sessions.output_window import MAX_MARKER_BYTES, OutputWindow
 from agentenv.sessions.shell_protocol import marker_line
 from agentenv.sessions.unread import Unread
-from agentenv.slots.backends.fake_sessions import FakeHost
+from tests.unit.session_box import BoxHost
 
 NONCE = "0123456789abcdef"
 MARKER = f"bash: /{NONCE}: No such file or directory\r\n".encode()
@@ -24,7 +24,7 @@ class Wired:
     """A tap on a pipe."""
 
     def __init__(self, *, terminal: bool, cap_bytes: int = 1000) -> None:
-        self.host = FakeHost(Path("/"), {})
+        self.host = BoxHost(Path("/"), {})
         read, self.write_fd = os.pipe()
         self.marked = 0
         self.tap = OutputWindow(self.host, read, cap_bytes, lambda: None, terminal=terminal, unread=Unread())
