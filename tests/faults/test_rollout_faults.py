@@ -14,7 +14,7 @@ import pytest
 from agentenv.agent.transcript import GroupRecord
 from agentenv.errors import ContainerLostError
 from agentenv.testing import Call, Failure, Reply, ScriptedPolicy
-from tests.unit.env_stubs import SOLVE, WRITE, AnswerEnv, all_free, environment, server_of, settings
+from tests.unit.env.env_stubs import SOLVE, WRITE, AnswerEnv, all_free, environment, server_of, settings
 from tests.waiting import until
 
 WAIT = Reply("", (Call("bash", {"command": "sleep 0.6; echo waited"}),))

@@ -17,7 +17,7 @@ import pytest
 
 from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply, ScriptedPolicy, build_tokenizer
-from tests.unit.env_stubs import IDLE, SOLVE
+from tests.unit.env.env_stubs import IDLE, SOLVE
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)  # each starts processes that import atropos, which takes long on a loaded machine

@@ -13,7 +13,7 @@ import pytest
 from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply, ScriptedPolicy
 from tests.integration.test_env_commands import FOREVER, flags, running
-from tests.unit.env_stubs import IDLE, SOLVE, WRITE, AnswerEnv, environment
+from tests.unit.env.env_stubs import IDLE, SOLVE, WRITE, AnswerEnv, environment
 from tests.waiting import until
 
 LOCAL: dict[str, Any] = {"tool_pool_mode": "local", "max_containers": 1, "slots_per_container": 3}

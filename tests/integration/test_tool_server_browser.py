@@ -21,7 +21,7 @@ from agentenv.api.web.browser import gone_to
 from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import CallScope
 from tests.integration.web_of_tests import Web, allowing, redirecting
-from tests.unit.tool_server_box import ask, member
+from tests.unit.api.tool_server_box import ask, member
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)

@@ -21,8 +21,8 @@ from agentenv.errors import ConfigError, ConnectionLostError
 from agentenv.testing import Call, Reply, Turn
 from examples.toolserver_smoke.__main__ import play
 from tests.integration.web_of_tests import Web, allowing
-from tests.unit.env_stubs import AnswerEnv, environment
-from tests.unit.tool_server_box import Counted, lines
+from tests.unit.api.tool_server_box import Counted, lines
+from tests.unit.env.env_stubs import AnswerEnv, environment
 
 TOKEN = "a-token-for-these-tests"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tool-server.md"

@@ -36,7 +36,7 @@ from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import MAX_REQUEST_BYTES, CallScope
 from tests.faults.proxy import Proxy
 from tests.integration.web_of_tests import Web, answering
-from tests.unit.tool_server_box import Counted
+from tests.unit.api.tool_server_box import Counted
 from tests.waiting import until
 
 TOKEN = "a-token-for-these-tests"

@@ -16,7 +16,7 @@ from agentenv.api.tool_server.settings import ToolServerSettings
 from agentenv.api.web.search import SearchResult
 from agentenv.wire.calls import CallResult
 from tests.integration.web_of_tests import Web, allowing, answering, bomb, echo, flood, redirecting, saying, silence
-from tests.unit.tool_server_box import ask, lines, member, taping
+from tests.unit.api.tool_server_box import ask, lines, member, taping
 
 KEY = "the-key-of-the-provider"
 
