@@ -115,7 +115,7 @@ async def test_a_tool_that_breaks_is_never_shown_or_scored_nor_a_free_retry(tmp_
     assert group is None
     (transcript,) = records(tmp_path)[0].trajectories
     assert (transcript.attempt, transcript.fault, transcript.score) == (1, "infra", None)
-    assert "the tool ask broke" in transcript.error
+    assert "the tool ask failed" in transcript.error
     assert "provider is down" not in json.dumps(transcript.messages)
 
 
@@ -195,7 +195,7 @@ async def test_a_tool_server_that_is_not_there_is_named(tmp_path: Path, monkeypa
             async with environment(AnswerEnv, tmp_path, tool_server_url=url, tool_server_token="x" * 20):
                 pass
     monkeypatch.setattr("agentenv.executor.toolserver_client._FIRST_PAUSE_S", 40.0)
-    with pytest.raises(ConnectionLostError, match="out of reach"):
+    with pytest.raises(ConnectionLostError, match="unreachable"):
         async with environment(AnswerEnv, tmp_path, tool_server_url=url, tool_server_token=TOKEN):
             pass
 
