@@ -194,7 +194,8 @@ async def test_a_tool_server_that_is_not_there_is_named(tmp_path: Path, monkeypa
         with pytest.raises(ConfigError, match="tool_server_token"):
             async with environment(AnswerEnv, tmp_path, tool_server_url=url, tool_server_token="x" * 20):
                 pass
-    monkeypatch.setattr("agentenv.executor.toolserver_client._FIRST_PAUSE_S", 40.0)
+    for pause in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
+        monkeypatch.setattr(f"agentenv.executor.toolserver_client.{pause}", 40.0)
     with pytest.raises(ConnectionLostError, match="unreachable"):
         async with environment(AnswerEnv, tmp_path, tool_server_url=url, tool_server_token=TOKEN):
             pass

@@ -366,7 +366,7 @@ async def test_the_command_serves_until_it_is_ended(tmp_path: Path) -> None:
             await process.wait()
     assert result.content == {"length": "22", "value": "[secret:vault]"}
     assert process.returncode == 128 + signal.SIGTERM
-    assert b"ended by SIGTERM" in errors
+    assert b"interrupted by SIGTERM" in errors
     assert "the-value" not in (tmp_path / "audit.jsonl").read_text()
     assert json.loads((tmp_path / "audit.jsonl").read_text())["tool"] == "look"
 
