@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import secrets
 from collections import deque
@@ -24,7 +23,7 @@ from pydantic import ValidationError
 
 from agentenv.backoff import pause_s
 from agentenv.config import ExecutorSettings
-from agentenv.containers.attachments import Attachments, Part, without_large
+from agentenv.containers.attachments import Attachments, without_large
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.stream import TRANSIENT, Stream, StreamCutError, open_stream
 from agentenv.errors import (
@@ -39,17 +38,17 @@ from agentenv.errors import (
     from_wire,
 )
 from agentenv.executor.batcher import Batched, Batcher
-from agentenv.executor.encoding import (
+from agentenv.executor.observer import CallObserver
+from agentenv.executor.pending_call import (
     BOOT_BYTES,
     ENVELOPE_BYTES,
+    PendingCall,
     encode_batch,
     encode_call,
-    encode_key,
     encode_keys,
     with_attachments,
     with_boot,
 )
-from agentenv.executor.observer import CallObserver
 from agentenv.tasks import TaskSet
 from agentenv.wire.base import LARGE_BYTES, MAX_BATCH_CALLS, MAX_MESSAGE_BYTES
 from agentenv.wire.calls import Accepted, CallResult, Failure, Result, server_message
@@ -73,61 +72,6 @@ answer was lost on the way, this fetches it."""
 _LOOK_S: Final = 5.0
 """Interval between checks for such calls."""
 _RESENT_KEYS: Final = MAX_BATCH_CALLS
-
-
-class PendingCall:
-    """A call in flight: ``future`` resolves to its CallResult or raises the InfraError.
-
-    ``key`` is its CallKey as JSON. ``parts`` are its large arguments until they have been sent, ``moving`` the task
-    that sends them, or fetches the result's attachments; ``attached`` once the container may have some of them;
-    ``asked`` while an answer is expected. ``added_at``, ``sent_at`` and ``done_at`` are loop times in seconds; None
-    until they happen.
-    """
-
-    __slots__ = (
-        "added_at",
-        "ask_again_at",
-        "asked",
-        "attached",
-        "body",
-        "boot",
-        "done_at",
-        "future",
-        "id",
-        "key",
-        "lease",
-        "moving",
-        "parts",
-        "sent_at",
-        "timeout_s",
-    )
-
-    def __init__(
-        self, call_id: str, lease: bytes, timeout_s: float, future: asyncio.Future[CallResult], added_at: float
-    ) -> None:
-        self.id = call_id
-        self.lease = lease
-        self.key = encode_key(call_id, lease)
-        self.timeout_s = timeout_s
-        self.body = b""
-        self.parts: dict[str, Part] = {}
-        self.moving: asyncio.Task[Any] | None = None
-        self.asked = self.attached = False
-        self.ask_again_at = math.inf
-        self.future = future
-        self.boot: str | None = None
-        self.added_at = added_at
-        self.sent_at: float | None = None
-        self.done_at: float | None = None
-
-    def __repr__(self) -> str:
-        state = "done" if self.done_at is not None else "waiting" if self.sent_at is None else "sent"
-        return f"<PendingCall {self.id} {state}>"
-
-    @property
-    def batch_wait_s(self) -> float:
-        """Time the call waited here before its batch was sent; 0 if it was not."""
-        return 0.0 if self.sent_at is None else self.sent_at - self.added_at
 
 
 @dataclass
