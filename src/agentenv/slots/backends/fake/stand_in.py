@@ -351,7 +351,7 @@ class StandIn:
         log.warning("the server: %s", reason)
 
     def _say_ready(self, slot: Slot, *, kept: bool) -> None:
-        if self._link is not None:
+        if self._link is not None and not slot.failed:
             agent = slot.socket()
             if self._eager and slot.agent is None:
                 slot.start()
