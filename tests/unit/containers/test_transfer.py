@@ -19,6 +19,7 @@ from agentenv.containers import transfer
 from agentenv.containers.transfer import download, upload
 from agentenv.errors import AgentEnvError, ConnectionLostError, LeaseLostError
 from agentenv.sandbox.server.tools import transfer_routes
+from agentenv.sandbox.slot_paths import USUAL_PATHS
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import CHUNKED, Entry, chunk
 
@@ -85,7 +86,8 @@ async def served(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Run]) -> As
     monkeypatch.setattr(transfer_routes, "_IDLE_S", 0.2)
     monkeypatch.setattr(transfer_routes, "TransferRun", run)
     app = web.Application()
-    container: Any = SimpleNamespace(beside=lambda _: (None, {}))
+    io = SimpleNamespace(paths=USUAL_PATHS)
+    container: Any = SimpleNamespace(beside=lambda _: (io, {}))
     transfer_routes.TransferRoutes(container).add_to(app.router)
     async with TestServer(app) as server:
         yield Lease(str(server.make_url("")).rstrip("/")), made

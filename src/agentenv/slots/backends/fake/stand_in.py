@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -39,7 +40,7 @@ from agentenv.sandbox.control_protocol import (
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
-from agentenv.sandbox.slot_paths import SlotPaths
+from agentenv.sandbox.slot_paths import WORKSPACE, SlotPaths
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import Binaries
 from agentenv.sandbox.supervisor.server_link import ServerLink
@@ -48,7 +49,10 @@ from agentenv.wire.spec import SandboxSpec
 log = logging.getLogger(__name__)
 
 WEAKER = ("the fake backend isolates nothing: commands run as the caller, in a temporary directory",)
+MARK = "AGENTENV_FAKE_SLOT"
+"""In the environment of all that runs in a slot: where its workspace lies."""
 _HELLO_S = 10.0
+_PASSES, _PASS_S = 200, 0.01
 _END_S = 10.0
 """How long an agent may take to kill all that runs in its slot, before it is killed itself."""
 _REMOVE = 'read -r _; for _ in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$1" 2>/dev/null && exit; sleep 0.2; done'
@@ -118,6 +122,8 @@ class Agent:
         )
         self._pidfd = os.pidfd_open(self._process.pid)
         self._told = False
+        self.killed = False
+        """It has not ended by itself, and so has not killed what ran in its slot."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._pidfd, self._reap)
 
@@ -137,7 +143,7 @@ class Agent:
             await self.ended
 
     def _reap(self) -> None:
-        self._process.wait()
+        self.killed = self._process.wait() < 0
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.ended.set_result(None)
@@ -215,6 +221,8 @@ class Slot:
         self._close()
         if agent is not None:
             await agent.end()
+            if agent.killed:
+                await kill_marked(self.place.workspace)
 
     async def discard(self) -> None:
         """Remove what the slot has left of its files."""
@@ -236,6 +244,28 @@ class Slot:
         self._ours = self._peer = None
 
 
+async def kill_marked(workspace: Path) -> None:
+    """Kill what an agent that was killed has left of its slot."""
+    for _ in range(_PASSES):  # they may fork meanwhile, and take a moment to die
+        left = marked(f"{MARK}={workspace}")
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not left:
+            return
+        await asyncio.sleep(_PASS_S)
+
+
+def marked(variable: str) -> list[int]:
+    """The processes that were started with this in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
 class StandIn:
     """Keeps the slots of one container, for one server after the other. The slots' files lie in ``directory``.
 
@@ -254,7 +284,8 @@ class StandIn:
         eager: bool = False,
         shell: str = "",
     ) -> None:
-        self._hello = Hello(dataclasses.asdict(spec), token, "none", list(WEAKER), [], shell)
+        env = {**spec.env, MARK: WORKSPACE}
+        self._hello = Hello({**dataclasses.asdict(spec), "env": env}, token, "none", list(WEAKER), [], shell)
         self._eager = eager
         self.slots = [Slot(directory / str(number), binaries, wrap, self._lost) for number in range(spec.slots)]
         self.serving = asyncio.Event()
@@ -351,7 +382,7 @@ class StandIn:
         log.warning("the server: %s", reason)
 
     def _say_ready(self, slot: Slot, *, kept: bool) -> None:
-        if self._link is not None:
+        if self._link is not None and not slot.failed:
             agent = slot.socket()
             if self._eager and slot.agent is None:
                 slot.start()
