@@ -206,7 +206,7 @@ def check(text: Written, external: Iterable[str]) -> None:
 
 
 def _overview(text: Written) -> str:
-    rows = ["| tool | what it is for |", "|---|---|"]
+    rows = ["| tool | purpose |", "|---|---|"]
     rows += [f"| [`{name}`](#{name}) | {said['about']} |" for name, said in text["tool"].items()]
     return "\n".join(rows)
 

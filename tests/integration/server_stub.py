@@ -53,7 +53,7 @@ class StubSupervisor(StandIn):
         self.server: subprocess.Popen[bytes] | None = None
         self._listen = socket.create_server(("127.0.0.1", 0))
         super().__init__(
-            SandboxSpec("stub", "/nonexistent", "/nonexistent", slots=slots, **spec),
+            SandboxSpec(container="stub", token_file="/nonexistent", data_dir="/nonexistent", slots=slots, **spec),
             TOKEN,
             self._scratch.path,
             ensure_built(),
