@@ -23,7 +23,7 @@ from agentenv.agent.loop import checked
 from agentenv.agent.protocols import Session
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
-from agentenv.containers.transfer import Lease, Progress, Transferred
+from agentenv.containers.transfer import Progress, TransferLease, Transferred
 from agentenv.errors import (
     InfraError,
     InvalidArgumentsError,
@@ -260,8 +260,8 @@ class ToolContext:
                 next_step=f'set tool_server_url (or "inprocess") and enable the toolset {toolset!r}',
             ) from error
 
-    def _lease(self) -> Lease:
-        lease: Lease | None = getattr(self._session, "lease", None)
+    def _lease(self) -> TransferLease:
+        lease: TransferLease | None = getattr(self._session, "lease", None)
         if lease is None:
             raise InvalidArgumentsError("this session has no lease to transfer files under")
         return lease

@@ -175,7 +175,7 @@ class ContainerLink:
                 beat.cancel()
             stale = beat.result()
             if stale is not None:
-                silence.heard(self._clock())
+                silence.answered(self._clock())
                 heard(stale)
             elif self._judge(silence.tick(self._clock()), silent):
                 return

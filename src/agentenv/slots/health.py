@@ -34,7 +34,7 @@ class Silence:
         """Seconds of silence so far."""
         return self._silent_s
 
-    def heard(self, now: float) -> None:
+    def answered(self, now: float) -> None:
         """The container answered."""
         self._last = now
         self._silent_s = 0.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from aiohttp import web
 from pydantic import ValidationError
 
-from agentenv.containers.local_files import Tally, TreeWriter, stream_of
+from agentenv.containers.local_files import ContentDigest, TreeWriter, stream_of
 from agentenv.errors import PolicyRefusalError, ProtocolError, StaleLeaseError
 from agentenv.slots.backends.fake_slot import FakeSlot
 from agentenv.slots.backends.fake_tools import inside
@@ -86,6 +86,6 @@ def _failed(error: OSError) -> TransferReply:
 
 def _stream(source: Path) -> Iterator[bytes]:
     try:
-        yield from stream_of(source, Tally())
+        yield from stream_of(source, ContentDigest())
     except OSError as error:
         yield Entry("x", size=error.errno or errno.EIO).encode()
