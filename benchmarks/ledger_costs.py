@@ -25,12 +25,12 @@ def farm(leased: int, waiting: int = 0) -> tuple[Ledger, list[Grant]]:
         ledger.inventory(f"c{index}", [SlotState.free] * SLOTS, 0.0)
     grants = []
     for number in range(leased):
-        grant = ledger.ask(f"t{number}", 0.0, 1e6)[1][0]
+        grant = ledger.enqueue(f"t{number}", 0.0, 1e6)[1][0]
         assert isinstance(grant, Grant)
         ledger.confirm(grant.lease, 0.0)
         grants.append(grant)
     for number in range(waiting):
-        ledger.ask(f"w{number}", 0.0, 1e6 + number)
+        ledger.enqueue(f"w{number}", 0.0, 1e6 + number)
     return ledger, grants
 
 
@@ -70,7 +70,7 @@ def moves(times: int, waiting: int = 0, share: float = 0.99) -> dict[str, float]
         old = grants[number * 7919 % len(grants)]
         timed("release", ledger.release, old.lease, 1.0)
         freed = timed("freed", ledger.freed, old.container, old.slot, 1.0)
-        asked = timed("ask", ledger.ask, f"n{number}", 1.0, 2e6)[1]
+        asked = timed("ask", ledger.enqueue, f"n{number}", 1.0, 2e6)[1]
         (grant,) = [one for one in [*freed, *asked] if isinstance(one, Grant)]
         timed("confirm", ledger.confirm, grant.lease, 1.0)
         timed("tick", ledger.tick, 1.0)

@@ -148,7 +148,7 @@ class Simulation:
 
     def _ask(self, stay_s: float) -> None:
         deadline = self.now + self.scenario.settings.acquire_timeout_s
-        ticket, commands = self._timed("ask", self.ledger.ask, "t", self.now, deadline)
+        ticket, commands = self._timed("ask", self.ledger.enqueue, "t", self.now, deadline)
         self._stays[ticket] = (self.now, stay_s)
         self._perform(commands)
         self._wake()

@@ -1,6 +1,7 @@
-"""``python -m examples.repair`` (``make demo``): the repair environment in a farm on this machine, and a page about it.
+"""``python -m examples.repair`` (``make demo``): the repair environment in a farm on this machine, and a page about
+it.
 
-Without a model a scripted policy plays, and says so. With OPENAI_BASE_URL set and --model NAME (or
+Without a model a scripted policy plays, as the page states. With OPENAI_BASE_URL set and --model NAME (or
 OPENAI_MODEL), that model repairs the packages; OPENAI_API_KEY is its key.
 """
 
@@ -26,23 +27,24 @@ Isolation = Literal["auto", "full", "user"]
 @app.command(help=__doc__)
 def main(
     groups: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Groups to roll out; tasks repeat when they run out.")
+        int, typer.Option(min=1, max=10_000, help="Groups to roll out; tasks repeat if there are too few.")
     ] = 8,
     group_size: Annotated[int, typer.Option(min=1, max=64, help="Rollouts of each task.")] = 4,
     slots: Annotated[int, typer.Option(min=1, max=1000, help="Slots of the one container.")] = 8,
-    seed: Annotated[int, typer.Option(help="Which bugs are injected, and which tasks are taken.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of the injected bugs and of the choice of tasks.")] = 1,
     isolation: Annotated[
         Isolation, typer.Option(help="auto: full for root; user for others (weaker, see agentenv doctor).")
     ] = "auto",
     backend: Annotated[
-        Literal["local", "nomad"], typer.Option(help="Where the container runs: here, or on the cluster of NOMAD_ADDR.")
+        Literal["local", "nomad"],
+        typer.Option(help="Where the container runs: on this machine, or on the cluster of NOMAD_ADDR."),
     ] = "local",
     job: Annotated[str, typer.Option(help="nomad: the job's id; it is purged at the end.")] = "agentenv-demo",
     model: Annotated[
         str, typer.Option(envvar="OPENAI_MODEL", help="A model at OPENAI_BASE_URL, instead of the scripted policy.")
     ] = "",
     base_url: Annotated[str, typer.Option(envvar="OPENAI_BASE_URL", help="An OpenAI-style server.")] = "",
-    max_steps: Annotated[int, typer.Option(min=1, max=1000, help="Model turns per rollout, at most.")] = 30,
+    max_steps: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of model turns per rollout.")] = 30,
     package: Annotated[list[str], typer.Option(help="Only tasks of this package. May be repeated.")] = [],  # noqa: B006
     out: Annotated[Path, typer.Option(help="Where rollouts.jsonl and report.html are written.")] = Path("out/demo"),
 ) -> None:

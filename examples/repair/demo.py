@@ -1,4 +1,4 @@
-"""What ``make demo`` does: tasks, rollouts, records, the page, a summary."""
+"""Implementation of ``make demo``: tasks, rollouts, records, the page, a summary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from examples.repair.settings import DemoSettings
 from examples.repair.tasks import Task
 
 MODEL_LATENCY_S = 0.15
-"""The scripted policy waits so long before each answer, so that its turns can be seen on the page."""
+"""Pause of the scripted policy before each answer, so that its turns are visible on the page."""
 SCRIPTED_TOOL_TIMEOUT_S = 15.0
 MODEL_TOOL_TIMEOUT_S = 120.0
 SCRIPTED_SLOT_PROCESSES = 128
@@ -43,19 +43,19 @@ MIN_TASKS = 30
 
 
 class _DemoEnv(RepairEnv):
-    """Says when a rollout has been scored."""
+    """Reports when a rollout has been scored."""
 
     on_scored: Callable[[], object] = staticmethod(lambda: None)
 
     async def verify_and_score_trajectory(self, *args: Any, **kwargs: Any) -> tuple[float, dict[str, Any]]:
-        """As the environment, and one step of the progress bar."""
+        """As in the environment, plus one step of the progress bar."""
         scored = await super().verify_and_score_trajectory(*args, **kwargs)
         self.on_scored()
         return scored
 
 
 async def run_demo(settings: DemoSettings) -> None:
-    """The whole demo. Raises: ConfigError for options that contradict; InfraError when nothing could be scored."""
+    """The whole demo. Raises: ConfigError for contradicting options; InfraError when nothing could be scored."""
     _check(settings)
     _quiet()
     began = time.monotonic()
@@ -90,7 +90,7 @@ def _check(settings: DemoSettings) -> None:
 
 
 def _quiet() -> None:
-    """What atropos and its libraries log is not the demo's to show; what it says matters is in the records."""
+    """Silence the logs of atropos and its libraries; the important parts are in the records."""
     if not debug():
         logging.disable(logging.WARNING)
 
@@ -99,7 +99,7 @@ def _quiet() -> None:
 
 
 async def _tasks(settings: DemoSettings) -> tuple[Catalogue, list[Task], str]:
-    """The packages, the tasks that are played, and how many of them were made in which time."""
+    """The packages, the tasks to play, and how many were made in which time."""
     began = time.monotonic()
     with _bars() as bars:
         catalogue = _only(await _in_thread(lambda stop: _fetch(bars, stop)), settings.packages)
@@ -113,7 +113,7 @@ async def _tasks(settings: DemoSettings) -> tuple[Catalogue, list[Task], str]:
 
 
 def _chosen(made: Sequence[Task], settings: DemoSettings) -> list[Task]:
-    """Mostly tasks with two bugs when the players are scripted: only those can be half solved."""
+    """Mostly tasks with two bugs if the players are scripted: only those can be half solved."""
     if not made:
         raise InfraError("no task could be verified", next_step="try another --seed")
     pairs, singles = ([task for task in made if (len(task.bugs) > 1) is many] for many in (True, False))
@@ -134,7 +134,7 @@ class _StoppedError(Exception):
 
 
 async def _in_thread(work: Callable[[Callable[[], None]], Any]) -> Any:
-    """Run ``work(check)`` in a thread; when we are cancelled, its next ``check()`` ends it, and we wait for that."""
+    """Run ``work(check)`` in a thread; when cancelled, its next ``check()`` ends it, and this waits for that."""
     ending = False
 
     def check() -> None:
@@ -177,7 +177,7 @@ def _make(bars: Progress, catalogue: Catalogue, seed: int, check: Callable[[], N
 
 
 async def _roll_out(settings: DemoSettings, catalogue: Catalogue, chosen: Sequence[Task], records: Path) -> None:
-    """All groups, each recorded as it ends. A group nobody of which could be scored is tried again by its item."""
+    """All groups, each recorded as it ends. A group without a scored member is retried by its item."""
     with tempfile.TemporaryDirectory(prefix="agentenv-demo-") as directory, _bars() as bars:
         config = _config(settings, build_tokenizer(directory), records)
         async with _server(settings, catalogue, chosen) as server:
@@ -231,7 +231,7 @@ def _isolation(settings: DemoSettings) -> str:
 async def _server(
     settings: DemoSettings, catalogue: Catalogue, chosen: Sequence[Task]
 ) -> AsyncIterator[APIServerConfig]:
-    """The model's server: the scripted policy, or the one that was named."""
+    """The model's server: the scripted policy, or the given one."""
     if not settings.scripted:
         key = os.environ.get("OPENAI_API_KEY", "unused")
         yield APIServerConfig(base_url=settings.base_url, model_name=settings.model, api_key=key)
@@ -241,7 +241,7 @@ async def _server(
         yield APIServerConfig(base_url=player.base_url, model_name="scripted", api_key="unused")
 
 
-# -- what is written and said -----------------------------------------------------------------------------------
+# -- records and summary ---------------------------------------------------------------------------------------
 
 
 def _bars() -> Progress:
@@ -267,18 +267,18 @@ def _calls(group: GroupRecord) -> list[ToolRecord]:
 
 
 def _cut_off(call: ToolRecord) -> bool:
-    """Whether its time was over and it was killed. What a session or background process does goes on."""
+    """Whether it timed out and was killed. Sessions and background processes keep running."""
     return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOL_NAMES
 
 
 def _tools_used(groups: Sequence[GroupRecord]) -> str:
-    """Every tool that was called, the most called first, and how often."""
+    """Every tool that was called with its number of calls, the most used first."""
     used = Counter(call.tool for group in groups for call in _calls(group))
     return ", ".join(f"{tool} {count}" for tool, count in used.most_common()) or "none"
 
 
 def _write_recordings(groups: Sequence[GroupRecord], directory: Path) -> list[Path]:
-    """The screens of tmux as asciicasts, one file for each session; those of an earlier demo are removed."""
+    """Write the tmux screens as asciicasts, one file per session; those of an earlier demo are removed."""
     for old in directory.glob("*.cast"):
         old.unlink()
     written = []

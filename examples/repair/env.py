@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RUNNER = "/opt/test-runner"
-"""Where slots see the unpacked test runner, read-only."""
+"""Path of the unpacked test runner in slots, read-only."""
 
 TASK = """\
 [task:{id}]
 The workspace holds {package} {version}, a Python package, with {bugs} in it: {count} of its tests fail.
-Find and mend the cause. Do not change the tests: they are put back before yours is judged, and only what
-you change in these files counts: {files}.
+Find and fix the cause. Do not change the tests: they are restored before your work is judged. Only changes
+to these files count: {files}.
 
 Run tests with `python3 -m pytest -q {tests}` (python3 and pytest are installed, there is no network).
 Say in one sentence what was wrong when you are done."""
 
 
 class RepairConfig(AgentEnvConfig):
-    """An environment's settings, and which tasks are made."""
+    """An environment's settings, and the choice of tasks."""
 
     verification: Literal["live", "sealed"] = "sealed"
     agent_max_steps: int = Field(default=30, ge=1)
@@ -61,7 +61,7 @@ class RepairEnv(AgentEnv):
     def __init__(
         self, *args: Any, catalogue: Catalogue | None = None, tasks: Sequence[Task] | None = None, **kwargs: Any
     ) -> None:
-        """``catalogue`` and ``tasks``: made by :meth:`setup` unless given. Raises: ConfigError."""
+        """``catalogue`` and ``tasks``: created by :meth:`setup` unless given. Raises: ConfigError."""
         super().__init__(*args, **kwargs)
         if self.config.tool_pool_mode == "fake":
             raise ConfigError(
@@ -76,7 +76,7 @@ class RepairEnv(AgentEnv):
         self._order = itertools.cycle(self.tasks)
 
     async def setup(self) -> None:
-        """Fetch the packages and make the tasks unless they were given, then as every environment.
+        """Fetch the packages and make the tasks unless they were given, then set up like every environment.
 
         Raises: DownloadError, SandboxUnavailableError and what AgentEnv.setup raises.
         """
@@ -90,8 +90,8 @@ class RepairEnv(AgentEnv):
         await super().setup()
 
     def build_backend(self) -> ContainerBackend:
-        """The backend that is configured; its slots see the test runner. On Nomad its nodes must have it, under
-        the same path: a cluster on this machine does."""
+        """The configured backend; its slots see the test runner. On Nomad the nodes must have it under the same
+        path, as in a cluster on this machine."""
         assert self.catalogue is not None, "setup() has fetched it"
         settings = self.config.container_settings()
         shown = settings.model_copy(
@@ -105,7 +105,7 @@ class RepairEnv(AgentEnv):
         return make_backend(mode, shown, nomad=nomad, start_timeout_s=self.config.start_timeout_s)
 
     def build_tool_server(self) -> ToolServer:
-        """The task tracker's, with the tool ``bug_report``; or the one ``tool_server_config`` describes, alone."""
+        """The task tracker's server with the tool ``bug_report``; or only the one ``tool_server_config`` describes."""
         from examples.repair.tracker import Tracker  # late, as its tool server: aiohttp, and what [farm] brings
 
         if self.config.tool_server_config is not None:
@@ -113,7 +113,7 @@ class RepairEnv(AgentEnv):
         return Tracker(self.tasks).tool_server()
 
     def item_of(self, task: Task) -> dict[str, Any]:
-        """A task as the item its record keeps; the diff is what was injected, and is not shown to a model."""
+        """A task as the item in its record; the diff is what was injected, and is not shown to a model."""
         return {
             "id": task.id,
             "package": f"{task.package} {task.version}",
@@ -123,11 +123,11 @@ class RepairEnv(AgentEnv):
         }
 
     async def get_next_item(self) -> dict[str, Any]:
-        """The tasks, again and again."""
+        """The tasks, repeated endlessly."""
         return self.item_of(self.tasks[next(self._order)])
 
     def build_task(self, item: Any) -> str:
-        """What the model reads: how many tests fail and where to look, not which."""
+        """The task's text: how many tests fail and where to look, but not which."""
         task, package = self._task(item)
         return TASK.format(
             id=task.id,
@@ -155,9 +155,9 @@ class RepairEnv(AgentEnv):
         agent_result: AgentResult,
         **_: Any,
     ) -> tuple[float, dict[str, Any]]:
-        """Judge what is left of the package's files, with everything else as it was released.
+        """Judge the policy's version of the package's files, with everything else as released.
 
-        Whatever the policy did to its files is a verdict, not an error; only InfraError gets out.
+        Anything the policy did to its files leads to a verdict, not an error; only InfraError propagates.
         """
         task, package = self._task(item)
         found = await suite_in_slot(exec_tool, task, package, RUNNER)

@@ -1,11 +1,10 @@
-"""The judge: runs a package's tests and prints what became of each, for whoever holds the nonce.
+"""The judge: runs a package's tests and prints the outcome of each, for the holder of the nonce.
 
-Standard library only; it is uploaded and run by the slot's own ``python3 -I -S -B judge.py``, with a
-request as JSON on standard input, and it answers with one line: the nonce, a space, a JSON object.
+Standard library only; it is uploaded and run by the slot's own ``python3 -I -S -B judge.py``, with a request as
+JSON on standard input, and it answers with one line: the nonce, a space, a JSON object.
 
-The tests run in a child process, so that what the package under test prints, kills or leaves behind
-is not the judge's. The child reports each test over a pipe. ``docs/repair.md`` says what this proof
-against forgery is worth.
+The tests run in a child process, so that output, kills and leftovers of the package under test do not affect the
+judge. The child reports each test over a pipe. ``docs/repair.md`` explains how far this protects against forgery.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def main() -> int:
 
 
 def _hide_memory() -> None:
-    """Processes of the same user may not read this one's memory (where the nonce is)."""
+    """Prevent processes of the same user from reading this process's memory (where the nonce is)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
@@ -81,7 +80,7 @@ def _run_child(request: dict[str, Any]) -> tuple[bytes, bool, int]:
 
 
 def _drain(fd: int, deadline: float) -> tuple[bytes, bool]:
-    """What the pipe gives until its last line says so, its end, or the deadline."""
+    """Read the pipe until its last line says so, its end, or the deadline."""
     raw = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(fd, selectors.EVENT_READ)
@@ -125,11 +124,11 @@ class Reporter:
         self._outcomes[report.nodeid] = max(known, outcome, key=rank.index)
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        """The test is over: say so."""
+        """Report that the test is over."""
         self._send(nodeid, self._outcomes.pop(nodeid, "error"))
 
     def pytest_collectreport(self, report: Any) -> None:
-        """A file that cannot even be collected is a broken test too."""
+        """A file that cannot be collected is a broken test too."""
         if report.failed:
             self._send(report.nodeid, "error")
 
@@ -142,7 +141,7 @@ class Reporter:
 
 
 def child(fd: int) -> int:
-    """Run pytest as the request on standard input says, reporting to ``fd``."""
+    """Run pytest as requested on standard input, reporting to ``fd``."""
     request = json.loads(sys.stdin.read())
     os.set_inheritable(fd, False)
     for limit, value in request["rlimits"].items():

@@ -1,4 +1,4 @@
-"""The verifier's side of the judge: what it is asked, how its answer is read, and how it runs on this machine."""
+"""The verifier's side of the judge: its request, the parsing of its answer, and running it on this machine."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CANARY_FILE = "test_canary_{token}.py"
 
 
 class VoidVerdictError(ValueError):
-    """The judge's answer is missing, cut short or forged: nothing may be concluded from it but failure."""
+    """The judge's answer is missing, cut short or forged: it counts as a failure."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of every test of a suite: ``passed``, ``failed``, ``error`` or ``skipped`` by test id."""
+    """The outcome of every test of a suite: ``passed``, ``failed``, ``error`` or ``skipped`` by test id."""
 
     outcomes: dict[str, str]
     duration_s: float
@@ -44,9 +44,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Canary:
-    """A test file of the verifier's own, whose outcomes it alone knows beforehand.
+    """The verifier's own test file, whose outcomes only the verifier knows beforehand.
 
-    A package under test that turns failures into passes turns these too, and is found out.
+    A package under test that turns failures into passes turns these too, and is detected.
     """
 
     file: str
@@ -55,7 +55,7 @@ class Canary:
 
     @classmethod
     def draw(cls) -> Canary:
-        """A fresh one: eight tests, about half of which fail."""
+        """A new one: eight tests, about half of which fail."""
         file = CANARY_FILE.format(token=secrets.token_hex(8))
         passing = [True, False, *(secrets.randbelow(2) == 1 for _ in range(6))]
         secrets.SystemRandom().shuffle(passing)
@@ -80,9 +80,9 @@ def question(
     timeout_s: float,
     canary: Canary | None,
 ) -> str:
-    """As :func:`request`, for any tree: pytest gets these ``arguments``, and ``paths`` go on sys.path.
+    """Like :func:`request`, for any tree: pytest gets these ``arguments``, and ``paths`` are added to sys.path.
 
-    A run allowed more than 90 s is allowed as many seconds of CPU; others have 60.
+    A run with more than 90 s gets as many seconds of CPU; others get 60.
     """
     rlimits = {**RLIMITS, "RLIMIT_CPU": max(RLIMITS["RLIMIT_CPU"], math.ceil(timeout_s))} if timeout_s > 90 else RLIMITS
     return json.dumps(

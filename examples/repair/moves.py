@@ -1,4 +1,4 @@
-"""What a scripted player does in one turn: says something and calls tools, or reacts to what it was shown. Pure."""
+"""A scripted player's turns: it says something and calls tools, or reacts to what it was shown. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from examples.repair.tasks import Bug, Task, injected
 LOOK_LINES = 8
 SCREEN = {"rows": 24, "columns": 100}
 TESTS_WAIT_S = 60
-"""How long a player waits for tests at most; what one call may take is less where it is set to less."""
+"""Longest time a player waits for tests; less if a call's limit is lower."""
 
 Move = Reply | Callable[[Turn], Reply]
-"""A turn that is known beforehand, or one that depends on what the last one brought."""
+"""A turn known beforehand, or one that depends on the result of the last one."""
 
 
 def played(moves: Sequence[Move]) -> Callable[[Turn], Reply]:
@@ -40,17 +40,17 @@ def calls(text: str, *made: Call) -> Reply:
 
 
 def bash(text: str, command: str) -> Reply:
-    """A command in a fresh shell."""
+    """A command in a new shell."""
     return calls(text, Call("bash", {"command": command}))
 
 
 def terminal(text: str, command: str, **arguments: object) -> Reply:
-    """A command in a shell that stays; an empty one asks for more output."""
+    """A command in a persistent shell; an empty one returns more output."""
     return calls(text, Call("terminal", {"command": command, **arguments}))
 
 
 def interrupt(text: str) -> Reply:
-    """Ctrl-C for what runs in that shell."""
+    """Ctrl-C for the program running in that shell."""
     return calls(text, Call("terminal", {"keys": ["C-c"], "timeout_s": 5}))
 
 
@@ -60,18 +60,18 @@ def background(text: str, command: str) -> Reply:
 
 
 def process(text: str, action: str, /, **arguments: object) -> Reply:
-    """Look after the first background process."""
+    """Use the first background process."""
     return calls(text, Call("process", {"action": action, "process": "p1", **arguments}))
 
 
 def typed(text: str, line: str, *, block: bool = False) -> Reply:
-    """A line typed on the screen; ``block`` waits for the end of what it starts."""
+    """Type a line on the screen; ``block`` waits for the end of what it starts."""
     waiting = {"block": True, "max_wait_s": TESTS_WAIT_S} if block else {"min_wait_s": 0.3}
     return calls(text, Call("tmux", {"action": "send_keys", "text": line, "keys": ["Enter"], **waiting}))
 
 
 def tmux(text: str, action: str, /, **arguments: object) -> Reply:
-    """Anything else with the screen."""
+    """Any other use of the screen."""
     return calls(text, Call("tmux", {"action": action, **arguments}))
 
 
@@ -84,13 +84,13 @@ def broken_files(task: Task) -> list[str]:
 
 
 def pytest(tests: Sequence[str], *, tail: bool = True) -> str:
-    """A command that runs these tests; with ``tail`` it prints only the end of what pytest says."""
+    """A command that runs these tests; with ``tail`` it prints only the end of pytest's output."""
     command = f"python3 -m pytest -q --tb=line --disable-warnings {' '.join(map(shlex.quote, tests))}"
     return f"{command} 2>&1 | tail -n 15" if tail else command
 
 
 def reported(turn: Turn, task: Task) -> list[str]:
-    """The tests in the report the last call brought; the task's, when it brought none."""
+    """The tests in the report that the last call returned; the task's, if it returned none."""
     try:
         return [str(test) for test in json.loads(turn.last_output)["failing"]]
     except (ValueError, KeyError, TypeError):
@@ -121,7 +121,7 @@ def excerpt(source: bytes, line: int) -> dict[str, int]:
 
 
 def mended(task: Task, package: Package, bugs: Sequence[Bug]) -> dict[str, tuple[str, str]]:
-    """By path: a source as it was given, and as it is without ``bugs`` (the task's others are left in)."""
+    """By path: a source as given, and without ``bugs`` (other bugs of the task are kept)."""
     left = [bug for bug in task.bugs if bug not in bugs]
     before, after = injected(package, task.bugs), injected(package, left)
     return {path: (before[path].decode(), after[path].decode()) for path in dict.fromkeys(bug.path for bug in bugs)}
@@ -138,7 +138,7 @@ def edits(changed: dict[str, tuple[str, str]]) -> str:
 
 
 def edit(path: str, before: str, after: str) -> str:
-    """A command that makes ``after`` of a file that reads ``before``, by its lines."""
+    """A command that turns a file with the text ``before`` into ``after``, by its lines."""
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     changed = [
         code for code in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if code[0] != "equal"

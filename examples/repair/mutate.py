@@ -1,7 +1,7 @@
-"""Bugs, made by small changes to the syntax tree and written back as small changes to the text.
+"""Injects bugs by small changes to the syntax tree, written back as small changes to the text.
 
-Pure: text in, mutations out. Only the changed segment of the source is replaced, so a repaired file
-is byte for byte the original one, and a diff shows one or two words.
+Pure: text in, mutations out. Only the changed segment of the source is replaced, so a repaired file is byte for
+byte the original one, and a diff shows one or two words.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Mutation:
 
 
 class StaleMutationError(ValueError):
-    """The source is not the one the mutation was made from."""
+    """The source is not the one that the mutation was made from."""
 
 
 def apply(source: str, mutations: Iterable[Mutation]) -> str:
@@ -85,9 +85,9 @@ def diff(path: str, before: str, after: str) -> str:
 def candidates(source: str, seed: int | str) -> Iterator[Mutation]:
     """Every mutation of the functions in ``source``, in an order that depends on ``seed`` only.
 
-    The kinds of bug take turns, so that the first few already show all of them. Each result still
-    compiles. Docstrings, annotations, decorators, default values, f-strings and raised messages are
-    left alone: nothing a test would look at hangs on them.
+    The kinds of bug alternate, so that the first few already include all of them. Each result still compiles.
+    Docstrings, annotations, decorators, default values, f-strings and raised messages are left unchanged: they do
+    not affect anything a test checks.
     """
     by_kind: dict[str, list[Mutation]] = {}
     found = sorted(set(_Finder(source).mutations()))

@@ -24,13 +24,13 @@ MAX_UNPACKED_BYTES = 64 * 1024 * 1024
 DOWNLOAD_TIMEOUT_S = 180
 SLOT_PYTHON = "/usr/bin/python3"
 PYTEST_INI = "[pytest]\npythonpath = {root}\naddopts = -p no:cacheprovider\n"
-"""Takes the place of the package's own pytest settings, which may ask for plugins that are not here."""
+"""Replaces the package's own pytest settings, which may require missing plugins."""
 
 Progress = Callable[[str], None]
 
 
 class DownloadError(InfraError):
-    """A package could not be had, or was not the one asked for. Nothing of it was kept."""
+    """A package could not be downloaded, or was not the expected one. Nothing of it was kept."""
 
     code = "download"
 
@@ -47,7 +47,7 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Package:
-    """A source distribution, in memory: what the workspace gets (``files``) and what is done with it."""
+    """A source distribution in memory: the workspace's content (``files``) and how to use it."""
 
     name: str
     version: str
@@ -64,7 +64,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What ``packages.toml`` names, fetched."""
+    """The packages in ``packages.toml``, fetched."""
 
     packages: tuple[Package, ...]
     runner: Path
@@ -84,10 +84,9 @@ def cache_dir() -> Path:
 
 
 def slot_python() -> str:
-    """The interpreter a slot has, and tasks are therefore verified with: the system's ``python3``.
+    """The interpreter of slots, with which tasks are therefore verified: the system's ``python3``.
 
-    Raises:
-        SandboxUnavailableError: there is none. (Our own may lie where slots cannot see it.)
+    Raises: SandboxUnavailableError: there is none. (Our own may be where slots cannot see it.)
     """
     if not Path(SLOT_PYTHON).exists():
         raise SandboxUnavailableError(
@@ -98,12 +97,11 @@ def slot_python() -> str:
 
 
 def fetch(cache: Path | None = None, progress: Progress = lambda _: None) -> Catalogue:
-    """Everything ``packages.toml`` names, downloading only what the cache does not hold.
+    """Fetch everything in ``packages.toml``, downloading only what is not cached.
 
-    ``progress`` is called with a file's name when that file is there.
+    ``progress`` is called with a file's name when that file is ready.
 
-    Raises:
-        DownloadError: the index cannot be reached, or a file is not the pinned one.
+    Raises: DownloadError: the index cannot be reached, or a file is not the pinned one.
     """
     cache = cache or cache_dir()
     listing = tomllib.loads((HERE / "packages.toml").read_text())
@@ -152,7 +150,7 @@ def _ensure(artifact: Artifact, downloads: Path, *, source: bool) -> str:
 
 
 def _download(artifact: Artifact, directory: Path, *, source: bool) -> Path:
-    """pip checks the hash before it looks into the file (a build backend runs only for the right one)."""
+    """pip checks the hash before it opens the file (a build backend runs only for the right one)."""
     requirement = directory / "requirements.txt"
     requirement.write_text(f"{artifact.name}=={artifact.version} --hash=sha256:{artifact.sha256}\n")
     form = "--no-binary" if source else "--only-binary"
@@ -183,7 +181,7 @@ def _matches(path: str, globs: tuple[str, ...]) -> bool:
 
 
 def _members(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """Regular files of a source distribution, their leading directory taken off. Nothing is written."""
+    """Regular files of a source distribution, without their leading directory. Nothing is written."""
     total = 0
     with tarfile.open(archive, "r:gz") as tar:
         for member in tar:
@@ -207,7 +205,7 @@ def _runner(wheels: list[Artifact], cache: Path) -> Path:
             _unpack(wheels, cache / "downloads", made)
             for path in (made, *made.rglob("*")):  # slots read it as another user, whatever our umask is
                 path.chmod(0o755 if path.is_dir() else 0o644)
-            with contextlib.suppress(FileExistsError, OSError):  # another start was faster
+            with contextlib.suppress(FileExistsError, OSError):  # another process was faster
                 made.rename(target)
     return target
 

@@ -1,7 +1,7 @@
-"""Scripted players: what the demo's "policy" is when there is no model.
+"""Scripted players: the demo's "policy" without a model.
 
-They know the task's bugs beforehand, so their scores say nothing about any model. Everything they do is
-done through the tools, in the slot, by the same path a model's calls take; together they use every tool.
+They know the task's bugs beforehand, so their scores say nothing about any model. Everything they do is done
+through the tools, in the slot, by the same path a model's calls take; together they use every tool.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from examples.repair.moves import (
 from examples.repair.packages import Package
 from examples.repair.tasks import Bug, Task, injected
 
-# -- those who mend everything -----------------------------------------------------------------------
+# -- players that repair everything ----------------------------------------------------------------
 
 
 def solver(task: Task, package: Package) -> list[Move]:
-    """Asks what users say, works with the file tools, and runs the tests in the background."""
+    """Reads the bug report, works with the file tools, and runs the tests in the background."""
     given = injected(package, task.bugs)
     places = [{"path": bug.path, **excerpt(given[bug.path], bug.mutation.line)} for bug in task.bugs]
     found = {"pattern": definitions(task.bugs), "glob": "*.py"}
@@ -65,7 +65,7 @@ def solver(task: Task, package: Package) -> list[Move]:
 
 
 def shell_solver(task: Task, package: Package) -> list[Move]:
-    """Keeps two shells: one with a variable and a function to run the tests by, one to read and mend in."""
+    """Uses two shells: one with a variable and a function for running the tests, one for reading and repairing."""
     place = posixpath.dirname(task.paths[0]) or "."
     looks = [look(posixpath.relpath(bug.path, place), bug.mutation.line) for bug in task.bugs]
     settled = [
@@ -86,7 +86,7 @@ def shell_solver(task: Task, package: Package) -> list[Move]:
 
 
 def screen_solver(task: Task, package: Package) -> list[Move]:
-    """Works on a screen: stops in the debugger where a test fails, writes the file anew, runs the tests."""
+    """Works on a screen: stops in the debugger at a failing test, rewrites the file, runs the tests."""
     whole = {path: after for path, (_, after) in mended(task, package, task.bugs).items()}
     return [
         tmux("I open a screen.", "start", **SCREEN),
@@ -103,11 +103,11 @@ def screen_solver(task: Task, package: Package) -> list[Move]:
     ]
 
 
-# -- those who do not --------------------------------------------------------------------------------
+# -- other players ---------------------------------------------------------------------------------
 
 
 def half_solver(task: Task, package: Package) -> list[Move]:
-    """Mends only the first of several bugs, writes down what is left, and packs that up."""
+    """Fixes only the first of several bugs, writes down the rest, and archives the notes."""
     first = task.bugs[:1]
     notes = f"# {task.id}\n\nMended: {first[0].mutation.function}. Tests still fail: see tests.txt.\n"
     return [
@@ -123,7 +123,7 @@ def half_solver(task: Task, package: Package) -> list[Move]:
 
 
 def quitter(task: Task, _package: Package) -> list[Move]:
-    """Looks, and gives up."""
+    """Looks around, and gives up."""
     return [
         calls("I look around first.", Call("list_files", {"hidden": False})),
         bash("Which tests fail?", pytest(broken_files(task))),
@@ -133,7 +133,7 @@ def quitter(task: Task, _package: Package) -> list[Move]:
 
 
 def sleeper(_task: Task, _package: Package) -> list[Move]:
-    """Starts something that never ends, in every way there is."""
+    """Starts commands that never end, in every possible way."""
     return [
         terminal("I make myself at home.", "mkdir -p bed && cd bed && export DREAM=sheep"),
         terminal(
@@ -159,7 +159,7 @@ def flooder(_task: Task, _package: Package) -> list[Move]:
 
 
 def fork_bomber(_task: Task, _package: Package) -> list[Move]:
-    """Forks without end, and tries to go on working."""
+    """Forks without end, and tries to continue working."""
     return [
         bash("Let me use all the cores there are.", "bomb() { bomb | bomb & }; bomb; sleep 1; echo forked"),
         bash("Is anybody there?", "ps ax | wc -l; ls | head -3"),
@@ -168,7 +168,7 @@ def fork_bomber(_task: Task, _package: Package) -> list[Move]:
 
 
 def forger(task: Task, _package: Package) -> list[Move]:
-    """Leaves the bug, makes the tests pass, and leaves a process behind that sees to it."""
+    """Leaves the bug, makes the tests pass, and leaves a process behind that ensures it."""
     tests = " ".join(map(shlex.quote, broken_files(task)))
     conftest = (
         "import pytest\\n\\n@pytest.hookimpl(hookwrapper=True)\\ndef pytest_runtest_makereport():\\n"
@@ -194,8 +194,8 @@ MISBEHAVERS: tuple[Casting, ...] = (sleeper, flooder, fork_bomber, forger)
 
 
 def script(tasks: Sequence[Task], packages: Mapping[str, Package]) -> dict[str, list[Player]]:
-    """Four players per task: one solves, one half solves, one gives up, one misbehaves. Those who solve
-    work in different ways, those who misbehave do different things: they take turns.
+    """Four players per task: one solves, one half solves, one gives up, one misbehaves. Solvers work in different
+    ways, and misbehaving players do different things; they take turns.
 
     Where a task has one bug only, nobody can half solve it: the forger plays instead.
     """
@@ -206,7 +206,7 @@ def script(tasks: Sequence[Task], packages: Mapping[str, Package]) -> dict[str, 
 
 
 def cast_of(task: Task, number: int) -> tuple[Casting, ...]:
-    """Who plays the ``number``-th task, member by member."""
+    """The players of the ``number``-th task, member by member."""
     solves = SOLVERS[number % len(SOLVERS)]
     if len(task.bugs) > 1:
         return solves, half_solver, quitter, MISBEHAVERS[number % len(MISBEHAVERS)]

@@ -1,4 +1,4 @@
-"""The demo's options, apart from what carries them out: these need no import that takes seconds."""
+"""The demo's options, separate from its implementation, whose imports take seconds."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class DemoSettings:
     job: str = "agentenv-demo"
     """With Nomad: the job whose allocations are the containers."""
     packages: tuple[str, ...] = ()
-    """Only tasks of these; all by default."""
+    """Only tasks of these packages; all by default."""
 
     @property
     def scripted(self) -> bool:
-        """Whether no model plays."""
+        """Whether no model is used."""
         return not self.model

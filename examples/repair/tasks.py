@@ -1,7 +1,7 @@
-"""Makes the tasks: bugs that a package's own tests notice, verified by running them.
+"""Makes the tasks: bugs that a package's own tests detect, verified by running them.
 
-Deterministic by seed: a fixed number of candidates is tried, whatever the machine's speed. The outcome
-of every run is kept in the cache by the hash of all that went into it, so a second start runs nothing.
+Deterministic by seed: a fixed number of candidates is tried, whatever the machine's speed. The outcome of every run
+is kept in the cache by the hash of all its inputs, so a second start runs nothing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ TASKS_PER_PACKAGE = 8
 CANDIDATES_PER_PACKAGE = 20
 RUN_TIMEOUT_S = 20.0
 MAX_BROKEN_SHARE = 0.4
-"""A bug that breaks more of the suite than this is of no interest: nothing is left to tell it by."""
+"""A bug that breaks a larger share of the suite is not useful: nothing is left to locate it by."""
 MAX_BROKEN_TESTS = 60
 WORKERS = 2
 
 
 @dataclass(frozen=True)
 class Bug:
-    """One injected mistake: where it is, and the text that was there."""
+    """One injected mistake: its place, and the original text."""
 
     path: str
     mutation: Mutation
@@ -128,7 +128,7 @@ def _package_tasks(bench: _Bench, package: Package, seed: int) -> list[Task]:
 
 
 def _draw_bugs(package: Package, seed: int) -> list[Bug]:
-    """The candidates of all files, the files taking turns; never two of a kind in one function."""
+    """The candidates of all files, alternating between files; never two of a kind in one function."""
     streams = [_bugs_in(package, path, f"{seed}:{package.name}:{path}") for path in package.mutable]
     mixed = (bug for row in itertools.zip_longest(*streams) for bug in row if bug is not None)
     chosen: dict[tuple[str, str, str], Bug] = {}
@@ -144,7 +144,7 @@ def _bugs_in(package: Package, path: str, seed: str) -> Iterator[Bug]:
 
 
 def _useful(verdict: judging.Verdict, sound: judging.Verdict) -> bool:
-    """The same tests ran, some of them broke, and enough did not."""
+    """Whether the same tests ran, some of them broke, and enough did not."""
     if verdict.outcomes.keys() != sound.outcomes.keys():
         return False
     limit = min(MAX_BROKEN_TESTS, MAX_BROKEN_SHARE * len(sound.passed))
@@ -164,7 +164,7 @@ def _pairs(singles: Sequence[tuple[Bug, frozenset[str]]]) -> list[tuple[Bug, Bug
 
 
 def _halves(together: frozenset[str], alone: Sequence[frozenset[str]]) -> bool:
-    """Whether mending either bug repairs some of the broken tests, not all, and breaks no other."""
+    """Whether fixing either bug repairs some of the broken tests, not all, and breaks no other."""
     return all(broken < together for broken in alone)
 
 
@@ -190,7 +190,7 @@ def _task(
 
 
 class _Bench:
-    """Runs suites two at a time, and remembers what became of them."""
+    """Runs suites two at a time, and caches their outcomes."""
 
     def __init__(self, catalogue: Catalogue, cache: Path, report: Report) -> None:
         self.kept = 0
@@ -212,7 +212,7 @@ class _Bench:
         self._directory.cleanup()
 
     def run(self, work: Sequence[tuple[Package, Sequence[Bug]]]) -> list[judging.Verdict | None]:
-        """The verdict on each of these; None where the run did not end, or ended the judge."""
+        """The verdict on each of these; None if the run did not end, or ended the judge."""
         found = []
         for verdict in self._workers.map(lambda pair: self._one(*pair), work):
             found.append(verdict)

@@ -1,7 +1,7 @@
-"""The tracker: a service on loopback that knows what users reported of each task, and the tool that asks it.
+"""The tracker: a service on loopback with user reports for each task, and the tool that queries it.
 
-It answers only who shows its key. The tool server holds the key, so a policy sees reports and never the key; slots
-have no network, so the tool works wherever they are.
+It answers only requests with its key. The tool server holds the key, so a policy sees reports and never the key;
+slots have no network, so the tool works wherever they are.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALLS_PER_TRAJECTORY = 20
 
 
 def report(task: Task) -> dict[str, Any]:
-    """What users say of a task: some of its failing tests, without their parameters. The same in every run."""
+    """The user report of a task: some of its failing tests, without their parameters. The same in every run."""
     failing = sorted({test.partition("[")[0] for test in task.broken})
     title = f"{task.package} {task.version}: wrong results since the last change"
     return {"task": task.id, "title": title, "failing": failing[:MOST_TESTS], "more": len(failing[MOST_TESTS:])}
@@ -57,7 +57,7 @@ class Tracker:
             await self._runner.cleanup()
 
     async def ended(self, trajectory: str) -> None:
-        """Nothing is kept."""
+        """Does nothing: there is no state."""
 
     async def _answer(self, request: web.Request) -> web.Response:
         shown = request.headers.get("Authorization", "")
@@ -76,7 +76,7 @@ class Tracker:
         *,
         run: ToolRun,
     ) -> dict[str, Any]:
-        """Look up what users reported of a task: the names of tests that fail for them."""
+        """Look up the user reports of a task: the names of tests that fail for users."""
         headers = {"Authorization": f"Bearer {run.secrets['tracker_key']}"}
         async with aiohttp.ClientSession() as session, session.get(self._url + task, headers=headers) as answer:
             told: dict[str, Any] = await answer.json()

@@ -1,7 +1,7 @@
-"""The verifier: takes the policy's version of the source files out of the slot, and judges it on clean ground.
+"""The verifier: takes the policy's version of the source files out of the slot, and judges it in a clean workspace.
 
-Everything but the mutable files comes from the released package again: tests, settings, conftest files.
-What the policy left in the workspace is removed first, so nothing of it is there to be imported.
+Everything but the mutable files comes from the released package again: tests, settings, conftest files. Everything
+else the policy left in the workspace is removed first, so that it cannot be imported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from examples.repair.packages import HERE, SLOT_PYTHON, Package
 from examples.repair.tasks import Task, injected
 
 MAX_SOURCE_BYTES = 2 * 1024 * 1024
-"""A source file larger than this is no repair. The largest of the packages has 60 KiB."""
+"""A larger source file is not a repair. The largest of the packages has 60 KiB."""
 SUITE_TIMEOUT_S = 90.0
 """The suites take 1 to 3 s; a busy machine may be much slower, and must not cost a score."""
 CLEAR_TIMEOUT_S = 60.0
@@ -34,7 +34,7 @@ MAX_DIFFED_LINES = 4000
 
 @dataclass(frozen=True)
 class Found:
-    """What became of the suite over the policy's files; ``verdict`` None, and why, when there is none."""
+    """The outcome of the suite over the policy's files; ``verdict`` None with a reason if there is none."""
 
     verdict: Verdict | None
     reason: str
@@ -42,7 +42,7 @@ class Found:
     """The policy's changes as a diff against the files it was given."""
 
     def told(self, task: Task) -> dict[str, Any]:
-        """What the transcript keeps."""
+        """The data kept in the transcript."""
         passed = self.verdict.passed if self.verdict else frozenset()
         newly = sorted(set(task.passing) - passed) if self.verdict else []
         still = sorted(set(task.broken) - passed)
@@ -64,7 +64,7 @@ def _reason(still: int, newly: int) -> str:
 
 
 def repaired_share(task: Task, verdict: Verdict | None) -> float:
-    """The share of the broken tests that pass; 0 without a verdict, or when a test that passed does not."""
+    """The share of the broken tests that pass; 0 without a verdict, or if a test that passed before fails."""
     if verdict is None or not set(task.passing) <= verdict.passed:
         return 0.0
     return len(verdict.passed & set(task.broken)) / len(task.broken)
@@ -73,7 +73,7 @@ def repaired_share(task: Task, verdict: Verdict | None) -> float:
 async def suite_in_slot(exec_tool: ToolContext, task: Task, package: Package, runner: str) -> Found:
     """Run the released tests over the policy's version of ``package.mutable``, in its (sealed) slot.
 
-    What the policy did, however odd, ends in a Found. Raises: InfraError only.
+    Anything the policy did leads to a Found. Raises: InfraError only.
     """
     given = injected(package, task.bugs)
     taken: dict[str, bytes] = {}
@@ -89,7 +89,7 @@ async def suite_in_slot(exec_tool: ToolContext, task: Task, package: Package, ru
 
 async def source(exec_tool: ToolContext, path: str) -> bytes:
     """One source file of the workspace. Raises VoidVerdictError when it is too large; OSError and
-    PolicyRefusalError when it is no file any more."""
+    PolicyRefusalError when it is no longer a file."""
     reply = await exec_tool.call_tool("read_file", {"path": path, "binary": True, "limit": MAX_SOURCE_BYTES + 1})
     if reply.exit_code:
         raise OSError(reply.exit_code, reply.stderr.strip() or "cannot be read", path)
@@ -122,9 +122,9 @@ async def _judged(exec_tool: ToolContext, package: Package, files: Mapping[str, 
 async def answer(
     exec_tool: ToolContext, command: str, question: str, nonce: str, canary: Canary, timeout_s: float
 ) -> Verdict:
-    """What the judge says that ``command`` starts; ``timeout_s`` is what the question allows the tests.
+    """The answer of the judge started by ``command``; ``timeout_s`` is the tests' time limit in the request.
 
-    Raises: VoidVerdictError when it is nothing to go by; InfraError.
+    Raises: VoidVerdictError when it is unusable; InfraError.
     """
     done = await exec_tool.terminal(command, timeout_s + 30, stdin=question)
     if done.oom_killed:
@@ -145,7 +145,7 @@ def packed(files: Mapping[str, bytes], executable: Collection[str] = ()) -> byte
 
 
 def changes(given: Mapping[str, bytes], taken: Mapping[str, bytes]) -> str:
-    """What was changed in the files that could be taken, as one diff."""
+    """The changes of the files that could be read, as one diff."""
     return "".join(_change(path, given[path], now) for path, now in taken.items() if given[path] != now)
 
 
@@ -156,7 +156,7 @@ def _change(path: str, before: bytes, now: bytes) -> str:
 
 
 def plain(error: Exception) -> str:
-    """Why there is no verdict, in words."""
+    """Why there is no verdict, as a sentence."""
     if isinstance(error, OSError):
         return f"{error.filename or 'a file'} {error.strerror or error}"
     return str(error)

@@ -1,7 +1,7 @@
-"""``python -m examples.swe DATASET``: are these records sound? Each is played by two scripted players.
+"""``python -m examples.swe DATASET``: checks records. Each is played by two scripted players.
 
-The oracle applies the gold patch and must score 1; the empty player changes nothing and must score 0.
-Exit code 1 when a record is not as it should be, 2 when a setting or a record is malformed.
+The oracle applies the gold patch and must score 1; the empty player changes nothing and must score 0. Exit code 1
+when a record fails this check, 2 when a setting or a record is malformed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXPECTED = {"oracle": 1.0, "empty": 0.0}
 
 
 async def play(directory: Path, names: list[str], **fields: Any) -> dict[str, list[float | None]]:
-    """Every record once by each of these players; the scores by record, None where there is none.
+    """Play every record once with each of these players; returns the scores by record, None without a score.
 
     Raises: ConfigError and what SweEnv.setup raises.
     """
@@ -99,10 +99,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clone-url", default="", help="clone missing ones from here, with {repo} in it")
     parser.add_argument("--oracle", action="store_true", help="only the oracle plays")
     parser.add_argument("--empty", action="store_true", help="only the empty player plays")
-    parser.add_argument("--only-repos", type=_names, default=[], help="parted by commas")
-    parser.add_argument("--only-instances", type=_names, default=[], help="parted by commas")
+    parser.add_argument("--only-repos", type=_names, default=[], help="separated by commas")
+    parser.add_argument("--only-instances", type=_names, default=[], help="separated by commas")
     parser.add_argument("--max-records", type=int)
-    parser.add_argument("--dependencies", help="directory of what the repositories import")
+    parser.add_argument("--dependencies", help="directory of the repositories' dependencies")
     parser.add_argument("--fake", action="store_true", help="no sandbox at all: only for code you trust")
     parser.add_argument("--isolation", choices=("auto", "full", "user"), default="auto")
     parser.add_argument("--out", type=Path, help="keep rollouts.jsonl here")

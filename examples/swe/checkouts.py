@@ -1,4 +1,4 @@
-"""Checkouts that are in use, and the last few besides: a group's members share one, and no disk fills up."""
+"""Checkouts in use, and the last few others: a group's members share one, and the disk does not fill up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Entry:
 
 
 class Checkouts:
-    """Makes checkouts when they are asked for, each once; removes those nobody uses beyond ``keep``."""
+    """Makes each checkout once, on request; removes unused ones beyond ``keep``."""
 
     def __init__(self, repositories_dir: Path, clone_url: str = "", *, keep: int = 8) -> None:
         self._repositories = repositories_dir
@@ -50,7 +50,7 @@ class Checkouts:
 
     @property
     def made(self) -> tuple[str, ...]:
-        """The records whose checkouts are there, the one used longest ago first."""
+        """The records with existing checkouts, the least recently used first."""
         return tuple(name for name, entry in self._entries.items() if entry.checkout is not None)
 
     @asynccontextmanager

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 RUNNER = "/opt/test-runner"
 DEPENDENCIES = "/opt/dependencies"
-"""Where slots see the unpacked test runner and the dependencies, read-only."""
+"""Path of the dependencies in slots, read-only. The unpacked test runner is mounted as well."""
 
 TASK = """\
 [task:{record.instance_id}]
@@ -46,8 +46,8 @@ The workspace holds the repository {record.repo} (one git commit: the state befo
 {record.problem_statement}
 </issue>
 
-Change the repository's sources, and nothing you do not need to. Tests you add are welcome but do not count:
-yours is judged by tests of its own. python3 and pytest are installed, there is no network; run tests with
+Change the repository's sources, and only as much as needed. You may add tests, but they do not count: your work
+is judged by other tests. python3 and pytest are installed, there is no network; run tests with
 `{command}`.
 Say in one sentence what you changed when you are done."""
 
@@ -59,20 +59,20 @@ class SweConfig(AgentEnvConfig):
     dataset_split: str = "test"
     repositories: str | None = Field(default=None, description="Directory of local git repositories, owner/name[.git]")
     clone_url: str = Field(
-        default="https://github.com/{repo}.git", description="Where a missing one is cloned from; empty: never"
+        default="https://github.com/{repo}.git", description="URL to clone missing ones from; empty: do not clone"
     )
     only_repos: Names = Field(default_factory=list, description="Records of these repositories")
     only_instances: Names = Field(default_factory=list, description="These records")
     only_versions: Names = Field(default_factory=list, description="Records of these versions")
-    max_records: int | None = Field(default=None, ge=1, description="The first so many that are left")
+    max_records: int | None = Field(default=None, ge=1, description="Use only this many of the remaining records")
     reward: Literal["resolved", "share"] = Field(
         default="resolved", description="resolved: 1 or 0; share: of FAIL_TO_PASS, 0 when PASS_TO_PASS breaks"
     )
     dependencies: str | None = Field(
-        default=None, description="Directory of what repositories import: owner__name/version or owner__name"
+        default=None, description="Directory of the repositories' dependencies: owner__name/version or owner__name"
     )
-    tests_timeout_s: float = Field(default=300.0, ge=1, le=3000, description="Longest run of a record's tests")
-    keep_checkouts: int = Field(default=8, ge=1, description="On this machine's disk, besides those in use")
+    tests_timeout_s: float = Field(default=300.0, ge=1, le=3000, description="Time limit of a record's tests")
+    keep_checkouts: int = Field(default=8, ge=1, description="Unused checkouts kept on this machine's disk")
 
 
 class SweEnv(AgentEnv):
@@ -99,7 +99,7 @@ class SweEnv(AgentEnv):
         self.records: dict[str, SweRecord] = {}
 
     async def setup(self) -> None:
-        """Read the records and have their test runner, then as every environment.
+        """Read the records and fetch their test runner, then set up like every environment.
 
         Raises: ConfigError naming a record and its field; DownloadError, and what AgentEnv.setup raises.
         """
@@ -114,7 +114,7 @@ class SweEnv(AgentEnv):
             raise
 
     async def close(self) -> None:
-        """As every environment, and the checkouts."""
+        """Close like every environment, and remove the checkouts."""
         try:
             await super().close()
         finally:
@@ -130,8 +130,8 @@ class SweEnv(AgentEnv):
         return records
 
     def build_backend(self) -> ContainerBackend:
-        """The backend that is configured; its slots see the test runner and the dependencies. On Nomad its nodes
-        must have them under the same paths."""
+        """The configured backend; its slots see the test runner and the dependencies. On Nomad the nodes must have
+        them under the same paths."""
         config: SweConfig = self.config
         settings = config.container_settings()
         binds = [Bind(str(self._runner), RUNNER)]
@@ -148,11 +148,11 @@ class SweEnv(AgentEnv):
         )
 
     async def get_next_item(self) -> dict[str, Any]:
-        """The records, again and again."""
+        """The records, repeated endlessly."""
         return self.item_of(self.records[next(self._order)])
 
     def item_of(self, record: SweRecord) -> dict[str, Any]:
-        """A record as the item its transcripts keep; its patches stay here."""
+        """A record as the item in its transcripts; its patches are not included."""
         return {
             "instance_id": record.instance_id,
             "repo": record.repo,
@@ -163,7 +163,7 @@ class SweEnv(AgentEnv):
         }
 
     def build_task(self, item: Any) -> str:
-        """What the model reads: the issue, and how tests are run; not which tests."""
+        """The task's text: the issue, and how tests are run, but not which tests."""
         record = self.records[item["instance_id"]]
         paths = [*SOURCE_ROOTS, *self._dependencies_of(record), "$PYTHONPATH"]
         return TASK.format(record=record, command=f"PYTHONPATH={':'.join(paths)} python3 -m pytest -q PATH")
@@ -184,9 +184,9 @@ class SweEnv(AgentEnv):
         agent_result: AgentResult,
         **_: Any,
     ) -> tuple[float, dict[str, Any]]:
-        """Run the record's tests over what the policy changed.
+        """Run the record's tests over the policy's changes.
 
-        Whatever the policy did to its files is a verdict, not an error; only InfraError gets out.
+        Anything the policy did to its files leads to a verdict, not an error; only InfraError propagates.
         """
         record = self.records[item["instance_id"]]
         found = await self.run_tests(exec_tool, record)
@@ -195,14 +195,14 @@ class SweEnv(AgentEnv):
         return score, {**told, "model faults": agent_result.model_faults}
 
     async def run_tests(self, exec_tool: ToolContext, record: SweRecord) -> Found:
-        """What becomes of the record's tests in this slot: by pytest. For another runner, override it."""
+        """The outcome of the record's tests in this slot, run with pytest. Override it for another runner."""
         ground = Ground(self._seen_runner, self._dependencies_of(record), self.config.tests_timeout_s)
         async with self._checkouts.of(record) as checkout:
             return await tested(exec_tool, record, checkout, ground)
 
     @property
     def _fake(self) -> bool:
-        """Whether commands run as plain processes here: they see this machine's own paths."""
+        """Whether commands run as plain processes on this machine, and see its own paths."""
         return bool(self.config.tool_pool_mode == "fake")
 
     @property
@@ -210,7 +210,7 @@ class SweEnv(AgentEnv):
         return str(self._runner) if self._fake else RUNNER
 
     def _dependencies_of(self, record: SweRecord) -> tuple[str, ...]:
-        """The directory of what the record's repository imports, as its slot sees it."""
+        """The directory of the record's dependencies, as seen by its slot."""
         if self.config.dependencies is None:
             return ()
         there = Path(self.config.dependencies).resolve()

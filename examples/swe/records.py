@@ -1,7 +1,7 @@
-"""SWE-style records: what a dataset's row must hold, and which of the rows are wanted.
+"""SWE-style records: the required fields of a dataset's row, and the choice of rows.
 
-The fields are those of SWE-bench. Rows are taken as they come, with lists or with lists as JSON text;
-what is wrong with one is a ConfigError that names the record and the field.
+The fields are those of SWE-bench. Rows are taken as they come, with lists or with lists as JSON text; an invalid
+row is a ConfigError that names the record and the field.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class SweRecord:
     base_commit: str
     problem_statement: str
     patch: str
-    """The gold patch. Never shown to a model, and no part of a score."""
+    """The gold patch. Never shown to a model, and not part of a score."""
     test_patch: str
     fail_to_pass: tuple[str, ...]
     """pytest ids, ``path.py::test``: they fail at ``base_commit`` with ``test_patch``, and must pass."""
     pass_to_pass: tuple[str, ...]
-    """They pass before, and must still."""
+    """They pass before, and must still pass."""
     version: str = ""
     environment_setup_commit: str = ""
 
@@ -49,19 +49,19 @@ class SweRecord:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which records are taken; empty: all."""
+    """Filters of records; empty: all."""
 
     repos: tuple[str, ...] = ()
     instances: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
     limit: int | None = None
-    """So many, the first of those left."""
+    """Use only this many of the remaining records."""
 
 
 def read_records(rows: Sequence[Mapping[str, Any]], wanted: Wanted = Wanted()) -> tuple[SweRecord, ...]:
-    """The wanted records of a dataset, in its order. Rows that are not wanted are not looked into further.
+    """The wanted records of a dataset, in its order. Rows that are filtered out are not checked further.
 
-    Raises: ConfigError naming record and field, a record that is there twice, or a filter that leaves nothing.
+    Raises: ConfigError naming record and field, a duplicate record, or a filter that leaves nothing.
     """
     records: dict[str, SweRecord] = {}
     for number, row in enumerate(rows, 1):
@@ -78,7 +78,7 @@ def read_records(rows: Sequence[Mapping[str, Any]], wanted: Wanted = Wanted()) -
 
 
 def read_record(row: Mapping[str, Any], number: int = 1) -> SweRecord:
-    """One row, checked. ``number`` names it where it has no id. Raises: ConfigError."""
+    """One row, checked. ``number`` identifies it if it has no id. Raises: ConfigError."""
     found = _Row(row, number)
     record = SweRecord(
         instance_id=found.matching("instance_id", _INSTANCE, "letters, digits and _ . + -"),
@@ -102,7 +102,7 @@ def read_record(row: Mapping[str, Any], number: int = 1) -> SweRecord:
 
 
 class _Row:
-    """Takes fields out of a row."""
+    """Reads and checks the fields of a row."""
 
     def __init__(self, row: Mapping[str, Any], number: int) -> None:
         self._row = row

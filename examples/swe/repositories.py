@@ -1,7 +1,7 @@
 """Repositories at a record's commit, out of local git repositories. All of it runs on the environment's side.
 
-Slots never see these repositories, only a work tree with one commit of its own: no later history to look
-the solution up in.
+Slots never see these repositories, only a work tree with a single new commit: there is no later history with the
+solution.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ _OURS = {
 
 
 class RepositoryError(InfraError):
-    """A repository could not be cloned or read. Nothing reached a slot; it may be tried again."""
+    """A repository could not be cloned or read. Nothing reached a slot; it may be retried."""
 
     code = "repository"
 
 
 class GitError(Exception):
-    """git refused; what it said is the text."""
+    """git failed; its message is the text."""
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """A record's repository, made ready in a directory of its own."""
+    """A record's repository, prepared in a separate directory."""
 
     tree: Path
     """The files at the base commit, without ``.git``."""
     workspace: Path
-    """The same with a ``.git`` of one commit: what a policy gets."""
+    """The same with a ``.git`` of one commit: the policy's workspace."""
     known: Mapping[str, str]
     """``scan.digest`` of every file of the tree, by path."""
     executable: frozenset[str]
     """Those of them that are executable."""
     tests: Mapping[str, bytes | None]
-    """What the test patch makes of the files it names; None: it removes them."""
+    """The files of the test patch with their new content; None: it removes them."""
     gold: frozenset[str]
     """The paths the gold patch names."""
 
 
 def find(repositories: Path, repo: str) -> Path | None:
-    """Where ``owner/name`` is below ``repositories``: as ``owner/name``, ``owner__name``, with ``.git`` or without."""
+    """Path of ``owner/name`` below ``repositories``: as ``owner/name`` or ``owner__name``, with ``.git`` or without."""
     for name in (repo, repo.replace("/", "__")):
         for path in (repositories / f"{name}.git", repositories / name):
             if path.is_dir():
@@ -73,7 +73,7 @@ def find(repositories: Path, repo: str) -> Path | None:
 
 
 def check(repositories: Path, records: Sequence[SweRecord], *, may_clone: bool) -> None:
-    """Whether each record's repository is there, or may be cloned.
+    """Check whether each record's repository exists, or may be cloned.
 
     Raises: ConfigError naming the record, when a repository or a commit in one is missing.
     """
@@ -90,10 +90,10 @@ def check(repositories: Path, records: Sequence[SweRecord], *, may_clone: bool) 
 
 
 def ensure(repositories: Path, record: SweRecord, clone_url: str) -> Path:
-    """The record's repository, with its commit in it; cloned or fetched when it is not and ``clone_url`` is set.
+    """The record's repository including its commit; cloned or fetched if missing and ``clone_url`` is set.
 
-    ``clone_url`` has ``{repo}`` in it. Two calls for one repository must not overlap.
-    Raises: RepositoryError when git cannot reach it; ConfigError when it has no such commit.
+    ``clone_url`` has ``{repo}`` in it. Two calls for one repository must not overlap. Raises: RepositoryError when
+    git cannot reach it; ConfigError when it has no such commit.
     """
     path = find(repositories, record.repo)
     if path is None:
@@ -137,7 +137,7 @@ def remove(checkout: Path) -> None:
 
 
 class _Trees:
-    """Commits and patched commits as files, through an index of its own: the repository is only read."""
+    """Commits and patched commits as files, through a separate index: the repository is only read."""
 
     def __init__(self, git_dir: str, scratch: Path) -> None:
         self._git_dir = git_dir
@@ -152,7 +152,7 @@ class _Trees:
         return {str(path.relative_to(target)): digest(str(path)) or "" for path in paths}
 
     def patched(self, record: SweRecord, field: str, patch: str) -> dict[str, bytes | None]:
-        """What the record's patch makes of the files it names. Raises: ConfigError when it does not apply."""
+        """The files of a record's patch with their new content. Raises: ConfigError when it does not apply."""
         with self._index(record.base_commit) as index:
             try:
                 index.git("apply", "--cached", "--whitespace=nowarn", "-", stdin=patch)
@@ -185,7 +185,7 @@ class _Index:
     directory: Path
 
     def git(self, *arguments: str, stdin: str | None = None, work_tree: Path | None = None) -> bytes:
-        """git on this index. Raises: GitError."""
+        """Run git on this index. Raises: GitError."""
         env = {"GIT_INDEX_FILE": str(self.directory / "index"), "GIT_DIR": self.git_dir}
         env |= {"GIT_WORK_TREE": str(work_tree)} if work_tree else {}
         return _git(["git", "-c", "core.bare=false", *arguments], env, stdin=stdin, cwd=work_tree or self.directory)
@@ -197,7 +197,7 @@ def _commit_all(tree: Path) -> None:
         ["init", "--quiet", "--template=", "--initial-branch=main"],
         ["add", "--all", "--force"],
         ["commit", "--quiet", "--allow-empty", "--no-verify", "--message", "The repository before the task"],
-        ["repack", "-a", "-d", "--quiet"],  # one file instead of one per object: slots count their inodes
+        ["repack", "-a", "-d", "--quiet"],  # one file instead of one per object: slots limit the number of inodes
     ):
         _git(["git", *config, *command], {}, cwd=tree)
 
@@ -214,7 +214,7 @@ def _clone(repositories: Path, repo: str, url: str) -> Path:
 
 
 def _reached(command: list[str], repo: str) -> None:
-    """Run a git that needs the network, with the user's own settings (proxies, credentials)."""
+    """Run a git command that needs the network, with the user's own settings (proxies, credentials)."""
     try:
         env = {name: value for name, value in os.environ.items() if name not in _LEAD_ASTRAY}
         _run(command, {**env, "GIT_TERMINAL_PROMPT": "0"}, timeout_s=CLONE_TIMEOUT_S)
@@ -225,7 +225,7 @@ def _reached(command: list[str], repo: str) -> None:
 
 
 _LEAD_ASTRAY = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX"})
-"""Set inside git's hooks: they would turn our commands to another repository."""
+"""Set inside git's hooks: they would redirect our commands to another repository."""
 
 
 def _has(repository: Path, commit: str) -> bool:
@@ -277,5 +277,5 @@ def _no_commit(record: SweRecord, path: Path) -> ConfigError:
 
 
 def manifest(checkout: Checkout) -> bytes:
-    """What ``scan.py`` is given."""
+    """The input of ``scan.py``."""
     return json.dumps(dict(checkout.known)).encode()

@@ -1,9 +1,8 @@
-"""Finds what is different in a workspace; runs in the slot, by its own ``python3 -I -S -B scan.py``.
+"""Finds differences in a workspace; runs in the slot, with its own ``python3 -I -S -B scan.py``.
 
-Standard library only. Its one argument is the file of what was there, ``{path: digest}``; it prints what is
-different now: ``{"changed": [paths], "removed": [paths], "odd": [paths], "more": bool}``. ``odd`` are links,
-pipes and the like where they were not, and files that cannot be read: nothing of them is taken. Names that
-cannot be printed are passed over.
+Standard library only. Its only argument is a file with the original state, ``{path: digest}``; it prints the
+differences: ``{"changed": [paths], "removed": [paths], "odd": [paths], "more": bool}``. ``odd`` are new links,
+pipes and similar, and unreadable files, which are not used. Names that cannot be printed are skipped.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import sys
 
 MAX_CHANGED = 500
 MAX_HASHED_BYTES = 8 * 1024 * 1024
-"""A file larger than this counts as changed without being read: no repair, and refused when it is taken."""
+"""A larger file counts as changed without being read: it is not a repair, and refused later."""
 NOT_TAKEN = frozenset({".git", "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis",
                        ".tox", ".nox", ".venv", "venv", "node_modules", ".cache", ".eggs"})  # fmt: skip
-"""Directories a policy's tools fill. What was in one from the start is looked at nevertheless."""
+"""Directories filled by a policy's tools. Files that existed in one from the start are checked nevertheless."""
 
 
 def digest(path: str) -> str | None:
-    """What a path's content is known by; None where it is no file and no link, or cannot be read."""
+    """A digest of a path's content; None if it is neither a file nor a link, or cannot be read."""
     try:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):
@@ -39,7 +38,7 @@ def digest(path: str) -> str | None:
 
 
 def differences(root: str, known: dict[str, str], skipped: str) -> dict[str, object]:
-    """What is different below ``root`` from ``known``, the top directory ``skipped`` left out."""
+    """Differences below ``root`` from ``known``, without the top directory ``skipped``."""
     changed: list[str] = []
     odd: list[str] = []
     found = set()

@@ -1,7 +1,8 @@
-"""The verifier: takes what the policy changed out of its slot, and runs the named tests over it on clean ground.
+"""The verifier: takes the policy's changes out of its slot, and runs the named tests over them in a clean
+workspace.
 
-What counts of a policy's changes is decided by :func:`judged` alone, without I/O. The test run itself, with
-its nonce and its control tests, is that of the repair example (``docs/repair.md``).
+:func:`judged` alone decides which of a policy's changes count, without I/O. The test run itself, with its nonce and
+its control tests, is that of the repair example (``docs/repair.md``).
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from examples.swe.repositories import Checkout, manifest
 HERE = Path(__file__).parent
 SCAN_TIMEOUT_S = 120.0
 MAX_TAKEN_BYTES = 16 * 1024 * 1024
-"""Of all changed files together; each may have 2 MiB."""
+"""Limit of all changed files together; each may have 2 MiB."""
 SOURCE_ROOTS = ("src", "lib")
-"""Directories of a repository that go on sys.path when they are there, after its top."""
+"""Directories of a repository added to sys.path if they exist, after its top."""
 TEST_DIRECTORIES = frozenset({"test", "tests"})
 RUNNER_FILES = frozenset(
     {"conftest.py", "pytest.ini", ".pytest.ini", "tox.ini", "sitecustomize.py", "usercustomize.py"}
@@ -40,27 +41,28 @@ MAX_NAMED_FILES = 50
 
 @dataclass(frozen=True)
 class Changes:
-    """What a policy made of its workspace."""
+    """A policy's changes of its workspace."""
 
     taken: Mapping[str, bytes] = field(default_factory=dict)
     removed: Sequence[str] = ()
     odd: Sequence[str] = ()
-    """Links, pipes and unreadable files: nothing of them is taken."""
+    """Links, pipes and unreadable files, which are not used."""
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """What is laid over the repository at its base commit before the tests run."""
+    """Files laid over the repository at its base commit before the tests run."""
 
     files: Mapping[str, bytes]
     removed: tuple[str, ...]
     put_back: tuple[str, ...]
-    """Test files and the like that the policy changed: they are as the repository and the test patch have them."""
+    """Test files and similar that the policy changed: they are restored to the state of the repository and the test
+    patch."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What became of the tests; ``verdict`` None, and why, when there is none."""
+    """The outcome of the tests; ``verdict`` None with a reason if there is none."""
 
     verdict: Verdict | None
     reason: str = ""
@@ -68,7 +70,7 @@ class Found:
     put_back: tuple[str, ...] = ()
 
     def told(self, record: SweRecord) -> dict[str, Any]:
-        """What the transcript keeps."""
+        """The data kept in the transcript."""
         passed = self.verdict.passed if self.verdict else frozenset()
         failing = [test for test in record.fail_to_pass if test not in passed]
         broken = [test for test in record.pass_to_pass if test not in passed] if self.verdict else []
@@ -87,8 +89,8 @@ class Found:
 
 
 def is_protected(path: str, checkout: Checkout) -> bool:
-    """Whether a policy's version of this file counts for nothing: the files of the test patch, always; tests,
-    and what steers pytest, unless the gold patch changes them too."""
+    """Whether a policy's version of this file is ignored: always for files of the test patch; for tests and files
+    that control pytest, unless the gold patch changes them too."""
     if path in checkout.tests:
         return True
     if path in checkout.gold:
@@ -100,7 +102,7 @@ def is_protected(path: str, checkout: Checkout) -> bool:
 
 
 def judged(record: SweRecord, checkout: Checkout, changes: Changes) -> Overlay:
-    """What of the policy's changes counts, with the test patch's files on top."""
+    """The policy's changes that count, with the test patch's files on top."""
     tests = {*checkout.tests, *record.test_files}
     touched = [*changes.taken, *changes.removed]
     put_back = tuple(sorted(path for path in touched if path in tests or is_protected(path, checkout)))
@@ -125,7 +127,7 @@ def share(record: SweRecord, verdict: Verdict | None) -> float:
 
 @dataclass(frozen=True)
 class Ground:
-    """Where tests run: the paths of the test runner and of the record's dependencies, as the slot sees them."""
+    """Paths for running tests: the test runner and the record's dependencies, as seen by the slot."""
 
     runner: str
     dependencies: tuple[str, ...] = ()
@@ -133,9 +135,9 @@ class Ground:
 
 
 async def tested(exec_tool: ToolContext, record: SweRecord, checkout: Checkout, ground: Ground) -> Found:
-    """Run the record's tests over what the policy left in its (sealed) slot.
+    """Run the record's tests over the policy's changes in its (sealed) slot.
 
-    What the policy did, however odd, ends in a Found. Raises: InfraError only.
+    Anything the policy did leads to a Found. Raises: InfraError only.
     """
     changed: tuple[str, ...] = ()
     put_back: tuple[str, ...] = ()
@@ -152,7 +154,7 @@ async def tested(exec_tool: ToolContext, record: SweRecord, checkout: Checkout, 
 
 
 async def _taken(exec_tool: ToolContext, checkout: Checkout) -> Changes:
-    """What is different in the workspace. Raises: VoidVerdictError when that is no change a person would make."""
+    """The differences in the workspace. Raises VoidVerdictError when they are not plausible changes."""
     place = f"scan-{secrets.token_hex(8)}"
     script = (HERE / "scan.py").read_bytes()
     await exec_tool.terminal("chmod u+rwx .")
@@ -168,7 +170,7 @@ async def _taken(exec_tool: ToolContext, checkout: Checkout) -> Changes:
 
 
 async def _contents(exec_tool: ToolContext, paths: Sequence[str], checkout: Checkout) -> dict[str, bytes]:
-    """What these files hold; of those that count for nothing only that they changed."""
+    """Contents of these files; of ignored ones only that they changed."""
     taken: dict[str, bytes] = {}
     left = MAX_TAKEN_BYTES
     for path in paths:
@@ -200,8 +202,8 @@ async def _run(
 
 
 def pytest_arguments(record: SweRecord, tree: str) -> list[str]:
-    """The files of the named tests, under the names the record has. The repository's own ``addopts`` may ask
-    for plugins that are not here; its other settings hold."""
+    """The files of the named tests, under the names in the record. The repository's own ``addopts`` may require
+    missing plugins; its other settings apply."""
     return ["--rootdir", tree, "-o", "addopts=", "-o", "required_plugins=", *record.test_files]
 
 

@@ -1,4 +1,4 @@
-"""``python -m examples.toolserver_smoke``: two scripted policies on one task, one of them after the key.
+"""``python -m examples.toolserver_smoke``: two scripted policies on one task, one of which searches for the key.
 
 ``--isolation user`` where you are not root; ``--fake`` needs no sandbox at all (and gives none).
 """
@@ -26,14 +26,14 @@ def honest(turn: Turn) -> Reply:
 
 
 def curious(turn: Turn) -> Reply:
-    """Looks for the key everywhere it can, then gives up."""
+    """Searches for the key everywhere, then gives up."""
     hunt = "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'; ls -la / /run ~"
     calls = [Call("bash", {"command": hunt}), Call("record_lookup", {"name": "nobody"})]
     return Reply("where is the key?", (calls[turn.step],)) if turn.step < len(calls) else Reply("there is none to see")
 
 
 async def play(directory: Path, **fields: Any) -> list[float]:
-    """One group of the two; their scores."""
+    """Play one group of the two; returns their scores."""
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
     from agentenv import AgentEnvConfig

@@ -1,7 +1,7 @@
 """The model finds a code with an external tool, and writes it to a file in its slot.
 
-The records can be read only with a key. The tool server holds it: the tool uses it, the slot has no network,
-and the key's value is in nothing the policy is shown.
+The records can be read only with a key, which the tool server holds. The tool uses it, the slot has no network, and
+nothing shown to the policy contains the key's value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ToolServerSmoke(AgentEnv):
         return AgentEnvConfig(tool_server_url="inprocess", verification="sealed"), servers
 
     def build_tool_server(self) -> ToolServer:
-        """Ours, with the service it asks."""
+        """Our own, with the service it queries."""
         self.records = Records()
         return tool_server_of(self.records)
 
@@ -41,7 +41,7 @@ class ToolServerSmoke(AgentEnv):
         return {"id": next(self.names)}
 
     def build_task(self, item: Any) -> str:
-        """What the model reads."""
+        """The task's text."""
         return (
             f"[task:{item['id']}] Look up the record of {item['id']} and write its code, alone, to the file code.txt."
         )
@@ -55,7 +55,7 @@ class ToolServerSmoke(AgentEnv):
         agent_result: AgentResult,
         **_: Any,
     ) -> tuple[float, dict[str, Any]]:
-        """1 for the right code. A key that got out would be the environment's failure: no score at all."""
+        """1 for the right code. A leaked key is the environment's failure: no score at all."""
         if self.records.key in json.dumps(agent_result.messages):
             raise RuntimeError("the key of the records was seen by the policy")
         try:

@@ -1,4 +1,4 @@
-"""A service on loopback that answers only who shows its key, and the tool that does."""
+"""A service on loopback that answers only requests with its key, and the tool that uses it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Records:
             await self._runner.cleanup()
 
     async def ended(self, trajectory: str) -> None:
-        """Nothing is kept."""
+        """Does nothing: there is no state."""
 
     async def _answer(self, request: web.Request) -> web.Response:
         shown = request.headers.get("Authorization", "")
@@ -58,7 +58,7 @@ class Records:
 
     async def record_lookup(
         self,
-        name: Annotated[str, Field(pattern=r"^[a-z]{1,40}$", description="Whose record, in small letters.")],
+        name: Annotated[str, Field(pattern=r"^[a-z]{1,40}$", description="Name of the record, in lower case.")],
         *,
         run: ToolRun,
     ) -> dict[str, str]:

@@ -31,7 +31,7 @@ async def bring_up(
             async with OperatorApi.opened(settings) as api:
                 await api.keep(settings.job_id, kept=True)  # so that gc knows it was left on purpose, however up ends
             await backend.scale(count)
-            arrival.says("containers")
+            arrival.describe("containers")
             reader = asyncio.create_task(_read(backend, arrival), name="events of up")
             try:
                 await arrival.complete(timeout_s)
@@ -43,4 +43,4 @@ async def bring_up(
 
 async def _read(backend: ContainerBackend, arrival: Arrival) -> None:
     async for event in backend.events():
-        arrival.heed(event)
+        arrival.handle(event)

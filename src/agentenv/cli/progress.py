@@ -101,11 +101,11 @@ class Arrival:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def says(self, doing: str) -> None:
+    def describe(self, doing: str) -> None:
         """What is being waited for."""
         self._progress.update(self._bar, description=doing)
 
-    def heed(self, event: ContainerEvent) -> None:
+    def handle(self, event: ContainerEvent) -> None:
         """Process an event."""
         match event:
             case ContainerStarted(handle):

@@ -119,7 +119,7 @@ def up(
         except InterruptedBySignalError as ended:
             err().print(f"[yellow]interrupted by {ended}[/]: the Nomad job keeps running; `agentenv down` ends it")
             raise typer.Exit(128 + ended.number) from None
-        _say(told, as_json=as_json, stays=False, job=job)
+        _print_summary(told, as_json=as_json, stays=False, job=job)
         return
     if oversubscribe or any(option is not None for option in (job, image, memory_mib, variables)):
         raise ConfigError(
@@ -164,14 +164,14 @@ async def _keep(
                 await arrival.complete(timeout_s)
             if metrics_port is not None:
                 url = await stack.enter_async_context(_exporting(backend, metrics_host, metrics_port))
-                notice.say(metrics_url=url)
-            _say(sight_as_json(await look(LocalFarm(backend))), as_json=as_json, stays=True)
+                notice.publish(metrics_url=url)
+            _print_summary(sight_as_json(await look(LocalFarm(backend))), as_json=as_json, stays=True)
             await asyncio.Event().wait()
 
 
 def _both(event: ContainerEvent, notice: FarmNotice, arrival: Arrival) -> None:
-    notice.heed(event)
-    arrival.heed(event)
+    notice.handle(event)
+    arrival.handle(event)
 
 
 @asynccontextmanager
@@ -183,7 +183,7 @@ async def _exporting(backend: Backend, host: str, port: int) -> AsyncIterator[st
         yield url
 
 
-def _say(told: dict[str, Any], *, as_json: bool, stays: bool, job: str | None = None) -> None:
+def _print_summary(told: dict[str, Any], *, as_json: bool, stays: bool, job: str | None = None) -> None:
     if as_json:
         print_json(told)
         return

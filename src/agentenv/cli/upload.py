@@ -10,7 +10,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from agentenv.cli.output import err
 from agentenv.containers import transfer
-from agentenv.containers.transfer import Lease
+from agentenv.containers.transfer import TransferLease
 from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalError
 
 
@@ -48,14 +48,14 @@ def targets(downloads: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-async def put_all(lease: Lease, paths: Mapping[str, Path]) -> None:
+async def put_all(lease: TransferLease, paths: Mapping[str, Path]) -> None:
     """Copy them into the workspace. Raises ConfigError (unreadable files, or no room), InfraError."""
     for name, path in paths.items():
         with _shown(f"upload {name}") as progress, _explained("--upload"):
             await transfer.upload(lease, path, name, progress=progress)
 
 
-async def get_all(lease: Lease, paths: Mapping[str, Path]) -> None:
+async def get_all(lease: TransferLease, paths: Mapping[str, Path]) -> None:
     """Copy them out of the workspace. Raises ConfigError (missing files, or not writable here), InfraError."""
     for remote, local in paths.items():
         with _shown(f"download {remote}") as progress, _explained("--download"):

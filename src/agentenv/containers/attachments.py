@@ -147,7 +147,7 @@ class Attachments:
                 async with silence, self._request("GET", lease, call_id, part.field, at=sink.size_bytes) as response:
                     await self._check(response)
                     async for piece in response.content.iter_any():
-                        silence.heard()
+                        silence.progressed()
                         sink.feed(piece)
                     if sink.size_bytes < part.size_bytes:
                         raise aiohttp.ClientPayloadError("it ended early")
@@ -202,7 +202,7 @@ class _Trouble:
 
 
 class _Silence:
-    """Cancels the block when :meth:`heard` is not called for too long: raises TimeoutError."""
+    """Cancels the block when :meth:`progressed` is not called for too long: raises TimeoutError."""
 
     def __init__(self, longest_s: float) -> None:
         self.broken = False
@@ -219,7 +219,7 @@ class _Silence:
     ) -> None:
         await self._timeout.__aexit__(kind, error, trace)
 
-    def heard(self) -> None:
+    def progressed(self) -> None:
         """There was progress."""
         self.broken = True
         if not self._timeout.expired():

@@ -26,7 +26,7 @@ _MAX_LINKS_ON_THE_WAY = 40
 """The kernel's limit."""
 
 
-class Tally:
+class ContentDigest:
     """Content of a transfer. ``sha256`` is the file's, or for a directory that of the lines ``<sha256> <path>`` of
     its files, in order: the same on both sides."""
 
@@ -62,7 +62,7 @@ def size_of(source: Path) -> int:
     return total
 
 
-def stream_of(source: Path, tally: Tally) -> Iterator[bytes]:
+def stream_of(source: Path, tally: ContentDigest) -> Iterator[bytes]:
     """Generate the stream, piece by piece. A link at ``source`` is followed, links below it are sent as links.
 
     Raises: OSError; InvalidArgumentsError for anything but files, directories and links, or for too many entries.
@@ -82,7 +82,7 @@ def stream_of(source: Path, tally: Tally) -> Iterator[bytes]:
     yield Entry("e").encode()
 
 
-def _below(directory: Path, prefix: bytes, modes: list[Entry], tally: Tally) -> Iterator[bytes]:
+def _below(directory: Path, prefix: bytes, modes: list[Entry], tally: ContentDigest) -> Iterator[bytes]:
     with os.scandir(directory) as found:
         entries = sorted(found, key=lambda entry: os.fsencode(entry.name))
     for entry in entries:
@@ -101,7 +101,7 @@ def _below(directory: Path, prefix: bytes, modes: list[Entry], tally: Tally) -> 
             raise InvalidArgumentsError(f"{entry.path} is neither a file, a directory nor a link")
 
 
-def _file(source: Path, path: bytes, tally: Tally) -> Iterator[bytes]:
+def _file(source: Path, path: bytes, tally: ContentDigest) -> Iterator[bytes]:
     with source.open("rb", buffering=0) as file:
         status = os.fstat(file.fileno())
         mode = stat.S_IMODE(status.st_mode) & 0o777
@@ -122,7 +122,7 @@ class TreeWriter:
     """
 
     def __init__(self, target: Path, *, max_bytes: int, trust_links: bool = False) -> None:
-        self.tally = Tally()
+        self.tally = ContentDigest()
         self.expected_bytes: int | None = None
         """Size of the file as announced; None for a directory, or before the first record."""
         self._target = target

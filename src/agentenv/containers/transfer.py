@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from agentenv import errors
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import headers_for, refusal
-from agentenv.containers.local_files import Tally, TreeWriter, size_of, stream_of
+from agentenv.containers.local_files import ContentDigest, TreeWriter, size_of, stream_of
 from agentenv.tasks import unless_lost
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.transfers import LEASE_HEADER, NOT_REGULAR, OUTSIDE, TOO_LARGE, BrokenOffError, TransferReply
@@ -42,7 +42,7 @@ _REFUSALS = (errors.InfraError, errors.ToolCallError, errors.PolicyRefusalError,
 T = TypeVar("T")
 
 
-class Lease(Protocol):
+class TransferLease(Protocol):
     """The part of a lease that a transfer needs."""
 
     @property
@@ -67,7 +67,7 @@ class Transferred:
     sha256: str
 
 
-async def upload(lease: Lease, local: Path, remote: str, *, progress: Progress | None = None) -> Transferred:
+async def upload(lease: TransferLease, local: Path, remote: str, *, progress: Progress | None = None) -> Transferred:
     """Copy a local file or directory into the slot. A directory's content lands in ``remote``, beside existing
     entries; a file replaces an existing one of its name.
 
@@ -78,7 +78,7 @@ async def upload(lease: Lease, local: Path, remote: str, *, progress: Progress |
     total = await asyncio.to_thread(size_of, local)
 
     async def once() -> Transferred:
-        tally, failures = Tally(), list[Exception]()
+        tally, failures = ContentDigest(), list[Exception]()
         body = _remembering(_body(local, tally, total, progress), failures)
         try:
             async with _request(lease, "PUT", remote, body) as response:
@@ -97,7 +97,7 @@ async def upload(lease: Lease, local: Path, remote: str, *, progress: Progress |
 
 
 async def download(
-    lease: Lease,
+    lease: TransferLease,
     remote: str,
     local: Path,
     *,
@@ -126,7 +126,7 @@ async def download(
     return await _insisting(lease, once)
 
 
-async def _insisting(lease: Lease, once: Callable[[], Awaitable[T]]) -> T:
+async def _insisting(lease: TransferLease, once: Callable[[], Awaitable[T]]) -> T:
     """Retry after a lost connection; stop at once when the lease is lost."""
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -140,7 +140,7 @@ async def _insisting(lease: Lease, once: Callable[[], Awaitable[T]]) -> T:
 
 @asynccontextmanager
 async def _request(
-    lease: Lease, method: str, remote: str, body: AsyncIterator[bytes] | None = None
+    lease: TransferLease, method: str, remote: str, body: AsyncIterator[bytes] | None = None
 ) -> AsyncIterator[aiohttp.ClientResponse]:
     container = lease.container
     headers = headers_for(container, **{LEASE_HEADER: lease.key.model_dump_json()})
@@ -157,7 +157,7 @@ async def _request(
         raise errors.ConnectionLostError(f"a transfer with {container.id} was cut: {error!r}") from error
 
 
-async def _body(local: Path, tally: Tally, total: int, progress: Progress | None) -> AsyncIterator[bytes]:
+async def _body(local: Path, tally: ContentDigest, total: int, progress: Progress | None) -> AsyncIterator[bytes]:
     pieces = stream_of(local, tally)
     while piece := await asyncio.to_thread(_some, pieces):
         yield piece

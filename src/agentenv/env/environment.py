@@ -388,16 +388,16 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         try:
             super().cli()
         except ValidationError as error:
-            _say(explain(error), 2)
+            _exit_with(explain(error), 2)
         except ConfigError as error:
-            _say(error, 2)
+            _exit_with(error, 2)
         except AgentEnvError as error:
-            _say(error, 1)
+            _exit_with(error, 1)
         except KeyboardInterrupt:  # everything is closed by now
             sys.exit(128 + signal.SIGINT)
         sys.exit(0)
 
 
-def _say(error: AgentEnvError, status: int) -> NoReturn:
+def _exit_with(error: AgentEnvError, status: int) -> NoReturn:
     sys.stderr.write(f"{type(error).__name__}: {error}\n")
     sys.exit(status)

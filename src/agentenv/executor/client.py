@@ -177,7 +177,7 @@ class SandboxClient:
             self._behind[lease] = deque((call,))
             self._movers.start(call_id, self._send_in_order(lease), "attachments")
         else:
-            self._ask(call)
+            self._enqueue(call)
         return call
 
     def abandon(self, call: PendingCall, error: AgentEnvError | None = None) -> None:
@@ -229,7 +229,7 @@ class SandboxClient:
 
     # -- attachments ---------------------------------------------------------------------------------
 
-    def _ask(self, call: PendingCall) -> None:
+    def _enqueue(self, call: PendingCall) -> None:
         """Put the call into the next batch."""
         now = self._loop.time()
         call.asked = True
@@ -247,7 +247,7 @@ class SandboxClient:
             if call.id in self._unfinished and call.parts:
                 await self._send_parts(call)
             if call.id in self._unfinished:
-                self._ask(call)
+                self._enqueue(call)
         del self._behind[lease]
 
     async def _send_parts(self, call: PendingCall) -> None:
@@ -390,7 +390,7 @@ class SandboxClient:
 
     async def _write(self, stream: Stream) -> None:
         while True:
-            self._ask_again()
+            self._resubmit_overdue()
             due = self._batcher.due(self._loop.time())
             if due.batches:
                 for batch in due.batches:
@@ -409,7 +409,7 @@ class SandboxClient:
                 # Nothing was awaited since due() was called, so no wake-up can have been missed.
                 await self._wait_for_work(due.wake_at)
 
-    def _ask_again(self) -> None:
+    def _resubmit_overdue(self) -> None:
         """Resubmit calls that should have an answer by now; this never runs a call twice."""
         now = self._loop.time()
         if now < self._look_at:
@@ -420,7 +420,7 @@ class SandboxClient:
                 log.info("call %s has no answer yet: resubmitting", call.id)
                 self.counters.reasked += 1
                 self._batcher.drop(call)
-                self._ask(call)
+                self._enqueue(call)
 
     def _forget_due(self) -> bool:
         return len(self._to_forget) >= _FORGET_CALLS or self._forget_bytes >= _FORGET_BYTES

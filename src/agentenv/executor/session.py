@@ -35,7 +35,7 @@ from agentenv.wire.toolserver import CallScope
 logger = logging.getLogger(__name__)
 
 
-class Lease(Protocol):
+class SessionLease(Protocol):
     """The part of the pool's ``SlotLease`` that a session needs."""
 
     @property
@@ -71,7 +71,7 @@ class ExternalTools(Protocol):
 
 
 @dataclass
-class Tally:
+class CallCounters:
     """Calls of all sessions of an executor, by outcome."""
 
     calls: int = 0
@@ -88,9 +88,9 @@ class SessionHost(Protocol):
     settings: ExecutorSettings
     external: ExternalTools | None
     observer: CallObserver | None
-    tally: Tally
+    tally: CallCounters
 
-    async def acquire(self, session: ToolSession, timeout_s: float | None) -> Lease:
+    async def acquire(self, session: ToolSession, timeout_s: float | None) -> SessionLease:
         """Lease a slot in the caller's task."""
 
     def attach(self, container: ContainerHandle) -> SandboxClient:
@@ -118,7 +118,7 @@ class ToolSession:
         """Timing of the call that returned last; read it before the next ``await``."""
         self._host = host
         self._acquire_timeout_s = acquire_timeout_s
-        self._lease: Lease | None = None
+        self._lease: SessionLease | None = None
         self._lease_json = b""
         self._client: SandboxClient | None = None
         self._outstanding: set[PendingCall] = set()
@@ -135,7 +135,7 @@ class ToolSession:
         return f"<ToolSession {self.trajectory} {state}, {len(self._outstanding)} calls running>"
 
     @property
-    def lease(self) -> Lease:
+    def lease(self) -> SessionLease:
         """The lease. Raises PoolClosedError before the session is entered."""
         if self._lease is None:
             raise PoolClosedError(f"the session of {self.trajectory} is not open", next_step="use it as 'async with'")
@@ -306,7 +306,7 @@ class ToolSession:
             self._host.observer.finished(tool, result.fault, timing)
         return result
 
-    async def _end_with(self, lease: Lease) -> None:
+    async def _end_with(self, lease: SessionLease) -> None:
         """End every call under the lease as soon as it is lost."""
         lost = await lease.wait_lost()
         if self._client is not None:

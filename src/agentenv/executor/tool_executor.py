@@ -12,7 +12,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError, PoolClosedError
 from agentenv.executor.client import SandboxClient
 from agentenv.executor.observer import CallObserver
-from agentenv.executor.session import ExternalTools, Lease, Tally, ToolSession
+from agentenv.executor.session import CallCounters, ExternalTools, SessionLease, ToolSession
 from agentenv.tasks import TaskSet
 from agentenv.tools.catalog import ToolCatalog
 
@@ -23,7 +23,7 @@ _IDLE_CLOSE_S: Final = 30.0
 class Pool(Protocol):
     """The part of ``SlotPool`` that an executor needs."""
 
-    async def lease(self, trajectory: str, *, timeout_s: float | None = None) -> Lease:
+    async def lease(self, trajectory: str, *, timeout_s: float | None = None) -> SessionLease:
         """Lease a slot, first come, first served; AcquireTimeoutError at the deadline."""
 
 
@@ -85,7 +85,7 @@ class ToolExecutor:
         self.settings = settings
         self.external = external
         self.observer = observer
-        self.tally = Tally()
+        self.tally = CallCounters()
         self._pool = pool
         self._lines: dict[ContainerHandle, _Line] = {}
         self._sessions: set[ToolSession] = set()
@@ -134,7 +134,7 @@ class ToolExecutor:
 
     # -- what sessions use -------------------------------------------------------------------------
 
-    async def acquire(self, session: ToolSession, timeout_s: float | None) -> Lease:
+    async def acquire(self, session: ToolSession, timeout_s: float | None) -> SessionLease:
         """Lease a slot for ``session`` in the caller's task. Raises PoolClosedError once closed."""
         if self._closed:
             raise PoolClosedError("the executor is closed")

@@ -140,7 +140,7 @@ class ToolServerClient:
         try:
             reply = await self._answered(request)
         except asyncio.CancelledError:
-            self._say_later("/v1/cancel", CancelCalls(trajectory=scope.trajectory, ids=(call_id,)))
+            self._send_later("/v1/cancel", CancelCalls(trajectory=scope.trajectory, ids=(call_id,)))
             raise
         self._arrived.setdefault(scope.trajectory, []).append(call_id)
         if reply.stateful:
@@ -152,7 +152,7 @@ class ToolServerClient:
         """Notify the server, in the background: a server that cannot be notified forgets by itself later."""
         self._state_boots.pop(trajectory, None)
         self._arrived.pop(trajectory, None)
-        self._say_later("/v1/trajectories/end", EndTrajectory(trajectory=trajectory))
+        self._send_later("/v1/trajectories/end", EndTrajectory(trajectory=trajectory))
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -205,20 +205,21 @@ class ToolServerClient:
         backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         while True:
             try:
-                return await self._ask(method, path, body, kind, limit_s)
+                return await self._request(method, path, body, kind, limit_s)
             except _GONE as error:
                 pause_s = backoff.next_s()
                 if loop.time() + pause_s > give_up_at:
                     raise ConnectionLostError(
-                        f"the tool server at {self._url} was unreachable for {self._deadline_s:g} s: {_said(error)}",
+                        f"the tool server at {self._url} was unreachable for {self._deadline_s:g} s: "
+                        f"{_described(error)}",
                         next_step="check that it is running (`agentenv tool-server`) and tool_server_url",
                     ) from error
                 if cut is not None and not isinstance(error, aiohttp.ClientConnectorError):
                     cut.append(error)
-                logger.warning("tool server at %s: %s; asking again", self._url, _said(error))
+                logger.warning("tool server at %s: %s; retrying", self._url, _described(error))
             await asyncio.sleep(pause_s)
 
-    async def _ask(self, method: str, path: str, body: BaseModel | None, kind: type[T], limit_s: float) -> T:
+    async def _request(self, method: str, path: str, body: BaseModel | None, kind: type[T], limit_s: float) -> T:
         if self._session is None or self._session.closed:
             raise PoolClosedError("the tool server's client is closed")
         raw = b"" if body is None else body.model_dump_json().encode()
@@ -241,15 +242,15 @@ class ToolServerClient:
                 f"the service at {self._url} is not a tool server: {error.errors()[0]['msg']}"
             ) from error
 
-    def _say_later(self, path: str, body: BaseModel) -> None:
-        async def say() -> None:
+    def _send_later(self, path: str, body: BaseModel) -> None:
+        async def send() -> None:
             try:
                 async with asyncio.timeout(_FAREWELL_S):
-                    await self._ask("POST", path, body, Done, _FAREWELL_S)
+                    await self._request("POST", path, body, Done, _FAREWELL_S)
             except (*_GONE, AgentEnvError) as error:
-                logger.warning("tool server at %s: %s not heard: %s", self._url, path, _said(error))
+                logger.warning("tool server at %s: %s failed: %s", self._url, path, _described(error))
 
-        self._farewells.start(path, say(), "POST")
+        self._farewells.start(path, send(), "POST")
 
 
 def too_large(request: ToolCallRequest) -> CallResult | None:
@@ -283,5 +284,5 @@ def _error_of(code: str | None, message: str) -> AgentEnvError:
     return from_wire(code, message or f"the tool server named {code}", "", InfraError)
 
 
-def _said(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -52,9 +52,9 @@ class FarmNotice:
         self._said: dict[str, Any] = {"backend": backend.value, "goal": goal, "started_at": time.time()}
         self._containers: dict[str, dict[str, Any]] = {}
         self._faults: deque[str] = deque(maxlen=_FAULTS_KEPT)
-        self.say()
+        self.publish()
 
-    def heed(self, event: ContainerEvent) -> None:
+    def handle(self, event: ContainerEvent) -> None:
         """Process an event, and publish the change."""
         match event:
             case ContainerStarted(handle):
@@ -68,9 +68,9 @@ class FarmNotice:
                     self._faults.append(f"container {container} ended: {reason}")
             case StartFailed(reason):
                 self._faults.append(f"a container did not start: {reason}")
-        self.say()
+        self.publish()
 
-    def say(self, **more: object) -> None:
+    def publish(self, **more: object) -> None:
         """Publish the current state."""
         self._said |= more
         self._run_file.write(

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
-from agentenv.containers.transfer import Lease
+from agentenv.containers.transfer import TransferLease
 from agentenv.errors import PoolClosedError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sdk.slot_tools import SlotTools
@@ -131,7 +131,7 @@ class AsyncSandbox(SlotTools):
         _ = self._tools
         await self._session.seal()
 
-    def lease_for_transfer(self) -> AbstractAsyncContextManager[Lease]:
+    def lease_for_transfer(self) -> AbstractAsyncContextManager[TransferLease]:
         """See :class:`SlotTools`."""
         return self._tools.lease_for_transfer()
 

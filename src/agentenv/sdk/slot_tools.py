@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, overload
 
 from agentenv.containers import transfer
 from agentenv.containers.attachments import decoded_base64
-from agentenv.containers.transfer import Lease, Progress, Transferred
+from agentenv.containers.transfer import Progress, TransferLease, Transferred
 from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.wire.calls import CallResult
 from agentenv.wire.tools import (
@@ -44,7 +44,7 @@ class SlotTools(ABC):
         """
 
     @abstractmethod
-    def lease_for_transfer(self) -> AbstractAsyncContextManager[Lease]:
+    def lease_for_transfer(self) -> AbstractAsyncContextManager[TransferLease]:
         """The lease to transfer files under, for one transfer."""
 
     @overload

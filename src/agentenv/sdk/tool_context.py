@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from agentenv.agent.loop import checked
 from agentenv.agent.protocols import Session
-from agentenv.containers.transfer import Lease
+from agentenv.containers.transfer import TransferLease
 from agentenv.errors import (
     InfraError,
     InvalidArgumentsError,
@@ -133,9 +133,9 @@ class ToolContext(SlotTools):
             ) from error
 
     @asynccontextmanager
-    async def lease_for_transfer(self) -> AsyncIterator[Lease]:
+    async def lease_for_transfer(self) -> AsyncIterator[TransferLease]:
         """See :class:`SlotTools`. Raises InvalidArgumentsError when the session has none."""
-        lease: Lease | None = getattr(self._session, "lease", None)
+        lease: TransferLease | None = getattr(self._session, "lease", None)
         async with self._watched():
             if lease is None:
                 raise InvalidArgumentsError("this session has no lease to transfer files under")

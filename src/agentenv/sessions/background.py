@@ -119,7 +119,7 @@ class Background:
         """Release it and its output, whether it has ended or its slot will end it. Repeatable."""
         self._release()
         self.output.shed()
-        self.changes.tell()
+        self.changes.notify()
 
     def _start(self) -> None:
         script = self.order.command.encode("utf-8", "surrogateescape")
@@ -159,12 +159,12 @@ class Background:
     def _came(self, chunk: bytes) -> None:
         if chunk:
             self.output.feed(chunk)
-            self.changes.tell()
+            self.changes.notify()
 
     def on_started(self, fds: tuple[int, ...]) -> None:
         """ProgramEvents."""
         self._readers = [Reader(self._host, fd, self._came, terminal=self.order.pty) for fd in fds]
-        self.changes.tell()
+        self.changes.notify()
 
     def on_failed(self, error: int, *, cwd: bool) -> None:
         """ProgramEvents: an ordinary result, as from a shell."""
@@ -187,4 +187,4 @@ class Background:
         self.exit_code = exit_code
         self._ended_s = self._host.loop.time()
         self._release()
-        self.changes.tell()
+        self.changes.notify()

@@ -12,7 +12,7 @@ class Changes:
         self._loop = loop
         self._waiters: list[asyncio.Future[None]] = []
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake all waiters."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:

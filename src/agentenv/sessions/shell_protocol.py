@@ -62,7 +62,7 @@ _BARE_WORDS = re.compile(r"'[^']*'|\"[^\"]*\"|[A-Za-z\[\]!{}]+")
 
 
 @dataclass(frozen=True)
-class Report:
+class ShellReport:
     """The shell's report after a command."""
 
     exit_code: int
@@ -115,14 +115,16 @@ def typed_ahead_dropped() -> str:
     return f"( trap - DEBUG ERR; {drop} ) <&{STDIN_FD} >/dev/null 2>&1 || {NOTHING}\n"
 
 
-def report(nonce: str, said: bytes) -> Report | None:
+def report(nonce: str, said: bytes) -> ShellReport | None:
     """The complete answer to the question with that nonce, None if incomplete."""
     mark = nonce.encode()
     found = re.search(rb"/%b/(\d+)/([^/]*)/([^/]*)/(.*?)/%b/" % (mark, mark), said, re.DOTALL)
     if found is None:
         return None
     statuses = tuple(int(number) for number in re.findall(rb"\d+", found[2]))
-    return Report(int(found[1]), statuses, found[3].decode("ascii", "replace"), found[4].decode("utf-8", "replace"))
+    return ShellReport(
+        int(found[1]), statuses, found[3].decode("ascii", "replace"), found[4].decode("utf-8", "replace")
+    )
 
 
 def marker_line(nonce: str) -> re.Pattern[bytes]:
@@ -131,7 +133,7 @@ def marker_line(nonce: str) -> re.Pattern[bytes]:
     return re.compile(rb"(?:bash: )?/%b: [^\r\n]{0,200}\r?\n" % nonce.encode())
 
 
-def restored(last: Report) -> str:
+def restored(last: ShellReport) -> str:
     """Text that restores ``$?`` and ``PIPESTATUS`` after the last command."""
     statuses = last.pipe_status if last.pipe_status and last.pipe_status[-1] == last.exit_code else (last.exit_code,)
     if not any(statuses):

@@ -89,8 +89,8 @@ class Terminal:
         self._host = host
         self._nonce = ""
         self._said = b""
-        self._answer: shell_protocol.Report | None = None
-        self._last = shell_protocol.Report(0, (0,), "", setup.cwd)
+        self._answer: shell_protocol.ShellReport | None = None
+        self._last = shell_protocol.ShellReport(0, (0,), "", setup.cwd)
         self._aliases = False
         self._marker_timer: asyncio.TimerHandle | None = None
         self._out: OutputWindow | None = None
@@ -190,7 +190,7 @@ class Terminal:
             self._socket.type(shell_protocol.question(self._nonce, marker=False) + shell_protocol.without_editor())
         elif self._looks == _MUTE_LOOKS:
             self.mute = True
-            self.changes.tell()
+            self.changes.notify()
 
     def take(self) -> Taken:
         """Output since the last call of this."""
@@ -227,12 +227,12 @@ class Terminal:
                 tap.close()
         self._out = self._err = None
         self.phase = TerminalPhase.exited
-        self.changes.tell()
+        self.changes.notify()
 
     # -- starting ----------------------------------------------------------------------------------
 
     def _start(self) -> Started:
-        self._socket = CommandSocket(self._host, self._heard)
+        self._socket = CommandSocket(self._host, self._received)
         env = terminal_env(self._host.env) if self.setup.pty else self._host.env
         try:
             started = self._host.start(
@@ -251,13 +251,13 @@ class Terminal:
             raise InvalidArgumentsError(f"terminal: env is too large: {error}") from error
         finally:
             self._socket.started()
-        self._ask(shell_protocol.first_lines(terminal=self.setup.pty))
+        self._send(shell_protocol.first_lines(terminal=self.setup.pty))
         return started
 
     def on_started(self, fds: tuple[int, ...]) -> None:
         """ProgramEvents."""
         cap_bytes, pty, unread = self.setup.cap_bytes, self.setup.pty, self._unread
-        taps = [OutputWindow(self._host, fd, cap_bytes, self.changes.tell, terminal=pty, unread=unread) for fd in fds]
+        taps = [OutputWindow(self._host, fd, cap_bytes, self.changes.notify, terminal=pty, unread=unread) for fd in fds]
         self._out, self._err = taps[0], taps[1] if len(taps) > 1 else None
         if self.setup.pty:
             self._out.expect(self._nonce, shell_protocol.marker_line(self._nonce), self._settle)
@@ -285,7 +285,7 @@ class Terminal:
         self.phase = TerminalPhase.exited
         self.command = None
         self._result, self._result_told = exit_code, False
-        self.changes.tell()
+        self.changes.notify()
 
     # -- the dialogue with the shell ---------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class Terminal:
             self._run(shell_protocol.native(self.command, plain=True))
         else:
             self.phase = TerminalPhase.checking
-            self._ask(shell_protocol.check(self.command), marker=False)
+            self._send(shell_protocol.check(self.command), marker=False)
 
     def _checked(self, *, whole: bool) -> None:
         assert self.command is not None
@@ -309,9 +309,9 @@ class Terminal:
         self.phase = TerminalPhase.running
         before = shell_protocol.typed_ahead_dropped() if self._typed_at else ""
         self._typed_at = False
-        self._ask(before + shell_protocol.restored(self._last) + text)
+        self._send(before + shell_protocol.restored(self._last) + text)
 
-    def _ask(self, text: str, *, marker: bool = True) -> None:
+    def _send(self, text: str, *, marker: bool = True) -> None:
         """Type this, and a question for the shell's state after it. In one piece, because each piece wakes the
         shell."""
         self._nonce = secrets.token_hex(16)
@@ -323,11 +323,11 @@ class Terminal:
         if marker and self._out is not None:
             self._out.expect(self._nonce, shell_protocol.marker_line(self._nonce), self._settle)
 
-    def _heard(self, said: bytes) -> None:
+    def _received(self, said: bytes) -> None:
         """The shell answers, or (empty) hangs up."""
         if not said:
             self.detached = True
-            self.changes.tell()
+            self.changes.notify()
             return
         self._said += said
         if len(self._said) > _MAX_UNREAD_BYTES:
@@ -381,9 +381,9 @@ class Terminal:
         self.phase = TerminalPhase.idle
         self.command = None
         self._result, self._result_told = answer.exit_code, False
-        self.changes.tell()
+        self.changes.notify()
 
-    def _ready(self, answer: shell_protocol.Report) -> None:
+    def _ready(self, answer: shell_protocol.ShellReport) -> None:
         """The shell is up: messages of an interactive bash without a terminal are not output."""
         for tap in (self._out, self._err):
             if tap is not None:
@@ -392,7 +392,7 @@ class Terminal:
         self.cwd = answer.cwd
         if self.command is not None:
             self._begin()
-        self.changes.tell()
+        self.changes.notify()
 
     def check_lost(self) -> None:
         """Raise LeaseLostError once the slot is gone."""

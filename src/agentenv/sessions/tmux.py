@@ -132,13 +132,13 @@ class Tmux:
             pass
         output = f"pause-after={_PAUSE_AFTER_S}" if setup.record else "no-output"
         try:
-            await self.ask(f"refresh-client -C {setup.columns}x{setup.rows}")
-            await self.ask(f"refresh-client -f {output}")
+            await self.command(f"refresh-client -C {setup.columns}x{setup.rows}")
+            await self.command(f"refresh-client -f {output}")
             self._pane = await self._line("display-message -p '#{pane_id}'")
         except (InvalidArgumentsError, UnknownSessionError) as error:
             self.start_error = self.start_error or error.message
 
-    async def ask(self, command: str) -> list[str]:
+    async def command(self, command: str) -> list[str]:
         """tmux's answer to a command. Raises InvalidArgumentsError when tmux refuses it, UnknownSessionError
         when it has ended or does not answer, LeaseLostError."""
         answered: asyncio.Future[Answer | None] = self._host.loop.create_future()
@@ -192,14 +192,14 @@ class Tmux:
         """Record the last screen: tmux forgets a program's last output when its terminal is closed before the
         output was passed on."""
         self._shown_dead = True
-        lines = await self.ask(f"capture-pane -p -e -t {self._pane}")
+        lines = await self.command(f"capture-pane -p -e -t {self._pane}")
         while lines and not lines[-1]:
             lines.pop()
         self.recorder.output(("\x1b[H\x1b[2J" + "\r\n".join(lines) + "\r\n").encode(), self._host.loop.time())
 
     async def _line(self, command: str) -> str:
         """A one-line answer; empty when another program in the slot answers in tmux's place."""
-        lines = await self.ask(command)
+        lines = await self.command(command)
         return lines[0] if lines else ""
 
     async def _fields(self) -> dict[str, str]:
@@ -227,11 +227,11 @@ class Tmux:
 
     async def screen(self, *, history: bool = False, joined: bool = False) -> list[str]:
         """Lines of the screen, or of the whole scrollback; ``joined``: without the terminal's line breaks."""
-        return await self.ask(f"capture-pane -p {'-S - ' * history}{'-J ' * joined}-t {self._pane}")
+        return await self.command(f"capture-pane -p {'-S - ' * history}{'-J ' * joined}-t {self._pane}")
 
     async def resize(self, rows: int, columns: int) -> None:
         """Change the size; programs are notified."""
-        await self.ask(f"refresh-client -C {columns}x{rows}")
+        await self.command(f"refresh-client -C {columns}x{rows}")
         self.recorder.resized(columns, rows, self._host.loop.time())
 
     def close(self) -> None:
@@ -293,13 +293,13 @@ class Tmux:
         for reader in self._readers:
             reader.drain()
         self.close()
-        self.changes.tell()
+        self.changes.notify()
 
     def on_lost(self) -> None:
         """ProgramEvents."""
         self.lost = True
         self.close()
-        self.changes.tell()
+        self.changes.notify()
 
     def _complained(self, chunk: bytes) -> None:
         self.start_error = (self.start_error + chunk.decode("utf-8", "replace"))[:1_000]
@@ -309,7 +309,7 @@ class Tmux:
         for event in events:
             self._take(event)
         self._tell_held()
-        self.changes.tell()
+        self.changes.notify()
         return 1 + len(events) + chunk.count(b"\n") / _LINES_PER_EVENT
 
     def _take(self, event: Event) -> None:

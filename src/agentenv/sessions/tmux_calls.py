@@ -119,7 +119,7 @@ class TmuxCalls:
         text = arguments.text or ""
         began_s = self._host.loop.time()
         for command in (*typing(tmux.pane, text), *presses):
-            await tmux.ask(command)
+            await tmux.command(command)
         until_s = min(deadline_s, began_s + arguments.max_wait_s)
         if arguments.min_wait_s:
             await asyncio.sleep(max(0.0, min(began_s + arguments.min_wait_s, deadline_s) - self._host.loop.time()))
@@ -165,7 +165,7 @@ class TmuxCalls:
 
     async def _stop(self, tmux: Tmux) -> SessionAnswer:
         if tmux.alive:
-            await tmux.ask(f"kill-session -t {tmux.pane}")
+            await tmux.command(f"kill-session -t {tmux.pane}")
         until_s = self._host.loop.time() + _STOP_S
         while tmux.alive and await tmux.changes.until(until_s):
             pass

@@ -53,7 +53,7 @@ class Silence:
         """Seconds of silence so far."""
         return self._silent_s
 
-    def heard(self, now: float) -> None:
+    def answered(self, now: float) -> None:
         """The container answered."""
         self._last = now
         self._silent_s = 0.0
@@ -222,7 +222,7 @@ class ContainerLink:
                 beat.cancel()
             stale = beat.result()
             if stale is not None:
-                silence.heard(self._clock())
+                silence.answered(self._clock())
                 heard(stale)
             elif self._judge(silence.tick(self._clock()), silent):
                 return

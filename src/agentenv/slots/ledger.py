@@ -110,7 +110,7 @@ class Ledger:
 
     # -- waiters ------------------------------------------------------------------------------
 
-    def ask(self, trajectory: str, now: float, deadline: float) -> tuple[int, list[Command]]:
+    def enqueue(self, trajectory: str, now: float, deadline: float) -> tuple[int, list[Command]]:
         """Add a waiter to the queue. Returns its ticket and the commands."""
         ticket = self._number()
         self._waiters[ticket] = Waiter(ticket, trajectory, now, deadline)

@@ -167,7 +167,7 @@ class SlotPool:
             raise unavailable_error(failed)
         began = self._clock()
         deadline = began + (self._settings.acquire_timeout_s if timeout_s is None else timeout_s)
-        ticket, commands = self._ledger.ask(trajectory, began, deadline)
+        ticket, commands = self._ledger.enqueue(trajectory, began, deadline)
         future: asyncio.Future[SlotLease] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = future
         self._perform(commands)
@@ -218,7 +218,7 @@ class SlotPool:
         for command in commands:
             match command:
                 case Grant():
-                    self._tasks.start(command.container, self._ask_container(command), "lease")
+                    self._tasks.start(command.container, self._request_lease(command), "lease")
                 case HandOver():
                     self._hand_over(command)
                 case Expire():
@@ -234,7 +234,7 @@ class SlotPool:
             for command in expired:
                 self._fail(command.ticket, timeout_error(command, now, self._start_failed))
 
-    async def _ask_container(self, grant: Grant) -> None:
+    async def _request_lease(self, grant: Grant) -> None:
         carrier = self._carriers[grant.container]
         try:
             await carrier.lease(grant.lease, grant.slot, grant.trajectory, grant.deadline)
@@ -356,14 +356,14 @@ class SlotPool:
         self._perform(self._ledger.inventory(container, states, self._clock()))
         try:
             await carrier.keep_in_touch(
-                lambda stale: self._heard(container, stale),
+                lambda stale: self._leases_ended(container, stale),
                 lambda verdict: self._silent(container, verdict),
             )
         except Exception as error:  # nobody would renew its leases any more
             logger.exception("the heartbeat of %s failed", container)
             self._give_up(container, f"its heartbeat failed: {error!r}")
 
-    def _heard(self, container: str, stale: Stale) -> None:
+    def _leases_ended(self, container: str, stale: Stale) -> None:
         now = self._clock()
         for lease, why in stale.items():
             self._perform(self._ledger.stale(lease, now, why))

@@ -31,14 +31,14 @@ class Scaler:
         )
         self._peak = Peak(idle_s)
         self._changed_at = now
-        self._told: int | None = None
+        self._sent: int | None = None
         self._lowest_untold: int | None = None
         self.goal = settings.min_containers
         self.slots_per_container = _UNKNOWN_SLOTS
 
     async def start(self) -> None:
         """Request the first containers. Raises AgentEnvError."""
-        await self._tell()
+        await self._send_goal()
 
     async def follow(self, ledger: Ledger, now: float) -> None:
         """Decide again, and send a changed goal to the backend. Raises AgentEnvError; retried next time."""
@@ -47,7 +47,7 @@ class Scaler:
             logger.info("scaling from %d to %d containers", self.goal, wanted)
             self._move(wanted, now)
             ledger.drain_from(wanted)  # before a slot of a container that is to be removed can be leased
-        await self._tell()
+        await self._send_goal()
 
     def decide(self, ledger: Ledger, now: float) -> int:
         """The number of containers there should be now."""
@@ -67,19 +67,19 @@ class Scaler:
             self._lowest_untold = wanted if self._lowest_untold is None else min(wanted, self._lowest_untold)
         self.goal, self._changed_at = wanted, now
 
-    async def _tell(self) -> None:
+    async def _send_goal(self) -> None:
         """Send a goal that was lower for a moment first: its containers take no leases any more and must go."""
         lowest, goal = self._lowest_untold, self.goal
         if lowest is not None and lowest < goal:
-            await self._say(lowest)
-        if self._told != goal:
-            await self._say(goal)
+            await self._scale(lowest)
+        if self._sent != goal:
+            await self._scale(goal)
         self._lowest_untold = None
 
-    async def _say(self, count: int) -> None:
+    async def _scale(self, count: int) -> None:
         try:
             await self._backend.scale(count)
         except AgentEnvError as error:
             logger.warning("scaling to %d containers failed and will be retried: %s", count, error)
             raise
-        self._told = count
+        self._sent = count

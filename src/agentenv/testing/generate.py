@@ -83,7 +83,7 @@ class TokenSpeaker:
         length = f"The input ({len(asked.prompt)} tokens) is longer than the model's context length"
         return Failure(400, f"{length} ({self.context_tokens} tokens).")
 
-    def heard(self, prompt: list[int]) -> tuple[str, int, int | None]:
+    def parse_prompt(self, prompt: list[int]) -> tuple[str, int, int | None]:
         """Return (the prompt's text, the number of the policy's turns in it, its member if known)."""
         text = self._tokenizer.decode(prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         known = [said for said in self.said if prompt[: len(said.prompt)] == said.prompt]
@@ -95,7 +95,7 @@ class TokenSpeaker:
         calls = [_parsed(call.name, call.arguments) for call in reply.calls]
         return "\n".join(filter(None, (reply.text, self._parser.written(calls) if calls else "")))
 
-    def say(self, reply: Reply, turn: Turn, asked: AskedFor) -> dict[str, Any]:
+    def answer(self, reply: Reply, turn: Turn, asked: AskedFor) -> dict[str, Any]:
         """The answer in the protocol of the request, cut to the requested length."""
         finish_reason = reply.finish_reason or "stop"
         text = self.written(reply) + (str(self._tokenizer.eos_token) if finish_reason == "stop" else "")

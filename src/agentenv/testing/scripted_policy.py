@@ -123,7 +123,7 @@ class ScriptedPolicy:
             return _refused(refusal)
         if self._latency_s:
             await asyncio.sleep(self._latency_s)
-        text, step, member = self._speaker.heard(asked.prompt)
+        text, step, member = self._speaker.parse_prompt(asked.prompt)
         task = _task_in(text, self._task_mark)
         named = MEMBER_MARK.search(request.headers.get(TRAJECTORY_HEADER, ""))
         member = int(named.group(1)) if named else member
@@ -132,7 +132,9 @@ class ScriptedPolicy:
             self._arrivals[task] += 1
         turn = Turn(task, member, step, [{"role": "user", "content": text}])
         said = answer(self._script, turn)
-        return _refused(said) if isinstance(said, Failure) else web.json_response(self._speaker.say(said, turn, asked))
+        return (
+            _refused(said) if isinstance(said, Failure) else web.json_response(self._speaker.answer(said, turn, asked))
+        )
 
     def _turn(self, messages: Sequence[Mapping[str, Any]], user: Any) -> Turn:
         task = _task_of(messages, self._task_mark)

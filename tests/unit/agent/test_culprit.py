@@ -18,7 +18,7 @@ import pytest
 from agentenv import errors
 from agentenv.agent.alone import run_alone
 from agentenv.agent.culprit import DOUBTFUL, worth_another
-from agentenv.agent.models.openai import ServedModel, ask
+from agentenv.agent.models.openai import ServedModel, request_completion
 from agentenv.agent.protocols import Completion, ContextOverflow
 from agentenv.agent.rollout import Rollout
 from agentenv.agent.settings import AgentSettings
@@ -560,5 +560,5 @@ async def test_a_server_that_says_no_to_its_client_is_not_the_model_s_doing() ->
         raise Refused(404)
 
     with pytest.raises(ModelServerError) as caught:
-        await ask(chat, 5, {}, turns=3)
+        await request_completion(chat, 5, {}, turns=3)
     assert type(caught.value) is ModelServerError

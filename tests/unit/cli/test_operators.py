@@ -297,18 +297,18 @@ HANDLE = ContainerHandle("c", 0, "http://127.0.0.1:1", TOKEN, 2)
 async def test_arrival_is_when_all_have_come() -> None:
     with Arrival(2, "containers") as arrival:
         waiting = asyncio.create_task(arrival.complete(10))
-        arrival.heed(ContainerStarted(HANDLE))
-        arrival.heed(StartFailed("out of memory"))
-        arrival.heed(ContainerGone("c", "died"))
+        arrival.handle(ContainerStarted(HANDLE))
+        arrival.handle(StartFailed("out of memory"))
+        arrival.handle(ContainerGone("c", "died"))
         for number in range(2):
             assert not waiting.done()
-            arrival.heed(ContainerStarted(ContainerHandle(f"d-{number}", number, "", TOKEN, 2)))
+            arrival.handle(ContainerStarted(ContainerHandle(f"d-{number}", number, "", TOKEN, 2)))
         await waiting
 
 
 async def test_what_can_never_come_is_not_waited_for() -> None:
     with Arrival(1, "containers") as arrival:
-        arrival.heed(StartFailed("no such image", next_step="build it", permanent=True))
+        arrival.handle(StartFailed("no such image", next_step="build it", permanent=True))
         with pytest.raises(SandboxUnavailableError, match="no such image") as raised:
             await arrival.complete(60)
     assert raised.value.next_step == "build it"
@@ -316,7 +316,7 @@ async def test_what_can_never_come_is_not_waited_for() -> None:
 
 async def test_what_does_not_come_in_time_says_the_last_reason() -> None:
     with Arrival(1, "containers") as arrival:
-        arrival.heed(StartFailed("memory exhausted on 3 nodes", next_step="add nodes"))
+        arrival.handle(StartFailed("memory exhausted on 3 nodes", next_step="add nodes"))
         with pytest.raises(SandboxUnavailableError, match=r"0 of 1 containers .* memory exhausted") as raised:
             await arrival.complete(0.05)
     assert raised.value.next_step == "add nodes"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentenv.containers.local_files import Tally, TreeWriter, size_of, stream_of
+from agentenv.containers.local_files import ContentDigest, TreeWriter, size_of, stream_of
 from agentenv.errors import InvalidArgumentsError, ProtocolError
 from agentenv.wire.transfers import BROKEN_OFF, CHUNKED, LENGTH, BrokenOffError, Decoder, Entry, Sink, chunk
 
@@ -58,7 +58,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path, piece_bytes: int) -> None:
     source = make_tree(tmp_path / "source")
     if piece_bytes == 1:
         (source / "big").write_bytes(b"less")
-    tally = Tally()
+    tally = ContentDigest()
     stream = b"".join(stream_of(source, tally))
     with TreeWriter(tmp_path / "target", max_bytes=10**9) as writer:
         for at in range(0, len(stream), piece_bytes):
@@ -81,7 +81,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path, piece_bytes: int) -> None:
 
 def test_one_file_keeps_its_own_digest(tmp_path: Path) -> None:
     (tmp_path / "one").write_bytes(b"abc")
-    tally = Tally()
+    tally = ContentDigest()
     stream = b"".join(stream_of(tmp_path / "one", tally))
     assert tally.sha256 == hashlib.sha256(b"abc").hexdigest()
     assert write(tmp_path / "new/two", stream)
@@ -92,11 +92,11 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dir").mkdir()
     os.mkfifo(tmp_path / "dir/pipe")
     with pytest.raises(InvalidArgumentsError, match="pipe is neither"):
-        list(stream_of(tmp_path / "dir", Tally()))
+        list(stream_of(tmp_path / "dir", ContentDigest()))
     with pytest.raises(InvalidArgumentsError, match="neither a file nor"):
-        list(stream_of(tmp_path / "dir/pipe", Tally()))
+        list(stream_of(tmp_path / "dir/pipe", ContentDigest()))
     with pytest.raises(FileNotFoundError):
-        list(stream_of(tmp_path / "none", Tally()))
+        list(stream_of(tmp_path / "none", ContentDigest()))
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,10 @@ def test_a_cut_is_noticed_in_time_with_the_defaults() -> None:
 def test_what_gc_and_the_alerts_say_in_numbers() -> None:
     text = page("docs/operations.md")
     observed_s = inspect.signature(gc).parameters["observe_s"].default
-    assert f"from any pool for {UNATTENDED_AFTER_S:g} s (`--unattended-after`)" in text
-    assert f"none of them runs, {IDLE_JOB_AFTER_S:g} s after it was last submitted" in text
+    assert f"has received a heartbeat for {UNATTENDED_AFTER_S:g} s (`--unattended-after`)" in text
+    assert f"no container is running {IDLE_JOB_AFTER_S:g} s after the job was last submitted" in text
     assert f"({observed_s:g} s, `--observe`)" in text
-    assert f"above {MAX_WAITING_BYTES >> 20} MiB of calls that wait in one slot" in text
+    assert f"once those waiting in one slot exceed {MAX_WAITING_BYTES >> 20} MiB" in text
 
 
 def variables(job_file: str) -> dict[str, str]:

@@ -128,7 +128,7 @@ def test_a_pathological_text_is_decided_quickly() -> None:
 
 def test_an_answer_is_known_by_its_nonce_alone() -> None:
     said = b"bash: /abc/3/,1 ,0 ,3/himB//tmp/a b/abc/: No such file or directory\n"
-    assert shell_protocol.report("abc", said) == shell_protocol.Report(3, (1, 0, 3), "himB", "/tmp/a b")
+    assert shell_protocol.report("abc", said) == shell_protocol.ShellReport(3, (1, 0, 3), "himB", "/tmp/a b")
     assert shell_protocol.report("abd", said) is None
     assert shell_protocol.report("abc", said[:30]) is None
     odd = shell_protocol.report("abc", b"noise /abc/0/,0/h//a\n/b/abc/ rest")
@@ -148,7 +148,7 @@ def test_an_answer_is_known_by_its_nonce_alone() -> None:
     ],
 )
 def test_the_last_status_is_put_back(exit_code: int, statuses: tuple[int, ...], typed: str) -> None:
-    restored = shell_protocol.restored(shell_protocol.Report(exit_code, statuses, "", "/"))
+    restored = shell_protocol.restored(shell_protocol.ShellReport(exit_code, statuses, "", "/"))
     assert restored == (f"{typed}{shell_protocol.NOTHING}\n" if typed else "")
 
 

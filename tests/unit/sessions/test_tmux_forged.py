@@ -130,7 +130,7 @@ async def test_pauses_without_end_make_one_question(tmux: Tmux) -> None:
 
 
 async def test_a_tmux_that_never_answers_is_given_up(tmux: Tmux) -> None:
-    asked = [asyncio.ensure_future(tmux.ask("x" * 5_000)) for _ in range(600)]
+    asked = [asyncio.ensure_future(tmux.command("x" * 5_000)) for _ in range(600)]
     await asyncio.wait(asked, timeout=10)  # less than one of them would wait for its answer
     assert {type(one.exception()) for one in asked if one.done()} == {UnknownSessionError}
     assert all(one.done() for one in asked)

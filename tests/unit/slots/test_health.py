@@ -37,7 +37,7 @@ def test_an_answer_ends_the_silence() -> None:
     clock = ManualClock()
     silence = Silence(4, 12, clock())
     _ticks(silence, clock, 11)
-    silence.heard(clock())
+    silence.answered(clock())
     assert _ticks(silence, clock, 3) is Verdict.well
 
 

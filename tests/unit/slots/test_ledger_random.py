@@ -108,7 +108,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(patience=st.floats(0.1, 8))
     def ask(self, patience: float) -> None:
-        ticket, commands = self.ledger.ask("t", self.now, self.now + patience)
+        ticket, commands = self.ledger.enqueue("t", self.now, self.now + patience)
         self.asked[ticket] = self.now + patience
         self.perform(commands)
 

@@ -22,7 +22,7 @@ def _ledger(containers: int, slots: int = 2) -> Ledger:
 
 
 def _take(ledger: Ledger, now: float) -> Grant:
-    (grant,) = [one for one in ledger.ask("t", now, now + 1_000)[1] if isinstance(one, Grant)]
+    (grant,) = [one for one in ledger.enqueue("t", now, now + 1_000)[1] if isinstance(one, Grant)]
     ledger.confirm(grant.lease, now)
     return grant
 
@@ -87,7 +87,7 @@ async def test_containers_drained_while_the_backend_was_away_are_replaced_when_i
         await scaler.follow(ledger, 20.0)
     assert ledger.container_counts() == {ContainerState.ready: 1, ContainerState.draining: 3}
     for number in range(4):
-        ledger.ask(f"t{number}", 21.0, 1_000.0)
+        ledger.enqueue(f"t{number}", 21.0, 1_000.0)
     ledger.lose("c3", "by itself", 21.0)
     with pytest.raises(ConnectionLostError):
         await scaler.follow(ledger, 22.0)

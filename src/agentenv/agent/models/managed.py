@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 from agentenv.agent.jsonable import DEEPEST_ARGUMENTS, clean_text, deeper_than
 from agentenv.agent.models.chat_template import ChatRenderer, ChatTokenizer
-from agentenv.agent.models.openai import ask, check_first, ended_by, least_room
+from agentenv.agent.models.openai import check_first, ended_by, least_room, request_completion
 from agentenv.agent.parsers.base import Parsed, as_json, without_end
 from agentenv.agent.protocols import Completion, ContextOverflow, Message, ToolDefinition
 from agentenv.agent.token_sequences import TokenSequence, sequence_of
@@ -112,7 +112,7 @@ class ManagedModel:
         self._tokenizer.prompt = prompt
         extra = {name: value for name, value in params.pop("extra_body", {}).items() if name != TEMPLATE_OPTIONS}
         asked = {**self._constant, **extra, **params, "max_tokens": room, "messages": [], "n": 1}
-        reply = await ask(self._server.chat_completion, self._timeout_s, asked, turns=self._turns)
+        reply = await request_completion(self._server.chat_completion, self._timeout_s, asked, turns=self._turns)
         raw, finish_reason = _answer_of(reply)
         self._keep(messages, prompt + raw, raw)
         completion = self._completion(raw, finish_reason, tools)
@@ -196,11 +196,11 @@ class ManagedModel:
             finish_reason,
             {"prompt_tokens": total - written, "completion_tokens": written, "total_tokens": total},
             parsed.reasoning,
-            self._told(parsed),
+            self._problem_message(parsed),
             clean_text(raw),
         )
 
-    def _told(self, parsed: Parsed) -> str:
+    def _problem_message(self, parsed: Parsed) -> str:
         if not parsed.problem:
             return ""
         run = "The other calls were run." if parsed.calls else "No tool was run."

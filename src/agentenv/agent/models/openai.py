@@ -59,7 +59,7 @@ class ServedModel:
         asked = {**self._constant, **params, "messages": list(messages), "n": 1}
         if tools:
             asked["tools"] = list(tools)
-        reply = await ask(self._chat_completion, self._timeout_s, asked, turns=self._turns)
+        reply = await request_completion(self._chat_completion, self._timeout_s, asked, turns=self._turns)
         completion = completion_of(reply, self._turns)
         if not self._turns:
             check_first(completion, limit_of(asked))
@@ -69,7 +69,7 @@ class ServedModel:
 
 def limit_of(asked: dict[str, Any]) -> int | None:
     """Token limit of the answer to this request; None if the request has none."""
-    said = [given[name] for given in _said(asked) for name in LIMITS if isinstance(given.get(name), int)]
+    said = [given[name] for given in _levels(asked) for name in LIMITS if isinstance(given.get(name), int)]
     return min(said, default=None)
 
 
@@ -87,7 +87,7 @@ def least_room(most: int | None) -> int:
     return min(most or FIRST_ANSWER_TOKENS, FIRST_ANSWER_TOKENS)
 
 
-async def ask(
+async def request_completion(
     chat_completion: Callable[..., Awaitable[Any]], timeout_s: float, asked: dict[str, Any], *, turns: int = 0
 ) -> Any:
     """The server's reply, after ``turns`` turns of the model.
@@ -95,7 +95,7 @@ async def ask(
     Raises: ContextOverflow, ModelServerError (DoubtfulTurnError if the model may be the cause); nothing else but
     cancellation.
     """
-    endless = not any(given.get(name) is not None for given in _said(asked) for name in LIMITS)
+    endless = not any(given.get(name) is not None for given in _levels(asked) for name in LIMITS)
     try:
         async with asyncio.timeout(timeout_s):
             return await chat_completion(**asked)
@@ -110,7 +110,7 @@ async def ask(
         raise failure_of(error, turns, endless=endless) from error
 
 
-def _said(asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _levels(asked: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return asked, asked.get("extra_body") or {}
 
 

@@ -87,7 +87,7 @@ class WebFetcher:
         try:
             async with asyncio.timeout(self._settings.timeout_s):
                 for _ in range(self._settings.max_redirects + 1):
-                    answer = await self._ask(target, method)
+                    answer = await self._request(target, method)
                     if isinstance(answer, Page):
                         return answer
                     target = self._allowed.judged(str(answer))
@@ -97,7 +97,7 @@ class WebFetcher:
             raise ToolFailure(f"{_host(target)} cannot be reached: {_reason(error)}") from error
         raise ToolFailure(f"{url} redirects more than {self._settings.max_redirects} times", keep=True)
 
-    async def _ask(self, url: URL, method: str) -> Page | URL:
+    async def _request(self, url: URL, method: str) -> Page | URL:
         """The page, or the URL it redirects to."""
         if self._session is None or self._session.closed:
             raise PoolClosedError("the tool server is closed")

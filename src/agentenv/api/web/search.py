@@ -105,7 +105,7 @@ class HttpSearch:
         failure = ""
         for attempt in range(_TRIES):
             try:
-                answer = await self._ask(query, count)
+                answer = await self._request(query, count)
             except (aiohttp.ClientError, OSError) as error:
                 failure, wait_s = f"{type(error).__name__}: {error}", 0.0
             else:
@@ -117,7 +117,7 @@ class HttpSearch:
                 await asyncio.sleep(min(wait_s, _LONGEST_PAUSE_S))
         raise ConnectionLostError(f"the search provider {self._name} failed {_TRIES} times: {failure}")
 
-    async def _ask(self, query: str, count: int) -> list[SearchResult] | _Busy:
+    async def _request(self, query: str, count: int) -> list[SearchResult] | _Busy:
         """The results, or a sign that the request may be repeated."""
         if self._session is None or self._session.closed:
             raise PoolClosedError("the tool server is closed")

@@ -131,7 +131,7 @@ class SandboxApp:
         await response.write(Accepted(batch=batch.batch).model_dump_json().encode() + b"\n")
         outlet = BatchOutlet({call.id for call in batch.calls}, self.container.sent)
         try:
-            self.container.ask(batch.calls, outlet, request.content_length or 0)
+            self.container.submit(batch.calls, outlet, request.content_length or 0)
             await outlet.write_all(response)
         finally:
             outlet.closed = True
@@ -150,7 +150,7 @@ class SandboxApp:
                     outlet.send(_failure(ProtocolError("only text messages are understood"), None))
                     continue
                 try:
-                    self._take(message.data, outlet)
+                    self._process_message(message.data, outlet)
                 except Exception as error:  # as an HTTP response it would end the stream, and every call on it
                     log.exception("a message could not be taken")
                     outlet.send(_failure(InfraError(f"the message could not be taken: {error!r}"), message.data))
@@ -162,7 +162,7 @@ class SandboxApp:
             request.app[STREAMS].discard(socket)
         return socket
 
-    def _take(self, text: str, outlet: StreamOutlet) -> None:
+    def _process_message(self, text: str, outlet: StreamOutlet) -> None:
         statistics = self.container.counted
         try:
             message = client_message.validate_json(text)
@@ -174,7 +174,7 @@ class SandboxApp:
             statistics.batches += 1
             # Most calls are answered by the time it is sent: this saves one write here and one wake-up there.
             outlet.send_along(b'{"type":"accepted","batch":%d}' % message.batch)
-            self.container.ask(message.calls, outlet, len(text))
+            self.container.submit(message.calls, outlet, len(text))
         elif isinstance(message, Cancel):
             self.container.cancel(message.calls, outlet)
         else:

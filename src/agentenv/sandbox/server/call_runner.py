@@ -52,7 +52,7 @@ class CallRunner:
     def prepare(self) -> None:
         """Prepare a shell for the next call while there is nothing else to do."""
         if self._current is None and not self._io.link.closed:
-            self._shells.ask_spare()
+            self._shells.start_spare()
             # Read here instead of at the next call's start: it costs as much as a hop between processes.
             self._io.limits.begin()
 

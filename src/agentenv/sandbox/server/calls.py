@@ -15,7 +15,7 @@ from agentenv.errors import AgentEnvError
 from agentenv.sandbox.server.inbox import Attached, close_all
 from agentenv.sandbox.server.metrics import Statistics
 from agentenv.sandbox.server.process import Process
-from agentenv.sandbox.server.replies import Raw, Reply, ReplyMemory, size_of
+from agentenv.sandbox.server.replies import Raw, RememberedReply, ReplyMemory, size_of
 from agentenv.wire.base import LARGE_BYTES, WireModel
 from agentenv.wire.calls import Call
 
@@ -59,7 +59,7 @@ class Outlet(Protocol):
         """Send the answer to a call that is not remembered."""
 
 
-class CallInFlight(Reply):
+class CallInFlight(RememberedReply):
     """One call in its slot. ``outlets``: the open connections that submitted it; ``attached``: its large arguments,
     which are empty in ``arguments``."""
 
@@ -105,7 +105,7 @@ class CallInFlight(Reply):
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
-    def asked_again(self, outlet: Outlet) -> None:
+    def resubmitted(self, outlet: Outlet) -> None:
         """The call was submitted again, by another client or over a new connection. The order of arrival does not
         show which connection is alive, so every open one is answered."""
         self.outlets = [known for known in self.outlets if not known.closed and known is not outlet]

@@ -100,13 +100,13 @@ class Container:
 
     # -- calls -------------------------------------------------------------------------------------
 
-    def ask(self, calls: Sequence[Call], outlet: Outlet, size_bytes: int) -> None:
+    def submit(self, calls: Sequence[Call], outlet: Outlet, size_bytes: int) -> None:
         """Run these calls, or answer for those already known; together they took ``size_bytes`` of JSON. Each gets
         one answer through ``outlet``, unless it is resubmitted over another."""
         held_bytes = size_bytes // max(1, len(calls))
         for call in calls:
             try:
-                self._ask(call, outlet, held_bytes)
+                self._submit(call, outlet, held_bytes)
             except AgentEnvError as error:
                 self.counted.calls_faulted += 1
                 outlet.refuse(call.id, encode_result(refusal(call.id, error)))
@@ -122,7 +122,7 @@ class Container:
             if (asked := self._known(call.id, call.lease)) is None:
                 continue
             if asked.message is None:
-                asked.asked_again(outlet)
+                asked.resubmitted(outlet)
                 self._slots[asked.slot].cancel(asked)
             else:
                 self.forget((call,))
@@ -161,13 +161,13 @@ class Container:
         asked.memory.sent(asked)
         self._slots[asked.slot].made_room()
 
-    def _ask(self, call: Call, outlet: Outlet, held_bytes: int) -> None:
+    def _submit(self, call: Call, outlet: Outlet, held_bytes: int) -> None:
         if call.id in self._context.index:
             known = self._known(call.id, call.lease)
             if known is None:
                 raise ProtocolError(f"call id {call.id!r} is in use under another lease")
             self.counted.calls_asked_again += 1
-            known.asked_again(outlet)
+            known.resubmitted(outlet)
             return
         slot = self._slot(call.lease.slot)
         memory = slot.admit(call.lease)
@@ -180,7 +180,7 @@ class Container:
         attached = memory.inbox.take(call.id, call.attachments)
         try:
             arguments = parse_arguments(call.tool, with_attached(call.tool, call.arguments, attached))
-            slot.ask(call, arguments, memory, outlet, held_bytes, attached)
+            slot.submit(call, arguments, memory, outlet, held_bytes, attached)
         except BaseException:
             close_all(attached)
             raise

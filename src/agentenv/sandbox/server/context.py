@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from agentenv.sandbox.descriptors import MOST_PER_SLOT
 from agentenv.sandbox.server.metrics import Statistics
 from agentenv.sandbox.server.poller import Poller
-from agentenv.sandbox.server.replies import Reply
+from agentenv.sandbox.server.replies import RememberedReply
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
 
 
@@ -26,4 +26,4 @@ class ServerContext:
     descriptors: int = MOST_PER_SLOT
     """Maximum number of this process's file descriptors per slot."""
     statistics: Statistics = field(default_factory=Statistics)
-    index: dict[str, Reply] = field(default_factory=dict)
+    index: dict[str, RememberedReply] = field(default_factory=dict)

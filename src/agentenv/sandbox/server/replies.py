@@ -19,7 +19,7 @@ MAX_ENDED_IDS = 16_384
 """Ids of forgotten calls kept per lease (as hashes), so that a late copy of an old batch does not run."""
 
 
-class Reply:
+class RememberedReply:
     """One call in the reply memory. ``message`` is the finished answer, None while it runs; ``attachments`` are
     those it lists."""
 
@@ -50,7 +50,7 @@ class ReplyMemory:
 
     def __init__(
         self,
-        index: dict[str, Reply],
+        index: dict[str, RememberedReply],
         *,
         max_count: int,
         max_unsent_bytes: int,
@@ -62,9 +62,9 @@ class ReplyMemory:
         self._max_count = max_count
         self._max_unsent_bytes = max_unsent_bytes
         self._max_sent_bytes = max_sent_bytes
-        self._running: dict[str, Reply] = {}
-        self._unsent: dict[str, Reply] = {}
-        self._sent: OrderedDict[str, Reply] = OrderedDict()
+        self._running: dict[str, RememberedReply] = {}
+        self._unsent: dict[str, RememberedReply] = {}
+        self._sent: OrderedDict[str, RememberedReply] = OrderedDict()
         self._ended: OrderedDict[int, None] = OrderedDict()
         self._unsent_bytes = 0
         self._sent_bytes = 0
@@ -78,7 +78,7 @@ class ReplyMemory:
         return self._unsent_bytes >= self._max_unsent_bytes or len(self._unsent) >= self._max_count
 
     @property
-    def running(self) -> tuple[Reply, ...]:
+    def running(self) -> tuple[RememberedReply, ...]:
         """Calls that began and have not finished, oldest first."""
         return tuple(self._running.values())
 
@@ -86,14 +86,16 @@ class ReplyMemory:
         """Whether that call was known here and its reply is gone."""
         return hash(call_id) in self._ended
 
-    def begin(self, reply: Reply) -> None:
+    def begin(self, reply: RememberedReply) -> None:
         """Remember a new call. Raises ValueError when its id is already known: look it up first."""
         if reply.call_id in self._index or self.has_ended(reply.call_id):
             raise ValueError(f"call {reply.call_id!r} is known already")
         self._index[reply.call_id] = reply
         self._running[reply.call_id] = reply
 
-    def finish(self, reply: Reply, message: bytes, attachments: Mapping[str, Raw] = MappingProxyType({})) -> None:
+    def finish(
+        self, reply: RememberedReply, message: bytes, attachments: Mapping[str, Raw] = MappingProxyType({})
+    ) -> None:
         """The call ended with this answer. Raises KeyError when it was not running here."""
         del self._running[reply.call_id]
         reply.message = message
@@ -102,7 +104,7 @@ class ReplyMemory:
         self._unsent[reply.call_id] = reply
         self._unsent_bytes += reply.size_bytes
 
-    def sent(self, reply: Reply) -> None:
+    def sent(self, reply: RememberedReply) -> None:
         """The answer was handed to a connection; it may be dropped when room is needed, unless some of its
         attachments are still to be fetched."""
         reply.delivered = reply.message is not None
@@ -116,7 +118,7 @@ class ReplyMemory:
         ):
             self.forget(next(iter(self._sent.values())))
 
-    def forget(self, reply: Reply) -> None:
+    def forget(self, reply: RememberedReply) -> None:
         """Drop a finished answer. No effect on a call that is still running."""
         if reply.message is None:
             return

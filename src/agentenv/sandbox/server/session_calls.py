@@ -52,7 +52,7 @@ class SessionCalls:
         if sessions is not None:
             sessions.close()
 
-    def ask(self, asked: CallInFlight) -> None:
+    def submit(self, asked: CallInFlight) -> None:
         """Start the call as soon as the slot is usable."""
         self._waiting.append(asked)
         self.pump()

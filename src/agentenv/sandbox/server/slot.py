@@ -275,7 +275,7 @@ class Slot:
             raise SandboxUnavailableError(f"slot {self.index} is being made anew", next_step="ask again")
         return self._runner.io
 
-    def ask(
+    def submit(
         self,
         call: Call,
         arguments: WireModel,
@@ -294,7 +294,7 @@ class Slot:
         memory.begin(asked)
         asked.held_bytes = held_bytes
         if self._session_calls.takes(arguments):
-            self._session_calls.ask(asked)
+            self._session_calls.submit(asked)
             return
         self._queue.append(asked)
         self._pump()

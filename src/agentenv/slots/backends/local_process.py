@@ -109,11 +109,11 @@ class LocalProcess:
         assert self._process.stdout is not None
         try:
             while line := await self._process.stdout.readline():
-                self._heed(line)
+                self._process_line(line)
         finally:
             self._events.put_nowait(None)
 
-    def _heed(self, line: bytes) -> None:
+    def _process_line(self, line: bytes) -> None:
         try:
             event = json.loads(line)
         except ValueError:

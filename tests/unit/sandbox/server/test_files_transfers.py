@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.containers.local_files import Tally, TreeWriter, stream_of
+from agentenv.containers.local_files import ContentDigest, TreeWriter, stream_of
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.runner import Finished
 from agentenv.wire.transfers import CHUNKED, BrokenOffError, Entry, chunk
@@ -36,7 +36,7 @@ async def slotfiles(box: Box, operation: str, *more: str, stdin: bytes = b"") ->
     return done
 
 
-def received(printed: bytes, target: Path) -> Tally:
+def received(printed: bytes, target: Path) -> ContentDigest:
     with TreeWriter(target, max_bytes=10**9) as writer:
         writer.feed(printed)
         assert writer.finish()
@@ -50,7 +50,7 @@ async def test_its_sha256_is_the_standards_at_every_length(hardened: Box, tmp_pa
     assert sent.exit_code == 0
     tally = received(bytes(sent.stdout), tmp_path / "out")  # compares every digest with hashlib's
     assert tally.total_bytes == sum(SIZES)
-    back = b"".join(stream_of(tmp_path / "out", Tally()))
+    back = b"".join(stream_of(tmp_path / "out", ContentDigest()))
     assert (await slotfiles(hardened, "receive", "back", stdin=back)).exit_code == 0
     for size in SIZES:
         assert (hardened.path / f"back/{size:07}").read_bytes() == (hardened.path / f"tree/{size:07}").read_bytes()

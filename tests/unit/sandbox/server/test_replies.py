@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agentenv.sandbox.server import replies
-from agentenv.sandbox.server.replies import Reply, ReplyMemory
+from agentenv.sandbox.server.replies import RememberedReply, ReplyMemory
 
 MAX_COUNT, MAX_BYTES, MAX_SENT_BYTES = 4, 100, 150
 
@@ -18,19 +18,19 @@ MAX_COUNT, MAX_BYTES, MAX_SENT_BYTES = 4, 100, 150
 class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.index: dict[str, Reply] = {}
+        self.index: dict[str, RememberedReply] = {}
         self.memory = ReplyMemory(
             self.index, max_count=MAX_COUNT, max_unsent_bytes=MAX_BYTES, max_sent_bytes=MAX_SENT_BYTES
         )
-        self.began: list[Reply] = []
+        self.began: list[RememberedReply] = []
 
-    def pick(self, data: st.DataObject, wanted: Callable[[Reply], bool]) -> Reply | None:
+    def pick(self, data: st.DataObject, wanted: Callable[[RememberedReply], bool]) -> RememberedReply | None:
         found = [reply for reply in self.began if wanted(reply) and reply.call_id in self.index]
         return data.draw(st.sampled_from(found)) if found else None
 
     @rule()
     def begin(self) -> None:
-        reply = Reply(f"call-{len(self.began)}", self.memory)
+        reply = RememberedReply(f"call-{len(self.began)}", self.memory)
         self.memory.begin(reply)
         self.began.append(reply)
 
@@ -54,7 +54,7 @@ class Histories(RuleBasedStateMachine):
     def beginning_a_known_call_is_refused(self, data: st.DataObject) -> None:
         reply = data.draw(st.sampled_from(self.began))
         with pytest.raises(ValueError, match="known already"):
-            self.memory.begin(Reply(reply.call_id, self.memory))
+            self.memory.begin(RememberedReply(reply.call_id, self.memory))
 
     @invariant()
     def every_call_is_running_or_answered_or_known_to_have_ended(self) -> None:
@@ -86,9 +86,9 @@ TestHistories.settings = settings(max_examples=60, stateful_step_count=40, deadl
 
 
 def test_the_end_of_a_lease_leaves_nothing_in_the_index() -> None:
-    index: dict[str, Reply] = {}
+    index: dict[str, RememberedReply] = {}
     memory = ReplyMemory(index, max_count=10, max_unsent_bytes=100, max_sent_bytes=100)
-    running, unsent, sent = (Reply(name, memory) for name in "abc")
+    running, unsent, sent = (RememberedReply(name, memory) for name in "abc")
     for reply in (running, unsent, sent):
         memory.begin(reply)
     memory.finish(unsent, b"1")
@@ -106,7 +106,7 @@ def test_the_ids_of_ended_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(replies, "MAX_ENDED_IDS", 3)
     memory = ReplyMemory({}, max_count=10, max_unsent_bytes=100, max_sent_bytes=100)
     for number in range(5):
-        reply = Reply(str(number), memory)
+        reply = RememberedReply(str(number), memory)
         memory.begin(reply)
         memory.finish(reply, b"")
         memory.forget(reply)
@@ -115,7 +115,7 @@ def test_the_ids_of_ended_calls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_running_call_is_not_forgotten() -> None:
     memory = ReplyMemory({}, max_count=10, max_unsent_bytes=100, max_sent_bytes=100)
-    reply = Reply("a", memory)
+    reply = RememberedReply("a", memory)
     memory.begin(reply)
     memory.forget(reply)
     assert memory.running == (reply,)
@@ -123,10 +123,10 @@ def test_a_running_call_is_not_forgotten() -> None:
 
 
 def test_the_newest_answer_is_remembered_whatever_its_size() -> None:
-    index: dict[str, Reply] = {}
+    index: dict[str, RememberedReply] = {}
     memory = ReplyMemory(index, max_count=MAX_COUNT, max_unsent_bytes=MAX_BYTES, max_sent_bytes=MAX_SENT_BYTES)
     for call_id in ("old", "new"):
-        reply = Reply(call_id, memory)
+        reply = RememberedReply(call_id, memory)
         memory.begin(reply)
         memory.finish(reply, b"x" * 10 * MAX_SENT_BYTES)
         memory.sent(reply)
@@ -134,9 +134,9 @@ def test_the_newest_answer_is_remembered_whatever_its_size() -> None:
 
 
 def test_what_is_still_to_be_fetched_stays_until_it_is_forgotten() -> None:
-    index: dict[str, Reply] = {}
+    index: dict[str, RememberedReply] = {}
     memory = ReplyMemory(index, max_count=MAX_COUNT, max_unsent_bytes=MAX_BYTES, max_sent_bytes=MAX_SENT_BYTES)
-    large, small = Reply("large", memory), Reply("small", memory)
+    large, small = RememberedReply("large", memory), RememberedReply("small", memory)
     for reply, attachments in ((large, {"stdout": (b"x" * 10 * MAX_SENT_BYTES,)}), (small, {})):
         memory.begin(reply)
         memory.finish(reply, b"message", attachments)

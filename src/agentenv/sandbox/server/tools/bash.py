@@ -81,7 +81,7 @@ class Shells:
         self.dismiss_spare()
         return self._run_cold(arguments, script, literal, on_end, stdin), False
 
-    def ask_spare(self) -> None:
+    def start_spare(self) -> None:
         """Start a spare shell for the next call. No effect when there is one."""
         if self.keep_spare and self._spare is None:
             spare = Process(self.io, self.cap_bytes)

@@ -135,7 +135,7 @@ class Errands:
                 if silence.tick(loop.time()) is Verdict.gone:
                     return True
                 continue
-            silence.heard(loop.time())
+            silence.answered(loop.time())
             busy = any(report.state in (SlotState.leased, SlotState.resetting) for report in reports)
             calm = 0 if busy else calm + 1
         return False

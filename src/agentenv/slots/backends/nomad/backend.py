@@ -152,7 +152,7 @@ class NomadBackend:
             api,
             owner,
             Errands(api, session, self._containers),
-            Follower(api, stream, self._hear, self._tick),
+            Follower(api, stream, self._process_fact, self._tick),
             CountKeeper(api, self._view, self._submit, lambda: owner.holds),
         )
         self._resources.push_async_callback(owner.release)
@@ -160,7 +160,7 @@ class NomadBackend:
         return opened
 
     def _lost(self, error: JobOwnedError) -> None:
-        self._tell(StartFailed(error.message, error.next_step))
+        self._emit(StartFailed(error.message, error.next_step))
 
     def _back(self) -> None:
         self._opened().count.begin_anew()
@@ -250,7 +250,7 @@ class NomadBackend:
 
     # -- performing ------------------------------------------------------------------------------
 
-    def _hear(self, fact: facts.Fact) -> None:
+    def _process_fact(self, fact: facts.Fact) -> None:
         self._perform(self._view.update(fact, _now()))
         ended = isinstance(fact, facts.Job) and fact.stopped
         if self._open is not None and (ended or isinstance(fact, facts.Snapshot)):
@@ -270,7 +270,7 @@ class NomadBackend:
     def _perform_one(self, opened: _Open, command: Command) -> None:
         match command:
             case ReportEvent(event):
-                self._tell(event)
+                self._emit(event)
             case Handshake(container, allocation):
                 opened.errands.shake(
                     allocation,
@@ -290,11 +290,11 @@ class NomadBackend:
             case StopAllocation(allocation_id, reason, after_s):
                 opened.errands.stop(allocation_id, reason, after_s, lambda: self._view.is_alive(allocation_id))
             case Diagnose(allocation):
-                opened.errands.diagnose(allocation, self._nomad.image, self._tell)
+                opened.errands.diagnose(allocation, self._nomad.image, self._emit)
             case Reschedule():
                 opened.count.reschedule()
 
-    def _tell(self, event: ContainerEvent) -> None:
+    def _emit(self, event: ContainerEvent) -> None:
         if isinstance(event, ContainerStarted):
             self._handles[event.handle.id] = event.handle
         self._events.put_nowait(event)

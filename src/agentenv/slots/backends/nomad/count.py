@@ -75,7 +75,7 @@ class CountKeeper:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            if self.goal is None or (count := self._view.ask(self.goal, self.asked)) == self.asked:
+            if self.goal is None or (count := self._view.desired_count(self.goal, self.asked)) == self.asked:
                 continue
             if not self._may():
                 await asyncio.sleep(RETRY_MIN_S)
@@ -83,7 +83,7 @@ class CountKeeper:
                 continue
             self._asking = True
             try:
-                await self._ask(count)
+                await self._request(count)
                 backoff.reset()
             except (NomadError, AgentEnvError) as error:
                 # 400: a deployment is running, as with job files without max_parallel = 0
@@ -93,7 +93,7 @@ class CountKeeper:
             finally:
                 self._asking = False
 
-    async def _ask(self, count: int) -> None:
+    async def _request(self, count: int) -> None:
         job = self._view.job
         if job is None or job.stopped:
             await self._resubmit()

@@ -37,7 +37,7 @@ class Follower:
     ) -> None:
         self._api = api
         self._stream = stream
-        self._tell = tell
+        self._emit = tell
         self._tick = tick
         self._index = 0
         self._look_now = asyncio.Event()
@@ -59,7 +59,7 @@ class Follower:
         with _understood():
             snapshot = await self._api.snapshot()
         self._index = snapshot.index
-        self._tell(snapshot)
+        self._emit(snapshot)
 
     async def keep_looking(self) -> None:
         """List everything again: on request, every minute, and often while there is no stream."""
@@ -86,7 +86,7 @@ class Follower:
             began = asyncio.get_running_loop().time()
             try:
                 async for line in self._stream.lines(after=self._index + 1, nodes=nodes):
-                    self._hear(line)
+                    self._process_line(line)
             except NomadError as error:
                 self._streaming = False
                 if error.status == 403 and nodes:
@@ -98,7 +98,7 @@ class Follower:
                 logger.warning("no event stream of Nomad, listing every %g s until there is: %s", POLL_S, error)
             await asyncio.sleep(backoff.next_s())
 
-    def _hear(self, line: dict[str, object]) -> None:
+    def _process_line(self, line: dict[str, object]) -> None:
         if not self._streaming:
             self._streaming, self._answering = True, True
             logger.info("following Nomad's event stream from index %d", self._index)
@@ -106,7 +106,7 @@ class Follower:
         with _understood():
             heard = list(facts.events(line, self._api.settings.job_id))
         for fact in heard:
-            self._tell(fact)
+            self._emit(fact)
         if isinstance(index := line.get("Index"), int):
             self._index = max(self._index, index)
 

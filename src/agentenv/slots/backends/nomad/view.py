@@ -147,11 +147,11 @@ class FleetView:
             case Snapshot():
                 return self._reconcile(fact, now)
             case Allocation():
-                return self._hear(fact, now)
+                return self._update_allocation(fact, now)
             case Node():
-                return self._hear_node(fact, now)
+                return self._update_node(fact, now)
             case Evaluation():
-                return self._hear_evaluation(fact)
+                return self._update_evaluation(fact)
             case Job():
                 if self.job is None or fact.modify_index >= self.job.modify_index:
                     self.job = fact
@@ -201,7 +201,7 @@ class FleetView:
 
     # -- what the pool wants ---------------------------------------------------------------------
 
-    def ask(self, goal: int, asked: int | None) -> int:
+    def desired_count(self, goal: int, asked: int | None) -> int:
         """The count to request from Nomad, towards ``goal``. Decreases at once, increases as containers become
         ready."""
         if asked is not None and goal <= asked:
@@ -244,12 +244,12 @@ class FleetView:
         first = self._index == 0
         reset = snapshot.index < self._index  # the cluster was recreated: nothing from before exists
         for node in snapshot.nodes:
-            commands += self._hear_node(node, now)
+            commands += self._update_node(node, now)
         for fact in snapshot.allocations:
             if first and fact.id not in self._tracked and self._where(fact) is Where.dead:
                 self._tracked[fact.id] = one = _Tracked(fact, now)  # already known
                 one.stage = Stage.ended
-            commands += self._hear(fact, now, listed=True)
+            commands += self._update_allocation(fact, now, listed=True)
         listed = {fact.id for fact in snapshot.allocations}
         for one in list(self._tracked.values()):
             if one.fact.id not in listed and (reset or one.fact.modify_index <= snapshot.index):
@@ -257,12 +257,12 @@ class FleetView:
                 del self._tracked[one.fact.id]
         self._verdict = 0 if reset else self._verdict
         for evaluation in sorted(snapshot.evaluations, key=lambda one: one.modify_index):
-            commands += self._hear_evaluation(evaluation)
+            commands += self._update_evaluation(evaluation)
         self.job = snapshot.job
         self._index = snapshot.index
         return commands
 
-    def _hear(self, fact: Allocation, now: float, *, listed: bool = False) -> list[Command]:
+    def _update_allocation(self, fact: Allocation, now: float, *, listed: bool = False) -> list[Command]:
         one = self._tracked.get(fact.id)
         if one is None:
             if not listed and fact.modify_index <= self._index:
@@ -341,7 +341,7 @@ class FleetView:
             return Where.running
         return Where.pending  # also "unknown": its node is out of contact, which is not its end
 
-    def _hear_node(self, fact: Node, now: float) -> list[Command]:
+    def _update_node(self, fact: Node, now: float) -> list[Command]:
         known = self._nodes.get(fact.id)
         if known is not None and fact.modify_index < known.modify_index:
             return []
@@ -352,7 +352,7 @@ class FleetView:
             return []
         return [command for one in self._on(fact.id) for command in self._decide(one, now)]
 
-    def _hear_evaluation(self, fact: Evaluation) -> list[Command]:
+    def _update_evaluation(self, fact: Evaluation) -> list[Command]:
         if fact.status not in ("blocked", "complete") or fact.modify_index < self._verdict:
             return []
         self._verdict = fact.modify_index

@@ -262,15 +262,15 @@ def test_why_nothing_is_placed_is_told_when_it_changes_and_after_each_start() ->
 
 def test_up_as_containers_come_to_serve_and_down_at_once() -> None:
     view = _view()
-    assert view.ask(1000, None) == STARTS_AT_ONCE
-    assert view.ask(1000, STARTS_AT_ONCE) == STARTS_AT_ONCE
+    assert view.desired_count(1000, None) == STARTS_AT_ONCE
+    assert view.desired_count(1000, STARTS_AT_ONCE) == STARTS_AT_ONCE
     for number in range(10):
         view.update(allocation(f"a{number}"), 0)
         view.shaken(f"a{number}", handle(f"a{number}"), 0)
-    assert view.ask(1000, STARTS_AT_ONCE) == STARTS_AT_ONCE + 10
-    assert view.ask(1000, 500) == 500, "deaths take nothing back"
-    assert view.ask(3, 500) == 3
-    assert view.ask(0, None) == 0
+    assert view.desired_count(1000, STARTS_AT_ONCE) == STARTS_AT_ONCE + 10
+    assert view.desired_count(1000, 500) == 500, "deaths take nothing back"
+    assert view.desired_count(3, 500) == 3
+    assert view.desired_count(0, None) == 0
 
 
 def test_the_newest_word_on_the_job_counts() -> None:
