@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ from agentenv.farm.nomad import OperatorApi
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted
 from agentenv.slots.backends.nomad.api import SILENT_AFTER_S, EventStream, open_stream_session
 from agentenv.slots.backends.nomad.backend import NomadBackend
-from agentenv.slots.backends.nomad.job import job_text
+from agentenv.slots.backends.nomad.job import hcl, job_text
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
@@ -103,9 +104,18 @@ async def test_a_wrong_image_fails_leases_early_and_by_name(cluster: Cluster) ->
 
 
 async def test_a_container_that_refuses_to_serve_says_why_itself(cluster: Cluster) -> None:
-    async with _pool(_farm(cluster, variables={"isolation": '"nonsense"'})) as pool:
-        with pytest.raises(SandboxUnavailableError, match=r"isolation.*nonsense.*auto, full or user"):
+    nonsense = hcl(json.dumps({"slots": 2, "isolation": "nonsense"}))
+    async with _pool(_farm(cluster, slots=2, variables={"spec": nonsense})) as pool:
+        with pytest.raises(SandboxUnavailableError, match=r"isolation.*nonsense.*auto, full, user"):
             await pool.lease("t", timeout_s=120)
+
+
+async def test_a_field_of_its_containers_given_as_a_variable_is_checked_before_anything_is_registered(
+    cluster: Cluster, job_id: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"variables.isolation: got 'nonsense'"):
+        await _farm(cluster, job_id=job_id, variables={"isolation": '"nonsense"'}).__aenter__()
+    assert cluster.nomad.get("/v1/jobs", prefix=job_id) == []
 
 
 async def test_no_capacity_is_told_in_nomads_terms(cluster: Cluster) -> None:

@@ -22,7 +22,7 @@ from agentenv import shipped
 from agentenv.config import Driver
 from agentenv.errors import SandboxUnavailableError
 from agentenv.slots.backends.nomad.job import JobShape
-from agentenv.wire.spec import MIB, SlotLimits
+from agentenv.wire.spec import MIB, ContainerSpec, SlotLimits
 from tests.nomad.cluster import Cluster
 from tests.nomad.containers import run_in_slot, server_info
 from tests.waiting import wait_for
@@ -293,6 +293,9 @@ def test_job_of_every_driver_is_understood(cluster: Cluster, driver: str) -> Non
 
     pids = 3 * 7010 + 512 if driver == "docker" else 0
     assert JobShape.of(parsed) == JobShape(3, 2048 * MIB, 3 * 2048 + 512, 0, 7000, pids)
+    by_default = JobShape.of(cluster.parse("any", {}, driver=driver))
+    assert by_default is not None
+    assert (by_default.slots, by_default.slot_memory_bytes) == (ContainerSpec().slots, SlotLimits().memory_bytes)
     assert task["Driver"] == ("docker" if driver == "docker" else "raw_exec")
     assert ("command" in task["Config"]) is (driver != "docker")
 

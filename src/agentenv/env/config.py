@@ -21,7 +21,7 @@ from agentenv.config import ContainerSettings, Driver, ExecutorSettings, NomadSe
 from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution
 from agentenv.tools.toolsets import TOOLSETS
-from agentenv.wire.spec import MIB, Bind, SlotLimits
+from agentenv.wire.spec import MIB, Bind, Isolation, SlotLimits
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -83,7 +83,7 @@ class AgentFields(BaseModel):
     require_stateful_sandbox: bool = Field(
         default=False, description="Refuse to run without a persistent-shell tool (terminal or tmux)"
     )
-    isolation: Literal["auto", "full", "user"] = Field(default="auto", description="Isolation mode of the slots")
+    isolation: Isolation = Field(default="auto", description="Isolation mode of the slots")
     slots_per_container: int = Field(default=10, ge=1, le=1000)
     min_containers: int = Field(default=1, ge=0, le=10_000)
     max_containers: int = Field(default=10, ge=1, le=10_000)

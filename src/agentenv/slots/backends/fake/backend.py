@@ -7,6 +7,7 @@ processes of the caller's user, in a temporary directory per slot: never give it
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import resource
 import secrets
 import socket
@@ -153,14 +154,11 @@ class FakeContainer:
     """A stand-in for a supervisor, and the server of the moment."""
 
     def __init__(self, name: str, index: int, settings: ContainerSettings, directory: Path, binaries: Binaries) -> None:
-        spec = SandboxSpec(
+        spec = SandboxSpec.launch(
+            dataclasses.replace(settings.spec(), spare_shells=False),
             container=name,
-            token_file="",
-            data_dir="",
-            slots=settings.slots_per_container,
-            env=settings.env,
-            output_bytes=settings.output_bytes,
-            spare_shells=False,
+            token_file=directory / "token",
+            data_dir=directory,
         )
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
