@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -180,3 +183,33 @@ def test_a_kill_in_the_middle_of_many_messages_is_answered(agent: AgentBox) -> N
     for run in runs:
         agent.expect(Kind.KILLED, run=run.id)
         assert agent.status(run) == -9
+
+
+TRACED = """
+import ctypes, time
+ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER_ANY
+print("ready", flush=True)
+time.sleep(1000)
+"""
+TRACER = """
+import ctypes, sys, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+assert libc.ptrace(0x4206, int(sys.argv[1]), 0, 0) == 0, ctypes.get_errno()  # PTRACE_SEIZE
+print("seized", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_where_it_is_not_init_it_kills_no_tracer_from_outside() -> None:
+    """A debugger that somebody has attached to a process of the slot's holds up its end, and is not the slot's."""
+    with AgentBox("plain") as box:
+        run = box.spawn("python3", "-c", TRACED)
+        assert run.line() == "ready"
+        with subprocess.Popen([sys.executable, "-c", TRACER, str(run.pid)], stdout=subprocess.PIPE) as tracer:
+            assert tracer.stdout is not None
+            assert tracer.stdout.readline() == b"seized\n"
+            assert box.kill(run) == 1
+            assert tracer.poll() is None
+            tracer.kill()
+        assert box.status(run) == -signal.SIGKILL
