@@ -192,24 +192,24 @@ print("ready", flush=True)
 time.sleep(1000)
 """
 TRACER = """
-import ctypes, sys, time
+import ctypes, sys
 libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.argtypes = [ctypes.c_long] * 4
 assert libc.ptrace(0x4206, int(sys.argv[1]), 0, 0) == 0, ctypes.get_errno()  # PTRACE_SEIZE
 print("seized", flush=True)
-time.sleep(1000)
+print(sys.stdin.readline())
 """
 
 
 def test_where_it_is_not_init_it_kills_no_tracer_from_outside() -> None:
     """A debugger that somebody has attached to a process of the slot's holds up its end, and is not the slot's."""
-    with AgentBox("plain") as box:
+    with AgentBox("plain", uid=os.geteuid()) as box:  # as the user whose debugger it is
         run = box.spawn("python3", "-c", TRACED)
         assert run.line() == "ready"
-        with subprocess.Popen([sys.executable, "-c", TRACER, str(run.pid)], stdout=subprocess.PIPE) as tracer:
+        argv = [sys.executable, "-c", TRACER, str(run.pid)]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tracer:
             assert tracer.stdout is not None
-            assert tracer.stdout.readline() == b"seized\n"
+            assert tracer.stdout.readline() == "seized\n"
             assert box.kill(run) == 1
-            assert tracer.poll() is None
-            tracer.kill()
+            assert "alive" in tracer.communicate("alive\n")[0]
         assert box.status(run) == -signal.SIGKILL
