@@ -10,6 +10,7 @@ import pytest
 
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.sessions.head_tail import seam
 from agentenv.wire.calls import CallResult
 from tests.contract.executor.farm import until_bash
 
@@ -72,8 +73,13 @@ async def test_stdin_is_empty_by_default(session: ToolSession) -> None:
     assert (await bash(session, "cat; echo end")).stdout == "end\n"
 
 
-async def test_large_stdin(session: ToolSession) -> None:
-    assert (await bash(session, "wc -c", stdin="x" * 3_000_000)).stdout.strip() == "3000000"
+@pytest.mark.parametrize("size", [0, 5, 70_000, 5_000_000])
+async def test_standard_input_of_any_size(session: ToolSession, size: int) -> None:
+    given = ("0123456789abcde\n" * (size // 16 + 1))[:size]
+    assert (await bash(session, "cksum", stdin=given)).stdout == (
+        await bash(session, "cat > f; cksum < f", stdin=given)
+    ).stdout
+    assert (await bash(session, "wc -c < f")).stdout.strip() == str(size)
 
 
 async def test_a_command_of_300_kilobytes(session: ToolSession) -> None:
@@ -89,8 +95,10 @@ async def test_quoting_arrives_as_written(session: ToolSession, command: str) ->
 
 
 async def test_binary_output_becomes_text_with_replacements(session: ToolSession) -> None:
-    result = await bash(session, r"printf 'a\xff\xfe\x00b\xc3\xa9\xc3'")
+    result = await bash(session, r"printf 'a\xff\xfe\x00b\xc3\xa9\xc3'; head -c 100000 /dev/urandom >&2")
     assert result.stdout == "a\ufffd\ufffd\0bé\ufffd"
+    assert len(result.stderr) > 10_000
+    assert not result.truncated
 
 
 async def test_all_byte_values_survive_the_way(session: ToolSession) -> None:
@@ -99,16 +107,17 @@ async def test_all_byte_values_survive_the_way(session: ToolSession) -> None:
 
 
 async def test_output_is_cut_in_the_middle_and_the_cut_is_counted(session: ToolSession) -> None:
-    total = 3 * OUTPUT_BYTES
-    result = await bash(session, f"printf HEAD; head -c {total} /dev/zero | tr '\\0' x; printf TAIL; echo fine >&2")
+    result = await bash(session, "echo first; yes é | head -c 5000000; echo; echo last; echo fine >&2")
     assert result.truncated
-    assert result.stdout.startswith("HEADxxx")
-    assert result.stdout.endswith("xxxTAIL")
-    assert result.stderr == "fine\n"
-    assert result.stderr_dropped_bytes == 0
-    kept = len(result.stdout.replace("x", "")) + result.stdout.count("x")
-    assert kept <= OUTPUT_BYTES + 200
-    assert result.stdout_dropped_bytes >= total + 8 - OUTPUT_BYTES - 200
+    missing = seam(result.stdout_dropped_bytes)
+    assert result.stdout.count(missing) == 1
+    kept = len(result.stdout.replace(missing, "").encode())
+    assert OUTPUT_BYTES - 8 <= kept <= OUTPUT_BYTES
+    assert result.stdout_dropped_bytes == 5_000_000 + 12 - kept
+    assert result.stdout.startswith("first\né\né\n")
+    assert result.stdout.endswith("\nlast\n")
+    assert "\ufffd" not in result.stdout
+    assert (result.stderr, result.stderr_dropped_bytes) == ("fine\n", 0)
 
 
 async def test_output_of_exactly_the_cap_is_whole(session: ToolSession) -> None:
@@ -124,23 +133,55 @@ async def test_a_timeout_ends_the_command_and_keeps_what_it_said(session: ToolSe
     assert (await bash(session, "echo alive")).stdout == "alive\n"
 
 
-async def test_a_timeout_ends_children_too(session: ToolSession) -> None:
-    child = "(until [ -e go ]; do sleep 0.05; done; echo late > late)"
-    result = await bash(session, f"{child} & {child}; wait", timeout_s=0.2)
+async def test_a_timeout_ends_the_whole_tree(session: ToolSession) -> None:
+    child = "trap '' TERM INT; until [ -e go ]; do sleep 0.05; done; echo late > late"
+    result = await bash(session, f'trap "" TERM INT; ({child}) & setsid bash -c "{child}" & ({child})', timeout_s=0.5)
     assert result.timed_out
     assert (await bash(session, "touch go; sleep 0.5; cat late")).exit_code != 0
 
 
-async def test_a_flood_ends_at_its_deadline(session: ToolSession) -> None:
-    result = await bash(session, "yes", timeout_s=0.5)
-    assert result.timed_out
-    assert result.truncated
-    assert result.duration_s < 10
+async def test_the_deadline_counts_from_the_start_in_the_slot(session: ToolSession) -> None:
+    first, second = await asyncio.gather(*(bash(session, "sleep 1.2; echo done", timeout_s=2) for _ in range(2)))
+    assert (first.stdout, second.stdout, second.timed_out) == ("done\n", "done\n", False)
+    assert max(first.queue_s, second.queue_s) > 1
 
 
-async def test_a_background_process_does_not_hold_the_call(session: ToolSession) -> None:
-    result = await bash(session, "sleep 60 & echo done", timeout_s=20)
-    assert (result.stdout, result.timed_out) == ("done\n", False)
+async def test_a_flood_ends_at_its_deadline_with_what_it_printed(session: ToolSession) -> None:
+    result = await bash(session, "echo began; yes", timeout_s=1)
+    assert (result.timed_out, result.fault, result.exit_code) == (True, "none", 137)
+    assert result.stdout.startswith("began\ny\ny\n")
+    assert result.stdout_dropped_bytes > 0
+    assert 1 <= result.duration_s < 10
+
+
+async def test_a_background_process_outlives_its_call_and_does_not_hold_it(session: ToolSession) -> None:
+    result = await bash(session, "(while sleep 0.02; do echo tick; echo tick >> ticks; done) & echo now", timeout_s=20)
+    assert (result.stdout, result.timed_out) == ("now\n", False)
+    await until_bash(session, "[ -s ticks ]")
+    seen = int((await bash(session, "wc -l < ticks")).stdout)
+    await until_bash(session, f"[ $(wc -l < ticks) -gt {seen} ]")  # it goes on, its output drained
+
+
+async def test_a_background_flood_does_not_hold_the_slot_up(session: ToolSession) -> None:
+    await bash(session, "yes & yes >&2 &")
+    for _ in range(10):
+        result = await bash(session, "echo quick", timeout_s=20)
+        assert (result.stdout, result.stderr, result.timed_out) == ("quick\n", "", False)
+
+
+async def test_many_background_processes_that_hold_their_pipes(session: ToolSession) -> None:
+    for number in range(20):
+        assert (await bash(session, f"sleep 1000 & echo $! >> pids; echo {number}")).stdout == f"{number}\n"
+    assert (await bash(session, "kill -0 $(cat pids) && wc -l < pids")).stdout.strip() == "20"
+
+
+async def test_what_a_call_used_is_told(session: ToolSession) -> None:
+    result = await bash(session, "for ((n = 0; n < 300000; n++)); do :; done")
+    assert result.cpu_s is not None
+    assert 0.02 < result.cpu_s < 20
+    assert result.peak_memory_bytes is not None
+    assert OUTPUT_BYTES < result.peak_memory_bytes < 100 * OUTPUT_BYTES
+    assert result.oom_killed is False
 
 
 async def test_cancelling_ends_the_remote_process(session: ToolSession) -> None:
@@ -172,11 +213,22 @@ async def test_nul_bytes_are_refused(session: ToolSession, command: str) -> None
     assert "NUL" in result.message
 
 
-async def test_a_working_directory_that_is_not_there_is_data(session: ToolSession) -> None:
-    result = await bash(session, "pwd", cwd="nowhere")
-    assert result.fault == "none"
-    assert result.exit_code not in (0, None)
-    assert "No such file or directory" in result.stderr
+@pytest.mark.parametrize("cwd", ["sub/dir", "/workspace/sub/dir", "./sub/../sub/dir"])
+async def test_a_directory_to_run_in(session: ToolSession, cwd: str) -> None:
+    await bash(session, "mkdir -p sub/dir; touch sub/dir/here")
+    assert (await bash(session, "ls", cwd=cwd)).stdout == "here\n"
+    assert (await bash(session, "pwd", cwd="/usr/bin")).stdout == "/usr/bin\n"
+
+
+@pytest.mark.parametrize(
+    ("cwd", "reason"), [("nowhere", "No such file or directory"), ("file", "Not a directory"), ("x" * 300, "too long")]
+)
+async def test_a_directory_that_cannot_be_entered_is_data(session: ToolSession, cwd: str, reason: str) -> None:
+    await bash(session, "touch file")
+    result = await bash(session, "echo not reached", cwd=cwd)
+    assert (result.fault, result.exit_code, result.stdout) == ("none", 1, "")
+    assert result.stderr.startswith(f"bash: cd: {cwd}: ")
+    assert reason in result.stderr
 
 
 async def test_calls_of_a_session_run_in_order_and_one_at_a_time(session: ToolSession) -> None:

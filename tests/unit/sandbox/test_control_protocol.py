@@ -30,11 +30,13 @@ from agentenv.sandbox.control_protocol import (
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
+from agentenv.sandbox.slot_paths import SlotPaths
 
 HELLO = {"op": "hello", "spec": {}, "token": "t", "isolation": "full", "weaker": ["w"], "proofs": [], "shell": ""}
 READY = {
     "op": "slot_ready", "slot": 1, "epoch": 2, "lease": None, "kept": False,
     "limits": {"version": 2, "memory": "/x", "pids": None},
+    "paths": {"workspace": "/w", "files": "/f", "tmux_socket": "/t"},
 }  # fmt: skip
 LOST = {"op": "slot_lost", "slot": 0, "loss": Loss.memory_above, "reason": "r"}
 
@@ -49,6 +51,7 @@ def packet(**fields: Any) -> bytes:
         Hello({"slots": 2}, "token", "user", ["w"], [{"name": "x"}], "/run/bash"),
         SlotReady(1, 2, {"a": 1}, kept=True, limits=LimitFiles(1, "/m", None)),
         SlotReady(0, 0, None, kept=False, limits=LimitFiles()),
+        SlotReady(0, 0, None, kept=False, limits=LimitFiles(), paths=SlotPaths("/w", "/f", "/t")),
         SlotFailed(0, 3, "r"),
         *(SlotLost(0, loss, "r") for loss in Loss),
         Pong(Stalls(3, 0.5, 1, "stack")),
@@ -115,6 +118,8 @@ def test_anything_else_of_the_server_s_breaks_the_contract(raw: bytes) -> None:
         packet(**{**HELLO, "weaker": None}),
         packet(**{**READY, "kept": 1}),
         packet(**{**READY, "limits": []}),
+        packet(**{**READY, "paths": {"workspace": "/w", "files": "/f"}}),
+        packet(**{**READY, "paths": {"workspace": "/w", "files": "/f", "tmux_socket": 1}}),
         packet(**{**READY, "limits": {"version": 2}}),
         packet(op="pong", stalls={"count": 1, "longest_s": "1", "recent_s": 0, "stack": ""}),
         encode(Reset(0, 0)),

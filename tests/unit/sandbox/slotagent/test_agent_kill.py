@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -180,3 +183,33 @@ def test_a_kill_in_the_middle_of_many_messages_is_answered(agent: AgentBox) -> N
     for run in runs:
         agent.expect(Kind.KILLED, run=run.id)
         assert agent.status(run) == -9
+
+
+TRACED = """
+import ctypes, time
+ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER_ANY
+print("ready", flush=True)
+time.sleep(1000)
+"""
+TRACER = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long] * 4
+assert libc.ptrace(0x4206, int(sys.argv[1]), 0, 0) == 0, ctypes.get_errno()  # PTRACE_SEIZE
+print("seized", flush=True)
+print(sys.stdin.readline())
+"""
+
+
+def test_where_it_is_not_init_it_kills_no_tracer_from_outside() -> None:
+    """A debugger that somebody has attached to a process of the slot's holds up its end, and is not the slot's."""
+    with AgentBox("plain", uid=os.geteuid()) as box:  # as the user whose debugger it is
+        run = box.spawn("python3", "-c", TRACED)
+        assert run.line() == "ready"
+        argv = [sys.executable, "-c", TRACER, str(run.pid)]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as tracer:
+            assert tracer.stdout is not None
+            assert tracer.stdout.readline() == "seized\n"
+            assert box.kill(run) == 1
+            assert "alive" in tracer.communicate("alive\n")[0]
+        assert box.status(run) == -signal.SIGKILL
