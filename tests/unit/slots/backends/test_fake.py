@@ -26,7 +26,7 @@ DAEMON = "(setsid sleep 1000 & echo $! > pid) > /dev/null; cat pid; pwd"
 
 CALLER = """
 import asyncio, sys
-from tests.unit.test_fake_backend import DAEMON, opened
+from tests.unit.slots.backends.test_fake import DAEMON, opened
 async def main():
     async with opened() as (_, session):
         print((await session.call("bash", {"command": DAEMON})).stdout, flush=True)
