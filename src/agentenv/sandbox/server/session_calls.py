@@ -2,19 +2,155 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import logging
+import os
+import socket
+import struct
+import termios
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
+from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
 from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fields, Stop, answer, ended, refusal
 from agentenv.sandbox.server.context import ServerContext
-from agentenv.sandbox.server.process import SlotIo
-from agentenv.sandbox.server.session_host import SlotHost
+from agentenv.sandbox.server.process import SlotIo, memory_file
+from agentenv.sandbox.slotagent.protocol import ANSWERS, SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage, spawn_payload
+from agentenv.sessions.host import Program, ProgramEvents, set_size
 from agentenv.sessions.slot_sessions import SessionArguments, SlotSessions
 from agentenv.wire.base import WireModel
+
+_ANSWERS, _SCRIPT_FD, _STDIN, _TERMINAL = int(ANSWERS), int(SCRIPT_FD), int(STDIN), int(TERMINAL)
+
+
+class SlotHost:
+    """One slot's agent as a host for sessions."""
+
+    def __init__(self, io: SlotIo, env: Mapping[str, str]) -> None:
+        self._io = io
+        self.env = env
+        self.workspace = io.paths.workspace
+        self.tmux_socket = io.paths.tmux_socket
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Host."""
+        return self._io.poller.loop
+
+    def start(self, program: Program, events: ProgramEvents) -> SlotProgram:
+        """Host. Raises ValueError when argv and env do not fit in a packet, or too much runs."""
+        payload = spawn_payload(program.argv, program.env, program.cwd)
+        started = SlotProgram(self._io, program, events)
+        flags, fds, script = (_TERMINAL if program.terminal else 0), [], -1
+        if program.stdin is not None:
+            flags |= _STDIN
+            fds.append(program.stdin)
+        if program.script is not None:
+            flags |= _SCRIPT_FD
+            script = memory_file("script", program.script)
+            fds.append(script)
+        elif program.answers is not None:
+            flags |= _ANSWERS
+            fds.append(program.answers)
+        try:
+            started.run = self._io.link.spawn(payload, flags, fds, started, keep_free=KEPT_FOR_CALLS)
+        finally:
+            if script >= 0:
+                os.close(script)
+        return started
+
+    def input(self) -> tuple[int, int]:
+        """Host: a socket that the agent turns into a pipe for the program."""
+        return _socket_pair()
+
+    def answers(self) -> tuple[int, int]:
+        """Host."""
+        return _socket_pair()
+
+    def unread_bytes(self, ours: int) -> int:
+        """Host: an upper bound that is exact at zero; data taken by the agent is in the program's pipe."""
+        unread: int = struct.unpack("i", fcntl.ioctl(ours, termios.TIOCOUTQ, bytes(4)))[0]
+        return unread
+
+    def watch(self, fd: int, callback: Callable[[], None]) -> None:
+        """Host."""
+        self._io.poller.add(fd, callback)
+
+    def unwatch(self, fd: int) -> None:
+        """Host."""
+        self._io.poller.remove(fd)
+
+    def orphan(self, fd: int) -> None:
+        """Host: the agent takes over the output from now on."""
+        os.close(fd)
+
+
+def _socket_pair() -> tuple[int, int]:
+    ours, theirs = socket.socketpair()
+    return ours.detach(), theirs.detach()
+
+
+class SlotProgram:
+    """One run of the agent (RunEvents) as a program of a session."""
+
+    def __init__(self, io: SlotIo, program: Program, events: ProgramEvents) -> None:
+        self._link = io.link
+        self._limits = io.limits
+        self._size = program.terminal
+        self._events: ProgramEvents | None = events
+        self.input_inode = 0
+        """Started."""
+        self.run = 0
+        """Its number while it is running. Numbers are reused: it must not be used after the end."""
+
+    def kill(self) -> None:
+        """Started."""
+        if self.run:
+            self._link.kill(self.run)
+
+    def signal(self, number: int, began_s: float | None = None) -> None:
+        """Started."""
+        if not self.run:
+            return
+        if began_s is not None:
+            # Processes report their start by another clock than the loop's; reading it first errs on the early side.
+            began_s += time.clock_gettime(time.CLOCK_BOOTTIME) - asyncio.get_running_loop().time()
+        self._link.signal(self.run, number, began_s)
+
+    def on_spawned(self, fds: tuple[int, ...], input_inode: int) -> None:
+        """RunEvents."""
+        assert self._events is not None
+        self.input_inode = input_inode
+        if self._size is not None:
+            set_size(fds[0], *self._size)
+        self._events.on_started(fds)
+
+    def on_spawn_failed(self, error: int, step: SpawnStep) -> None:
+        """RunEvents."""
+        if step is SpawnStep.RESOURCES:
+            self._limits.above = self._limits.refused(error) or self._limits.above
+        self._over().on_failed(error, cwd=step is SpawnStep.CWD)
+
+    def on_exit(self, status: int, usage: Usage) -> None:  # noqa: ARG002 (RunEvents)
+        """RunEvents."""
+        code = os.waitstatus_to_exitcode(status)
+        self._over().on_ended(code if code >= 0 else 128 - code)
+
+    def on_lost(self) -> None:
+        """RunEvents."""
+        self._over().on_lost()
+
+    def _over(self) -> ProgramEvents:
+        """Nothing more will happen: forget the run and its listener."""
+        events, self._events, self.run = self._events, None, 0
+        assert events is not None
+        return events
+
 
 MAX_BESIDE = 256
 """Session calls of one slot that may be in progress at once; more wait for their turn."""

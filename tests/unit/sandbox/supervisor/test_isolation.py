@@ -18,8 +18,8 @@ from agentenv.errors import (
     StartTimeoutError,
 )
 from agentenv.sandbox.supervisor import isolation, mounts, network, selftest
-from agentenv.sandbox.supervisor.agent_runner import Ran
 from agentenv.sandbox.supervisor.isolation import FULL, USER, Identity
+from agentenv.sandbox.supervisor.selftest import Ran
 from agentenv.slots.backends.base import StartFailed
 from agentenv.wire.spec import Bind, SlotLimits
 
