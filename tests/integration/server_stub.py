@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from agentenv.sandbox.control_protocol import Request, Seal
@@ -26,6 +27,8 @@ _STEADY = 25
 
 class Boxed(Bare):
     """An agent that is PID 1, in a slot with mounts of its own."""
+
+    env: Mapping[str, str] = MappingProxyType({})
 
     def paths(self, place: Place) -> SlotPaths:
         return SlotPaths()

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import web
 
@@ -24,6 +24,7 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.loop_watch import LoopWatch
+from agentenv.sandbox.server.app import Handler
 from agentenv.sandbox.server.server import BACKLOG, Server
 from agentenv.sandbox.slotagent.build import Binaries, ensure_built
 from agentenv.slots.backends.base import ContainerEvent, StartFailed
@@ -190,12 +191,17 @@ class FakeContainer:
         self._abort()
         self.server = HostedServer(self.stand_in.greet(), self._listener)
         self._restarting = asyncio.create_task(self.server.start())
+        self._restarting.add_done_callback(self._restarted)
 
     async def stop(self, reason: str) -> None:
         """End it; until nothing is left of it."""
         self.kill(reason)
         await asyncio.gather(*self._cleaning)
         await self.stand_in.aclose()
+
+    def _restarted(self, restart: asyncio.Task[None]) -> None:
+        if not restart.cancelled() and (error := restart.exception()) is not None:
+            self.kill(f"its server did not come back: {error!r}")
 
     def _abort(self) -> None:
         if self._restarting is not None:
@@ -218,14 +224,23 @@ class HostedServer:
             self._server.application, access_log=None, handle_signals=False, shutdown_timeout=_CLEANUP_S
         )
         self._accepting: asyncio.Server | None = None
-        self._stalled: asyncio.TimerHandle | None = None
-        self._resuming: asyncio.Task[None] | None = None
+        self._handlers: set[asyncio.Task[Any]] = set()
+        self._running = asyncio.Event()
+        self._running.set()
+        self._stall: asyncio.TimerHandle | None = None
+        self._server.application.middlewares.append(self._handle)
 
     async def start(self) -> None:
         """Until it serves."""
         await self._runner.setup()
         await self._server.settled()
-        await self._accept()
+        assert self._runner.server is not None
+        listener = self._listener.dup()
+        listener.setblocking(False)
+        self._accepting = await self._loop.create_server(
+            self._runner.server, sock=listener, backlog=BACKLOG, start_serving=False
+        )
+        await self._accepting.start_serving()
         self._server.serving()
 
     def cut(self) -> None:
@@ -235,48 +250,48 @@ class HostedServer:
 
     def stall(self, seconds: float) -> None:
         """Take nothing in for so long: from clients, agents, or the supervisor."""
-        if self._stalled is not None:
-            self._stalled.cancel()
+        if self._stall is not None:
+            self._stall.cancel()
         else:
-            self._stop_accepting()
+            self._running.clear()
             self._server.poller.pause()
             for transport in self._transports():
                 transport.pause_reading()
-        self._stalled = self._loop.call_later(seconds, self._go_on)
+        self._stall = self._loop.call_later(seconds, self._go_on)
 
     def abort(self) -> None:
         """End it as SIGKILL would."""
-        if self._stalled is not None:
-            self._stalled.cancel()
-        if self._resuming is not None:
-            self._resuming.cancel()
-        self._stop_accepting()
+        if self._stall is not None:
+            self._stall.cancel()
+        if self._accepting is not None:
+            self._accepting.close()
         self.cut()
+        for handler in self._handlers:
+            handler.cancel()
         self._server.close()
 
     async def cleanup(self) -> None:
         """Until nothing of it runs any more, once aborted."""
+        await asyncio.gather(*self._handlers, return_exceptions=True)
         await self._runner.cleanup()
 
+    @web.middleware
+    async def _handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        task = asyncio.current_task()
+        assert task is not None
+        self._handlers.add(task)
+        try:
+            await self._running.wait()
+            return await handler(request)
+        finally:
+            self._handlers.discard(task)
+
     def _go_on(self) -> None:
-        self._stalled = None
+        self._stall = None
+        self._running.set()
         self._server.poller.resume()
         for transport in self._transports():
             transport.resume_reading()
-        self._resuming = self._loop.create_task(self._accept())
-
-    async def _accept(self) -> None:
-        assert self._runner.server is not None
-        listener = self._listener.dup()
-        listener.setblocking(False)
-        self._accepting = await self._loop.create_server(
-            self._runner.server, sock=listener, backlog=BACKLOG, start_serving=False
-        )
-        await self._accepting.start_serving()
-
-    def _stop_accepting(self) -> None:
-        if self._accepting is not None:
-            self._accepting.close()
 
     def _transports(self) -> list[asyncio.Transport]:
         connections = self._runner.server.connections if self._runner.server is not None else []

@@ -18,8 +18,9 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from agentenv.errors import ProtocolError
@@ -50,7 +51,7 @@ log = logging.getLogger(__name__)
 
 WEAKER = ("the fake backend isolates nothing: commands run as the caller, in a temporary directory",)
 MARK = "AGENTENV_FAKE_SLOT"
-"""In the environment of all that runs in a slot: where its workspace lies."""
+"""The variable by which what runs in a slot is found: where its workspace lies."""
 _HELLO_S = 10.0
 _PASSES, _PASS_S = 200, 0.01
 _END_S = 10.0
@@ -69,10 +70,14 @@ class Scratch:
     def make(self) -> None:
         """Repeatable. Raises OSError."""
         if self._remover is None:
+            self._remover = subprocess.Popen(
+                ["/bin/sh", "-c", _REMOVE, "sh", str(self.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is not for it
+            )
             self.path.mkdir(mode=0o700)
-            argv = ["/bin/sh", "-c", _REMOVE, "sh", str(self.path)]
-            # In a session of its own: it is to outlive what Ctrl-C ends.
-            self._remover = subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True)
 
     async def remove(self) -> None:
         """Repeatable."""
@@ -98,6 +103,9 @@ class Place:
 
 class Bare:
     """An agent as an ordinary child: it and what it runs see the machine as it is."""
+
+    env: Mapping[str, str] = MappingProxyType({MARK: WORKSPACE})
+    """In the environment of all that runs in a slot."""
 
     def paths(self, place: Place) -> SlotPaths:
         """Where things lie for what runs in the slot."""
@@ -284,7 +292,7 @@ class StandIn:
         eager: bool = False,
         shell: str = "",
     ) -> None:
-        env = {**spec.env, MARK: WORKSPACE}
+        env = {**spec.env, **wrap.env}
         self._hello = Hello({**dataclasses.asdict(spec), "env": env}, token, "none", list(WEAKER), [], shell)
         self._eager = eager
         self.slots = [Slot(directory / str(number), binaries, wrap, self._lost) for number in range(spec.slots)]
@@ -379,7 +387,7 @@ class StandIn:
         self._begin(self.lose(self.slots.index(slot), Loss.ended, reason))
 
     def _broken(self, reason: str) -> None:
-        log.warning("the server: %s", reason)
+        log.info("the server: %s", reason)
 
     def _say_ready(self, slot: Slot, *, kept: bool) -> None:
         if self._link is not None and not slot.failed:
