@@ -1,10 +1,11 @@
-# A farm's containers under Nomad's Docker driver.
+# A farm's containers: under Docker, as plain processes (raw_exec), or under Apptainer.
 #
 # Every container of a farm is one allocation of this job. agentenv registers it (NomadBackend, `agentenv up`);
 # by hand, with any Nomad 1.8 or newer:
 #
 #   nomad var put nomad/jobs/agentenv-sandbox token=$(openssl rand -hex 32)
 #   nomad job run nomad/sandbox.nomad.hcl
+#   nomad job run -var driver=raw_exec -var 'spec={"slots": 4}' nomad/sandbox.nomad.hcl
 #
 # docs/nomad.md explains each variable and what clients need. Copy and change this file freely: only the
 # group and task name `sandbox`, the port label `http` and the rendered spec are agentenv's contract.
@@ -35,57 +36,16 @@ variable "count" {
   description = "Containers. The farm scales it."
 }
 
-variable "slots" {
-  type        = number
-  default     = 10
-  description = "Slots of each container."
-}
-
-variable "isolation" {
+variable "driver" {
   type        = string
-  default     = "full"
-  description = "full: refuse to start as anything less. auto, user: see docs/isolation.md."
+  default     = "docker"
+  description = "What starts containers on clients: docker, raw_exec (plain processes) or apptainer."
 }
 
-variable "allow_network" {
-  type        = bool
-  default     = false
-  description = "Slots reach the outside through slirp4netns; the client needs /dev/net/tun."
-}
-
-variable "closed_networks" {
-  type        = list(string)
-  default     = []
-  description = "With allow_network: IPv4 networks (as 10.0.0.0/8) that slots must not reach, beside the client and the containers on it."
-}
-
-variable "limits" {
-  type        = map(number)
-  default     = {}
-  description = "Of each slot: processes, memory_bytes, workspace_bytes, workspace_inodes, tmp_bytes, shm_bytes, open_files, cpu_weight. What is not named keeps agentenv's default."
-}
-
-variable "binds" {
-  type        = list(object({ source = string, target = string }))
-  default     = []
-  description = "Directories or files of the client, shown read-only in every slot. The client's docker plugin must allow volumes."
-}
-
-variable "env" {
-  type        = map(string)
-  default     = {}
-  description = "Extra environment of every command in a slot."
-}
-
-variable "output_bytes" {
-  type        = number
-  default     = 1048576
-  description = "Cap on each of stdout and stderr of a call."
-}
-
-variable "spare_shells" {
-  type    = bool
-  default = true
+variable "spec" {
+  type        = string
+  default     = "{}"
+  description = "What each container is, as JSON: the fields of ContainerSpec (src/agentenv/wire/spec.py), such as {\"slots\": 4, \"limits\": {\"memory_bytes\": 1073741824}}. What is not named keeps agentenv's default; by hand, Docker's isolation is then full."
 }
 
 variable "drain_s" {
@@ -103,7 +63,7 @@ variable "cpu_mhz" {
 variable "memory_mib" {
   type        = number
   default     = 0
-  description = "Reserved for each container, and its hard limit. Files of slots (workspace, /tmp) are memory and count. 0: enough for all slots to use limits.memory_bytes at once; with less, a slot can be killed for what its neighbours use."
+  description = "Reserved for each container, and under Docker its hard limit. Files of slots (workspace, /tmp) are memory and count. 0: enough for all slots to use their limits.memory_bytes at once; with less, a slot can be killed for what its neighbours use."
 }
 
 variable "memory_max_mib" {
@@ -115,8 +75,10 @@ variable "memory_max_mib" {
 variable "image" {
   type        = string
   default     = "agentenv-sandbox:local"
-  description = "`agentenv image build NAME` makes it; push it where clients can pull it. A tag `local` is never pulled."
+  description = "Docker: `agentenv image build NAME` makes it; push it where clients can pull it. A tag `local` is never pulled. Apptainer: the image as a file on every client (apptainer build agentenv-sandbox.sif docker-daemon://agentenv-sandbox:local)."
 }
+
+# -- Docker's own --------------------------------------------------------------------------------
 
 variable "force_pull" {
   type        = bool
@@ -139,7 +101,7 @@ variable "apparmor" {
 variable "pids_limit" {
   type        = number
   default     = 0
-  description = "All processes and threads of a container. 0: enough for all slots to have limits.processes at once, and at least 16384; with less, a slot can be refused a process for what its neighbours have."
+  description = "All processes and threads of a container. 0: enough for all slots to have their limits.processes at once, and at least 16384; with less, a slot can be refused a process for what its neighbours have."
 }
 
 variable "client_data_dir" {
@@ -148,15 +110,73 @@ variable "client_data_dir" {
   description = "The clients' data_dir, below which they find the seccomp profile this job renders. Empty: each client says so itself, in its meta agentenv_data_dir; clients that do not are left out."
 }
 
+# -- raw_exec's and Apptainer's own, on every client ---------------------------------------------
+
+variable "python" {
+  type        = string
+  default     = "/usr/bin/python3"
+  description = "raw_exec: a Python 3.11 or newer that has agentenv[sandbox] installed."
+}
+
+variable "pythonpath" {
+  type        = string
+  default     = ""
+  description = "raw_exec: where agentenv is found when it is not installed for that Python."
+}
+
+variable "data_dir" {
+  type        = string
+  default     = "/run/agentenv"
+  description = "raw_exec: where containers keep what is theirs while they run."
+}
+
+variable "apptainer" {
+  type    = string
+  default = "/usr/bin/apptainer"
+}
+
 locals {
-  # What agentenv reserves by default too (SERVER_MIB of its nomad_job.py): a container never meets its limit before
-  # its slots have met theirs.
-  slot_mib   = ceil(lookup(var.limits, "memory_bytes", 2147483648) / 1048576)
-  memory_mib = var.memory_mib > 0 ? var.memory_mib : var.slots * local.slot_mib + 512
+  docker = var.driver == "docker"
+
+  # What containers are; the job itself reads some of it, which therefore must be there.
+  spec = merge(
+    { slots = 10, isolation = local.docker ? "full" : "auto", allow_network = false, closed_networks = [], limits = {}, binds = [] },
+    jsondecode(var.spec),
+  )
+
+  # What the start of one adds, by driver (SandboxSpec). Template markers are filled on the client.
+  launch = {
+    docker = {
+      token_file = "/secrets/token"
+      data_dir   = "/run/agentenv"
+      host       = "0.0.0.0"
+      port       = 8642
+      binds      = [for index, bind in local.spec.binds : { source = "/binds/${index}", target = bind.target }]
+      # Neither the bridge and the containers on it, nor the client.
+      closed_networks = concat(["attached", "%[[ env `NOMAD_HOST_IP_http` ]]%/32"], local.spec.closed_networks)
+    }
+    raw_exec = {
+      token_file = "%[[ env `NOMAD_SECRETS_DIR` ]]%/token"
+      data_dir   = var.data_dir
+      host       = "%[[ env `NOMAD_IP_http` ]]%"
+      port       = "@HOST_PORT@"
+    }
+    apptainer = {
+      token_file = "/secrets/token"
+      data_dir   = "/tmp/agentenv"
+      host       = "%[[ env `NOMAD_IP_http` ]]%"
+      port       = "@HOST_PORT@"
+    }
+  }[var.driver]
+
+  # What agentenv reserves by default too (enough_mib of slots/backends/nomad/job.py): a container never meets its
+  # limit before its slots have met theirs.
+  slot_mib   = ceil(try(local.spec.limits.memory_bytes, 2147483648) / 1048576)
+  memory_mib = var.memory_mib > 0 ? var.memory_mib : local.spec.slots * local.slot_mib + 512
   # Likewise (enough_pids); what a slot has beside its own is its agent, its bwrap and its network.
-  pids_limit = var.pids_limit > 0 ? var.pids_limit : max(16384, var.slots * (lookup(var.limits, "processes", 400) + 10) + 512)
+  pids_limit = var.pids_limit > 0 ? var.pids_limit : max(16384, local.spec.slots * (try(local.spec.limits.processes, 400) + 10) + 512)
   # Interpolated on the client, hence the second dollar.
-  data_dir = var.client_data_dir != "" ? var.client_data_dir : "$${meta.agentenv_data_dir}"
+  client_data_dir = var.client_data_dir != "" ? var.client_data_dir : "$${meta.agentenv_data_dir}"
 }
 
 job "sandbox" {
@@ -172,9 +192,9 @@ job "sandbox" {
   group "sandbox" {
     count = var.count
 
-    # A client that says where its data is has been prepared for this job.
+    # Docker's engine reads the seccomp profile: a client that says where its data is has been prepared for this job.
     dynamic "constraint" {
-      for_each = var.client_data_dir == "" ? ["is_set"] : []
+      for_each = local.docker && var.client_data_dir == "" ? ["is_set"] : []
       content {
         attribute = "$${meta.agentenv_data_dir}"
         operator  = constraint.value
@@ -209,7 +229,7 @@ job "sandbox" {
     ephemeral_disk { size = 64 } # MiB: logs; a container keeps nothing on disk
 
     network {
-      port "http" { to = 8642 }
+      port "http" { to = local.docker ? 8642 : 0 } # 0: the same as outside
     }
 
     service {
@@ -225,7 +245,7 @@ job "sandbox" {
     }
 
     task "sandbox" {
-      driver = "docker"
+      driver = var.driver == "apptainer" ? "raw_exec" : var.driver
 
       kill_signal  = "SIGTERM" # stops in order, within seconds
       kill_timeout = "15s"
@@ -235,58 +255,82 @@ job "sandbox" {
         max_file_size = 8
       }
 
-      config {
-        image      = var.image
-        force_pull = var.force_pull
-        ports      = ["http"]
-        runtime    = var.runtime
+      # One of the three.
+      dynamic "config" {
+        for_each = local.docker ? ["docker"] : []
+        content {
+          image      = var.image
+          force_pull = var.force_pull
+          ports      = ["http"]
+          runtime    = var.runtime
 
-        # A real init reaps; the root file system is the image's and stays so; what it writes is in memory.
-        init            = true
-        readonly_rootfs = true
-        mount = concat(
-          [{ type = "tmpfs", target = "/run", tmpfs_options = [{ size = 16777216 }] }],
-          [for index, bind in var.binds :
-          { type = "bind", source = bind.source, target = "/binds/${index}", readonly = true }],
-        )
-        devices = [for path in ["/dev/net/tun"] : { host_path = path, container_path = path } if var.allow_network]
+          # A real init reaps; the root file system is the image's and stays so; what it writes is in memory.
+          init            = true
+          readonly_rootfs = true
+          mount = concat(
+            [{ type = "tmpfs", target = "/run", tmpfs_options = [{ size = 16777216 }] }],
+            [for index, bind in local.spec.binds :
+            { type = "bind", source = bind.source, target = "/binds/${index}", readonly = true }],
+          )
+          devices = [for path in ["/dev/net/tun"] : { host_path = path, container_path = path } if local.spec.allow_network]
 
-        # What making slots takes, and nothing else; the server gives up even this (docs/isolation.md).
-        cap_drop = ["all"]
-        cap_add  = ["sys_admin", "setuid", "setgid", "setpcap", "kill"]
-        security_opt = [
-          "no-new-privileges",
-          "apparmor=${var.apparmor}",
-          "seccomp=${local.data_dir}/alloc/${NOMAD_ALLOC_ID}/sandbox/local/seccomp.json",
-        ]
-        cgroupns   = "private"
-        pids_limit = local.pids_limit
+          # What making slots takes, and nothing else; the server gives up even this (docs/isolation.md).
+          cap_drop = ["all"]
+          cap_add  = ["sys_admin", "setuid", "setgid", "setpcap", "kill"]
+          security_opt = [
+            "no-new-privileges",
+            "apparmor=${var.apparmor}",
+            "seccomp=${local.client_data_dir}/alloc/${NOMAD_ALLOC_ID}/sandbox/local/seccomp.json",
+          ]
+          cgroupns   = "private"
+          pids_limit = local.pids_limit
+        }
       }
 
-      # What the container is asked to be (src/agentenv/wire/spec.py). The host port is unique on a client, so
-      # it names the uids of the container's slots.
+      # The same process as on a laptop. It does what Docker does otherwise: a pid and a mount namespace of
+      # its own, cgroups, uids. When Nomad kills it, the kernel ends everything in it.
+      dynamic "config" {
+        for_each = var.driver == "raw_exec" ? ["raw_exec"] : []
+        content {
+          command = var.python
+          args    = ["-P", "-s", "-m", "agentenv.sandbox", "${NOMAD_TASK_DIR}/spec.json"]
+        }
+      }
+      dynamic "env" {
+        for_each = var.driver == "raw_exec" ? ["raw_exec"] : []
+        content {
+          PYTHONPATH = var.pythonpath
+        }
+      }
+
+      # Apptainer starts the image's server as the user who runs the Nomad client. --contain keeps the host's
+      # home and /tmp out; /run is memory; slots make their namespaces inside.
+      dynamic "config" {
+        for_each = var.driver == "apptainer" ? ["apptainer"] : []
+        content {
+          command = var.apptainer
+          args = [
+            "exec", "--containall", "--no-home", "--cleanenv", "--pid", "--writable-tmpfs",
+            "--bind", "${NOMAD_TASK_DIR}:/local:ro",
+            "--bind", "${NOMAD_SECRETS_DIR}:/secrets:ro",
+            "--env", "PYTHONPATH=/opt/agentenv",
+            var.image,
+            "/usr/bin/python3", "-P", "-s", "-m", "agentenv.sandbox", "/local/spec.json",
+          ]
+        }
+      }
+
+      # What the container is asked to be: the file its supervisor reads. The host port is unique on a client, so
+      # it names the uids of the container's slots; it is a number, which only the client knows.
       template {
         destination     = "local/spec.json"
         change_mode     = "noop"
         left_delimiter  = "%[["
         right_delimiter = "]]%"
-        data = replace(jsonencode({
-          container       = "%[[ env `NOMAD_ALLOC_ID` ]]%"
-          token_file      = "/secrets/token"
-          data_dir        = "/run/agentenv"
-          host            = "0.0.0.0"
-          port            = 8642
-          uid_block       = "@HOST_PORT@"
-          slots           = var.slots
-          isolation       = var.isolation
-          allow_network   = var.allow_network
-          closed_networks = concat(["attached", "%[[ env `NOMAD_HOST_IP_http` ]]%/32"], var.closed_networks)
-          limits          = var.limits
-          binds           = [for index, bind in var.binds : { source = "/binds/${index}", target = bind.target }]
-          env             = var.env
-          output_bytes    = var.output_bytes
-          spare_shells    = var.spare_shells
-        }), "\"@HOST_PORT@\"", "%[[ env `NOMAD_HOST_PORT_http` ]]%")
+        data = replace(
+          jsonencode(merge(local.spec, { container = "%[[ env `NOMAD_ALLOC_ID` ]]%", uid_block = "@HOST_PORT@" }, local.launch)),
+          "\"@HOST_PORT@\"", "%[[ env `NOMAD_HOST_PORT_http` ]]%",
+        )
       }
 
       # The token: never in an argument, an environment or the job itself.
@@ -298,12 +342,14 @@ job "sandbox" {
       }
 
       # docker/seccomp.json, word for word (a test compares): here, so that nothing is copied to clients.
-      template {
-        destination     = "local/seccomp.json"
-        change_mode     = "noop"
-        left_delimiter  = "%[["
-        right_delimiter = "]]%"
-        data            = <<-SECCOMP
+      dynamic "template" {
+        for_each = local.docker ? ["docker"] : []
+        content {
+          destination     = "local/seccomp.json"
+          change_mode     = "noop"
+          left_delimiter  = "%[["
+          right_delimiter = "]]%"
+          data            = <<-SECCOMP
 {
  "defaultAction": "SCMP_ACT_ERRNO",
  "defaultErrnoRet": 1,
@@ -359,7 +405,8 @@ job "sandbox" {
   {"names": ["arch_prctl", "modify_ldt"], "action": "SCMP_ACT_ALLOW", "includes": {"arches": ["amd64"]}}
  ]
 }
-        SECCOMP
+          SECCOMP
+        }
       }
 
       resources {

@@ -21,9 +21,9 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from agentenv.api.assembly import tool_server
-from agentenv.api.search import SearchResult
-from agentenv.api.settings import ToolServerSettings
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.tool_server.settings import ToolServerSettings
+from agentenv.api.web.search import SearchResult
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from agentenv.agent.session_observations import SESSION_TOOLS
+from agentenv.agent.observations import SESSION_TOOL_NAMES
 from agentenv.agent.transcript import GroupRecord, ToolRecord
 from agentenv.cli.output import err, out
 from agentenv.config import debug
@@ -268,7 +268,7 @@ def _calls(group: GroupRecord) -> list[ToolRecord]:
 
 def _cut_off(call: ToolRecord) -> bool:
     """Whether it timed out and was killed. Sessions and background processes keep running."""
-    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOLS
+    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOL_NAMES
 
 
 def _tools_used(groups: Sequence[GroupRecord]) -> str:

@@ -26,7 +26,7 @@ from examples.repair.tasks import Task, injected, make_tasks
 from examples.repair.verify import packed, repaired_share, suite_in_slot
 
 if TYPE_CHECKING:
-    from agentenv.api.tool_server import ToolServer
+    from agentenv.api.tool_server.core import ToolServer
 
 logger = logging.getLogger(__name__)
 

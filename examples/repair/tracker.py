@@ -16,9 +16,9 @@ import aiohttp
 from aiohttp import web
 from pydantic import Field
 
-from agentenv.api.secrets import Secrets
-from agentenv.api.tool import ToolFailure, ToolRun, external_tool
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.tool_server.secrets import Secrets
+from agentenv.api.tool_server.tool import ToolFailure, ToolRun, external_tool
 from examples.repair.tasks import Task
 
 MOST_TESTS = 5

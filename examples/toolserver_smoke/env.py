@@ -12,7 +12,7 @@ from typing import Any
 
 from agentenv import AgentEnv, AgentEnvConfig, ToolContext
 from agentenv.agent.loop import AgentResult
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
 from examples.toolserver_smoke.records import NAMES, Records, tool_server_of
 
 

@@ -12,9 +12,9 @@ import aiohttp
 from aiohttp import web
 from pydantic import Field
 
-from agentenv.api.secrets import Secrets
-from agentenv.api.tool import ToolFailure, ToolRun, external_tool
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.tool_server.secrets import Secrets
+from agentenv.api.tool_server.tool import ToolFailure, ToolRun, external_tool
 
 NAMES = ("alder", "birch", "cedar", "elm", "hazel", "larch", "rowan", "willow")
 

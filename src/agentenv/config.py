@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from agentenv.errors import ConfigError
 from agentenv.wire.base import MAX_TIMEOUT_S
-from agentenv.wire.spec import Bind, SlotLimits
+from agentenv.wire.spec import Bind, ContainerSpec, Isolation, SlotLimits
 
+Driver = Literal["docker", "raw_exec", "apptainer"]
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)]
 
 
@@ -25,20 +26,39 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ContainerSettings(Settings):
-    """Settings of every container of a farm; becomes a :class:`agentenv.wire.spec.SandboxSpec`."""
+def _bounds(setting: str) -> Any:
+    """The range :class:`ContainerSpec` states for a number, as pydantic has it."""
+    stated = ContainerSpec.__dataclass_fields__[setting].metadata
+    return Field(ge=stated["least"], le=stated["most"])
 
-    slots_per_container: Annotated[int, Field(ge=1, le=1000)] = 10
-    isolation: Literal["auto", "full", "user"] = "auto"
+
+class ContainerSettings(Settings):
+    """What each container of a farm is (:class:`agentenv.wire.spec.ContainerSpec`, which says what each setting means),
+    and what is accepted of it."""
+
+    slots_per_container: Annotated[int, _bounds("slots")] = ContainerSpec.slots
+    isolation: Isolation = ContainerSpec.isolation
     require_sandbox: bool = True
-    """True: refuse to start where per-slot isolation is weaker than ``full`` promises, unless ``isolation="user"``
-    asked for less by name. False: fall back to ``user`` where ``full`` is not possible."""
-    allow_network: bool = False
-    limits: SlotLimits = SlotLimits()
-    binds: tuple[Bind, ...] = ()
+    """True: refuse to start where per-slot isolation is weaker than ``full`` promises, unless
+    ``isolation="user"`` asked for less by name. False: accept ``user`` when ``full`` cannot be had."""
+    allow_network: bool = ContainerSpec.allow_network
+    closed_networks: tuple[str, ...] = ContainerSpec.closed_networks
+    limits: SlotLimits = ContainerSpec.limits
+    binds: tuple[Bind, ...] = ContainerSpec.binds
     env: dict[str, str] = Field(default_factory=dict)
-    output_bytes: Annotated[int, Field(ge=1024, le=64 * 1024 * 1024)] = 1024 * 1024
-    spare_shells: bool = True
+    output_bytes: Annotated[int, _bounds("output_bytes")] = ContainerSpec.output_bytes
+    spare_shells: bool = ContainerSpec.spare_shells
+
+    @model_validator(mode="after")
+    def _possible(self) -> ContainerSettings:
+        self.spec()
+        return self
+
+    def spec(self) -> ContainerSpec:
+        """The same without types of pydantic. Raises ConfigError naming the field."""
+        given = dict(self)
+        del given["require_sandbox"]
+        return ContainerSpec(slots=given.pop("slots_per_container"), **given)
 
 
 class PoolSettings(Settings):
@@ -100,7 +120,8 @@ class NomadSettings(Settings):
     job_file: Path | None = None
     """Path of a job file to use instead of the shipped one (``nomad/sandbox.nomad.hcl``)."""
     image: Annotated[str, Field(min_length=1)] = "agentenv-sandbox:local"
-    driver: Literal["docker", "raw_exec", "apptainer"] = "docker"
+    driver: Driver = "docker"
+    """What starts containers on the cluster's clients (the job file's variable ``driver``)."""
     datacenters: tuple[str, ...] = ("*",)
     cpu_mhz: Annotated[int, Field(ge=1)] = 500
     """Reserved for each container by the scheduler; not a ceiling."""

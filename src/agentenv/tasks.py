@@ -1,14 +1,71 @@
-"""Waiting for work: to its end even if the waiter is cancelled, or until its lease is lost."""
+"""Background work: tasks by what they are for, and waiting for work to its end or until what it is for is lost."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+import logging
+from collections.abc import Awaitable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 from agentenv.errors import AgentEnvError
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
+
+
+class TaskSet:
+    """Background tasks by a key: what they are for. Tasks that have ended are not kept; a failure is logged."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, set[asyncio.Task[None]]] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._tasks
+
+    def __iter__(self) -> Iterator[asyncio.Task[None]]:
+        return iter([task for tasks in self._tasks.values() for task in tasks])
+
+    @property
+    def keys(self) -> list[str]:
+        """What tasks are running for."""
+        return list(self._tasks)
+
+    def start(self, key: str, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Start a task for ``key``; the log calls it "<name> of <key>"."""
+        task = asyncio.create_task(work, name=f"{name} of {key}")
+        self._tasks.setdefault(key, set()).add(task)
+        task.add_done_callback(lambda ended: self._ended(key, ended))
+        return task
+
+    def cancel(self, key: str) -> None:
+        """Cancel the tasks of ``key``; they may take a moment to end."""
+        for task in set(self._tasks.get(key, ())):
+            task.cancel()
+
+    async def wait(self) -> None:
+        """Wait until every task has ended, also those started meanwhile."""
+        while tasks := set(self):
+            await asyncio.wait(tasks)
+
+    async def aclose(self) -> None:
+        """Cancel every task and wait until they have ended. Repeatable."""
+        for key in self.keys:
+            self.cancel(key)
+        await self.wait()
+
+    def _ended(self, key: str, task: asyncio.Task[None]) -> None:
+        tasks = self._tasks[key]
+        tasks.discard(task)
+        if not tasks:
+            del self._tasks[key]
+        report_failure(task)
+
+
+def report_failure(task: asyncio.Task[Any]) -> None:
+    """Log the exception that a background task has failed with: nobody awaits it. For ``add_done_callback``."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("%s failed", task.get_name(), exc_info=error)
 
 
 async def finish(task: asyncio.Task[Result]) -> Result:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +26,7 @@ from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest
 from agentenv.wire.states import SlotState
 from agentenv.wire.transfers import LEASE_HEADER
 from tests.nomad.farm import nomad_farm
+from tests.waiting import eventually
 
 KNOWN_FAILURES: dict[str, dict[str, str]] = {"fake": {}, "local": {}, "nomad": {}}
 
@@ -188,20 +187,3 @@ class _Opening:
 
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> float:
-    """Wait for a condition; how long it took. Fails when the time is over."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < timeout_s, "the condition did not come true in time"
-        await asyncio.sleep(0.01)
-    return time.monotonic() - began
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> None:
-    """Like until(), for a condition that must be asked for."""
-    deadline = time.monotonic() + timeout_s
-    while not await condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.02)

@@ -15,7 +15,8 @@ from agentenv.wire.base import PROTOCOL_VERSION
 from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest
 from agentenv.wire.server import ErrorReply, Health
 from agentenv.wire.states import SlotState
-from tests.contract.conftest import Client, eventually
+from tests.contract.conftest import Client
+from tests.waiting import eventually
 
 
 async def _states(container: Client) -> list[SlotState]:

@@ -19,9 +19,9 @@ from agentenv.errors import ConnectionLostError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerGone, ContainerStarted, StartFailed
 from agentenv.slots.backends.local import LaunchDirectory, LocalBackend
 from agentenv.slots.pool import SlotPool
-from agentenv.wire.spec import SandboxSpec
-from tests.contract.conftest import until
+from agentenv.wire.spec import ContainerSpec, SandboxSpec
 from tests.integration.supervisor_harness import cgroups_of
+from tests.waiting import until
 
 SETTINGS = ContainerSettings(slots_per_container=1, require_sandbox=False)
 
@@ -171,7 +171,9 @@ async def test_a_full_disk_is_said_at_once_with_the_cure(tmp_path: Path, monkeyp
 
 def test_launch_directories_of_the_living_are_left_alone(tmp_path: Path) -> None:
     living = LaunchDirectory.open(tmp_path)
-    spec = SandboxSpec("c", str(living.token_file("c")), str(living.data_dir))
+    spec = SandboxSpec.launch(
+        ContainerSpec(), container="c", token_file=living.token_file("c"), data_dir=living.data_dir
+    )
     path = living.write(spec, "secret")
     dead = tmp_path / "launch-dead"
     dead.mkdir()

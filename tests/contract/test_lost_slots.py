@@ -19,8 +19,9 @@ from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import Batch, CallKey, Cancel, Forget, Result
 from agentenv.wire.leases import RenewRequest
 from agentenv.wire.states import SlotState
-from tests.contract.conftest import Client, Maker, until
+from tests.contract.conftest import Client, Maker
 from tests.contract.test_backend_calls import _next, _stream
+from tests.waiting import until
 
 
 async def destroy(backend: ContainerBackend, handle: ContainerHandle, slot: int) -> None:

@@ -14,7 +14,8 @@ from agentenv.errors import ContainerLostError, LeaseLostError
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.states import SlotState
-from tests.contract.conftest import Client, Maker, until
+from tests.contract.conftest import Client, Maker
+from tests.waiting import until
 
 
 def _free(pool: SlotPool) -> int:

@@ -19,7 +19,8 @@ from agentenv.errors import (
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.states import SlotState
-from tests.contract.conftest import Client, Maker, until
+from tests.contract.conftest import Client, Maker
+from tests.waiting import until
 
 
 def _slots(pool: SlotPool) -> dict[SlotState, int]:

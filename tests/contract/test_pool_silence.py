@@ -13,7 +13,8 @@ from agentenv.errors import AcquireTimeoutError, ContainerLostError, SandboxUnav
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.states import ContainerState, SlotState
-from tests.contract.conftest import Client, until
+from tests.contract.conftest import Client
+from tests.waiting import until
 
 
 @asynccontextmanager
@@ -44,7 +45,7 @@ async def test_a_silent_container_is_given_up_and_replaced() -> None:
         backend.stall(lease.container.id, 60)
         error = await asyncio.wait_for(lease.wait_lost(), 5)
         assert isinstance(error, ContainerLostError)
-        assert "has not answered" in str(error)
+        assert "has not responded" in str(error)
         async with await pool.lease("next") as again:
             assert again.container.id != lease.container.id
         assert len(backend.containers) == 1

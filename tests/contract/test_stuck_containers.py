@@ -15,7 +15,8 @@ from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.states import ContainerState, SlotState
-from tests.contract.conftest import Client, until
+from tests.contract.conftest import Client
+from tests.waiting import until
 
 
 def _supervisor(backend: LocalBackend, container: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from agentenv.wire.calls import Call, CallResult, Result
 from tests.faults.proxy import Proxy
 from tests.faults.stub_pool import StubPool
 from tests.faults.wire_server import WireServer, echo
+from tests.waiting import until
 
 CATALOG = ToolCatalog.builtin()
 
@@ -46,12 +47,6 @@ async def impatient() -> AsyncIterator[Farm]:
         pool = StubPool(server.handle(proxy.port))
         async with ToolExecutor(pool, CATALOG, ExecutorSettings(reconnect_deadline_s=1.2)) as executor:
             yield Farm(server, proxy, pool, executor)
-
-
-async def until(condition: Callable[[], object], deadline_s: float = 5.0) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 def client_state(farm: Farm) -> str:

@@ -16,8 +16,9 @@ from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import Call, CallResult
 from tests.faults.proxy import Proxy
 from tests.faults.stub_pool import StubPool
-from tests.faults.test_executor_connection import CATALOG, Farm, assert_each_ran_once, until
+from tests.faults.test_executor_connection import CATALOG, Farm, assert_each_ran_once
 from tests.faults.wire_server import WireServer, echo
+from tests.waiting import until
 
 DEADLINE_S = 2.0
 SLOW = 1_000_000.0

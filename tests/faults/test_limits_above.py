@@ -16,8 +16,8 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.states import SlotState
-from tests.contract.conftest import until
 from tests.integration.supervisor_harness import cgroups_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root's containers have cgroups")
 MIB = 2**20

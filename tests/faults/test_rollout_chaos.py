@@ -8,7 +8,7 @@ from typing import Any
 
 from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply
-from tests.unit.env_stubs import IDLE, WRITE, AnswerEnv, environment
+from tests.unit.env.env_stubs import IDLE, WRITE, AnswerEnv, environment
 
 KILLS = 12
 """Enough to hit many rollouts; a machine too slow to finish one between two kills would never end otherwise."""

@@ -14,19 +14,14 @@ import pytest
 from agentenv.agent.transcript import GroupRecord
 from agentenv.errors import ContainerLostError
 from agentenv.testing import Call, Failure, Reply, ScriptedPolicy
-from tests.unit.env_stubs import SOLVE, WRITE, AnswerEnv, all_free, environment, server_of, settings
+from tests.unit.env.env_stubs import SOLVE, WRITE, AnswerEnv, all_free, environment, server_of, settings
+from tests.waiting import until
 
 WAIT = Reply("", (Call("bash", {"command": "sleep 0.6; echo waited"}),))
 
 
 def last_record(directory: Path) -> GroupRecord:
     return GroupRecord.model_validate_json((directory / "rollouts.jsonl").read_text().splitlines()[-1])
-
-
-async def until(condition: Any, timeout_s: float = 20.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_container_killed_in_mid_rollout_costs_a_retry_and_no_score(tmp_path: Path) -> None:

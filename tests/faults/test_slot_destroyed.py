@@ -12,8 +12,8 @@ from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.containers.control import ContainerControl
 from agentenv.errors import SlotDestroyedError
 from agentenv.testing import Call, Reply
-from tests.unit.env_stubs import SOLVE, WRITE, AnswerEnv, environment
-from tests.unit.managed_stubs import managed
+from tests.unit.env.env_stubs import SOLVE, WRITE, AnswerEnv, environment
+from tests.unit.env.managed_stubs import managed
 
 SLEEP = Reply("", (Call("bash", {"command": "sleep 30"}),))
 

@@ -7,6 +7,7 @@ lost, the calls of one slot run in order) and counts what reached it.
 from __future__ import annotations
 
 import asyncio
+import base64
 import secrets
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -14,10 +15,10 @@ from types import TracebackType
 from typing import Self
 
 from aiohttp import WSMsgType, web
+from pydantic_core import to_json
 
 from agentenv.containers.handle import ContainerHandle
-from agentenv.slots.backends.fake_slot import without_large
-from agentenv.wire.base import MAX_MESSAGE_BYTES, PROTOCOL_VERSION
+from agentenv.wire.base import LARGE_BYTES, MAX_MESSAGE_BYTES, PROTOCOL_VERSION
 from agentenv.wire.calls import Accepted, Attachment, Batch, Call, CallResult, Cancel, Forget, Result, client_message
 from agentenv.wire.server import ServerInfo
 
@@ -193,3 +194,19 @@ class WireServer:
             await socket.send_str(Result(result=result).model_dump_json())
         except (OSError, RuntimeError):
             return  # cut; the client asks again
+
+
+def without_large(result: CallResult) -> tuple[CallResult, dict[str, bytes]]:
+    """The result as it is sent, and what of it is to be fetched, by its field."""
+    left = {name: text.encode() for name in ("stdout", "stderr") if len(text := getattr(result, name)) > LARGE_BYTES}
+    content = result.content
+    if isinstance(content, dict):
+        for name in ("text", "data"):
+            if isinstance(value := content.get(name), str) and len(value) > LARGE_BYTES:
+                left[f"content.{name}"] = value.encode() if name == "text" else base64.b64decode(value)
+                content = {**content, name: None}
+    if len(encoded := to_json(content)) > LARGE_BYTES:
+        left["content"], content = encoded, None
+    parts = tuple(Attachment(field=name, size_bytes=len(value)) for name, value in left.items())
+    empty = {name: "" for name in left if "." not in name}
+    return result.model_copy(update={**empty, "content": content, "attachments": parts}), left

@@ -16,7 +16,7 @@ from examples.repair import tasks
 from examples.repair.env import RepairConfig, RepairEnv
 from examples.repair.packages import Catalogue, Package, fetch
 from examples.repair.tasks import Task
-from tests.unit.env_stubs import server_of, settings
+from tests.unit.env.env_stubs import server_of, settings
 
 PACKAGE = "inflection"
 

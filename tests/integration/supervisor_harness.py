@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from agentenv.sandbox.supervisor import sweep
 from agentenv.wire.spec import SandboxSpec
+from tests.waiting import wait_for
 
 FAKE_SERVER = Path(__file__).with_name("supervisor_fake_server.py")
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -270,23 +271,14 @@ def living(container: Container) -> set[int]:
     return found
 
 
-def eventually(check: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Wait until ``check`` holds."""
-    ends = time.monotonic() + deadline_s
-    while not check():
-        if time.monotonic() > ends:
-            raise AssertionError(f"not within {deadline_s} s: {what}")
-        time.sleep(0.005)
-
-
 def wait_for_death(container: Container) -> None:
     """Until no process of the container lives and none holds its lock.
 
     A dying process shows no command line some moments before its descriptors are closed: until then
     a sweep rightly takes its container for a living one.
     """
-    eventually(lambda: not living(container), "every process of the container is gone")
-    eventually(lambda: not _is_locked(container.state / sweep.LOCK_FILE), "the container's lock is free")
+    wait_for(lambda: not living(container), explain="every process of the container is gone")
+    wait_for(lambda: not _is_locked(container.state / sweep.LOCK_FILE), explain="the container's lock is free")
 
 
 def _is_locked(lock: Path) -> bool:
@@ -303,7 +295,7 @@ def _is_locked(lock: Path) -> bool:
 def assert_nothing_left(container: Container) -> None:
     """No process, no cgroup, no mount, no data directory."""
     name = container.spec.container
-    eventually(lambda: not living(container), "every process of the container is gone")
+    wait_for(lambda: not living(container), explain="every process of the container is gone")
     assert cgroups_of(name) == []
     assert not container.state.exists()
     assert name not in Path("/proc/self/mountinfo").read_text()

@@ -17,7 +17,8 @@ import pytest
 
 from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply, ScriptedPolicy, build_tokenizer
-from tests.unit.env_stubs import IDLE, SOLVE
+from tests.unit.env.env_stubs import IDLE, SOLVE
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)  # each starts processes that import atropos, which takes long on a loaded machine
 
@@ -70,12 +71,6 @@ async def run(directory: Path, *arguments: str, timeout_s: float = 200.0) -> tup
     async with running(directory, *arguments) as process, asyncio.timeout(timeout_s):
         status = await process.wait()
     return status, (directory / "log.txt").read_text()
-
-
-async def until(condition: Any, timeout_s: float = 100.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_process_writes_the_groups_it_was_asked_for(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply
-from tests.unit.env_stubs import IDLE, SOLVE, WRITE, AnswerEnv, environment
+from tests.unit.env.env_stubs import IDLE, SOLVE, WRITE, AnswerEnv, environment
 
 
 def records(directory: Path) -> list[GroupRecord]:

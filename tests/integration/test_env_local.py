@@ -12,8 +12,9 @@ import pytest
 
 from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply, ScriptedPolicy
-from tests.integration.test_env_commands import FOREVER, flags, running, until
-from tests.unit.env_stubs import IDLE, SOLVE, WRITE, AnswerEnv, environment
+from tests.integration.test_env_commands import FOREVER, flags, running
+from tests.unit.env.env_stubs import IDLE, SOLVE, WRITE, AnswerEnv, environment
+from tests.waiting import until
 
 LOCAL: dict[str, Any] = {"tool_pool_mode": "local", "max_containers": 1, "slots_per_container": 3}
 
@@ -131,4 +132,4 @@ async def test_a_signal_in_mid_rollout_leaves_no_container_behind(tmp_path: Path
         process.send_signal(number)
         async with asyncio.timeout(20):
             await process.wait()
-    await until(lambda: leftovers(tmp_path) == [], timeout_s=20)
+    await until(lambda: leftovers(tmp_path) == [], deadline_s=20)

@@ -16,8 +16,8 @@ from agentenv.env.models import EnvModels
 from agentenv.errors import ConfigError
 from agentenv.testing import Call, Reply, ScriptedPolicy, TokenSpeaker
 from tests.integration.test_env_commands import flags, run
-from tests.unit.env_stubs import IDLE, SOLVE, WRITE, AnswerEnv, environment, settings
-from tests.unit.managed_stubs import managed, tokenizer_of
+from tests.unit.env.env_stubs import IDLE, SOLVE, WRITE, AnswerEnv, environment, settings
+from tests.unit.env.managed_stubs import managed, tokenizer_of
 
 TWO_STEPS = [
     Reply("<think>first look</think>\nlooking", (Call("bash", {"command": 'ls -la "$PWD" # ü'}),)),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentenv.testing import Call, Reply
-from tests.unit.env_stubs import IDLE, AnswerEnv, environment
+from tests.unit.env.env_stubs import IDLE, AnswerEnv, environment
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "terminal.md"
 

@@ -11,7 +11,7 @@ import pytest
 from agentenv.agent.rollout_metrics import ROLLOUT_COLUMNS
 from agentenv.testing import Call, Reply, ScriptedPolicy
 from tests.integration.test_env_commands import flags, run
-from tests.unit.env_stubs import IDLE, SOLVE, AnswerEnv, environment
+from tests.unit.env.env_stubs import IDLE, SOLVE, AnswerEnv, environment
 
 CLUMSY = [Reply("", (Call("nothing", {}), Call("bash", {"command": "exit 3"}))), *SOLVE]  # type: ignore[misc]
 

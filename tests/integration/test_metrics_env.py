@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.farm.look import pools_seen
-from tests.unit.env_stubs import SOLVE, AnswerEnv, environment
+from tests.unit.env.env_stubs import SOLVE, AnswerEnv, environment
 
 
 async def test_rollouts_are_counted_and_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

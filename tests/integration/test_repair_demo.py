@@ -15,8 +15,8 @@ import pytest
 
 from agentenv.testing import Call, Reply, ScriptedPolicy
 from tests.integration.repair_tasks import PACKAGE, made
-from tests.integration.test_env_commands import until
 from tests.integration.test_env_local import leftovers
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--package", PACKAGE, "--groups", "1", "--group-size", "2", "--slots", "2")
@@ -113,9 +113,9 @@ async def test_the_tools_that_were_used_are_named_and_screens_are_kept(tmp_path:
 async def test_ended_by_a_signal_it_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     made()
     async with demo(tmp_path, *SMALL, "--group-size", "4") as process:
-        await until(lambda: leftovers(tmp_path) != [], timeout_s=90)
+        await until(lambda: leftovers(tmp_path) != [], deadline_s=90)
         process.send_signal(number)
         _, errors = await process.communicate()
     assert process.returncode == 128 + number
     assert "Traceback" not in errors.decode()
-    await until(lambda: leftovers(tmp_path) == [], timeout_s=20)
+    await until(lambda: leftovers(tmp_path) == [], deadline_s=20)

@@ -43,7 +43,8 @@ class Container:
         token_file.write_text(self.token)
         name = f"test-{secrets.token_hex(4)}"
         self._spec_file = directory / "spec.json"
-        self._spec_file.write_text(SandboxSpec(name, str(token_file), str(directory / "state"), **spec).to_json())
+        whole = SandboxSpec(container=name, token_file=str(token_file), data_dir=str(directory / "state"), **spec)
+        self._spec_file.write_text(whole.to_json())
         self.events: list[dict[str, Any]] = []
         self.url = ""
         self._process: asyncio.subprocess.Process | None = None

@@ -60,7 +60,7 @@ async def test_a_lease_whose_client_died_with_the_server_expires() -> None:
         async with Client(stub.url, TOKEN) as client, asyncio.timeout(10):
             while (await client.slot(0)).state != "free":
                 await asyncio.sleep(0.01)
-            assert stub.leases == [None]
+            assert stub.slots[0].lease is None
 
 
 async def test_an_agent_that_dies_ends_its_lease_and_no_other() -> None:
@@ -70,7 +70,7 @@ async def test_an_agent_that_dies_ends_its_lease_and_no_other() -> None:
         safe = client.call(other, command="sleep 0.5; echo safe")
         await client.ask(lost, waiting, safe)
         await client.running(0, 2)
-        stub.kill_agent(0)
+        await stub.kill_agent(0)
         for call in (lost, waiting):
             result = await client.result(call)
             assert (result.fault, result.error) == ("policy", "slot_destroyed")
@@ -93,7 +93,7 @@ async def test_a_slot_lost_to_something_above_it_is_nobody_s_in_it(loss: Loss) -
         running = client.call(key, command="sleep 1000")
         await client.ask(running)
         await client.running(0, 1)
-        stub.kill_agent(0, loss)
+        await stub.kill_agent(0, loss)
         result = await client.result(running)
         assert (result.fault, result.error) == ("infra", "lease_lost")
         assert (await client.run(key, "true")).fault == "infra"
@@ -102,7 +102,7 @@ async def test_a_slot_lost_to_something_above_it_is_nobody_s_in_it(loss: Loss) -
 async def test_a_slot_that_ends_before_anything_ran_in_it_was_destroyed_by_nobody() -> None:
     async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
         key = await client.lease(0)
-        stub.kill_agent(0)
+        await stub.kill_agent(0)
         async with asyncio.timeout(10):
             while (await client.slot(0)).epoch == key.epoch:
                 await asyncio.sleep(0.01)
@@ -112,10 +112,10 @@ async def test_a_slot_that_ends_before_anything_ran_in_it_was_destroyed_by_nobod
 async def test_a_slot_that_cannot_be_proved_clean_is_quarantined() -> None:
     async with StubSupervisor(slots=2) as stub, Client(stub.url, TOKEN) as client:
         key = await client.lease(0)
-        stub.broken.add(0)
+        stub.fail_next_reset = True
         assert await client.release(key) == "quarantined"
         report = await client.slot(0)
-        assert (report.state, report.reason) == ("quarantined", "not clean")
+        assert (report.state, report.reason) == ("quarantined", "a reset was made to fail")
         status, reply = await client.post(
             "/v1/leases", {"slot": 0, "trajectory": "t", "ttl_s": 5, "request_id": "q" * 20}
         )
@@ -126,11 +126,9 @@ async def test_a_slot_that_cannot_be_proved_clean_is_quarantined() -> None:
 async def test_a_seal_that_fails_ends_the_lease() -> None:
     async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
         key = await client.lease(0)
-        stub.sealing = False
+        stub.may_seal.clear()
         waiting = asyncio.create_task(client.post("/v1/leases/seal", key.model_dump()))
-        async with asyncio.timeout(10):
-            while not any(request["op"] == "seal" for request in stub.requests):
-                await asyncio.sleep(0.005)
+        await stub.until_sealing()
         queued = client.call(key, command="true")
         await client.ask(queued)
         await client.running(0, 1)
@@ -139,20 +137,19 @@ async def test_a_seal_that_fails_ends_the_lease() -> None:
         assert (status, reply["error"]) == (409, "lease_lost")
         assert "no namespaces left" in reply["message"]
         assert (await client.result(queued)).error == "lease_lost"
+        stub.may_seal.set()
 
 
 async def test_release_during_a_seal_resets_the_slot() -> None:
     async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
         key = await client.lease(0)
         await client.run(key, "touch left")
-        stub.sealing = False
+        stub.may_seal.clear()
         sealing = asyncio.create_task(client.post("/v1/leases/seal", key.model_dump()))
-        async with asyncio.timeout(10):
-            while not any(request["op"] == "seal" for request in stub.requests):
-                await asyncio.sleep(0.005)
+        await stub.until_sealing()
         releasing = asyncio.create_task(client.release(key))
         await asyncio.sleep(0.05)
-        stub.finish_seal(0)
+        stub.may_seal.set()
         assert await releasing == "free"
         assert (await sealing)[0] == 409
         key = await client.lease(0)
@@ -173,7 +170,8 @@ async def test_a_server_told_to_stop_says_goodbye_and_leaves_the_slots() -> None
             assert frame.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING)
             assert client.stream.close_code == 1001
             assert stub.server.wait(10) == 0
-        assert stub.agents[0].poll() is None
+        assert stub.slots[0].agent is not None
+        assert not stub.slots[0].agent.ended.done()
         await stub.crash()
         async with Client(stub.url, TOKEN) as client:
             assert (await client.run(LeaseKey.model_validate(key), "echo alive")).stdout == "alive\n"

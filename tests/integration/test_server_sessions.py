@@ -116,6 +116,6 @@ async def test_a_lost_agent_ends_sessions_as_the_policys_doing() -> None:
         call = client.call(key, "terminal", command="sleep 1000", timeout_s=60)
         await client.ask(call)
         await client.running(0, 1)
-        stub.kill_agent(0)
+        await stub.kill_agent(0)
         result = await client.result(call)
         assert (result.fault, result.error) == ("policy", "slot_destroyed")

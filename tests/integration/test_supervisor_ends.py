@@ -21,10 +21,10 @@ from tests.integration.supervisor_harness import (
     Container,
     assert_nothing_left,
     cgroups_of,
-    eventually,
     processes_with,
     wait_for_death,
 )
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="full isolation is root's; user mode has its own tests")
 
@@ -91,7 +91,7 @@ def test_sigkill_ends_everything_and_the_next_start_sweeps(place: Path, victim: 
         assert processes_with(marker)
         os.kill(container.process.pid if victim == "launcher" else ready["pid"], signal.SIGKILL)
         container.process.wait(30)
-        eventually(lambda: not processes_with(marker), "the slot's daemon died with its container")
+        wait_for(lambda: not processes_with(marker), explain="the slot's daemon died with its container")
         wait_for_death(container)
         if victim == "supervisor":  # the launcher lived to tidy up
             assert_nothing_left(container)

@@ -14,14 +14,8 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles, LimitWatch
 from agentenv.sandbox.supervisor import limits
 from agentenv.wire.spec import Bind, SlotLimits
-from tests.integration.supervisor_harness import (
-    Container,
-    assert_nothing_left,
-    cgroups_of,
-    eventually,
-    living,
-    processes_with,
-)
+from tests.integration.supervisor_harness import Container, assert_nothing_left, cgroups_of, living, processes_with
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="full isolation is root's; user mode has its own tests")
 
@@ -80,7 +74,7 @@ def test_a_slot_is_its_uid_and_sees_little(container: Container) -> None:
 def test_a_reset_leaves_nothing(container: Container) -> None:
     marker = f"98765.{os.getpid()}"
     container.bash(0, f"echo secret > kept; echo x > /tmp/t; setsid sleep {marker} > /dev/null 2>&1 & sleep 0.05")
-    eventually(lambda: bool(processes_with(marker)), "the daemon runs")
+    wait_for(lambda: bool(processes_with(marker)), explain="the daemon runs")
     before = container.slots(0)[0]
     container.send(op="reset", slot=0)
     after = container.packet("slot_ready", slot=0, epoch=before["epoch"] + 1)
@@ -113,7 +107,7 @@ def _peak_bytes(files: LimitFiles) -> int:
 def test_a_seal_keeps_the_workspace_and_nothing_else(container: Container) -> None:
     marker = f"98764.{os.getpid()}"
     container.bash(0, f"echo work > kept; echo x > /tmp/t; setsid sleep {marker} > /dev/null 2>&1 & sleep 0.05")
-    eventually(lambda: bool(processes_with(marker)), "the daemon runs")
+    wait_for(lambda: bool(processes_with(marker)), explain="the daemon runs")
     before = container.slots(0)[0]["epoch"]
     container.send(op="seal", slot=0)
     after = container.packet("slot_ready", slot=0, kept=True)
@@ -161,7 +155,7 @@ def test_what_a_dead_server_had_said_of_its_leases_is_heard(place: Path) -> None
             made.send(op="remember", slot=slot, epoch=made.slots(slot)[slot]["epoch"], lease=lease)
         server = made.server_pid()
         made.order(exit=1)
-        eventually(lambda: _ended(server), "the server has ended")
+        wait_for(lambda: _ended(server), explain="the server has ended")
         os.kill(supervisor, signal.SIGCONT)
         made.accept()
         assert [made.slots(*range(6))[slot]["lease"] for slot in range(6)] == leases

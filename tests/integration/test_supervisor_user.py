@@ -20,14 +20,8 @@ from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.supervisor import sweep
 from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
 from agentenv.wire.spec import SlotLimits
-from tests.integration.supervisor_harness import (
-    REPOSITORY,
-    Container,
-    eventually,
-    living,
-    processes_with,
-    wait_for_death,
-)
+from tests.integration.supervisor_harness import REPOSITORY, Container, living, processes_with, wait_for_death
+from tests.waiting import wait_for
 
 UID = 10_001
 _BECOME = """
@@ -73,7 +67,7 @@ def container(place: Path) -> Iterator[Container]:
 
 
 def gone(container: Container) -> None:
-    eventually(lambda: not living(container), "every process of the container is gone")
+    wait_for(lambda: not living(container), explain="every process of the container is gone")
     assert not container.state.exists()
     assert container.spec.container not in Path("/proc/self/mountinfo").read_text()
 
@@ -109,7 +103,7 @@ def test_slots_of_one_uid_neither_see_nor_reach_each_other(container: Container)
 def test_reset_and_seal(container: Container) -> None:
     marker = f"98762.{os.getpid()}"
     container.bash(1, f"echo work > kept; setsid sleep {marker} > /dev/null 2>&1 & sleep 0.05")
-    eventually(lambda: bool(processes_with(marker)), "the daemon runs")
+    wait_for(lambda: bool(processes_with(marker)), explain="the daemon runs")
     container.send(op="seal", slot=1)
     container.packet("slot_ready", slot=1, kept=True, epoch=0)
     assert processes_with(marker) == []
@@ -161,7 +155,7 @@ def test_sigkill_leaves_only_what_a_sweep_removes(place: Path) -> None:
         container.bash(0, f"setsid sleep {marker} > /dev/null 2>&1 & sleep 0.05")
         container.process.send_signal(signal.SIGKILL)
         container.process.wait(30)
-        eventually(lambda: not processes_with(marker), "the slot's daemon died with its container")
+        wait_for(lambda: not processes_with(marker), explain="the slot's daemon died with its container")
         wait_for_death(container)
         assert [swept.container for swept in sweep.sweep(place / "state")] == [container.spec.container]
         gone(container)

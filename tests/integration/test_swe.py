@@ -19,8 +19,8 @@ from examples.swe import __main__ as command
 from examples.swe.__main__ import play
 from examples.swe.env import SweConfig, SweEnv
 from tests.integration.test_env_local import leftovers
-from tests.unit.env_stubs import server_of, settings
-from tests.unit.swe_repos import dataset
+from tests.unit.env.env_stubs import server_of, settings
+from tests.unit.examples.swe_repos import dataset
 
 SLUGS, SPANS, TALLY = "acme__slugs-1", "acme__spans-1", "acme__tally-1"
 MODES = ("fake", "local")

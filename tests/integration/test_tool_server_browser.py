@@ -16,12 +16,13 @@ from aiohttp import web
 from playwright.async_api import Error, TimeoutError
 
 from agentenv.api.assembly import tool_server
-from agentenv.api.browser import gone_to
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.web.browser import gone_to
 from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import CallScope
 from tests.integration.web_of_tests import Web, allowing, redirecting
-from tests.unit.tool_server_box import ask, member, until
+from tests.unit.api.tool_server_box import ask, member
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -182,7 +183,7 @@ async def test_a_page_that_never_ends_loading_is_data(site: Web) -> None:
     async with browsing(site, browser={"navigation_timeout_s": 1}) as server:
         result = await ask(server, "browser_navigate", url=site.url("/hang"))
         assert (result.fault, result.exit_code) == ("none", 1)
-        assert "not loaded within 1 s" in result.stderr
+        assert "did not load within 1 s" in result.stderr
         assert "Things" in await seen(server, site.url())
 
 

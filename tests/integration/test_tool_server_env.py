@@ -13,16 +13,16 @@ import pytest
 
 from agentenv.agent.transcript import GroupRecord, Transcript
 from agentenv.api.assembly import tool_server
-from agentenv.api.serve import served
-from agentenv.api.settings import ToolServerSettings
-from agentenv.api.tool import ExternalTool
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.tool_server.serve import served
+from agentenv.api.tool_server.settings import ToolServerSettings
+from agentenv.api.tool_server.tool import ExternalTool
 from agentenv.errors import ConfigError, ConnectionLostError
 from agentenv.testing import Call, Reply, Turn
 from examples.toolserver_smoke.__main__ import play
 from tests.integration.web_of_tests import Web, allowing
-from tests.unit.env_stubs import AnswerEnv, environment
-from tests.unit.tool_server_box import Counted, lines
+from tests.unit.api.tool_server_box import Counted, lines
+from tests.unit.env.env_stubs import AnswerEnv, environment
 
 TOKEN = "a-token-for-these-tests"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "tool-server.md"
@@ -115,7 +115,7 @@ async def test_a_tool_that_breaks_is_never_shown_or_scored_nor_a_free_retry(tmp_
     assert group is None
     (transcript,) = records(tmp_path)[0].trajectories
     assert (transcript.attempt, transcript.fault, transcript.score) == (1, "infra", None)
-    assert "the tool ask broke" in transcript.error
+    assert "the tool ask failed" in transcript.error
     assert "provider is down" not in json.dumps(transcript.messages)
 
 
@@ -194,8 +194,9 @@ async def test_a_tool_server_that_is_not_there_is_named(tmp_path: Path, monkeypa
         with pytest.raises(ConfigError, match="tool_server_token"):
             async with environment(AnswerEnv, tmp_path, tool_server_url=url, tool_server_token="x" * 20):
                 pass
-    monkeypatch.setattr("agentenv.executor.toolserver_client._FIRST_PAUSE_S", 40.0)
-    with pytest.raises(ConnectionLostError, match="out of reach"):
+    for pause in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
+        monkeypatch.setattr(f"agentenv.executor.toolserver_client.{pause}", 40.0)
+    with pytest.raises(ConnectionLostError, match="unreachable"):
         async with environment(AnswerEnv, tmp_path, tool_server_url=url, tool_server_token=TOKEN):
             pass
 

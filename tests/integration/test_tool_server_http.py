@@ -19,9 +19,9 @@ import pytest
 from starlette.datastructures import URL
 from starlette.requests import Request
 
-from agentenv.api.inprocess import InProcessTools
-from agentenv.api.serve import served
-from agentenv.api.tool_server import ToolServer
+from agentenv.api.tool_server.core import ToolServer
+from agentenv.api.tool_server.inprocess import InProcessTools
+from agentenv.api.tool_server.serve import served
 from agentenv.errors import (
     AcquireTimeoutError,
     CallLostError,
@@ -36,7 +36,8 @@ from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import MAX_REQUEST_BYTES, CallScope
 from tests.faults.proxy import Proxy
 from tests.integration.web_of_tests import Web, answering
-from tests.unit.tool_server_box import Counted, until
+from tests.unit.api.tool_server_box import Counted
+from tests.waiting import until
 
 TOKEN = "a-token-for-these-tests"
 SCOPE = CallScope(trajectory="t-0", group="g", item="i")
@@ -180,7 +181,7 @@ async def test_a_server_that_stays_away_is_typed(counted: Counted) -> None:
     ):
         proxy.refusing = True
         proxy.cut()
-        with pytest.raises(ConnectionLostError, match=r"out of reach for 0\.5 s"):
+        with pytest.raises(ConnectionLostError, match=r"unreachable for 0\.5 s"):
             await asked(tools)
     with pytest.raises(ConnectionLostError, match="see that it runs"):
         async with client(url, reconnect_deadline_s=0.3):
@@ -225,7 +226,7 @@ async def test_our_failures_are_raised_as_what_they_are() -> None:
     async with serving(ToolServer([Counted(act).tool()])) as url, client(url) as tools:
         with pytest.raises(AcquireTimeoutError, match="all are taken"):
             await asked(tools, "busy")
-        with pytest.raises(InfraError, match="the tool ask broke"):
+        with pytest.raises(InfraError, match="the tool ask failed"):
             await asked(tools, "other")
 
 
@@ -320,7 +321,7 @@ async def test_a_port_in_use_is_a_setting(counted: Counted) -> None:
 # -- the command ---------------------------------------------------------------------------------------
 
 TOOL = '''
-from agentenv.api.tool import ToolRun, tool
+from agentenv.api.tool_server.tool import ToolRun, tool
 
 
 @tool(secrets=("vault",))
@@ -365,7 +366,7 @@ async def test_the_command_serves_until_it_is_ended(tmp_path: Path) -> None:
             await process.wait()
     assert result.content == {"length": "22", "value": "[secret:vault]"}
     assert process.returncode == 128 + signal.SIGTERM
-    assert b"ended by SIGTERM" in errors
+    assert b"interrupted by SIGTERM" in errors
     assert "the-value" not in (tmp_path / "audit.jsonl").read_text()
     assert json.loads((tmp_path / "audit.jsonl").read_text())["tool"] == "look"
 

@@ -11,22 +11,12 @@ import pytest
 from aiohttp import web
 
 from agentenv.api.assembly import tool_server
-from agentenv.api.search import SearchResult
-from agentenv.api.secrets import Secrets
-from agentenv.api.settings import ToolServerSettings
+from agentenv.api.tool_server.secrets import Secrets
+from agentenv.api.tool_server.settings import ToolServerSettings
+from agentenv.api.web.search import SearchResult
 from agentenv.wire.calls import CallResult
-from tests.integration.web_of_tests import (
-    Web,
-    allowing,
-    answering,
-    bomb,
-    echo,
-    flood,
-    redirecting,
-    saying,
-    silence,
-)
-from tests.unit.tool_server_box import ask, lines, member, taping
+from tests.integration.web_of_tests import Web, allowing, answering, bomb, echo, flood, redirecting, saying, silence
+from tests.unit.api.tool_server_box import ask, lines, member, taping
 
 KEY = "the-key-of-the-provider"
 
@@ -174,7 +164,7 @@ async def test_extract_reads_the_page(site: Web) -> None:
 async def test_a_page_made_to_tangle_the_parser_costs_only_its_own_call(
     site: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentenv.api.web_tools._READING_S", 1.0)
+    monkeypatch.setattr("agentenv.api.web.tools._READING_S", 1.0)
     site.pages["/tangle"] = "<a " * 400_000
     async with tool_server(allowing(site)) as server:
         tangled = asyncio.create_task(ask(server, "web_extract", scope=member(1), url=site.url("/tangle")))
@@ -273,7 +263,7 @@ async def test_fewer_than_were_sent_are_returned(site: Web) -> None:
 async def test_a_failing_provider_is_ours_and_tried_again_where_that_may_help(
     site: Web, monkeypatch: pytest.MonkeyPatch, status: int, reply: Any, code: str, asked: int
 ) -> None:
-    monkeypatch.setattr("agentenv.api.search._PAUSE_S", 0.01)
+    monkeypatch.setattr("agentenv.api.web.search._PAUSE_S", 0.01)
     page = answering(reply, status=status, **{"Retry-After": "0"}) if asked else saying("<html>", "text/html")
     site.pages["/api"] = page
     result = await searched(provider("brave", site))
@@ -283,7 +273,7 @@ async def test_a_failing_provider_is_ours_and_tried_again_where_that_may_help(
 
 
 async def test_a_busy_provider_is_asked_again(site: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentenv.api.search._PAUSE_S", 0.01)
+    monkeypatch.setattr("agentenv.api.web.search._PAUSE_S", 0.01)
 
     async def busy_once(request: web.Request) -> web.StreamResponse:
         return await answering({"web": {"results": []}}, 200 if len(site.asked) > 1 else 502)(request)

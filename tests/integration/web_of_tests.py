@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from agentenv.api.settings import ToolServerSettings
+from agentenv.api.tool_server.settings import ToolServerSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -14,8 +14,7 @@ import os
 import secrets
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,12 +26,15 @@ from docker.errors import NotFound
 
 from agentenv import shipped
 from agentenv.config import NomadSettings
-from agentenv.dev import agent, docker_engine, farm_check, processes
+from agentenv.dev import agent, docker_engine, processes
 from agentenv.dev.agent import AgentPlace, Ports, Role
 from agentenv.dev.cluster import containers_of, end_abandoned
-from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE, connect
+from agentenv.slots.backends.nomad.job import hcl
+from tests.nomad.containers import healthy, url_of
+from tests.nomad.nomad_http import NomadHttp
+from tests.waiting import wait_for
 
 T = TypeVar("T")
 START_DEADLINE_S = 90.0
@@ -113,16 +115,20 @@ class Cluster:
         """Settings of a farm on this cluster, under a job id of its own unless one is given."""
         return NomadSettings(**{"address": self.address, "job_id": self.job_id("farm"), "image": self.image, **given})
 
-    def run(self, job_id: str, *, source: str | None = None, **variables: str) -> str:
-        """Register the shipped job (or ``source``); ``variables`` are HCL expressions. The job's token."""
-        token = secrets.token_hex(32)
-        text = source or shipped.path("nomad/sandbox.nomad.hcl").read_text()
-        self.nomad.put_token(job_id, token)
-        given = {"job_id": json.dumps(job_id), **variables}
-        if 'variable "image"' in text:
-            given.setdefault("image", json.dumps(self.image))
-        self.nomad.put("/v1/jobs", {"Job": self.nomad.parse_job(text, given)})
+    def run(self, job_id: str, spec: Mapping[str, object], *, token: str | None = None, **variables: object) -> str:
+        """Register the shipped job; ``spec`` is its containers'. With the token given, else put there: the token."""
+        if token is None:
+            token = secrets.token_hex(32)
+            self.nomad.put_token(job_id, token)
+        self.nomad.put("/v1/jobs", {"Job": self.parse(job_id, spec, **variables)})
         return token
+
+    def parse(self, job_id: str, spec: Mapping[str, object], **variables: object) -> dict[str, Any]:
+        """The shipped job, as Nomad understands it."""
+        text = shipped.path("nomad/sandbox.nomad.hcl").read_text()
+        values = {"job_id": job_id, "image": self.image, "spec": json.dumps(spec), **variables}
+        job: dict[str, Any] = self.nomad.parse_job(text, {name: hcl(value) for name, value in values.items()})
+        return job
 
     def allocations(self, job_id: str) -> list[dict[str, Any]]:
         """Every allocation of the job, with all there is to know of each."""
@@ -134,8 +140,8 @@ class Cluster:
 
         def urls() -> dict[str, str]:
             running = [one for one in self.allocations(job_id) if one["ClientStatus"] == "running"]
-            found = {one["ID"]: url for one in running if (url := farm_check.url_of(one)) is not None}
-            return {one: url for one, url in found.items() if farm_check.healthy(url)}
+            found = {one["ID"]: url for one in running if (url := url_of(one)) is not None}
+            return {one: url for one, url in found.items() if healthy(url)}
 
         return wait_for(lambda: found if len(found := urls()) >= count else None, deadline_s, lambda: self.tell(job_id))
 
@@ -155,9 +161,9 @@ class Cluster:
     def purge(self, job_id: str) -> None:
         """Stop and forget the job; returns when its allocations are over and their containers gone."""
         ids = [one["ID"] for one in self.allocations(job_id)]
-        farm_check.purge(self.nomad, job_id)
+        self.nomad.purge(job_id)
         for one in ids:
-            wait_for(lambda one=one: self._has_no_container(one) or None, 60.0, lambda: self.tell(job_id))  # type: ignore[misc]
+            wait_for(lambda one=one: self._has_no_container(one), 60.0, lambda: self.tell(job_id))  # type: ignore[misc]
 
     def _has_no_container(self, allocation_id: str) -> bool:
         try:
@@ -178,17 +184,8 @@ class Cluster:
 
     def wait_ready(self) -> None:
         """Return when the client is ready and its Docker driver healthy."""
-        agent.wait_ready(self.nomad)
-
-
-def wait_for(look: Callable[[], T | None], deadline_s: float, explain: Callable[[], str] = lambda: "") -> T:
-    """The first thing ``look`` returns that is not None; fails the test past the deadline."""
-    deadline = time.monotonic() + deadline_s
-    while (found := look()) is None:
-        if time.monotonic() > deadline:
-            raise AssertionError(f"it did not happen within {deadline_s:.0f} s\n{explain()}")
-        time.sleep(0.05)
-    return found
+        with agent.client(self.address) as nomad:
+            agent.wait_ready(nomad)
 
 
 @contextmanager
@@ -219,8 +216,8 @@ def _start(root: Path, program: Path, hold: int, client: docker.DockerClient) ->
         server.start()
         runner.start()
         try:
-            nomad = NomadHttp(server.address, timeout_s=5)
-            agent.wait_ready(nomad, partial(_dead, server, runner), unregistered=runner.restart)
+            with agent.client(server.address) as nomad:
+                agent.wait_ready(nomad, partial(_dead, server, runner), unregistered=runner.restart)
         except SandboxUnavailableError as error:
             words = f"{processes.last_words(server.place.log)}\n{processes.last_words(runner.place.log)}"
             _end(cluster)
@@ -239,9 +236,9 @@ def _end(cluster: Cluster) -> None:
     with contextlib.suppress(SandboxUnavailableError):
         jobs = cluster.nomad.get("/v1/jobs", namespace="*")
         for job in jobs:
-            farm_check.stop(cluster.nomad, job["ID"], namespace=job["Namespace"])
+            cluster.nomad.stop(job["ID"], namespace=job["Namespace"])
         for job in jobs:
-            farm_check.purge(cluster.nomad, job["ID"], namespace=job["Namespace"])
+            cluster.nomad.purge(job["ID"], namespace=job["Namespace"])
     for one in (cluster.client, cluster.server):
         one.stop()
     for container in cluster.containers():

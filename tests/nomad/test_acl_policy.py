@@ -18,13 +18,13 @@ from agentenv import shipped
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.dev.agent import AgentPlace, Ports, Role, local_config
 from agentenv.errors import ConfigError
-from agentenv.farm.nomad import NomadFarm
-from agentenv.farm.nomad_api import OperatorApi
+from agentenv.farm.nomad import NomadFarm, OperatorApi
 from agentenv.farm.view import Census
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.job import job_text, job_variables
-from tests.nomad.cluster import Cluster, wait_for
+from tests.nomad.cluster import Cluster
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 POLICY = ROOT / "nomad/policies/agentenv.policy.hcl"

@@ -13,19 +13,20 @@ import pytest
 from agentenv.config import ContainerSettings, NomadSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ConfigError, SandboxUnavailableError
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.farm.nomad_api import OperatorApi
+from agentenv.farm.nomad import OperatorApi
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted
+from agentenv.slots.backends.nomad.api import SILENT_AFTER_S, EventStream, open_stream_session
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.job import job_text
-from agentenv.slots.backends.nomad.stream import SILENT_AFTER_S, EventStream, open_stream_session
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.spec import MIB, SlotLimits
 from agentenv.wire.states import ContainerState
-from tests.contract.conftest import Client, eventually, until
+from tests.contract.conftest import Client
 from tests.nomad.cluster import Cluster
 from tests.nomad.farm import KillableNomad, nomad_farm
+from tests.waiting import eventually, until
 
 ONE = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
 
@@ -228,7 +229,7 @@ async def test_a_cluster_where_nothing_happens_is_not_a_dead_stream(cluster: Clu
 
 
 async def test_without_an_event_stream_lists_do(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentenv.slots.backends.nomad.stream._PATH", "/v1/event/nothing")
+    monkeypatch.setattr("agentenv.slots.backends.nomad.api._PATH", "/v1/event/nothing")
     backend = _farm(cluster)
     async with _pool(backend) as pool:
         lease = await pool.lease("t")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -11,13 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from agentenv.dev import agent, docker_engine, farm_check, processes
+from agentenv import shipped
+from agentenv.dev import agent, docker_engine, processes, slot_check
 from agentenv.dev import cluster as dev_cluster
 from agentenv.dev.agent import AgentPlace
-from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import BuildStep, connect
-from tests.nomad.cluster import Cluster
+from agentenv.slots.backends.nomad.job import hcl
+from tests.nomad.cluster import START_DEADLINE_S, Cluster
+from tests.nomad.containers import healthy, url_of
+from tests.nomad.nomad_http import NomadHttp
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -77,6 +82,19 @@ def test_up_again_status_and_down(place: AgentPlace) -> None:
     down(place)
 
 
+def test_slot_that_does_not_answer_is_explained_and_nothing_of_it_stays(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_check, "IMAGE", "registry.invalid/agentenv-sandbox:1")
+
+    with pytest.raises(SandboxUnavailableError, match=r"no slot answered: .*cannot pull image 'registry") as no:
+        slot_check.check(cluster.address)
+
+    assert "agentenv image build" in no.value.next_step
+    assert cluster.nomad.get("/v1/jobs", prefix="agentenv-check") == []
+    assert cluster.nomad.get("/v1/vars", prefix="nomad/jobs/agentenv-check") == []
+
+
 def test_killed_agent_is_started_again_and_its_leavings_removed(place: AgentPlace) -> None:
     first = up(place)
     nomad = NomadHttp(first.address)
@@ -118,8 +136,17 @@ def test_down_after_a_kill_leaves_nothing(place: AgentPlace) -> None:
 
 def run_one_slot(nomad: NomadHttp, job_id: str) -> None:
     """Start one container and wait until it answers."""
-    farm_check.register(nomad, job_id, "t" * 32, {"slots": "1"})
-    farm_check.wait_serving(nomad, job_id)
+    source = shipped.path("nomad/sandbox.nomad.hcl").read_text()
+    nomad.put_token(job_id, "t" * 32)
+    given = {"job_id": hcl(job_id), "spec": hcl(json.dumps({"slots": 1}))}
+    nomad.put("/v1/jobs", {"Job": nomad.parse_job(source, given)})
+
+    def serving() -> bool | None:
+        stubs = nomad.get(f"/v1/job/{job_id}/allocations")
+        urls = [url_of(nomad.get(f"/v1/allocation/{stub['ID']}")) for stub in stubs]
+        return any(url is not None and healthy(url) for url in urls) or None
+
+    wait_for(serving, START_DEADLINE_S, lambda: str(nomad.get(f"/v1/job/{job_id}/allocations")))
 
 
 def test_taken_port_is_said_plainly(place: AgentPlace) -> None:

@@ -12,7 +12,7 @@ from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply
 from tests.nomad.cluster import Cluster
 from tests.nomad.farm import docker_name
-from tests.unit.env_stubs import IDLE, WRITE, AnswerEnv, environment
+from tests.unit.env.env_stubs import IDLE, WRITE, AnswerEnv, environment
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import platform
@@ -12,17 +13,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import docker
 import pytest
 
 from agentenv import shipped
-from agentenv.dev import farm_check
+from agentenv.config import Driver
 from agentenv.errors import SandboxUnavailableError
-from tests.nomad.cluster import Cluster, wait_for
+from agentenv.slots.backends.nomad.job import JobShape
+from agentenv.wire.spec import MIB, SlotLimits
+from tests.nomad.cluster import Cluster
+from tests.nomad.containers import run_in_slot, server_info
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(300)  # the first one starts the cluster
-BIND = '[{ source = "/usr/share/common-licenses", target = "/opt/licences" }]'
+SPEC = {
+    "slots": 2,
+    "binds": [{"source": "/usr/share/common-licenses", "target": "/opt/licences"}],
+    "allow_network": True,
+    "env": {"GREETING": "it's ${1 + 1} %{ if true } {{ no }}"},
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,7 @@ class Running:
     def bash(self, command: str, *, allocation: str | None = None, slot: int = 0) -> str:
         """What a command in a slot says, both ways."""
         url = self.urls[allocation or self.allocation]
-        result = farm_check.run_in_slot(url, self.token, command, slot=slot)
+        result = run_in_slot(url, self.token, command, slot=slot)
         return result.stdout + result.stderr
 
     def inside(self, *argv: str, user: str = "0") -> tuple[int, str]:
@@ -57,16 +68,14 @@ class Running:
 @pytest.fixture(scope="module")
 def running(cluster: Cluster) -> Iterator[Running]:
     job_id = cluster.job_id("image")
-    token = cluster.run(
-        job_id, count="2", slots="2", binds=BIND, allow_network="true", env='{ GREETING = "it\'s ${1 + 1} {{ no }}" }'
-    )
+    token = cluster.run(job_id, SPEC, count=2)
     yield Running(cluster, job_id, token, cluster.serving(job_id, 2))
     cluster.purge(job_id)
 
 
 def test_every_promise_is_proved(running: Running) -> None:
     for allocation, url in running.urls.items():
-        info = farm_check.server_info(url, running.token)
+        info = server_info(url, running.token)
 
         assert info.container == allocation
         assert (info.isolation, info.weaker) == ("full", ())
@@ -172,11 +181,11 @@ def test_token_is_nowhere_but_in_its_file(running: Running) -> None:
     assert running.inside("cat", "/secrets/token", user="10000")[0] != 0
     assert "No such file" in running.bash("cat /secrets/token /local/spec.json")
     with pytest.raises(SandboxUnavailableError, match="401"):
-        farm_check.server_info(running.urls[running.allocation], "0" * 64)
+        server_info(running.urls[running.allocation], "0" * 64)
 
 
 def test_slots_get_what_the_job_says(running: Running) -> None:
-    assert running.bash('echo "$GREETING"') == "it's 2 {{ no }}\n"
+    assert running.bash('echo "$GREETING"') == "it's ${1 + 1} %{ if true } {{ no }}\n"
     assert "GNU GENERAL PUBLIC LICENSE" in running.bash("head -1 /opt/licences/GPL-3")
     assert "Read-only" in running.bash("touch /opt/licences/x")
 
@@ -238,10 +247,10 @@ def test_slot_with_network_reaches_neither_its_host_nor_its_neighbours(running: 
 
 def test_stop_is_orderly_and_leaves_nothing(cluster: Cluster) -> None:
     job_id = cluster.job_id("stop")
-    cluster.run(job_id, slots="1")
+    cluster.run(job_id, {"slots": 1})
     [allocation] = cluster.serving(job_id)
 
-    farm_check.stop(cluster.nomad, job_id)
+    cluster.nomad.stop(job_id)
 
     def over() -> dict[str, object] | None:
         [found] = cluster.allocations(job_id)
@@ -254,34 +263,38 @@ def test_stop_is_orderly_and_leaves_nothing(cluster: Cluster) -> None:
 
 
 def test_missing_token_keeps_the_container_from_starting_until_it_is_there(cluster: Cluster, job_id: str) -> None:
-    text = shipped.path("nomad/sandbox.nomad.hcl").read_text()
-    given = {"job_id": json.dumps(job_id), "image": json.dumps(cluster.image), "slots": "1"}
-    cluster.nomad.put("/v1/jobs", {"Job": cluster.nomad.parse_job(text, given)})
-    wait_for(lambda: "Missing: nomad.var" in cluster.tell(job_id) or None, 60.0, lambda: cluster.tell(job_id))
+    cluster.run(job_id, {"slots": 1}, token="")
+    wait_for(lambda: "Missing: nomad.var" in cluster.tell(job_id), 60.0, lambda: cluster.tell(job_id))
 
     cluster.nomad.put_token(job_id, "a-token-that-comes-late")
 
     [url] = cluster.serving(job_id).values()
-    assert farm_check.server_info(url, "a-token-that-comes-late").slots == 1
+    assert server_info(url, "a-token-that-comes-late").slots == 1
 
 
 def test_raw_exec_runs_the_same_server(cluster: Cluster, job_id: str, tmp_path: Path) -> None:
-    variables = {
-        "python": json.dumps(sys.executable),
-        "pythonpath": json.dumps(str(Path(farm_check.__file__).parents[2])),
-        "data_dir": json.dumps(str(tmp_path)),
-        "slots": "2",
-    }
-    source = shipped.path("nomad/sandbox-raw-exec.nomad.hcl").read_text()
-    token = cluster.run(job_id, source=source, **variables)
+    place = {"python": sys.executable, "pythonpath": str(shipped.PACKAGE.parent), "data_dir": str(tmp_path)}
+    token = cluster.run(job_id, {"slots": 2}, driver="raw_exec", **place)
     [(allocation, url)] = cluster.serving(job_id).items()
 
-    info = farm_check.server_info(url, token)
+    info = server_info(url, token)
     assert (info.container, info.isolation, info.slots) == (allocation, "full", 2)
-    assert farm_check.run_in_slot(url, token, "echo $((6 * 7))").stdout == "42\n"
+    assert run_in_slot(url, token, "echo $((6 * 7))").stdout == "42\n"
 
     cluster.purge(job_id)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("driver", get_args(Driver))
+def test_job_of_every_driver_is_understood(cluster: Cluster, driver: str) -> None:
+    limits = dataclasses.asdict(SlotLimits(processes=7000, memory_bytes=2048 * MIB))
+    parsed = cluster.parse("any", {"slots": 3, "limits": limits}, driver=driver)
+    [task] = parsed["TaskGroups"][0]["Tasks"]
+
+    pids = 3 * 7010 + 512 if driver == "docker" else 0
+    assert JobShape.of(parsed) == JobShape(3, 2048 * MIB, 3 * 2048 + 512, 0, 7000, pids)
+    assert task["Driver"] == ("docker" if driver == "docker" else "raw_exec")
+    assert ("command" in task["Config"]) is (driver != "docker")
 
 
 def prepull(cluster: Cluster, job_id: str, image: str) -> str:
@@ -314,7 +327,7 @@ def test_client_that_is_not_prepared_is_left_out(cluster: Cluster, job_id: str) 
     path = "/v1/client/metadata"
     cluster.nomad.post(path, {"NodeID": node["ID"], "Meta": {"agentenv_data_dir": None}})
     try:
-        cluster.run(job_id, slots="1")
+        cluster.run(job_id, {"slots": 1})
 
         def failures() -> str | None:
             found = [one.get("FailedTGAllocs") for one in cluster.nomad.get(f"/v1/job/{job_id}/evaluations")]

@@ -19,15 +19,15 @@ import pytest
 
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import AcquireTimeoutError, ConfigError, JobOwnedError
-from agentenv.farm.nomad import NomadFarm
-from agentenv.farm.nomad_api import OperatorApi
+from agentenv.farm.nomad import NomadFarm, OperatorApi
 from agentenv.slots.backends.base import ContainerStarted
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.holder import Holder
 from agentenv.slots.pool import SlotPool
-from tests.contract.conftest import Client, until
-from tests.nomad.cluster import Cluster, wait_for
+from tests.contract.conftest import Client
+from tests.nomad.cluster import Cluster
 from tests.nomad.farm import KillableNomad, nomad_farm
+from tests.waiting import until, wait_for
 
 TTL_OVER_S = 22.0
 """Nomad frees a silent holder's lock so long after its last word."""
@@ -191,6 +191,6 @@ async def test_containers_that_somebody_gave_other_slots_are_left_alone(cluster:
             return next((one["ID"] for one in wanted if one["ID"] != ours and one["ClientStatus"] == "running"), None)
 
         theirs = await asyncio.to_thread(wait_for, replaced, 90.0)
-        with pytest.raises(AcquireTimeoutError, match="has 3 slots, 2 were asked for"):
+        with pytest.raises(AcquireTimeoutError, match="has 3 slots, 2 were requested"):
             await pool.lease("second", timeout_s=20)
         assert cluster.serving(job_id).keys() == {theirs}

@@ -28,9 +28,10 @@ from agentenv.slots.backends.base import ContainerStarted
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.pool import SlotPool
 from tests.nomad import farm_process
-from tests.nomad.cluster import Cluster, running_cluster, wait_for
+from tests.nomad.cluster import Cluster, running_cluster
 from tests.nomad.farm import allocation_of, docker_name
-from tests.nomad.traffic import LEASE_END_S, WHOLE_AGAIN_S, Farm, farm_at_work, until
+from tests.nomad.traffic import LEASE_END_S, WHOLE_AGAIN_S, Farm, farm_at_work
+from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -60,7 +61,7 @@ def nothing_left(cluster: Cluster) -> Iterator[None]:
     """
     before = docker_names(cluster)
     yield
-    wait_for(lambda: docker_names(cluster) <= before or None, 60.0, lambda: f"left: {docker_names(cluster) - before}")
+    wait_for(lambda: docker_names(cluster) <= before, 60.0, lambda: f"left: {docker_names(cluster) - before}")
 
 
 def docker_names(cluster: Cluster) -> set[str]:
@@ -169,7 +170,7 @@ async def test_an_environment_killed_in_the_middle_of_a_hundred_calls_and_starte
         ran = await farm.calls_run()
         fresh = farm.traffic.answered() + TRAJECTORIES
         assert ran <= farm_process.CALLS + fresh, "no call of the dead ran twice"
-    wait_for(lambda: there.isdisjoint(docker_names(cluster)) or None, 60.0, lambda: f"left of {there}")
+    wait_for(lambda: there.isdisjoint(docker_names(cluster)), 60.0, lambda: f"left of {there}")
 
 
 async def take_until(stream: asyncio.StreamReader, key: str, count: int) -> AsyncIterator[bytes]:
@@ -194,7 +195,7 @@ async def test_a_token_that_is_not_the_containers(cluster: Cluster, job_id: str)
     ) as farm:
         assert time.monotonic() - adopted_at < WHOLE_AGAIN_S
         assert {account.container for account in farm.traffic.accounts}.isdisjoint({old.id})
-    wait_for(lambda: docker_name(old.id) not in docker_names(cluster) or None, 60.0)
+    wait_for(lambda: docker_name(old.id) not in docker_names(cluster), 60.0)
 
 
 async def test_an_image_that_comes_late(cluster: Cluster, job_id: str) -> None:
@@ -311,7 +312,7 @@ async def test_the_clock_of_the_containers_jumps(cluster: Cluster, job_id: str, 
     set_clock(clock, "+0")
     source = shipped.path("nomad/sandbox.nomad.hcl").read_text()
     with_clock = source.replace("readonly_rootfs = true\n", "readonly_rootfs = true\n" + FAKE_CLOCK_MOUNTS, 1).replace(
-        'driver = "docker"\n', 'driver = "docker"\n' + FAKE_CLOCK_ENV, 1
+        'task "sandbox" {\n', 'task "sandbox" {\n' + FAKE_CLOCK_ENV, 1
     )
     library = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
     job_file = tmp_path / "job.hcl"

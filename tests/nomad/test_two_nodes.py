@@ -14,9 +14,10 @@ from agentenv.config import ContainerSettings
 from agentenv.dev import program
 from agentenv.errors import LeaseLostError
 from agentenv.slots.backends.nomad.backend import NomadBackend
-from tests.nomad.cluster import Cluster, wait_for
-from tests.nomad.traffic import LEASE_END_S, Farm, farm_at_work, until
+from tests.nomad.cluster import Cluster
+from tests.nomad.traffic import LEASE_END_S, Farm, farm_at_work
 from tests.nomad.two_nodes import Node, TwoNodes, two_nodes
+from tests.waiting import until, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -38,7 +39,7 @@ def nodes(cluster: Cluster) -> Iterator[TwoNodes]:
 def _nothing_left(nodes: TwoNodes) -> Iterator[None]:
     """A farm that closed left no container in either engine, wherever the wire was cut."""
     yield
-    wait_for(lambda: not any(node.containers() for node in nodes.nodes) or None, 60.0)
+    wait_for(lambda: not any(node.containers() for node in nodes.nodes), 60.0)
 
 
 def farm_on(nodes: TwoNodes, job_id: str, **settings: object):  # type: ignore[no-untyped-def]  # of a Farm

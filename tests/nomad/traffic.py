@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -23,6 +23,7 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
+from tests.waiting import until
 
 LEASE_END_S = 15.0
 """A lease that a failure ended says so within this time."""
@@ -191,12 +192,3 @@ async def farm_at_work(
                 raise outcome
         assert [wrong for account in farm.traffic.accounts for wrong in account.wrong] == []
         assert farm.traffic.checked >= 1, "somebody's account was compared with the slot's"
-
-
-async def until(look: Callable[[], bool], deadline_s: float, explain: Callable[[], str] = lambda: "") -> float:
-    """Wait until ``look()`` holds; how long it took. Fails the test past the deadline."""
-    began = time.monotonic()
-    while not look():
-        assert time.monotonic() - began < deadline_s, f"it did not happen within {deadline_s:g} s: {explain()}"
-        await asyncio.sleep(0.02)
-    return time.monotonic() - began

@@ -28,11 +28,11 @@ from agentenv import shipped
 from agentenv.config import NomadSettings
 from agentenv.dev import agent, processes
 from agentenv.dev.agent import Ports
-from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE
-from tests.nomad.cluster import wait_for
 from tests.nomad.farm import allocation_of
+from tests.nomad.nomad_http import NomadHttp
+from tests.waiting import wait_for
 
 _MARK = "AGENTENV_TWO_NODES"
 _PATHS = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -157,7 +157,7 @@ def two_nodes(root: Path, program: Path) -> Iterator[TwoNodes]:
         for node in nodes:
             _start_client(node, program, mark, int(address.rpartition(":")[2]) + 1)
         found = TwoNodes(address, nodes)
-        wait_for(lambda: _ready(found) or None, 90.0, lambda: _words(root))
+        wait_for(lambda: _ready(found), 90.0, lambda: _words(root))
         yield found
     finally:
         _end(root, mark, nodes)

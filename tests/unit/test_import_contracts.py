@@ -65,7 +65,7 @@ def test_the_sources_as_they_are_keep_every_contract(sources: Path) -> None:
         ("sandbox/server/server.py", "agentenv.slots.ledger", DOWNWARD),
         ("sessions/reader.py", "agentenv.sandbox.server.capture", DOWNWARD),
         ("metrics/readings.py", "agentenv", DOWNWARD),
-        ("agent/loop.py", "agentenv.api.tool", DOWNWARD),
+        ("agent/loop.py", "agentenv.api.tool_server.tool", DOWNWARD),
         ("tools/spec.py", "agentenv.executor.session", DOWNWARD),
         ("wire/base.py", "agentenv.config", DOWNWARD),
         ("errors.py", "agentenv.wire.base", DOWNWARD),

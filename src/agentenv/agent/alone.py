@@ -6,10 +6,9 @@ import uuid
 
 from agentenv.agent.culprit import of_another_slot
 from agentenv.agent.loop import AgentLoop, AgentResult
-from agentenv.agent.prompts import opening
 from agentenv.agent.protocols import opened
 from agentenv.agent.rollout import RolloutServices
-from agentenv.agent.settings import AgentSettings
+from agentenv.agent.settings import AgentSettings, opening
 from agentenv.agent.turns import inside_a_turn
 from agentenv.errors import SlotDestroyedError
 

@@ -1,6 +1,6 @@
 """Decides whether a failure is retried, depending on whether the model could have caused it. Pure.
 
-docs/environments.md has the whole table; each row is a case of tests/unit/test_agent_culprit.py.
+docs/environments.md has the whole table; each row is a case of tests/unit/agent/test_culprit.py.
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@ Infrastructure faults never reach this module: they end the attempt as exception
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from agentenv.agent.session_observations import SESSION_TOOLS, has_pty, is_listing, session_ending, session_standing
 from agentenv.agent.terminal_text import rendered, without_overwritten
 from agentenv.sessions.head_tail import seam
 from agentenv.wire.calls import CallResult
+from agentenv.wire.sessions import SESSION_TOOLS
 
 LONGEST_BASE64 = 4096
 """Longest base64 data shown, in characters; longer data is of no use to a model."""
@@ -45,7 +46,7 @@ def shown(tool: str, result: CallResult, limit_bytes: int) -> str:
     """The content of the tool message for one result."""
     if result.fault in ("model", "policy"):
         return f"error: {result.message or result.error}"
-    if tool in SESSION_TOOLS and isinstance(result.content, dict):
+    if tool in SESSION_TOOL_NAMES and isinstance(result.content, dict):
         standing = session_standing(result.content)
         if is_listing(result.content):
             return standing or "(none)"
@@ -94,18 +95,12 @@ def _ending(result: CallResult) -> str:
 
 
 def content_shown(tool: str, content: Any, limit_bytes: int) -> str:
-    """A result's content: file tools are rendered like their shell counterparts, others as JSON."""
+    """A result's content: that of the file tools as their shell counterparts print it, a document as its text, other
+    content as JSON."""
     if isinstance(content, dict):
-        if tool == "read_file" and isinstance(content.get("text"), str):
-            return _file_text(content, limit_bytes)
-        if tool == "write_file" and "size_bytes" in content:
-            return f"{'created' if content.get('created') else 'overwritten'}, {content['size_bytes']} bytes"
-        if tool == "list_files" and isinstance(content.get("entries"), list):
-            return _listing(content, limit_bytes)
-        if tool == "search" and isinstance(content.get("matches"), list):
-            return _matches(content, limit_bytes)
-        if tool == "artifacts" and isinstance(content.get("files"), list):
-            return _artifacts(content, limit_bytes)
+        field, render = RENDERERS.get(tool, ("", _document))
+        if content.get(field) is not None:
+            return render(content, limit_bytes)
         if isinstance(content.get("text"), str):
             return _document(content, limit_bytes)
     return cut_middle(json.dumps(content, ensure_ascii=False), limit_bytes)
@@ -173,3 +168,101 @@ def _listing(content: dict[str, Any], limit_bytes: int) -> str:
     ]
     text = cut_middle("\n".join(lines) or "(empty)", limit_bytes)
     return text + ("\n[more entries were omitted]" if content.get("truncated") else "")
+
+
+def _written(content: dict[str, Any], _: int) -> str:
+    return f"{'created' if content.get('created') else 'overwritten'}, {content['size_bytes']} bytes"
+
+
+RENDERERS: Final[Mapping[str, tuple[str, Callable[[dict[str, Any], int], str]]]] = {
+    "read_file": ("text", _file_text),
+    "write_file": ("size_bytes", _written),
+    "list_files": ("entries", _listing),
+    "search": ("matches", _matches),
+    "artifacts": ("files", _artifacts),
+}
+"""By tool: the field that its content has when it succeeded, and how that is shown within a number of bytes."""
+
+
+SESSION_TOOL_NAMES: Final = tuple(one.name for one in SESSION_TOOLS)
+LONGEST_COMMAND = 80
+"""Longest command shown in a state line, in characters: enough to tell commands apart."""
+
+
+def session_ending(content: Mapping[str, Any], exit_code: int | None, duration_s: float) -> str:
+    """The first line: how the command ended, that it is still running, or that a wait in tmux timed out."""
+    tmux, process = _of(content, "session"), _of(content, "process")
+    if exit_code is not None:
+        return f"exit code: {exit_code}"
+    if content.get("matched") is False or tmux.get("idle") is False:
+        return f"timed out after waiting {duration_s:.1f} s"
+    if tmux:
+        return "session running" if tmux.get("state") == "running" else "session ended"
+    if process.get("state") == "running":
+        return f"still running (waited {duration_s:.1f} s)"
+    if content.get("waiting_for_input"):
+        return f"waiting for input (after {duration_s:.1f} s): {_brief(content.get('command'))}"
+    if content.get("state") == "none" and not process:
+        return "session reset"
+    if content.get("state") == "running":
+        return f"still running (waited {duration_s:.1f} s): {_brief(content.get('command'))}"
+    return "no command has finished"
+
+
+def session_standing(content: Mapping[str, Any]) -> str:
+    """The last lines: state of the session or process, notes, and notices about background processes."""
+    lines = []
+    for name in ("session", "process"):
+        found = content.get(name)
+        if isinstance(found, Mapping):
+            lines.append(f"[{name} {found.get('session') or found.get('process')}: {_facts(found)}]")
+    if isinstance(content.get("session"), str) and content.get("state") != "none":
+        pty = "with pty" if content.get("pty") else "without pty"
+        lines.append(f"[session {content['session']}: {content.get('state')}, {pty}, in {content.get('cwd')}]")
+    for name in ("processes", "sessions"):
+        listed = content.get(name) or ()
+        lines += [f"{one.get('process') or one.get('session')}: {_facts(one)}" for one in listed]
+    shown = ("matched", "written_bytes", "offset", "next_offset")
+    lines += [f"[{name}: {content[name]}]" for name in shown if content.get(name)]
+    if content.get("truncated"):
+        lines.append("[more output follows]")
+    lines += [f"[{text}]" for text in (content.get("note"), *(content.get("notices") or ())) if text]
+    return "\n".join(lines)
+
+
+def is_listing(content: Mapping[str, Any]) -> bool:
+    """Whether the result lists processes or sessions instead of reporting on one."""
+    return "session" not in content and "process" not in content
+
+
+def _facts(state: Mapping[str, Any]) -> str:
+    facts = [str(state.get("state"))]
+    if state.get("exit_code") is not None:
+        facts.append(f"exit code {state['exit_code']}")
+    if "cursor_row" in state or "rows" in state:
+        facts.append(f"cursor at row {state.get('cursor_row', 0)}, column {state.get('cursor_column', 0)}")
+    if "runs_s" in state:
+        facts.append(f"{state['runs_s']:.1f} s, {state.get('total_bytes', 0)} bytes printed")
+    if state.get("unread_bytes"):
+        facts.append(f"{state['unread_bytes']} of them unread")
+    if state.get("dropped_bytes"):
+        facts.append(f"first {state['dropped_bytes']} bytes discarded")
+    if state.get("command"):
+        facts.append(_brief(state["command"]))
+    return ", ".join(facts)
+
+
+def has_pty(content: Mapping[str, Any]) -> bool:
+    """Whether the output was written to a terminal."""
+    return bool(content.get("pty") or _of(content, "process").get("pty"))
+
+
+def _brief(command: object) -> str:
+    """The first line of a command, shortened, so that a long script does not fill every result."""
+    first, _, rest = str(command).strip().partition("\n")
+    return first[:LONGEST_COMMAND] + "…" if rest or len(first) > LONGEST_COMMAND else first
+
+
+def _of(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = content.get(name)
+    return found if isinstance(found, Mapping) else {}

@@ -18,9 +18,8 @@ from agentenv.agent.culprit import before_the_model, unexpected, worth_another
 from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, expected, genuinely_cancelled
 from agentenv.agent.jsonable import clean_text, jsonable
 from agentenv.agent.loop import AgentLoop, AgentResult
-from agentenv.agent.prompts import opening
 from agentenv.agent.protocols import Handle, Model, Session, SessionOpener, ToolDefinition, opened
-from agentenv.agent.settings import AgentSettings
+from agentenv.agent.settings import AgentSettings, opening
 from agentenv.agent.timeline import Timeline, totals
 from agentenv.agent.tmux_recordings import last_recordings
 from agentenv.agent.token_sequences import TokenSequence, sequences_of

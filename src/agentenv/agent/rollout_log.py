@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ from typing import Any
 from agentenv.agent.group import outcome_of
 from agentenv.agent.jsonable import item_id, item_record, jsonable
 from agentenv.agent.transcript import GroupRecord, Transcript
+from agentenv.locks import locked
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +23,7 @@ def append_record(path: Path, record: GroupRecord) -> None:
     """Append one line. Safe with other writers of the same file; a partly written line is removed again. Raises:
     OSError (disk full, no permission); the file is then unchanged."""
     line = json.dumps(jsonable(record.model_dump()), ensure_ascii=False).encode() + b"\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(path, flags=os.O_WRONLY | os.O_APPEND) as file:
         size_before = os.fstat(file).st_size
         try:
             _write_all(file, line)
@@ -34,8 +31,6 @@ def append_record(path: Path, record: GroupRecord) -> None:
             with suppress(OSError):  # not a regular file
                 os.ftruncate(file, size_before)
             raise
-    finally:
-        os.close(file)
 
 
 def _write_all(file: int, data: bytes) -> None:

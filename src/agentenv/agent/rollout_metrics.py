@@ -7,8 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from agentenv.agent.observations import cut_middle
-from agentenv.agent.session_observations import SESSION_TOOLS
+from agentenv.agent.observations import SESSION_TOOL_NAMES, cut_middle
 from agentenv.agent.transcript import ToolRecord, Transcript
 
 KEPT_VALUES = 10_000
@@ -164,7 +163,7 @@ def is_error(call: ToolRecord) -> bool:
 def is_timeout(call: ToolRecord) -> bool:
     """Whether a call was ended by its deadline. A wait in a session does not count: what it waited for keeps
     running."""
-    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOLS
+    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOL_NAMES
 
 
 def _calls(transcript: Transcript) -> Iterator[ToolRecord]:

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from agentenv.api.fetch import WebFetcher
-from agentenv.api.network import AllowList
-from agentenv.api.search import HttpSearch, SearchProvider, SearchTool
-from agentenv.api.secrets import Secrets
-from agentenv.api.settings import ToolServerSettings
-from agentenv.api.tool import ExternalTool
-from agentenv.api.tool_server import Resource, ToolServer
-from agentenv.api.web_tools import WebTools
+from agentenv.api.tool_server.core import Resource, ToolServer
+from agentenv.api.tool_server.secrets import Secrets
+from agentenv.api.tool_server.settings import ToolServerSettings
+from agentenv.api.tool_server.tool import ExternalTool
+from agentenv.api.web.fetch import WebFetcher
+from agentenv.api.web.network import AllowList
+from agentenv.api.web.search import HttpSearch, SearchProvider, SearchTool
+from agentenv.api.web.tools import WebTools
 from agentenv.errors import ConfigError
 
 _NO_HOSTS = "no host may be reached: the tool server's allow list is empty ([[network.allow]] in its config)"
@@ -55,7 +55,7 @@ def _shipped(
     tools = [SearchTool(search).tool(), *WebTools(fetcher, closed, secrets.redactor.text).tools()]
     if settings.browser.enabled:
         try:
-            from agentenv.api.browser import BrowserTools, chromium
+            from agentenv.api.web.browser import BrowserTools, chromium
         except ImportError as error:
             raise ConfigError(
                 "browser", f"needs Playwright: {error}", next_step="pip install 'agentenv[farm]'"
@@ -78,7 +78,9 @@ def tools_of_module(name: str) -> list[ExternalTool]:
     found = list(listed) if listed is not None else list(vars(module).values())
     tools = [each for each in found if isinstance(each, ExternalTool)]
     if not tools:
-        raise ConfigError("modules", f"{name} has no tool", next_step="decorate a function with agentenv.api.tool.tool")
+        raise ConfigError(
+            "modules", f"{name} has no tool", next_step="decorate a function with agentenv.api.tool_server.tool.tool"
+        )
     return tools
 
 

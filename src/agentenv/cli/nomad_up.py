@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from agentenv.cli.arrival import Arrival
+from agentenv.cli.progress import Arrival
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.farm.look import look
-from agentenv.farm.nomad import NomadFarm
-from agentenv.farm.nomad_api import OperatorApi
+from agentenv.farm.nomad import NomadFarm, OperatorApi
 from agentenv.farm.view import as_json
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import logging
 import os
@@ -175,3 +176,36 @@ async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
 def _default_signals(loop: asyncio.AbstractEventLoop) -> None:
     for number in ENDING_SIGNALS:
         loop.remove_signal_handler(number)
+
+
+_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def duration(seconds: float | None) -> str:
+    """``3.2 s``, ``4 min``, ``2 h 5 min``; a dash if unknown."""
+    if seconds is None:
+        return "–"
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    for (size, unit), (next_size, next_unit) in itertools.pairwise(_STEPS):
+        if seconds >= size:
+            rest = int(seconds % size // next_size)
+            return f"{int(seconds // size)} {unit}" + (f" {rest} {next_unit}" if rest and unit != "min" else "")
+    raise AssertionError("every number of seconds is at least one second here")  # pragma: no cover
+
+
+def count_of(value: float | None) -> str:
+    """A whole number; a dash if unknown."""
+    return "–" if value is None else f"{value:.0f}"
+
+
+def mib(size_bytes: float | None) -> str:
+    """``41 MiB``; a dash if unknown."""
+    return "–" if size_bytes is None else f"{size_bytes / 2**20:.0f} MiB"
+
+
+def short(container: str) -> str:
+    """A container's id as people write it: Nomad's ids by their first eight characters."""
+    return container[:8] if len(container) == 36 and container.count("-") == 4 else container

@@ -8,9 +8,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from agentenv.cli.format import duration, short
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
-from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, out, print_json, run_to_end, verb
+from agentenv.cli.output import EXIT_NOT_ALL_WELL, duration, err, out, print_json, run_to_end, short, verb
 from agentenv.errors import SandboxUnavailableError
 from agentenv.farm.look import look
 from agentenv.farm.open import access_to

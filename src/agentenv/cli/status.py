@@ -12,15 +12,18 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from agentenv.cli.format import count_of, duration, mib, short
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import (
     EXIT_NOT_ALL_WELL,
     InterruptedBySignalError,
+    count_of,
+    duration,
+    mib,
     out,
     print_json,
     print_json_line,
     run_to_end,
+    short,
     verb,
 )
 from agentenv.errors import AgentEnvError

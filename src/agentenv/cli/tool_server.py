@@ -16,7 +16,7 @@ from agentenv.config import debug
 from agentenv.errors import ConfigError
 
 if TYPE_CHECKING:  # their imports are in [farm]; they are imported when the verb runs
-    from agentenv.api.settings import ToolServerSettings
+    from agentenv.api.tool_server.settings import ToolServerSettings
     from agentenv.wire.toolserver import ToolList
 
 
@@ -45,8 +45,8 @@ def tool_server(
       agentenv tool-server --config tools.toml --check
     """
     try:
-        from agentenv.api.auth import token_from
-        from agentenv.api.settings import ToolServerSettings
+        from agentenv.api.tool_server.auth import token_from
+        from agentenv.api.tool_server.settings import ToolServerSettings
     except ImportError as error:
         raise ConfigError(
             "tool-server", f"requires more packages: {error}", next_step="pip install 'agentenv[farm]'"
@@ -71,7 +71,7 @@ async def _serve(
     settings: ToolServerSettings, token: str, token_file: Path, host: str, port: int, as_json: bool
 ) -> None:
     from agentenv.api.assembly import tool_server as assembled
-    from agentenv.api.serve import served
+    from agentenv.api.tool_server.serve import served
 
     async with assembled(settings) as server, served(server, token, host=host, port=port) as url:
         if as_json:

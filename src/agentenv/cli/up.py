@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from agentenv.cli.arrival import Arrival
 from agentenv.cli.options import (
     BackendOption,
     Isolation,
@@ -21,6 +20,7 @@ from agentenv.cli.options import (
     backend_of,
 )
 from agentenv.cli.output import InterruptedBySignalError, err, print_json, run_to_end, verb
+from agentenv.cli.progress import Arrival
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import ConfigError
 from agentenv.farm import open

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from agentenv import shipped
+from agentenv.config import NomadSettings
 from agentenv.dev import processes
-from agentenv.dev.nomad_http import NomadHttp
 from agentenv.errors import SandboxUnavailableError
-from agentenv.run_files import is_locked
+from agentenv.locks import is_locked, locked
 from agentenv.sandbox.supervisor import syscalls
+from agentenv.slots.backends.nomad.client import NomadClient
+from agentenv.slots.backends.nomad.explain import NomadError
 
 _MARK = "AGENTENV_CLUSTER"
 _OWNER = "owner.lock"
@@ -27,6 +28,7 @@ _ENGINE_FD = 9
 """Where the agent holds the Docker engine: any number above standard error."""
 _START_DEADLINE_S = 120.0
 _STOP_GRACE_S = 20.0
+_ANSWER_S = 5.0
 _REGISTERED_S = 4.0
 """Between a leader and its first node. A client that asked a moment before its new server had its keyring asks
 again after 15 to 30 s only (``registerRetryIntv``, client/client.go of Nomad 1.11.3)."""
@@ -123,8 +125,7 @@ def _memory_mib() -> int:
 @contextmanager
 def owned(directory: Path) -> Iterator[None]:
     """While this lasts, agents whose places lie in ``directory`` are this process's; see :func:`abandoned`."""
-    with (directory / _OWNER).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(directory / _OWNER):
         yield
 
 
@@ -192,7 +193,8 @@ def start(place: AgentPlace, program: Path, ports: Ports, *, name: str, engine_f
         pid = launch(place, program, ports, name=name, engine_fd=engine_fd)
 
     try:
-        wait_ready(NomadHttp(where, timeout_s=5), lambda: processes.reap(pid), unregistered=start_again)
+        with client(where) as nomad:
+            wait_ready(nomad, lambda: processes.reap(pid), unregistered=start_again)
     except SandboxUnavailableError as error:
         kill(place)
         raise SandboxUnavailableError(
@@ -201,8 +203,13 @@ def start(place: AgentPlace, program: Path, ports: Ports, *, name: str, engine_f
     return where
 
 
+def client(where: str) -> NomadClient:
+    """Asks the agent at an address of this machine, whatever the NOMAD_* variables say; impatient."""
+    return NomadClient(NomadSettings(address=where), where, timeout_s=_ANSWER_S)
+
+
 def wait_ready(
-    nomad: NomadHttp,
+    nomad: NomadClient,
     exited: Callable[[], int | None] = lambda: None,
     *,
     unregistered: Callable[[], None] | None = None,
@@ -230,15 +237,14 @@ def wait_ready(
         time.sleep(0.1)
 
 
-def _missing(nomad: NomadHttp) -> str | None:
+def _missing(nomad: NomadClient) -> str | None:
     """What the agent still lacks; None: nothing."""
     try:
-        if not nomad.get("/v1/status/leader"):
+        if not nomad.ask(lambda c: c.status.leader.get_leader()):
             return "no leader"
-        nodes = nomad.get("/v1/nodes")
-    except SandboxUnavailableError as error:
-        return error.message
-    return node_lacks(nodes)
+        return node_lacks(nomad.ask(lambda c: c.nodes.get_nodes()))
+    except NomadError as error:
+        return f"{nomad.address}: {error.message}"
 
 
 def node_lacks(nodes: list[dict[str, Any]]) -> str | None:

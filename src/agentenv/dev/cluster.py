@@ -6,22 +6,26 @@ their files are, so a crash at any step leaves nothing that the next ``up`` or `
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import docker
 from docker.errors import DockerException, NotFound
 
-from agentenv.config import cache_dir
-from agentenv.dev import HTTP_PORT, agent, docker_engine, farm_check, program
+from agentenv.config import NomadSettings, cache_dir
+from agentenv.dev import HTTP_PORT, agent, docker_engine, program, slot_check
 from agentenv.dev.agent import AgentPlace, Ports
-from agentenv.dev.nomad_http import NomadHttp
-from agentenv.errors import SandboxUnavailableError
+from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.image import IMAGE, BuildStep, Report, connect, ensure_image, image_status, silent
+from agentenv.locks import locked
+from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.slots.backends.nomad.ending import end_job
+from agentenv.slots.backends.nomad.explain import NomadError, opening_error
 from agentenv.wire.server import ServerInfo
 
 _ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
@@ -90,7 +94,7 @@ def up(
         described = None
         if check:
             report(BuildStep("slot", "waiting for one to answer"))
-            described = farm_check.check(NomadHttp(address))
+            described = slot_check.check(address)
     return Cluster(place, address, started, described)
 
 
@@ -106,8 +110,8 @@ def down(place: AgentPlace | None = None, *, report: Report = silent) -> str:
         address = _running_address(place)
         if address is not None:
             report(BuildStep("jobs", "stopping them"))
-            with contextlib.suppress(SandboxUnavailableError):  # what it cannot stop in order, we remove
-                _purge_jobs(NomadHttp(address))
+            with contextlib.suppress(AgentEnvError):  # what it cannot stop in order, we remove
+                asyncio.run(_end_jobs(address))
         report(BuildStep("agent", "stopping Nomad"))
         agent.stop(place)
         report(BuildStep("files", str(place.root)))
@@ -138,7 +142,7 @@ def status(place: AgentPlace | None = None) -> ClusterStatus:
     engine, image, containers = _engine_facts(place)
     jobs: tuple[str, ...] = ()
     if address is not None:
-        jobs = tuple(f"{job['ID']}: {job['Status']}" for job in NomadHttp(address).get("/v1/jobs", namespace="*"))
+        jobs = tuple(f"{job['ID']}: {job['Status']}" for job in _jobs(address))
     abandoned = tuple(str(other.root) for other in agent.abandoned())
     return ClusterStatus(state, address or agent.address(place), engine, image, jobs, containers, abandoned)
 
@@ -161,18 +165,35 @@ def _running_address(place: AgentPlace) -> str | None:
     if address is None or not agent.is_running(place):
         return None
     try:
-        agent.wait_ready(NomadHttp(address, timeout_s=5), lambda: None if agent.is_running(place) else -1)
+        with agent.client(address) as nomad:
+            agent.wait_ready(nomad, lambda: None if agent.is_running(place) else -1)
     except SandboxUnavailableError:
         return None
     return address
 
 
-def _purge_jobs(nomad: NomadHttp) -> None:
-    jobs = nomad.get("/v1/jobs", namespace="*")
-    for job in jobs:
-        farm_check.stop(nomad, job["ID"], namespace=job["Namespace"])
-    for job in jobs:
-        farm_check.purge(nomad, job["ID"], namespace=job["Namespace"])
+def _jobs(address: str) -> list[dict[str, Any]]:
+    """Every job of every namespace, as Nomad lists them. Raises SandboxUnavailableError."""
+    try:
+        with agent.client(address) as nomad:
+            found: list[dict[str, Any]] = nomad.ask(lambda c: c.jobs.get_jobs(namespace="*"))
+            return found
+    except NomadError as error:
+        raise opening_error(error, address, "*", False) from error
+
+
+async def _end_jobs(address: str) -> None:
+    """End every job, as far as Nomad can: all at once. Raises SandboxUnavailableError when it does not list them."""
+
+    async def end(job: dict[str, Any]) -> None:
+        named = {"namespace": job["Namespace"], "job_id": job["ID"]}
+        api = NomadApi(NomadSettings(address=address).model_copy(update=named), address)
+        try:
+            await end_job(api)
+        finally:
+            await api.aclose()
+
+    await asyncio.gather(*map(end, _jobs(address)), return_exceptions=True)
 
 
 def _clear(place: AgentPlace) -> None:
@@ -206,8 +227,5 @@ def _mounted_from(mounts: list[dict[str, str]], directory: Path) -> bool:
 @contextmanager
 def _alone(place: AgentPlace) -> Iterator[None]:
     """One ``up`` or ``down`` of a place at a time; the lock lies beside it, because ``down`` removes it."""
-    path = place.root.with_name(f"{place.root.name}.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(place.root.with_name(f"{place.root.name}.lock")):
         yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from agentenv.config import cache_dir
 from agentenv.dev import processes
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import connect
+from agentenv.locks import locked, try_lock
 
 _MARK = "AGENTENV_ENGINE"
 _START_DEADLINE_S = 60.0
@@ -46,13 +46,8 @@ def is_ours() -> bool:
 def using() -> Iterator[int]:
     """Hold the engine: while anybody does, nobody stops it. Yields the descriptor that holds it, for a
     process that is to hold it longer than we do."""
-    place().mkdir(parents=True, exist_ok=True)
-    fd = os.open(place() / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        yield fd
-    finally:
-        os.close(fd)
+    with locked(place() / "users.lock", shared=True) as held:
+        yield held
 
 
 def ensure() -> bool:
@@ -63,7 +58,7 @@ def ensure() -> bool:
     """
     if answers():
         return False
-    with _starting():
+    with locked(place() / "start.lock"):
         if answers():
             return False
         _start()
@@ -74,26 +69,21 @@ def stop() -> str:
     """Stop the engine if it was started here and nobody uses it; what was done, in words."""
     if not is_ours():
         return "left alone: it was not started here" if answers() else "none runs"
-    fd = os.open(place() / "users.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _stop()
+        held = try_lock(place() / "users.lock", create=True)
     except BlockingIOError:
+        held = None
+    if held is None:
         return "left running: somebody else uses it"
+    try:
+        _stop()
     finally:
-        os.close(fd)
+        os.close(held)
     return "stopped"
 
 
 def _mark() -> str:
     return f"{_MARK}={place()}"
-
-
-@contextmanager
-def _starting() -> Iterator[None]:
-    with (place() / "start.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _start() -> None:

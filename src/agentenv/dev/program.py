@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import os
@@ -14,14 +13,13 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from agentenv import shipped
 from agentenv.config import cache_dir, nomad_releases
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image.progress import BuildStep, Report
+from agentenv.locks import locked
 
 VERSION = "1.11.3"
 OLDEST = (1, 8, 0)
@@ -49,7 +47,8 @@ def nomad_program(report: Report, *, search_path: str | None = None) -> Path:
         return Path(installed)
     kept = cache_dir() / "nomad" / f"nomad-{VERSION}"
     if not kept.exists():
-        with _one_at_a_time(kept.parent, report):
+        waiting = BuildStep("nomad", "another process is getting it")
+        with locked(kept.parent / "lock", waiting=lambda: report(waiting)):
             if not kept.exists():
                 _obtain(kept, report)
     return kept
@@ -196,15 +195,3 @@ def _compile(argv: list[str], module: Path, report: Report) -> list[str]:
         finally:
             process.kill()
     return words
-
-
-@contextmanager
-def _one_at_a_time(directory: Path, report: Report) -> Iterator[None]:
-    directory.mkdir(parents=True, exist_ok=True)
-    with (directory / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report(BuildStep("nomad", "another process is getting it"))
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from agentenv.agent.parsers import PARSERS, parser_named
-from agentenv.agent.prompts import SYSTEM_PROMPT
-from agentenv.agent.settings import AgentSettings
-from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings, explain
+from agentenv.agent.settings import SYSTEM_PROMPT, AgentSettings
+from agentenv.config import ContainerSettings, Driver, ExecutorSettings, NomadSettings, PoolSettings, explain
 from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution
 from agentenv.tools.toolsets import TOOLSETS
@@ -107,7 +106,7 @@ class AgentFields(BaseModel):
     nomad_address: str | None = Field(default=None, description="http(s)://host:port; NOMAD_ADDR by default")
     sandbox_job_id: str = Field(default="agentenv-sandbox", description="Nomad job of the farm; one farm per job")
     sandbox_image: str = Field(default="agentenv-sandbox:local", min_length=1)
-    driver: Literal["docker", "raw_exec", "apptainer"] = "docker"
+    driver: Driver = "docker"
     container_memory_mib: int | None = Field(
         default=None, ge=64, description="Memory limit of a container with its slots; by default enough for all of them"
     )

@@ -28,9 +28,8 @@ from tenacity import RetryError
 
 from agentenv.agent.alone import run_alone
 from agentenv.agent.datasets import load_items
-from agentenv.agent.evaluation import summary
 from agentenv.agent.generate import ProcessRun
-from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group
+from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group, summary
 from agentenv.agent.hooks import call_hook
 from agentenv.agent.jsonable import item_id
 from agentenv.agent.loop import AgentResult
@@ -58,7 +57,7 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 
 if TYPE_CHECKING:
-    from agentenv.api.tool_server import ToolServer
+    from agentenv.api.tool_server.core import ToolServer
 
 logger = logging.getLogger(__name__)
 

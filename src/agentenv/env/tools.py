@@ -28,7 +28,7 @@ from agentenv.tools.toolsets import TOOLSETS, choose
 from agentenv.wire.toolserver import ToolDescription
 
 if TYPE_CHECKING:
-    from agentenv.api.tool_server import ToolServer
+    from agentenv.api.tool_server.core import ToolServer
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ async def outside_tools(config: AgentFields, build: Callable[[], ToolServer]) ->
     if url is None:
         yield OutsideTools()
     elif url == INPROCESS:
-        from agentenv.api.inprocess import InProcessTools  # late: its tools need [farm]
+        from agentenv.api.tool_server.inprocess import InProcessTools  # late: its tools need [farm]
 
         async with build() as server:
             here = InProcessTools(server)
@@ -96,7 +96,7 @@ async def outside_tools(config: AgentFields, build: Callable[[], ToolServer]) ->
 def default_tool_server(config: AgentFields) -> ToolServer:
     """The tool server of ``tool_server_config``; without a file, one that may reach nothing. Raises: ConfigError."""
     from agentenv.api.assembly import tool_server
-    from agentenv.api.settings import ToolServerSettings
+    from agentenv.api.tool_server.settings import ToolServerSettings
 
     path = config.tool_server_config
     return tool_server(ToolServerSettings.from_file(Path(path)) if path else ToolServerSettings())

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import secrets
 from collections import deque
@@ -24,7 +23,7 @@ from pydantic import ValidationError
 
 from agentenv.backoff import pause_s
 from agentenv.config import ExecutorSettings
-from agentenv.containers.attachments import Attachments, Part, without_large
+from agentenv.containers.attachments import Attachments, without_large
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.stream import TRANSIENT, Stream, StreamCutError, open_stream
 from agentenv.errors import (
@@ -39,17 +38,18 @@ from agentenv.errors import (
     from_wire,
 )
 from agentenv.executor.batcher import Batched, Batcher
-from agentenv.executor.encoding import (
+from agentenv.executor.observer import CallObserver
+from agentenv.executor.pending_call import (
     BOOT_BYTES,
     ENVELOPE_BYTES,
+    PendingCall,
     encode_batch,
     encode_call,
-    encode_key,
     encode_keys,
     with_attachments,
     with_boot,
 )
-from agentenv.executor.observer import CallObserver
+from agentenv.tasks import TaskSet
 from agentenv.wire.base import LARGE_BYTES, MAX_BATCH_CALLS, MAX_MESSAGE_BYTES
 from agentenv.wire.calls import Accepted, CallResult, Failure, Result, server_message
 
@@ -72,61 +72,6 @@ answer was lost on the way, this fetches it."""
 _LOOK_S: Final = 5.0
 """Interval between checks for such calls."""
 _RESENT_KEYS: Final = MAX_BATCH_CALLS
-
-
-class PendingCall:
-    """A call in flight: ``future`` resolves to its CallResult or raises the InfraError.
-
-    ``key`` is its CallKey as JSON. ``parts`` are its large arguments until they have been sent, ``moving`` the task
-    that sends them, or fetches the result's attachments; ``attached`` once the container may have some of them;
-    ``asked`` while an answer is expected. ``added_at``, ``sent_at`` and ``done_at`` are loop times in seconds; None
-    until they happen.
-    """
-
-    __slots__ = (
-        "added_at",
-        "ask_again_at",
-        "asked",
-        "attached",
-        "body",
-        "boot",
-        "done_at",
-        "future",
-        "id",
-        "key",
-        "lease",
-        "moving",
-        "parts",
-        "sent_at",
-        "timeout_s",
-    )
-
-    def __init__(
-        self, call_id: str, lease: bytes, timeout_s: float, future: asyncio.Future[CallResult], added_at: float
-    ) -> None:
-        self.id = call_id
-        self.lease = lease
-        self.key = encode_key(call_id, lease)
-        self.timeout_s = timeout_s
-        self.body = b""
-        self.parts: dict[str, Part] = {}
-        self.moving: asyncio.Task[Any] | None = None
-        self.asked = self.attached = False
-        self.ask_again_at = math.inf
-        self.future = future
-        self.boot: str | None = None
-        self.added_at = added_at
-        self.sent_at: float | None = None
-        self.done_at: float | None = None
-
-    def __repr__(self) -> str:
-        state = "done" if self.done_at is not None else "waiting" if self.sent_at is None else "sent"
-        return f"<PendingCall {self.id} {state}>"
-
-    @property
-    def batch_wait_s(self) -> float:
-        """Time the call waited here before its batch was sent; 0 if it was not."""
-        return 0.0 if self.sent_at is None else self.sent_at - self.added_at
 
 
 @dataclass
@@ -168,8 +113,8 @@ class SandboxClient:
         self._attachments = Attachments(handle, settings.reconnect_deadline_s)
         self._unfinished: dict[str, PendingCall] = {}
         self._behind: dict[bytes, deque[PendingCall]] = {}
-        """Per lease with a large argument being sent: the calls submitted since then, which must not overtake it."""
-        self._movers: set[asyncio.Task[None]] = set()
+        """Of a lease with a large argument on its way: the calls made since then, which may not overtake it."""
+        self._movers = TaskSet()
         self._cancelling: dict[str, PendingCall] = {}
         self._given_up: deque[PendingCall] = deque(maxlen=_MOST_CANCELLATIONS)
         """Calls that ended because the container was unreachable; reported to it if it comes back."""
@@ -230,7 +175,7 @@ class SandboxClient:
             behind.append(call)
         elif parts:
             self._behind[lease] = deque((call,))
-            self._move(self._send_in_order(lease), f"attachments-{call_id}")
+            self._movers.start(call_id, self._send_in_order(lease), "attachments")
         else:
             self._enqueue(call)
         return call
@@ -268,8 +213,7 @@ class SandboxClient:
                 self._keeper.cancel()
         if self._keeper is not None:
             await asyncio.wait({self._keeper})
-        if self._movers:
-            await asyncio.wait(self._movers)
+        await self._movers.wait()
         await self._attachments.aclose()
 
     def _let_go(self, call: PendingCall) -> bool:
@@ -294,11 +238,6 @@ class SandboxClient:
         if self._stream is None:
             self._want_connection()
         self._wake_writer()
-
-    def _move(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = self._loop.create_task(work, name=name)
-        self._movers.add(task)
-        task.add_done_callback(self._movers.discard)
 
     async def _send_in_order(self, lease: bytes) -> None:
         """Send the large arguments of this lease's calls, and the calls behind them, in the order of submission."""
@@ -549,7 +488,7 @@ class SandboxClient:
         call.asked = False
         self._batcher.drop(call)
         if result.attachments:
-            self._move(self._fetch_rest(call, result), f"attachments-{call.id}")
+            self._movers.start(call.id, self._fetch_rest(call, result), "attachments")
         else:
             del self._unfinished[call.id]
             self._forget(call, size_bytes)

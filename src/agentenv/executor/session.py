@@ -22,8 +22,9 @@ from agentenv.errors import (
     ToolCallError,
     UnknownToolError,
 )
-from agentenv.executor.client import PendingCall, SandboxClient
+from agentenv.executor.client import SandboxClient
 from agentenv.executor.observer import UNKNOWN_TOOL, CallObserver, CallTiming
+from agentenv.executor.pending_call import PendingCall
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import MAX_TIMEOUT_S

@@ -13,6 +13,7 @@ from agentenv.errors import ConfigError, PoolClosedError
 from agentenv.executor.client import SandboxClient
 from agentenv.executor.observer import CallObserver
 from agentenv.executor.session import CallCounters, ExternalTools, SessionLease, ToolSession
+from agentenv.tasks import TaskSet
 from agentenv.tools.catalog import ToolCatalog
 
 _IDLE_CLOSE_S: Final = 30.0
@@ -88,7 +89,7 @@ class ToolExecutor:
         self._pool = pool
         self._lines: dict[ContainerHandle, _Line] = {}
         self._sessions: set[ToolSession] = set()
-        self._closings: set[asyncio.Task[None]] = set()
+        self._closings = TaskSet()
         self._past = {"batches": 0, "streams": 0, "reconnects": 0, "reasked": 0, "batch_wait_s": 0.0}
         self._closed = False
 
@@ -117,8 +118,7 @@ class ToolExecutor:
         await asyncio.gather(*(session.aclose() for session in tuple(self._sessions)), return_exceptions=True)
         for container in tuple(self._lines):
             self._close_line(container)
-        if self._closings:
-            await asyncio.wait(self._closings)
+        await self._closings.wait()
 
     def statistics(self) -> ExecutorStatistics:
         """Counts so far, and current values."""
@@ -177,9 +177,7 @@ class ToolExecutor:
             line.idle_timer.cancel()
         for name in self._past:
             self._past[name] += getattr(line.client.counters, name)
-        closing = asyncio.get_running_loop().create_task(line.client.aclose(), name=f"close-{container.id}")
-        self._closings.add(closing)
-        closing.add_done_callback(self._closings.discard)
+        self._closings.start(container.id, line.client.aclose(), "close")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from agentenv.errors import (
     ProtocolError,
     from_wire,
 )
+from agentenv.tasks import TaskSet
 from agentenv.tools.remote import remote_spec
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import PROTOCOL_VERSION
@@ -80,7 +81,7 @@ class ToolServerClient:
         self._number = 0
         self._state_boots: dict[str, str] = {}
         self._arrived: dict[str, list[str]] = {}
-        self._farewells: set[asyncio.Task[None]] = set()
+        self._farewells = TaskSet()
         self.tools: tuple[ToolDescription, ...] = ()
         """The server's tools when the client was entered."""
 
@@ -109,8 +110,7 @@ class ToolServerClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._farewells:
-            await asyncio.wait(self._farewells)
+        await self._farewells.wait()
         if self._session is not None:
             await self._session.close()
 
@@ -250,9 +250,7 @@ class ToolServerClient:
             except (*_GONE, AgentEnvError) as error:
                 logger.warning("tool server at %s: %s failed: %s", self._url, path, _described(error))
 
-        task = asyncio.get_running_loop().create_task(send())
-        self._farewells.add(task)
-        task.add_done_callback(self._farewells.discard)
+        self._farewells.start(path, send(), "POST")
 
 
 def too_large(request: ToolCallRequest) -> CallResult | None:

@@ -14,11 +14,11 @@ from agentenv.config import NomadSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.http import open_session
 from agentenv.errors import AgentEnvError
-from agentenv.farm.nomad import NomadFarm, end_job, owned
-from agentenv.farm.nomad_api import OperatorApi
+from agentenv.farm.nomad import NomadFarm, OperatorApi, owned
 from agentenv.farm.orphans import JobFacts, Orphan, is_sandbox, judge_job
-from agentenv.run_files import is_locked
+from agentenv.locks import is_locked
 from agentenv.slots.backends.nomad.api import KEPT
+from agentenv.slots.backends.nomad.ending import end_job
 
 _ANSWER_TIMEOUT_S = 3.0
 _ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
@@ -89,10 +89,11 @@ async def _removed(settings: NomadSettings, facts: JobFacts, orphan: Orphan, *, 
             if orphan.kind == "token":
                 await api.forget_token()
             elif facts.idle_s is not None:
-                # Not purged: a run that is alive submits it again at any moment, with the existing token.
-                await api.end_job(purge=False)
+                # Not purged: a farm that lives submits it again this moment, with the token that is there.
+                await api.deregister(purge=False)
             else:
                 await end_job(api)
+                await api.forget_token()
     except AgentEnvError as error:
         return dataclasses.replace(orphan, problem=error.message)
     return dataclasses.replace(orphan, removed=True)

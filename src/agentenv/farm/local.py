@@ -22,7 +22,7 @@ from agentenv.config import state_dir
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.farm.view import Census, Place
-from agentenv.run_files import AlreadyAnnouncedError, Announcement, announced, is_held
+from agentenv.run_files import AlreadyRunningError, RunFile, is_held, running
 from agentenv.slots.backends.base import (
     ContainerBackend,
     ContainerDraining,
@@ -47,8 +47,8 @@ def log_file(backend: Backend) -> Path:
 class FarmNotice:
     """The announcement of a farm run by ``up``, updated by the backend's events."""
 
-    def __init__(self, announcement: Announcement, backend: Backend, goal: int) -> None:
-        self._announcement = announcement
+    def __init__(self, run_file: RunFile, backend: Backend, goal: int) -> None:
+        self._run_file = run_file
         self._said: dict[str, Any] = {"backend": backend.value, "goal": goal, "started_at": time.time()}
         self._containers: dict[str, dict[str, Any]] = {}
         self._faults: deque[str] = deque(maxlen=_FAULTS_KEPT)
@@ -73,7 +73,7 @@ class FarmNotice:
     def publish(self, **more: object) -> None:
         """Publish the current state."""
         self._said |= more
-        self._announcement.say(
+        self._run_file.write(
             {**self._said, "containers": list(self._containers.values()), "faults": list(self._faults)}
         )
 
@@ -82,15 +82,15 @@ class FarmNotice:
 async def noticed(backend: Backend, goal: int) -> AsyncIterator[FarmNotice]:
     """Announce the farm of this machine. Raises ConfigError when there is one already."""
     try:
-        announcement = Announcement.open(state_dir(), KIND, backend.value)
-    except AlreadyAnnouncedError as error:
+        run_file = RunFile.open(state_dir(), KIND, backend.value)
+    except AlreadyRunningError as error:
         raise ConfigError(
             "up",
-            f"a {backend} farm is already running (process {error.said.get('pid', 'unknown')})",
+            f"a {backend} farm is already running (process {error.content.get('pid', 'unknown')})",
             next_step="see `agentenv status`; `agentenv down` ends it",
         ) from None
-    with announcement:
-        yield FarmNotice(announcement, backend, goal)
+    with run_file:
+        yield FarmNotice(run_file, backend, goal)
 
 
 class Watched:
@@ -180,7 +180,7 @@ class LocalFarm:
         return f"ended process {pid} and its {len(said.get('containers', ()))} containers"
 
     def _said(self) -> dict[str, Any] | None:
-        said = announced(state_dir(), KIND)
+        said = running(state_dir(), KIND)
         return next((one for one in said if one.get("backend") == self._backend), None)
 
 

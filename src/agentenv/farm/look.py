@@ -14,7 +14,7 @@ from agentenv.errors import AgentEnvError
 from agentenv.farm.view import Census, ContainerView, FarmAccess, FarmView, Place, PoolView
 from agentenv.metrics.exporter import KIND
 from agentenv.metrics.scrape import Samples, scrape
-from agentenv.run_files import announced
+from agentenv.run_files import running
 
 ANSWER_TIMEOUT_S = 3.0
 
@@ -56,7 +56,7 @@ async def _samples(url: str, token: str) -> Samples:
 
 async def pools_seen(scrape_urls: Iterable[str] = ()) -> tuple[PoolView, ...]:
     """Metrics of every process of this machine that serves them, and of those at other addresses."""
-    known = {said["url"]: said["pid"] for said in announced(state_dir(), KIND) if "url" in said}
+    known = {said["url"]: said["pid"] for said in running(state_dir(), KIND) if "url" in said}
     urls = {**known, **{url: known.get(url) for url in scrape_urls}}
     return tuple(await asyncio.gather(*(_pool(url, pid) for url, pid in urls.items())))
 

@@ -21,7 +21,8 @@ REQUIREMENTS = ("aiohttp", "pydantic")
 """The ``sandbox`` extra: everything the sandbox server imports beyond this package. constraints.txt has the
 versions."""
 
-OUR_PARTS = ("__init__.py", "_version.py", "backoff.py", "errors.py", "py.typed", "wire", "sessions", "sandbox")
+_GROUND = ("__init__.py", "_version.py", "backoff.py", "errors.py", "locks.py", "py.typed")
+OUR_PARTS = (*_GROUND, "wire", "sessions", "sandbox")
 """All the sandbox server imports of this package (a test follows the imports)."""
 _COMPILED = "sandbox/slotagent/bin"
 

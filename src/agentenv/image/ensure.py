@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -32,6 +31,7 @@ from agentenv.image.context import (
 from agentenv.image.engine import connect
 from agentenv.image.progress import BuildStep, Report, silent
 from agentenv.image.wheels import site_directory
+from agentenv.locks import locked
 from agentenv.sandbox.slotagent.build import ensure_built
 
 LABEL_BASE = "agentenv.base"
@@ -101,7 +101,8 @@ def ensure_image(
             raise SandboxUnavailableError(
                 f"there is no image {name} in the Docker engine", next_step=f"docker pull {name}, or name another"
             )
-        with _lock(report):
+        waiting = BuildStep("wait", "another process is building the image")
+        with locked(cache_dir() / "image" / "build.lock", waiting=lambda: report(waiting)):
             status = image_status(engine, name)
             if status.present and not status.stale:
                 return status
@@ -208,17 +209,3 @@ def _client(given: docker.DockerClient | None) -> Iterator[docker.DockerClient]:
         yield client
     finally:
         client.close()
-
-
-@contextmanager
-def _lock(report: Report) -> Iterator[None]:
-    """One builder at a time on this machine; the lock ends with its holder, however that ends."""
-    path = cache_dir() / "image" / "build.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report(BuildStep("wait", "another process is building the image"))
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

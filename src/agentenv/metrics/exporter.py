@@ -20,7 +20,7 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics import readings
 from agentenv.metrics.calls import CallCounts
 from agentenv.metrics.readings import Reading
-from agentenv.run_files import Announcement
+from agentenv.run_files import RunFile
 from agentenv.slots.histogram import Buckets
 from agentenv.slots.pool import SlotPool
 
@@ -95,8 +95,8 @@ async def exporting(read: Read, host: str, port: int, *, announce: bool = True) 
         if not announce:
             yield url
             return
-        with Announcement.open(state_dir(), KIND, f"{os.getpid()}-{secrets.token_hex(3)}") as announcement:
-            announcement.say({"url": url})
+        with RunFile.open(state_dir(), KIND, f"{os.getpid()}-{secrets.token_hex(3)}") as run_file:
+            run_file.write({"url": url})
             yield url
     finally:
         await runner.cleanup()

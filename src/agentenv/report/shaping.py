@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agentenv.agent.observations import content_shown
-from agentenv.agent.session_observations import SESSION_TOOLS, session_standing
+from agentenv.agent.observations import RENDERERS, SESSION_TOOL_NAMES, content_shown, session_standing
 from agentenv.agent.tmux_recordings import recordings_of
 from agentenv.agent.transcript import GroupRecord, Phase, Step, ToolRecord, Transcript
 
@@ -20,8 +19,7 @@ LABEL_WORDS = 8
 LABEL_ARGUMENTS = ("action", "process", "text", "keys", "input", "pattern", "url", "query")
 """Arguments shown in the waterfall for a call with neither command nor path."""
 LONGEST_RECORDING = 1024 * 1024
-"""Maximum size of one screen recording on the page, in characters."""
-_FILE_TOOLS = ("read_file", "write_file", "list_files", "search", "artifacts")
+"""Characters of one recording of a screen that the page carries."""
 
 
 def text_cap(groups: Iterable[GroupRecord]) -> int:
@@ -62,7 +60,7 @@ def _member_row(transcript: Transcript, body: int) -> dict[str, Any]:
 
 def timed_out(call: ToolRecord) -> bool:
     """Whether the call timed out and was stopped. Sessions and background processes keep running."""
-    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOLS
+    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOL_NAMES
 
 
 def trajectory_body(transcript: Transcript, cap: int) -> dict[str, Any]:
@@ -182,7 +180,7 @@ def _call(call: ToolRecord, cap: int) -> dict[str, Any]:
         "err": _stream(result.stderr, result.stderr_dropped_bytes, cap),
         "content": None if result.content is None else _plain(_content(call.tool, result.content, cap), cap),
         "flags": ["timed_out", *flags] if timed_out(call) else flags,
-        "goesOn": result.timed_out and call.tool in SESSION_TOOLS,
+        "goesOn": result.timed_out and call.tool in SESSION_TOOL_NAMES,
         "queue": round(result.queue_s, 5),
         "run": round(result.duration_s, 5),
         "cpu": result.cpu_s,
@@ -192,9 +190,9 @@ def _call(call: ToolRecord, cap: int) -> dict[str, Any]:
 
 def _content(tool: str, content: Any, cap: int) -> Any:
     """Content as the model reads it, if that is shorter than JSON. A recording is offered once, complete."""
-    if isinstance(content, dict) and tool in SESSION_TOOLS:
+    if isinstance(content, dict) and tool in SESSION_TOOL_NAMES:
         return session_standing(content)
-    return content_shown(tool, content, cap) if isinstance(content, dict) and tool in _FILE_TOOLS else content
+    return content_shown(tool, content, cap) if isinstance(content, dict) and tool in RENDERERS else content
 
 
 def _arguments(arguments: Any, cap: int) -> Any:

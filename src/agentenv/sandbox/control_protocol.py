@@ -18,6 +18,7 @@ from agentenv.errors import ConfigError, ProtocolError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
+from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 
 MAX_PACKET_BYTES: Final = 64 * 1024
 MAX_LEASE_BYTES: Final = 16 * 1024
@@ -50,6 +51,7 @@ class SlotReady:
     lease: dict[str, Any] | None
     kept: bool
     limits: LimitFiles
+    paths: SlotPaths = USUAL_PATHS
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ _REQUESTS: Final[dict[str, type[Request]]] = {
     "remember": Remember,
 }
 _OPS: Final[dict[type[Any], str]] = {kind: op for op, kind in (*_TOLD.items(), *_REQUESTS.items())}
-_HINTS: Final[dict[type[Any], dict[str, Any]]] = {kind: get_type_hints(kind) for kind in (*_OPS, LimitFiles, Stalls)}
+_HINTS: Final[dict[type[Any], dict[str, Any]]] = {
+    kind: get_type_hints(kind) for kind in (*_OPS, LimitFiles, SlotPaths, Stalls)
+}
 
 
 def encode(packet: Told | Request) -> bytes:

@@ -13,25 +13,24 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from pathlib import Path
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Self
 
 from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
-from agentenv.containers.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
+from agentenv.containers.transfer import TransferLease
 from agentenv.errors import PoolClosedError
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.sdk.slot_tools import SlotTools
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName, make_backend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
-from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply
 
 
-class AsyncSandbox:
+class AsyncSandbox(SlotTools):
     """A sandbox from :meth:`open` to :meth:`close`, or as an async context manager.
 
     ``backend``: ``local`` runs a container on this machine, ``nomad`` a job of its own on the cluster that
@@ -132,69 +131,9 @@ class AsyncSandbox:
         _ = self._tools
         await self._session.seal()
 
-    # -- files -------------------------------------------------------------------------------------
-
-    @overload
-    async def read_file(self, path: str, *, binary: Literal[False] = False) -> str: ...
-    @overload
-    async def read_file(self, path: str, *, binary: Literal[True]) -> bytes: ...
-    async def read_file(self, path: str, *, binary: bool = False) -> str | bytes:
-        """Read a whole file, at most 64 MiB."""
-        return await (self._tools.read_file(path, binary=True) if binary else self._tools.read_file(path))
-
-    async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
-        """Write a whole file; its parent directories are created. Returns its size in bytes."""
-        return await self._tools.write_file(path, content, mode=mode)
-
-    async def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
-        """The entries of a directory."""
-        return await self._tools.list_files(path, depth=depth)
-
-    async def search(
-        self,
-        pattern: str,
-        path: str = ".",
-        *,
-        glob: str | None = None,
-        ignore_case: bool = False,
-        literal: bool = False,
-        limit: int = 200,
-    ) -> SearchReply:
-        """Lines of files that match a regular expression; see :meth:`ToolContext.search`."""
-        return await self._tools.search(pattern, path, glob=glob, ignore_case=ignore_case, literal=literal, limit=limit)
-
-    async def patch(
-        self, patch: str, path: str = ".", *, strip: int | None = None, fuzz: int | None = None
-    ) -> PatchReply:
-        """Apply a unified diff, all of it or nothing; see :meth:`ToolContext.patch`."""
-        return await self._tools.patch(patch, path, strip=strip, fuzz=fuzz)
-
-    async def upload(self, local: Path | str, remote: str, *, progress: Progress | None = None) -> Transferred:
-        """Copy a local file or directory of any size into the sandbox, streamed, with SHA-256 end to end."""
-        return await self._tools.upload(local, remote, progress=progress)
-
-    async def download(
-        self,
-        remote: str,
-        local: Path | str,
-        *,
-        progress: Progress | None = None,
-        max_bytes: int = DEFAULT_MAX_BYTES,
-    ) -> Transferred:
-        """Copy a file or directory of the sandbox to a local path, streamed, with SHA-256 end to end."""
-        return await self._tools.download(remote, local, progress=progress, max_bytes=max_bytes)
-
-    async def archive(self, path: str = ".") -> ArtifactsReply:
-        """A file or directory as a tar archive (at most 64 MiB), with the SHA-256 of every file in it."""
-        return await self._tools.archive(path)
-
-    async def list_artifacts(self, path: str = ".") -> ArtifactsReply:
-        """Every file below a directory (or one file), with size and SHA-256; limited like an archive."""
-        return await self._tools.list_artifacts(path)
-
-    async def read_artifact(self, path: str) -> ArtifactsReply:
-        """One file of at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
-        return await self._tools.read_artifact(path)
+    def lease_for_transfer(self) -> AbstractAsyncContextManager[TransferLease]:
+        """See :class:`SlotTools`."""
+        return self._tools.lease_for_transfer()
 
     @property
     def _tools(self) -> ToolContext:

@@ -174,6 +174,10 @@ class Sandbox:
         """Copy a file or directory of the sandbox to a local path, streamed, with SHA-256 end to end."""
         return self._loop.run(self._box.download(remote, local, progress=progress, max_bytes=max_bytes))
 
+    def extract(self, archive: bytes, remote: str) -> ArtifactsReply:
+        """Unpack a tar (plain or gzip) into a directory."""
+        return self._loop.run(self._box.extract(archive, remote))
+
     def archive(self, path: str = ".") -> ArtifactsReply:
         """A file or directory as a tar archive (at most 64 MiB), with the SHA-256 of every file in it."""
         return self._loop.run(self._box.archive(path))

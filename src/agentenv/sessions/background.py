@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 from agentenv.errors import InvalidArgumentsError
 from agentenv.sessions.condition import Changes
-from agentenv.sessions.host import Host, Program
-from agentenv.sessions.ptys import terminal_env
+from agentenv.sessions.head_tail import Rolling
+from agentenv.sessions.host import Host, Program, terminal_env
 from agentenv.sessions.reader import Reader
-from agentenv.sessions.rolling import Rolling
 from agentenv.sessions.start_errors import not_started
 from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import ProcessState

@@ -31,7 +31,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agentenv.sessions.reserved import RESERVED_WORDS
+RESERVED_WORDS = frozenset({
+    "if", "then", "elif", "else", "fi", "case", "esac", "for", "select", "while", "until", "do", "done", "in",
+    "function", "time", "coproc", "{", "}", "!", "[[", "]]", "alias", "unalias", "shopt",
+})  # fmt: skip
+
 
 GIVEN_ANSWERS_FD = 9
 """Where a new shell has the pipe for its answers."""

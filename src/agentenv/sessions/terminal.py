@@ -13,10 +13,9 @@ from agentenv.errors import InvalidArgumentsError, LeaseLostError, SessionBusyEr
 from agentenv.sessions import foreground, shell_protocol
 from agentenv.sessions.command_socket import CommandSocket
 from agentenv.sessions.condition import Changes
-from agentenv.sessions.host import Host, Program, Started
+from agentenv.sessions.host import Host, Program, Started, number_of, terminal_env
 from agentenv.sessions.keys import SIGNAL_KEYS
 from agentenv.sessions.output_window import OutputWindow
-from agentenv.sessions.ptys import number_of, terminal_env
 from agentenv.sessions.start_errors import not_started
 from agentenv.sessions.unread import Unread
 

@@ -13,7 +13,7 @@ from agentenv.sessions.answers import SessionAnswer
 from agentenv.sessions.host import Host
 from agentenv.sessions.run_once import output_of
 from agentenv.sessions.tmux import Tmux, TmuxSetup
-from agentenv.sessions.tmux_text import difference, pressing, trimmed, typing
+from agentenv.sessions.tmux_control import difference, pressing, trimmed, typing
 from agentenv.sessions.unread import Unread
 from agentenv.wire.sessions import TmuxArguments, TmuxReply, TmuxState
 

@@ -7,9 +7,9 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 
@@ -34,14 +34,13 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.container_link import ContainerLink, RequestLimits, Stale
-from agentenv.slots.health import Verdict
+from agentenv.slots.container_link import ContainerLink, RequestLimits, Stale, Verdict
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
 from agentenv.slots.pool_errors import check_arguments, timeout_error, unavailable_error
 from agentenv.slots.scaler import Scaler
 from agentenv.slots.statistics import PoolStatistics, Tally
-from agentenv.tasks import finish, unless_lost
+from agentenv.tasks import TaskSet, finish, report_failure, unless_lost
 from agentenv.wire.states import SlotState
 
 logger = logging.getLogger(__name__)
@@ -77,7 +76,8 @@ class SlotPool:
         self._scaler = Scaler(backend, self._settings, clock())
         self._doors = RequestLimits()
         self._carriers: dict[str, ContainerLink] = {}
-        self._errands: dict[str, set[asyncio.Task[None]]] = {}
+        self._tasks = TaskSet()
+        """By container: its heartbeat, and the requests that are under way to it."""
         self._waiting: dict[int, asyncio.Future[SlotLease]] = {}
         self._held: dict[int, SlotLease] = {}
         self._reclaiming: dict[int, asyncio.Task[None]] = {}
@@ -85,7 +85,7 @@ class SlotPool:
         self._tally = Tally()
         self._wake = asyncio.Event()
         self._upkeep: list[asyncio.Task[None]] = []
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._replacing = TaskSet()
         self._session: aiohttp.ClientSession | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -102,7 +102,7 @@ class SlotPool:
                 asyncio.create_task(self._keep_up(), name="pool upkeep"),
             ]
             for task in self._upkeep:
-                task.add_done_callback(_report)
+                task.add_done_callback(report_failure)
             await self._scaler.start()
         except BaseException:
             await self.aclose()
@@ -130,20 +130,23 @@ class SlotPool:
             self._give_back(lease)
             lease.end(LeaseLostError(f"the pool was closed while {lease.trajectory!r} held its slot"))
         until = self._clock() + _CLOSE_GRACE_S
-        while (errands := self._unfinished()) and (left_s := until - self._clock()) > 0:
-            await asyncio.wait(errands, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        tasks = {task for container in list(self._errands) for task in self._drop(container)} | self._replacing
+        while (unfinished := self._unfinished()) and (left_s := until - self._clock()) > 0:
+            await asyncio.wait(unfinished, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        for container in self._tasks.keys:
+            self._drop(container)
         try:
             await self._backend.__aexit__(None, None, None)
         finally:
-            for task in (tasks := tasks | set(self._upkeep)):
+            for task in self._upkeep:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._upkeep, return_exceptions=True)
+            await self._tasks.aclose()
+            await self._replacing.aclose()
             if self._session is not None:
                 await self._session.close()
 
     def _unfinished(self) -> set[asyncio.Task[None]]:
-        return {task for errands in self._errands.values() for task in errands if task.get_name() != _HEARTBEAT}
+        return {task for task in self._tasks if not task.get_name().startswith(_HEARTBEAT)}
 
     def _check_open(self) -> None:
         if self._session is None or self._closing is not None:
@@ -215,7 +218,7 @@ class SlotPool:
         for command in commands:
             match command:
                 case Grant():
-                    self._errand(command.container, self._request_lease(command), "lease")
+                    self._tasks.start(command.container, self._request_lease(command), "lease")
                 case HandOver():
                     self._hand_over(command)
                 case Expire():
@@ -284,7 +287,7 @@ class SlotPool:
             lease.end(command.error)
 
     def _start_reclaim(self, command: Reclaim) -> None:
-        task = self._errand(command.container, self._reclaim(command), "reclaim")
+        task = self._tasks.start(command.container, self._reclaim(command), "reclaim")
         if (lease := command.lease) is not None:
             self._reclaiming[lease] = task
             task.add_done_callback(lambda _: self._reclaiming.pop(lease, None))
@@ -300,15 +303,6 @@ class SlotPool:
 
     def _stuck(self, container: str, reason: str) -> None:
         self._perform(self._ledger.stuck(container, reason))
-
-    def _errand(self, container: str, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Start work for a container; it is cancelled when the container is gone."""
-        task = asyncio.create_task(work, name=name)
-        errands = self._errands.setdefault(container, set())
-        errands.add(task)
-        task.add_done_callback(errands.discard)
-        task.add_done_callback(_report)
-        return task
 
     def _count(self, error: AgentEnvError) -> None:
         self._tally.faults[error.code] += 1
@@ -333,7 +327,7 @@ class SlotPool:
                 carrier = ContainerLink(control, self._settings, self._doors, self._clock)
                 self._carriers[handle.id] = carrier
                 self._ledger.started(handle.id, handle.index)
-                self._errand(handle.id, self._adopt(carrier), _HEARTBEAT)
+                self._tasks.start(handle.id, self._adopt(carrier), _HEARTBEAT)
             case ContainerDraining(container):
                 self._ledger.drain(container)
             case ContainerGone(container, reason):
@@ -388,21 +382,15 @@ class SlotPool:
         """Replace a container: its leases end, the backend starts another."""
         logger.warning("container %s is replaced: %s", container, reason)
         self._lose(container, reason)
-        task = asyncio.create_task(self._backend.replace(container, reason), name=f"replace {container}")
-        self._replacing.add(task)
-        task.add_done_callback(self._replacing.discard)
-        task.add_done_callback(_report)
+        self._replacing.start(container, self._backend.replace(container, reason), "replacement")
 
     def _lose(self, container: str, reason: str) -> None:
         self._drop(container)
         self._perform(self._ledger.lose(container, reason, self._clock()))
 
-    def _drop(self, container: str) -> set[asyncio.Task[None]]:
+    def _drop(self, container: str) -> None:
         self._carriers.pop(container, None)
-        errands = self._errands.pop(container, set())
-        for task in set(errands):
-            task.cancel()
-        return errands
+        self._tasks.cancel(container)
 
     # -- upkeep -------------------------------------------------------------------------------
 
@@ -434,8 +422,3 @@ class SlotPool:
         if self._closing is not None:
             return "<SlotPool closed>"
         return f"<SlotPool {self.statistics()}>"
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("pool task %s failed", task.get_name(), exc_info=error)

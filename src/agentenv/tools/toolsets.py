@@ -13,16 +13,17 @@ from typing import Final
 from agentenv.errors import ConfigError
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.schema import closest
+from agentenv.wire.sessions import SLOT_TOOLS
 
-_FILE: Final = ("read_file", "write_file", "list_files", "artifacts", "patch", "search")
+
+def _slot_tools(toolset: str) -> tuple[str, ...]:
+    return tuple(one.name for one in SLOT_TOOLS if one.toolset == toolset)
+
 
 TOOLSETS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "terminal": ("bash", "terminal"),
-        "file": _FILE,
-        "files": _FILE,  # the same set, by the name of the first version
-        "process": ("process",),
-        "tmux": ("tmux",),
+        **{toolset: _slot_tools(toolset) for toolset in dict.fromkeys(one.toolset for one in SLOT_TOOLS)},
+        "files": _slot_tools("file"),  # the same set, by the name of the first version
         "web": ("web_search", "web_extract", "http_fetch"),
         "browser": ("browser_navigate", "browser_snapshot"),
     }

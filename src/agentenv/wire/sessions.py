@@ -1,15 +1,16 @@
-"""Arguments and replies of the tools with state across calls: terminal, process, tmux.
+"""The tools whose state outlives a call (terminal, process, tmux): arguments, replies, rows; and all tools' rows.
 
 Field descriptions are written for a language model: they become the JSON schema it is given.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from agentenv.wire.base import MAX_COMMAND_BYTES, WireModel
+from agentenv.wire.tools import BASH, FILE_TOOLS, SlotTool
 
 MAX_WAIT_S = 3600.0
 MAX_INPUT_BYTES = 8 * 1024 * 1024
@@ -294,3 +295,45 @@ class TmuxReply(WireModel):
     waited_s: float = 0.0
     note: str = ""
     recording: str = ""
+
+
+SESSION_TOOLS: Final = (
+    SlotTool(
+        name="terminal",
+        description=(
+            "Run a command in a persistent bash session: the current directory, variables, functions and jobs are "
+            "kept between calls. Several named sessions can be used side by side. A command that exceeds "
+            "`timeout_s` keeps running: send an empty command to get more of its output, `keys` such as C-c to "
+            "control it, or `reset` to start over. Set `pty` for programs that need a terminal. `background` "
+            "starts the command as a background process, see the `process` tool."
+        ),
+        arguments=TerminalArguments,
+        reply=TerminalReply,
+        toolset="terminal",
+    ),
+    SlotTool(
+        name="process",
+        description=(
+            "Manage background processes: start, list, poll (state and new output), log (kept output), wait, "
+            "kill, write, submit (write, then Enter) and close (end of input). The last 200 kB of output are "
+            "kept. All processes end with the task."
+        ),
+        arguments=ProcessArguments,
+        reply=ProcessReply,
+        toolset="process",
+    ),
+    SlotTool(
+        name="tmux",
+        description=(
+            "Drive full-screen programs (editors, debuggers, games) in tmux: start a session, send_keys, wait "
+            "(for a text, an idle shell or the end of the session), capture (the screen, the scrollback or what "
+            "is new), resize, stop, list."
+        ),
+        arguments=TmuxArguments,
+        reply=TmuxReply,
+        toolset="tmux",
+    ),
+)
+
+SLOT_TOOLS: Final = (BASH, *SESSION_TOOLS, *FILE_TOOLS)
+"""Every tool of a slot, in the order in which a model is told of them."""

@@ -1,4 +1,4 @@
-"""Specification of a container: the file the supervisor reads at start.
+"""What a container is: the one statement of its settings, and the file the supervisor reads at start.
 
 Standard library only, because the privileged supervisor imports it.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from agentenv.errors import ConfigError
 
@@ -38,8 +38,9 @@ workspace but a directory that does not exist, and cannot be created where the r
 programs execute or obey in a home directory (usercustomize, .bashrc, .gitconfig, .local/bin, pip.conf) could have
 been written by the policy."""
 
+Isolation = Literal["auto", "full", "user"]
 ATTACHED = "attached"
-"""In :attr:`SandboxSpec.closed_networks`: all networks the container itself is attached to."""
+"""In :attr:`ContainerSpec.closed_networks`: whatever networks the container itself is directly on."""
 
 
 @dataclass(frozen=True)
@@ -78,63 +79,93 @@ class SlotLimits:
             )
 
 
-@dataclass(frozen=True)
-class SandboxSpec:
-    """One container: its number of slots, their mounts and limits, and where the server listens.
+def _within(least: int, most: int) -> Mapping[str, int]:
+    """Of a field: what its number may be."""
+    return MappingProxyType({"least": least, "most": most})
 
-    ``isolation``: ``auto`` takes ``full`` when started by root and ``user`` otherwise; when named explicitly, the
-    container refuses to start as anything else. ``token_file`` holds the bearer token (mode 0600). ``port`` 0 means
-    any free port; the supervisor prints the one it got.
+
+@dataclass(frozen=True)
+class ContainerSpec:
+    """What a container is, whoever starts it: its slots, and what each of them sees and may use.
+
+    The one statement of these settings, with their defaults and ranges. :class:`agentenv.config.ContainerSettings` is
+    the same as users set it, a Nomad job has it as one JSON variable, and :class:`SandboxSpec` adds what only a launch
+    knows. A new setting is a field here and one in ContainerSettings.
+    """
+
+    slots: int = field(default=10, metadata=_within(1, 1000))
+    isolation: Isolation = "auto"
+    """``auto`` takes ``full`` when started by root and ``user`` otherwise; naming one of them refuses to start as
+    anything else."""
+    allow_network: bool = False
+    """Slots reach the outside, never their machine's loopback."""
+    closed_networks: tuple[str, ...] = ()
+    """With ``allow_network``: IPv4 networks (``10.0.0.0/8``) no slot may reach, beside the container's own
+    addresses and 169.254.0.0/16, which never can. ``attached``: the networks the container is directly on
+    (under Docker: its host's bridge, and the containers beside it)."""
+    limits: SlotLimits = SlotLimits()
+    """Of each slot."""
+    binds: tuple[Bind, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    """Extra environment variables of every command in a slot."""
+    output_bytes: int = field(default=MIB, metadata=_within(1024, 64 * MIB))
+    """Cap on each of stdout and stderr returned per call (head + tail kept)."""
+    spare_shells: bool = True
+    """Each slot keeps a bash ready for its next command."""
+
+    def __post_init__(self) -> None:
+        for setting in dataclasses.fields(self):
+            if bounds := setting.metadata:
+                least, most = bounds["least"], bounds["most"]
+                self._check(setting.name, least <= getattr(self, setting.name) <= most, f"{least} to {most}")
+        self._check("isolation", self.isolation in get_args(Isolation), ", ".join(get_args(Isolation)))
+        networks = all(map(_is_network, self.closed_networks))
+        self._check("closed_networks", networks, "IPv4 networks as 10.0.0.0/8, or attached")
+
+    def _check(self, name: str, good: bool, allowed: str) -> None:
+        if not good:
+            raise ConfigError(name, f"got {getattr(self, name)!r}", next_step=f"allowed: {allowed}")
+
+    def to_json(self) -> str:
+        """All of it, what is at its default too."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def parse(cls, raw: Any, where: str = "spec") -> Self:
+        """From parsed JSON. Raises ConfigError, which names the first field (below ``where``) that is missing, unknown,
+        mistyped or out of range."""
+        spec: Self = _build(cls, raw, where)
+        return spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxSpec(ContainerSpec):
+    """One container to be started: what it is, and what its launch alone knows. The file the supervisor reads.
+
+    ``token_file`` holds the bearer token (mode 0600). ``port`` 0 takes a free one, which the supervisor prints.
     """
 
     container: str
     token_file: str
     data_dir: str
-    slots: int = 10
     host: str = "127.0.0.1"
-    port: int = 0
-    isolation: str = "auto"
-    allow_network: bool = False
-    limits: SlotLimits = field(default_factory=SlotLimits)
-    binds: tuple[Bind, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
-    """Additional environment variables of every command in a slot."""
-    output_bytes: int = MIB
-    """Cap on each of stdout and stderr returned per call (head + tail kept)."""
-    spare_shells: bool = True
-    reply_memory: int = 1024
-    """Number of finished replies remembered per lease, for clients that resubmit calls."""
-    uid_block: int = -1
-    """Block of uids that the slots use (slot k: 20000 + 1000 * uid_block + k). -1 claims a block unused on this
-    machine, which requires a network namespace shared by all containers of the machine; where each container has
-    its own (Docker), its starter passes a number that is unique on the machine (Nomad: the host port)."""
-
-    closed_networks: tuple[str, ...] = ()
-    """With ``allow_network``: IPv4 networks (``10.0.0.0/8``) no slot may reach, beside the container's own
-    addresses and 169.254.0.0/16, which never can. ``attached``: the networks the container is directly on
-    (under Docker: its host's bridge, and the containers beside it)."""
+    port: int = field(default=0, metadata=_within(0, 65535))
+    reply_memory: int = field(default=1024, metadata=_within(1, 100_000))
+    """Finished replies remembered per lease, for callers that ask again."""
+    uid_block: int = field(default=-1, metadata=_within(-1, 2_000_000))
+    """Which thousand of uids the slots use (slot k: 20000 + 1000 * uid_block + k). -1 claims a block nobody
+    else on this machine has, which needs a network namespace all containers of the machine share; where each
+    has its own (Docker), whoever starts them names a number that is unique on the machine: Nomad the host port."""
 
     def __post_init__(self) -> None:
-        checks = {
-            "container": (self.container.replace("-", "").replace("_", "").isalnum(), "letters, digits, - and _"),
-            "slots": (1 <= self.slots <= 1000, "1 to 1000"),
-            "port": (0 <= self.port <= 65535, "0 to 65535"),
-            "isolation": (self.isolation in ("auto", "full", "user"), "auto, full or user"),
-            "output_bytes": (1024 <= self.output_bytes <= 64 * MIB, "1 KiB to 64 MiB"),
-            "reply_memory": (1 <= self.reply_memory <= 100_000, "1 to 100000"),
-            "closed_networks": (
-                all(map(_is_network, self.closed_networks)),
-                "IPv4 networks as 10.0.0.0/8, or attached",
-            ),
-            "uid_block": (-1 <= self.uid_block <= 2_000_000, "-1 to 2000000"),
-        }
-        for name, (good, allowed) in checks.items():
-            if not good:
-                raise ConfigError(name, f"got {getattr(self, name)!r}", next_step=f"allowed: {allowed}")
+        name = self.container.replace("-", "").replace("_", "")
+        self._check("container", name.isalnum(), "letters, digits, - and _")
+        super().__post_init__()
 
-    def to_json(self) -> str:
-        """The file's text."""
-        return json.dumps(dataclasses.asdict(self), indent=1)
+    @classmethod
+    def launch(cls, spec: ContainerSpec, *, container: str, token_file: Path, data_dir: Path) -> SandboxSpec:
+        """A container of that description, started on this machine on a free port of loopback."""
+        return cls(**vars(spec), container=container, token_file=str(token_file), data_dir=str(data_dir))
 
     @classmethod
     def load(cls, path: Path) -> SandboxSpec:
@@ -143,8 +174,7 @@ class SandboxSpec:
             raw = json.loads(path.read_text())
         except (OSError, ValueError) as error:
             raise ConfigError("spec", f"cannot read {path}: {error}") from error
-        spec: SandboxSpec = _build(cls, raw, "spec")
-        return spec
+        return cls.parse(raw)
 
 
 def _is_network(name: str) -> bool:
@@ -171,6 +201,10 @@ def _build(kind: Any, raw: Any, where: str) -> Any:
         if not isinstance(raw, list):
             raise ConfigError(where, "must be a list")
         return tuple(_build(get_args(kind)[0], item, where) for item in raw)
+    if get_origin(kind) is Literal:
+        if raw not in get_args(kind):
+            raise ConfigError(where, f"got {raw!r}", next_step=f"allowed: {', '.join(get_args(kind))}")
+        return raw
     if get_origin(kind) is dict:
         if not isinstance(raw, dict) or not all(isinstance(v, str) for v in raw.values()):
             raise ConfigError(where, "must be an object of strings")

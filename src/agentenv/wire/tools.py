@@ -1,18 +1,36 @@
-"""Arguments and replies of the tools that run inside a slot: the vocabulary models see.
+"""The tools that run inside a slot: their arguments and replies, and one row per tool (:data:`BASH`,
+:data:`FILE_TOOLS`; :data:`agentenv.wire.sessions.SESSION_TOOLS`).
 
-Field descriptions are written for a language model: they become the JSON schema it is given.
+Tool and field descriptions are written for a language model: they become the JSON schema it is given.
 Paths are relative to the workspace, or absolute below ``/workspace``.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, field_validator
 
 from agentenv.wire.base import MAX_COMMAND_BYTES, MAX_FILE_BYTES, Base64, WireModel
 
 PathArgument = Annotated[str, Field(min_length=1, max_length=4096)]
+
+
+@dataclass(frozen=True)
+class SlotTool:
+    """One tool of a slot: what a model is told of it, and what both sides need to know to call it.
+
+    ``streamed`` names the arguments that a program in the slot reads as attachments when they are large; other large
+    arguments are made text first. ``reply`` is the model of the result's content, None where there is none.
+    """
+
+    name: str
+    description: str
+    arguments: type[WireModel]
+    reply: type[WireModel] | None
+    toolset: str
+    streamed: tuple[str, ...] = ()
 
 
 def _no_nul(value: str) -> str:
@@ -226,3 +244,82 @@ class SearchReply(WireModel):
     binary_skipped: int = 0
     large_skipped: int = 0
     unreadable_skipped: int = 0
+
+
+BASH: Final = SlotTool(
+    name="bash",
+    description=(
+        "Run a bash command in the workspace (/workspace). Each call starts a new shell: files and background "
+        "processes persist, the current directory and variables do not. Returns stdout, stderr and the exit "
+        "code; very long output is truncated in the middle."
+    ),
+    arguments=BashArguments,
+    reply=None,
+    toolset="terminal",
+    streamed=("stdin",),
+)
+
+FILE_TOOLS: Final = (
+    SlotTool(
+        name="read_file",
+        description="Read a file in the workspace: as text, or as base64 if `binary` is true.",
+        arguments=ReadFileArguments,
+        reply=ReadFileReply,
+        toolset="file",
+    ),
+    SlotTool(
+        name="write_file",
+        description=(
+            "Write a file in the workspace, replacing any existing content. Give the content as `text`, or "
+            "base64-encoded as `data`. Missing parent directories are created."
+        ),
+        arguments=WriteFileArguments,
+        reply=WriteFileReply,
+        toolset="file",
+        streamed=("text", "data"),
+    ),
+    SlotTool(
+        name="list_files",
+        description=(
+            "List a directory in the workspace, with types, sizes and modification times. Symbolic links are not "
+            "followed."
+        ),
+        arguments=ListFilesArguments,
+        reply=ListFilesReply,
+        toolset="file",
+    ),
+    SlotTool(
+        name="search",
+        description=(
+            "Search files in the workspace for a regular expression, line by line. Returns the path, line number "
+            "and text of each match, sorted by path. Binary files and .git directories are skipped."
+        ),
+        arguments=SearchArguments,
+        reply=SearchReply,
+        toolset="file",
+    ),
+    SlotTool(
+        name="patch",
+        description=(
+            "Apply a unified diff (`diff -u` or git format): edit, create, delete or rename any number of files "
+            "at once. Either the whole patch is applied or nothing is changed; an error says which hunk does not "
+            "apply and what the file contains there."
+        ),
+        arguments=PatchArguments,
+        reply=PatchReply,
+        toolset="file",
+        streamed=("patch",),
+    ),
+    SlotTool(
+        name="artifacts",
+        description=(
+            "List the files below a path with their sizes and SHA-256 (action `list`), read one file as base64 "
+            "(action `read`), pack a file or directory into a tar archive (action `archive`), or extract a "
+            "base64-encoded tar archive, given as `data`, into a directory (action `extract`)."
+        ),
+        arguments=ArtifactsArguments,
+        reply=ArtifactsReply,
+        toolset="file",
+        streamed=("data",),
+    ),
+)

@@ -80,7 +80,7 @@ async def test_wait_is_clamped_and_says_so(session: ToolSession) -> None:
     result = await session.call("process", {"action": "wait", "process": name, "timeout_s": 3000}, timeout_s=0.5)
     assert result.timed_out
     assert reply(result)["clamped_to_s"] == pytest.approx(0.5, abs=0.1)
-    assert "not 3000 s" in reply(result)["note"]
+    assert "instead of 3000 s" in reply(result)["note"]
     short = await process(session, "wait", name, timeout_s=0.1)
     assert (short.timed_out, reply(short).get("clamped_to_s")) == (True, None)
     loud = await start(session, "seq -w 1 50000; touch printed; sleep 30")
@@ -135,7 +135,7 @@ async def test_the_last_200_kb_are_kept_and_the_rest_is_counted(session: ToolSes
     assert (middle.stdout, reply(middle)["truncated"]) == ("40001\n", True)
     gone = await process(session, "log", name, offset=0, limit=1000)
     assert reply(gone)["offset"] == 100_000
-    assert "no longer kept" in reply(gone)["note"]
+    assert "bytes discarded" in reply(gone)["note"]
 
 
 async def test_a_terminal_for_a_program_that_wants_one(session: ToolSession) -> None:
@@ -186,14 +186,14 @@ async def test_kill_takes_the_whole_tree(session: ToolSession) -> None:
     ("arguments", "said"),
     [
         ({"action": "poll", "process": "p9"}, "no background process 'p9'"),
-        ({"action": "poll"}, "needs a process"),
-        ({"action": "start"}, "needs a command"),
-        ({"action": "start", "command": "  "}, "needs a command"),
+        ({"action": "poll"}, "requires a process"),
+        ({"action": "start"}, "requires a command"),
+        ({"action": "start", "command": "  "}, "requires a command"),
         ({"action": "start", "command": "echo \0"}, "NUL"),
         ({"action": "stop", "process": "p1"}, "action"),
         ({"action": "wait", "process": "p1", "timeout_s": -1}, "greater than or equal to 0"),
         ({"action": "log", "process": "p1", "offset": -1}, "greater than or equal to 0"),
-        ({"action": "write", "process": "p1"}, "needs input"),
+        ({"action": "write", "process": "p1"}, "requires input"),
         ({"action": "write", "process": "p1", "input": "x" * (10 * 1024 * 1024)}, "at most"),
     ],
 )

@@ -195,11 +195,11 @@ async def test_an_interrupt_spares_the_background(session: ToolSession, form: st
 async def test_keys_need_something_that_reads_them(session: ToolSession) -> None:
     await terminal(session, "true")
     idle = await terminal(session, keys=["C-c"])
-    assert (idle.fault, "nothing runs" in idle.message) == ("model", True)
+    assert (idle.fault, "nothing is running" in idle.message) == ("model", True)
     await terminal(session, "sleep 20", timeout_s=0)
     for wrong, said in (
-        ({"keys": ["C-d"]}, "PTY"),
-        ({"input": "x"}, "PTY"),
+        ({"keys": ["C-d"]}, "without a pty"),
+        ({"input": "x"}, "without a pty"),
         ({"keys": ["C-Enter"]}, "unknown key 'C-Enter'"),
     ):
         refused = await terminal(session, **wrong)

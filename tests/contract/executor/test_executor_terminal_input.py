@@ -29,7 +29,7 @@ async def test_a_program_that_waits_for_input_is_told_at_once(session: ToolSessi
     asked = await terminal(session, command, pty=True)
     assert time.monotonic() - began_s < LONG_S / 2
     assert (state(asked)["waiting_for_input"], state(asked)["state"]) == (True, "running")
-    assert "waits for input" in state(asked)["note"]
+    assert "is waiting for input" in state(asked)["note"]
     again = await terminal(session, "", timeout_s=50)  # still does
     assert state(again)["waiting_for_input"]
     assert time.monotonic() - began_s < LONG_S
@@ -84,7 +84,7 @@ async def test_text_is_refused_where_nothing_would_read_it(session: ToolSession)
     ):
         refused = await terminal(session, **typed)
         assert (refused.fault, refused.error) == ("model", "invalid_arguments"), typed
-        assert "nothing runs" in refused.message
+        assert "nothing is running" in refused.message
     asked = await terminal(session, "rm -i precious")
     assert state(asked)["waiting_for_input"]
     assert (await terminal(session, input="n\n", timeout_s=LONG_S)).exit_code == 0
@@ -157,7 +157,7 @@ async def test_a_reset_alone_says_what_it_did(session: ToolSession) -> None:
     await terminal(session, "sleep 600", timeout_s=0.1)
     done = await terminal(session, reset=True)
     assert (done.fault, state(done)["state"]) == ("none", "none")
-    assert "were ended" in state(done)["note"]
+    assert "were killed" in state(done)["note"]
     assert "no such session" in state(await terminal(session, reset=True))["note"]
 
 

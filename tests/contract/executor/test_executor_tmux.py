@@ -165,7 +165,7 @@ async def test_a_flood_holds_up_nothing(session: ToolSession) -> None:
     [
         ({"action": "capture", "session": "never"}, "no tmux session 'never'"),
         ({"action": "send_keys"}, "text or keys"),
-        ({"action": "wait", "until": "text"}, "needs text"),
+        ({"action": "wait", "until": "text"}, "requires text"),
         ({"action": "start", "rows": 0}, "rows"),
         ({"action": "start", "session": "a:b"}, "session"),
         ({"action": "wait", "max_wait_s": -1}, "greater than or equal to 0"),

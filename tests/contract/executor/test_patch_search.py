@@ -48,7 +48,7 @@ async def test_a_patch_is_all_or_nothing(session: ToolSession) -> None:
     assert await context.read_file("src/a.py") == "import os\nx = 2\ny = 3\nprint(x)\n"
     assert (await context.terminal("./new.sh")).stdout == "new\n"
     before = (await context.terminal("find . -type f | sort | xargs sha256sum")).stdout
-    with pytest.raises(InvalidArgumentsError, match=r"src/a.py: hunk 1 of 1 .*applied already"):
+    with pytest.raises(InvalidArgumentsError, match=r"src/a.py: hunk 1 of 1 .*already applied"):
         await context.patch(DIFF.replace("new.sh", "other.sh"))
     with pytest.raises(PolicyRefusalError):
         await context.patch(NEW.replace("b/new.sh", "b/../../new.sh"))
@@ -63,7 +63,7 @@ async def test_a_model_reads_why_a_patch_does_not_fit(session: ToolSession) -> N
     assert "     2 ! x = 1\n       ? x = 7   <- what the patch expects" in result.stderr
     result = await session.call("patch", {"patch": "change x to 2"})
     assert (result.fault, result.error) == ("model", "invalid_arguments")
-    assert "no file is named" in result.message
+    assert "no file names" in result.message
 
 
 async def test_search_finds_lines_and_counts_what_it_skips(session: ToolSession) -> None:

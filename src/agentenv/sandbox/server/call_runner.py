@@ -13,7 +13,7 @@ from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fie
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
-from agentenv.sandbox.server.tools.bash import WORKSPACE, Shells, output
+from agentenv.sandbox.server.tools.bash import Shells, output
 from agentenv.sandbox.server.tools.encoded import encoded
 from agentenv.sandbox.server.tools.files import run_file_tool
 from agentenv.sandbox.server.tools.runner import Finished
@@ -151,7 +151,9 @@ class CallRunner:
         content = NO_CONTENT
         try:
             runner = _Runner(self._io, self._context.env, asked)
-            outcome = await run_file_tool(asked.tool, asked.arguments, runner, attached=asked.attached)
+            outcome = await run_file_tool(
+                asked.tool, asked.arguments, runner, paths=self._io.paths, attached=asked.attached
+            )
             content = await encoded(outcome)
             fields: Fields = {"exit_code": outcome.exit_code, "stderr": outcome.stderr}
             result = ended(asked, self._loop.time(), fields)
@@ -184,7 +186,7 @@ class _Runner:
         over: asyncio.Future[None] = self._io.poller.loop.create_future()
         process = Process(self._io, output_bytes, lambda _: None if over.done() else over.set_result(None))
         try:
-            process.start(Command(argv, self._env, WORKSPACE), stdin=stdin)
+            process.start(Command(argv, self._env, self._io.paths.workspace), stdin=stdin)
         except ValueError as error:
             raise InvalidArgumentsError(str(error)) from error
         self._asked.process = process

@@ -62,6 +62,14 @@ class Poller:
             self._tick.cancel()
             self._tick = None
 
+    def pause(self) -> None:
+        """Call nobody back until :meth:`resume`: what becomes ready waits."""
+        self.loop.remove_reader(self._epoll.fileno())
+
+    def resume(self) -> None:
+        """Go on after :meth:`pause`."""
+        self.loop.add_reader(self._epoll.fileno(), self._turn)
+
     def close(self) -> None:
         """Stop watching everything. Repeatable. The descriptors stay their owners'."""
         if not self._epoll.closed:

@@ -13,6 +13,7 @@ from agentenv.sandbox.server.agent_link import AgentLink
 from agentenv.sandbox.server.capture import OutputReader
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 from agentenv.sandbox.slotagent.protocol import PROGRAM, SCRIPT_FD, SCRIPT_PIPE, STDIN, SpawnStep, Usage, spawn_payload
 
 _READ_BY_ALL = 0o444
@@ -38,6 +39,7 @@ class SlotIo:
     link: AgentLink
     poller: Poller
     limits: LimitWatch = field(default_factory=lambda: LimitWatch(LimitFiles()))
+    paths: SlotPaths = USUAL_PATHS
 
 
 @dataclass(frozen=True)

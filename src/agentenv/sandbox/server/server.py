@@ -1,4 +1,8 @@
-"""One run of the sandbox server: hello, slots, HTTP, shutdown."""
+"""The sandbox server between its supervisor and its clients: hello, slots, HTTP, goodbye.
+
+A :class:`Server` lives on any event loop, beside others of its kind; what makes it a process of its own is
+:func:`serve`'s.
+"""
 
 from __future__ import annotations
 
@@ -30,70 +34,67 @@ _HELLO_TIMEOUT_S = 30.0
 _SETTLE_TIMEOUT_S = 30.0
 _GOODBYE_S = 2.0
 _PING_S = 2.0
-_BACKLOG = 1024
+BACKLOG = 1024
 
 log = logging.getLogger(__name__)
 
 
 class Server:
-    """One server process, from its sockets to its end."""
+    """One server without its listening: from the hello on its control socket, which it owns, to :meth:`close`.
 
-    def __init__(self, control: socket.socket, listen: socket.socket, watch: LoopWatch) -> None:
+    Whoever made it serves ``application``, and says so by :meth:`serving`. Raises ProtocolError on a strange hello.
+    """
+
+    def __init__(self, control: socket.socket, watch: LoopWatch) -> None:
         self._loop = asyncio.get_running_loop()
-        self._watch = watch
-        self._listen = listen
-        self._poller = Poller(self._loop)
+        self.poller = Poller(self._loop)
         self._supervisor = SupervisorLink(control, self._supervisor_full)
-        self._container: Container | None = None
-        self._over = asyncio.Event()
+        self.over = asyncio.Event()
+        """It is to end: the supervisor has gone away, for example."""
         self._settled = asyncio.Event()
         self._pinging: asyncio.TimerHandle | None = None
+        face, self._container = self._made(self._hello(), watch)
+        self.application = face.application()
+        self.poller.add(self._supervisor.fileno(), self._control)
 
-    async def run(self) -> None:
-        """Serve until the supervisor is gone or SIGTERM. Raises ProtocolError for an unexpected hello."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._over.set)
-        hello = self._hello()
-        face, container = self._made(hello)
-        self._container = container
-        self._poller.add(self._supervisor.fileno(), self._control)
-        runner = web.AppRunner(face.application(), access_log=None, handle_signals=False, shutdown_timeout=_GOODBYE_S)
-        await runner.setup()
+    async def settled(self) -> None:
+        """A server that says it is ready has slots to lease; a slot that is long in the making does not
+        keep the others waiting for ever."""
         try:
-            await self._wait_settled()
-            await web.SockSite(runner, self._listen, backlog=_BACKLOG).start()
-            self._supervisor.serving()
-            gc.freeze()
-            self._watch.begin()
-            log.info("serving")
-            self._ping()
-            await self._over.wait()
-        finally:
-            container.draining = True
-            await self._say_goodbye(runner)
-            if self._pinging is not None:
-                self._pinging.cancel()
-            container.close()
-            self._poller.close()
-            self._supervisor.close()
+            async with asyncio.timeout(_SETTLE_TIMEOUT_S):
+                await self._settled.wait()
+        except TimeoutError:
+            log.warning("serving although not every slot is made yet")
 
-    async def _say_goodbye(self, runner: web.AppRunner) -> None:
-        streams = runner.app[STREAMS]
-        for stream in tuple(streams):
-            await stream.close(code=1001, message=b"the sandbox server is shutting down")
-        await runner.cleanup()
+    def serving(self) -> None:
+        """Tell the supervisor that clients can come, and keep asking whether it is there."""
+        self._supervisor.serving()
+        self._ping()
+
+    def drain(self) -> None:
+        """Take no new leases and calls."""
+        self._container.draining = True
+
+    def close(self) -> None:
+        """Let go of everything, without a word to anybody; slots live on in the supervisor's hands."""
+        if self._pinging is not None:
+            self._pinging.cancel()
+        self._container.close()
+        self.poller.close()
+        self._supervisor.close()
 
     def _hello(self) -> Hello:
-        ready, _, _ = select.select([self._supervisor], [], [], _HELLO_TIMEOUT_S)
-        packet = self._supervisor.receive() if ready else None
+        waiting = select.poll()
+        waiting.register(self._supervisor, select.POLLIN)
+        packet = self._supervisor.receive() if waiting.poll(_HELLO_TIMEOUT_S * 1000) else None
         if not isinstance(packet, Hello):
             raise ProtocolError("the supervisor did not say hello")
         return packet
 
-    def _made(self, hello: Hello) -> tuple[SandboxApp, Container]:
+    def _made(self, hello: Hello, watch: LoopWatch) -> tuple[SandboxApp, Container]:
         spec = hello.spec
         context = ServerContext(
-            poller=self._poller,
+            poller=self.poller,
             supervisor=self._supervisor,
             env=command_env(spec["env"]),
             output_bytes=spec["output_bytes"],
@@ -113,34 +114,25 @@ class Server:
             proofs=tuple(Proof.model_validate(proof) for proof in hello.proofs),
             allow_network=spec["allow_network"],
         )
-        return SandboxApp(container, self._poller, info, hello.token, self._watch), container
-
-    async def _wait_settled(self) -> None:
-        """Wait until slots are ready to lease; a slot that takes long does not keep the others waiting for ever."""
-        try:
-            async with asyncio.timeout(_SETTLE_TIMEOUT_S):
-                await self._settled.wait()
-        except TimeoutError:
-            log.warning("serving although not every slot is made yet")
+        return SandboxApp(container, self.poller, info, hello.token, watch), container
 
     def _control(self) -> None:
         """Process one packet of the supervisor."""
         try:
             packet = self._supervisor.receive()
             if packet is None:
-                self._over.set()
-                self._poller.remove(self._supervisor.fileno())
+                self.over.set()
+                self.poller.remove(self._supervisor.fileno())
                 return
-            if self._container is not None:
-                self._container.take(packet)
-                if self._container.settled:
-                    self._settled.set()
+            self._container.take(packet)
+            if self._container.settled:
+                self._settled.set()
         except BlockingIOError:
             return
         except (ProtocolError, IllegalMoveError):
             log.exception("a packet of the supervisor's was refused")
         except OSError:
-            self._over.set()
+            self.over.set()
 
     def _ping(self) -> None:
         self._supervisor.ping(self._loop.time())
@@ -155,7 +147,31 @@ class Server:
 
 
 async def serve(control_fd: int, listen_fd: int, watch: LoopWatch) -> None:
-    """Serve over these two descriptors (now owned here) until stopped. ``watch`` watches the running loop."""
+    """The server as a process: serve over these two descriptors (now owned here) until the supervisor goes away, or
+    SIGTERM. ``watch`` watches the running loop. Raises ProtocolError on a strange hello."""
     listen = socket.socket(fileno=listen_fd)
     listen.setblocking(False)
-    await Server(socket.socket(fileno=control_fd), listen, watch).run()
+    server = Server(socket.socket(fileno=control_fd), watch)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.over.set)
+    runner = web.AppRunner(server.application, access_log=None, handle_signals=False, shutdown_timeout=_GOODBYE_S)
+    await runner.setup()
+    try:
+        await server.settled()
+        await web.SockSite(runner, listen, backlog=BACKLOG).start()
+        server.serving()
+        gc.freeze()
+        watch.begin()
+        log.info("serving")
+        await server.over.wait()
+    finally:
+        server.drain()
+        await _say_goodbye(runner)
+        server.close()
+
+
+async def _say_goodbye(runner: web.AppRunner) -> None:
+    streams = runner.app[STREAMS]
+    for stream in tuple(streams):
+        await stream.close(code=1001, message=b"the sandbox server is shutting down")
+    await runner.cleanup()

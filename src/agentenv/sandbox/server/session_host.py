@@ -13,13 +13,10 @@ from collections.abc import Callable, Mapping
 
 from agentenv.sandbox.descriptors import KEPT_FOR_CALLS
 from agentenv.sandbox.server.process import SlotIo, memory_file
-from agentenv.sandbox.server.tools.bash import WORKSPACE
 from agentenv.sandbox.slotagent.protocol import ANSWERS, SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage, spawn_payload
-from agentenv.sessions.host import Program, ProgramEvents
-from agentenv.sessions.ptys import set_size
+from agentenv.sessions.host import Program, ProgramEvents, set_size
 
 _ANSWERS, _SCRIPT_FD, _STDIN, _TERMINAL = int(ANSWERS), int(SCRIPT_FD), int(STDIN), int(TERMINAL)
-TMUX_SOCKET = "/tmp/tmux.agentenv"  # noqa: S108 (the slot's own /tmp)
 
 
 class SlotHost:
@@ -28,8 +25,8 @@ class SlotHost:
     def __init__(self, io: SlotIo, env: Mapping[str, str]) -> None:
         self._io = io
         self.env = env
-        self.workspace = WORKSPACE
-        self.tmux_socket = TMUX_SOCKET
+        self.workspace = io.paths.workspace
+        self.tmux_socket = io.paths.tmux_socket
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

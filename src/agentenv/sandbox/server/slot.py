@@ -382,11 +382,12 @@ class Slot:
             self._take_up(lease)
 
     def _open_runner(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
-        context = replace(self._context, env={**self._context.env, **SEALED_ENV}) if sealed else self._context
+        env = {name: packet.paths.in_slot(value) for name, value in self._context.env.items()}
+        context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env)
         link = AgentLink(agent, context.poller, era, self._agent_lost, max_descriptors=context.descriptors)
         if era > 0:
             link.kill_former_runs()
-        io = SlotIo(link, context.poller, LimitWatch(packet.limits))
+        io = SlotIo(link, context.poller, LimitWatch(packet.limits), packet.paths)
         self._runner = CallRunner(context, io, self._call_ended, self._agent_lost)
         self._session_calls.open(io, context.env)
         if self.lease is not None:

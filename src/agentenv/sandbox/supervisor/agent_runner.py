@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentenv.errors import ProtocolError
+from agentenv.sandbox.slot_paths import WORKSPACE
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.protocol import Kind, Message
-from agentenv.sandbox.supervisor.isolation import WORKSPACE
 from agentenv.sandbox.supervisor.reaper import readable
 
 _OUTPUT_BYTES = 64 * 1024

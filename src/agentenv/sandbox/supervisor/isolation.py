@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.sandbox.slot_paths import WORKSPACE, SlotPaths
 from agentenv.wire.spec import Bind, SandboxSpec, SlotLimits
 
 FULL = "full"
@@ -20,9 +21,8 @@ FIRST_SLOT_UID = 20_000
 UIDS_PER_CONTAINER = 1_000
 AGENT_FD = 3
 AGENT_PATH = "/run/agentenv/slotagent"
-FILES_PATH = "/run/agentenv/slotfiles"
+FILES_PATH = SlotPaths.files
 SHELL_PATH = "/run/agentenv/bash"
-WORKSPACE = "/workspace"
 KEYS_LIST = "/proc/keys"
 MAX_TERMINALS = 64
 """Terminals a slot may have open at once; the kernel's own count covers the whole machine."""

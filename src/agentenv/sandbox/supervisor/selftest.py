@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agentenv.errors import ProtocolError, SelfTestError, StartTimeoutError
+from agentenv.sandbox.slot_paths import WORKSPACE
 from agentenv.sandbox.supervisor import cgroups
 from agentenv.sandbox.supervisor.agent_runner import AgentRunner, Ran
 from agentenv.sandbox.supervisor.isolation import (
@@ -24,7 +25,6 @@ from agentenv.sandbox.supervisor.isolation import (
     FILES_PATH,
     MAX_TERMINALS,
     USER,
-    WORKSPACE,
     command_environment,
 )
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES

@@ -9,19 +9,17 @@ import os
 import signal
 import socket
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentenv.errors import ProtocolError
-from agentenv.sandbox.control_protocol import MAX_PACKET_BYTES, Request, Told, encode, requested
-from agentenv.sandbox.slotagent import protocol
+from agentenv.sandbox.control_protocol import Request
 from agentenv.sandbox.supervisor import cgroups, mounts, syscalls
 from agentenv.sandbox.supervisor.child import EXEC_FAILED, become, reset_signals, take_descriptors
 from agentenv.sandbox.supervisor.isolation import USER, Identity
 from agentenv.sandbox.supervisor.limits import CgroupPlan
 from agentenv.sandbox.supervisor.reaper import Reaper
+from agentenv.sandbox.supervisor.server_link import ServerLink
 
 log = logging.getLogger(__name__)
 
@@ -52,92 +50,6 @@ class ServerSetup:
     listener: socket.socket
     private: Path
     plan: CgroupPlan | None
-
-
-class ServerLink:
-    """The supervisor's end of the control socket: queued packets out, checked requests in.
-
-    ``on_request`` gets each request; ``on_broken`` is called once with the reason when the link fails (EOF, or a
-    packet that violates the contract).
-    """
-
-    def __init__(
-        self, sock: socket.socket, slots: int, on_request: Callable[[Request], None], on_broken: Callable[[str], None]
-    ) -> None:
-        self._sock = sock
-        self._slots = slots
-        self._on_request = on_request
-        self._on_broken = on_broken
-        self._queue: deque[tuple[bytes, int | None]] = deque()
-        self._loop = asyncio.get_running_loop()
-        self._open = True
-        sock.setblocking(False)
-        self._loop.add_reader(sock.fileno(), self._read)
-
-    def send(self, packet: Told, fd: int | None = None) -> None:
-        """Queue one packet. ``fd`` is duplicated, so the caller may close its own at any time."""
-        if self._open:
-            self._queue.append((encode(packet), os.dup(fd) if fd is not None else None))
-            self._flush()
-
-    def drain(self) -> None:
-        """Process what the (dead) server had sent, then :meth:`close`: its requests about leases still count."""
-        while self._open and self._read():
-            pass
-        self.close()
-
-    def close(self) -> None:
-        """Stop permanently. Repeatable."""
-        if not self._open:
-            return
-        self._open = False
-        self._loop.remove_reader(self._sock.fileno())
-        self._loop.remove_writer(self._sock.fileno())
-        self._sock.close()
-        while self._queue:
-            _, fd = self._queue.popleft()
-            if fd is not None:
-                os.close(fd)
-
-    def _flush(self) -> None:
-        while self._queue:
-            packet, fd = self._queue[0]
-            try:
-                protocol.send(self._sock, packet, () if fd is None else (fd,))
-            except BlockingIOError:
-                self._loop.add_writer(self._sock.fileno(), self._flush)
-                return
-            except OSError as error:
-                self._break(f"the control socket: {error}")
-                return
-            self._queue.popleft()
-            if fd is not None:
-                os.close(fd)
-        self._loop.remove_writer(self._sock.fileno())
-
-    def _read(self) -> bool:
-        """Read one packet; returns whether there was one."""
-        try:
-            packet = self._sock.recv(MAX_PACKET_BYTES + 1)  # descriptors sent along are dropped by the kernel
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            self._break(f"the control socket: {error}")
-            return False
-        if not packet:
-            self._break("it closed its control socket")
-            return False
-        try:
-            request = requested(packet, self._slots)
-        except ProtocolError as error:
-            self._break(error.message)
-            return False
-        self._on_request(request)
-        return True
-
-    def _break(self, reason: str) -> None:
-        self.close()
-        self._on_broken(reason)
 
 
 @dataclass

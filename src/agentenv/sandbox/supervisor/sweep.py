@@ -8,7 +8,6 @@ removed with its namespaces. Running containers are recognised by the lock each 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv.locks import try_lock
 from agentenv.sandbox.supervisor import cgroups
 
 LOCK_FILE = "lock"
@@ -47,7 +47,7 @@ def take_lock(directory: Path) -> int:
     while True:
         directory.mkdir(parents=True, exist_ok=True, mode=0o755)
         try:
-            fd = _try_lock(directory, os.O_CREAT)
+            fd = try_lock(directory / LOCK_FILE, create=True)
         except FileNotFoundError:
             continue  # a sweep removed the directory under us
         except BlockingIOError:
@@ -58,28 +58,6 @@ def take_lock(directory: Path) -> int:
             continue
         if fd is not None:
             return fd
-
-
-def _try_lock(directory: Path, flags: int = 0) -> int | None:
-    """The lock; None when the file was removed meanwhile. Raises BlockingIOError, FileNotFoundError."""
-    file = directory / LOCK_FILE
-    fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _is_at(fd, file):
-            return fd
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
-    return None
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def record_cgroups(directory: Path, bases: tuple[Path, ...]) -> None:
@@ -93,8 +71,8 @@ def sweep_container(directory: Path) -> Swept | None:
     None when it is alive, or gone already.
     """
     try:
-        lock = _try_lock(directory)
-    except OSError:  # its supervisor is alive, or another sweep is removing it, or has
+        lock = try_lock(directory / LOCK_FILE)
+    except OSError:  # its supervisor lives, or somebody else sweeps it, or has
         return None
     if lock is None:
         return None

@@ -7,12 +7,15 @@ fake backends work the same way. Scaling down always takes the highest index.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from agentenv.containers.handle import ContainerHandle
+
+_PERMANENT = frozenset({"sandbox_unavailable", "self_test_failed", "config", "protocol"})
+"""Codes of a container's `failed` event that starting again cannot help."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,15 @@ class StartFailed:
     next_step: str = ""
     permanent: bool = False
     foreign: bool = False
+
+    @classmethod
+    def said(cls, event: Mapping[str, Any]) -> StartFailed:
+        """From the container's own `failed` event."""
+        return cls(
+            reason=str(event.get("message") or "the container failed to start"),
+            next_step=str(event.get("next_step") or ""),
+            permanent=event.get("code") in _PERMANENT,
+        )
 
 
 ContainerEvent = ContainerStarted | ContainerDraining | ContainerGone | StartFailed

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,6 +19,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
 from agentenv.errors import ProtocolError, SandboxUnavailableError
+from agentenv.run_files import RunFile, remove_if_dead
 from agentenv.sandbox.supervisor.sweep import sweep_container
 from agentenv.slots.backends.acceptance import unacceptable
 from agentenv.slots.backends.base import ContainerEvent, StartFailed
@@ -109,7 +107,13 @@ class LocalBackend:
         assert self._launch is not None
         container_id = f"local-{index}-{secrets.token_hex(4)}"
         token = secrets.token_hex(32)
-        spec = self._launch.write(self._spec(container_id), token)
+        asked = SandboxSpec.launch(
+            self._settings.spec(),
+            container=container_id,
+            token_file=self._launch.token_file(container_id),
+            data_dir=self._launch.data_dir,
+        )
+        spec = self._launch.write(asked, token)
         process = None
         try:
             async with asyncio.timeout(self._start_timeout_s):
@@ -144,23 +148,6 @@ class LocalBackend:
             raise StartFailedError(refused)
         return handle
 
-    def _spec(self, container_id: str) -> SandboxSpec:
-        assert self._launch is not None
-        settings = self._settings
-        return SandboxSpec(
-            container=container_id,
-            token_file=str(self._launch.token_file(container_id)),
-            data_dir=str(self._launch.data_dir),
-            slots=settings.slots_per_container,
-            isolation=settings.isolation,
-            allow_network=settings.allow_network,
-            limits=settings.limits,
-            binds=settings.binds,
-            env=settings.env,
-            output_bytes=settings.output_bytes,
-            spare_shells=settings.spare_shells,
-        )
-
     async def stop_container(self, container: _LocalContainer) -> None:
         """For the container object: end its process, remove its files."""
         assert self._launch is not None
@@ -191,14 +178,11 @@ class _LocalContainer:
 
 
 class LaunchDirectory:
-    """Specs and tokens of the containers one backend started; removed by the next start if the process died.
+    """Specs and tokens of the containers one backend started. Those of dead backends are removed by the next one."""
 
-    A lock file distinguishes the directories of running processes from those of dead ones.
-    """
-
-    def __init__(self, path: Path, data_dir: Path, lock: int) -> None:
-        self._path = path
-        self._lock = lock
+    def __init__(self, own: RunFile, data_dir: Path) -> None:
+        self._own = own
+        self._path = own.directory
         self.data_dir = data_dir
 
     @classmethod
@@ -208,13 +192,12 @@ class LaunchDirectory:
         try:
             data_dir.mkdir(parents=True, exist_ok=True)
             for left in state.glob("launch-*"):
-                _remove_if_dead(left)
-            path, lock = _new_directory(state)
+                remove_if_dead(left)
         except OSError as error:
             raise SandboxUnavailableError(
                 f"cannot keep state in {state}: {error}", next_step="set AGENTENV_STATE_DIR to a writable directory"
             ) from error
-        return cls(path, data_dir, lock)
+        return cls(RunFile.open(state, "launch", secrets.token_hex(4)), data_dir)
 
     def token_file(self, container_id: str) -> Path:
         """Path of a container's token."""
@@ -247,43 +230,8 @@ class LaunchDirectory:
         return self._path / f"{container_id}.json"
 
     def close(self) -> None:
-        """Remove the directory. May be repeated."""
-        if self._lock >= 0:
-            shutil.rmtree(self._path, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = -1
-
-
-def _new_directory(state: Path) -> tuple[Path, int]:
-    """A new directory with its lock. Until the lock is held, another start may take it for a dead process's."""
-    while True:
-        path = Path(tempfile.mkdtemp(prefix="launch-", dir=state))
-        lock = _locked(path, os.O_CREAT)
-        if lock is not None:
-            return path, lock
-
-
-def _locked(path: Path, flags: int = 0) -> int | None:
-    """A descriptor that holds the directory's lock; None if somebody else holds it, or the directory is gone."""
-    try:
-        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), (path / "lock").stat()):
-            return descriptor
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    os.close(descriptor)
-    return None
-
-
-def _remove_if_dead(path: Path) -> None:
-    # A directory created a moment ago has no lock yet: without the file it is left to a later start.
-    if (lock := _locked(path)) is not None:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
+        """Remove the directory. Repeatable."""
+        self._own.close()
 
 
 def _sweep_left(directory: Path) -> None:

@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 
 _STDERR_LINES = 20
 _READ_GRACE_S = 2.0
-_PERMANENT = frozenset({"sandbox_unavailable", "self_test_failed", "config", "protocol"})
-"""Codes of the `failed` event that restarting cannot cure."""
 
 
 class LocalProcess:
@@ -68,7 +66,7 @@ class LocalProcess:
             if event.get("event") == "ready":
                 return event
             if event.get("event") == "failed":
-                raise StartFailedError(_failure(event))
+                raise StartFailedError(StartFailed.said(event))
         raise StartFailedError(StartFailed(f"{self._name} ended before it was ready: {await self.ended()}"))
 
     async def ended(self) -> str:
@@ -137,11 +135,3 @@ class LocalProcess:
     def __repr__(self) -> str:
         state = "running" if self._process.returncode is None else f"exited {self._process.returncode}"
         return f"<LocalProcess {self._name} pid {self.pid} {state}>"
-
-
-def _failure(event: Mapping[str, Any]) -> StartFailed:
-    return StartFailed(
-        reason=str(event.get("message", "the container failed to start")),
-        next_step=str(event.get("next_step", "")),
-        permanent=event.get("code") in _PERMANENT,
-    )

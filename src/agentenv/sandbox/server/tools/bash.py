@@ -17,6 +17,7 @@ from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
+from agentenv.sandbox.slot_paths import WORKSPACE
 from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
 from agentenv.sandbox.slotagent.protocol import SpawnStep
 from agentenv.sessions.head_tail import seam
@@ -24,7 +25,6 @@ from agentenv.sessions.start_errors import not_started
 from agentenv.wire.base import LARGE_BYTES
 from agentenv.wire.tools import BashArguments
 
-WORKSPACE = "/workspace"
 MAX_SPARE_SCRIPT_BYTES = 2048
 """bash reads a pipe byte by byte; and a script this small always fits in an empty pipe."""
 MAX_ARGV_SCRIPT_BYTES = 32 * 1024
@@ -60,7 +60,9 @@ class Shells:
     _spare_spawn: tuple[bytes, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._spare_spawn = Command(["bash", "-c", BOOTSTRAP], self.env, WORKSPACE, self.program).payload()
+        self._spare_spawn = Command(
+            ["bash", "-c", BOOTSTRAP], self.env, self.io.paths.workspace, self.program
+        ).payload()
 
     def run(
         self, arguments: BashArguments, on_end: Callable[[Process], None], stdin: Attached | None = None
@@ -115,7 +117,8 @@ class Shells:
     ) -> Process:
         argv = ["bash", "-c", arguments.command if literal else BOOTSTRAP]
         env = {**self.env, **arguments.env} if arguments.env else self.env
-        cwd = os.path.join(WORKSPACE, arguments.cwd or "")  # noqa: PTH118 (pure text: the path is the slot's)
+        paths = self.io.paths
+        cwd = os.path.join(paths.workspace, paths.in_slot(arguments.cwd or ""))  # noqa: PTH118 (pure text: the path is the slot's)
         stdin = attached or (None if arguments.stdin is None else arguments.stdin.encode())
         process = Process(self.io, self.cap_bytes, on_end)
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
@@ -31,6 +31,7 @@ from agentenv.sandbox.server.tools.registry import parse_arguments
 from agentenv.sandbox.server.tools.runner import Finished, SlotRunner
 from agentenv.sandbox.server.tools.search import found, translated
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import TOO_LARGE, as_data, check_verdict
+from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 from agentenv.sessions.head_tail import whole_end
 from agentenv.wire.base import LARGE_BYTES, MAX_FILE_BYTES, WireModel
 from agentenv.wire.tools import (
@@ -46,9 +47,6 @@ from agentenv.wire.tools import (
     WriteFileArguments,
     WriteFileReply,
 )
-
-PROGRAM: Final = ("/run/agentenv/slotfiles", "/workspace")
-"""Path of slotfiles in a slot, and the directory it is confined to."""
 
 _KINDS: Final = {"f": "file", "d": "directory", "l": "symlink", "o": "other"}
 _RECORD_BYTES = 64
@@ -87,7 +85,7 @@ async def run_file_tool(
     arguments: WireModel | Mapping[str, Any],
     run: SlotRunner,
     *,
-    program: tuple[str, str] = PROGRAM,
+    paths: SlotPaths = USUAL_PATHS,
     attached: Mapping[str, Attached] = MappingProxyType({}),
 ) -> FileOutcome:
     """Run one file tool. ``arguments``: the tool's model, or input for it; ``attached``: arguments sent as
@@ -97,23 +95,12 @@ async def run_file_tool(
     an archive's entry) leads outside the workspace. ProtocolError: the output is not in slotfiles' format.
     """
     model = arguments if isinstance(arguments, WireModel) else parse_arguments(tool, dict(arguments))
-    files = _Files(run, program, attached)
+    operation = _OPERATIONS.get(type(model))
+    if operation is None:
+        raise InvalidArgumentsError(f"{tool} is not a file tool")
+    files = _Files(run, paths, attached)
     try:
-        match model:
-            case ReadFileArguments():
-                content: WireModel = await files.read(model)
-            case WriteFileArguments():
-                content = await files.write(model)
-            case ListFilesArguments():
-                content = await files.list(model)
-            case ArtifactsArguments():
-                content = await files.artifacts(model)
-            case PatchArguments():
-                content = await files.patch(model)
-            case SearchArguments():
-                content = await files.search(model)
-            case _:
-                raise InvalidArgumentsError(f"{tool} is not a file tool")
+        content: WireModel = await operation(files, model)
     except _FailedError as failed:
         return failed.outcome
     except PatchFailedError as failed_patch:
@@ -124,9 +111,9 @@ async def run_file_tool(
 class _Files:
     """The operations on one slot. Each raises _FailedError for a failure that is an ordinary result."""
 
-    def __init__(self, run: SlotRunner, program: tuple[str, str], attached: Mapping[str, Attached]) -> None:
+    def __init__(self, run: SlotRunner, paths: SlotPaths, attached: Mapping[str, Attached]) -> None:
         self._run = run
-        self._program = program
+        self._paths = paths
         self._attached = attached
         self.raw: dict[str, memoryview] = {}
         """Parts of the reply that are too large for it."""
@@ -255,7 +242,7 @@ class _Files:
             if failed.outcome.exit_code == errno.ERANGE:
                 raise InvalidArgumentsError("search: the pattern is too large", next_step="use a shorter one") from None
             raise
-        return await _worked(len(printed), lambda: found(bytes(printed), asked))
+        return await _worked(len(printed), lambda: found(bytes(printed), asked, self._paths))
 
     async def _call(
         self, operation: str, path: str, *rest: str, stdin: bytes | Attached | None = None, output_bytes: int = 4096
@@ -278,8 +265,19 @@ class _Files:
     ) -> Finished:
         if "\0" in path:
             raise InvalidArgumentsError("path: must not contain NUL bytes")
-        program, root = self._program
-        return await self._run.run([program, root, operation, path, *rest], stdin=stdin, output_bytes=output_bytes)
+        paths = self._paths
+        argv = [paths.files, paths.workspace, operation, paths.in_slot(path), *rest]
+        return await self._run.run(argv, stdin=stdin, output_bytes=output_bytes)
+
+
+_OPERATIONS: Final[Mapping[type[WireModel], Callable[[_Files, Any], Awaitable[WireModel]]]] = {
+    ReadFileArguments: _Files.read,
+    WriteFileArguments: _Files.write,
+    ListFilesArguments: _Files.list,
+    SearchArguments: _Files.search,
+    PatchArguments: _Files.patch,
+    ArtifactsArguments: _Files.artifacts,
+}
 
 
 def _failure(exit_code: int, path: str) -> Exception:

@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
 from agentenv.errors import InvalidArgumentsError, UnknownToolError
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.wire.base import WireModel
-from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TmuxArguments
-from agentenv.wire.tools import (
-    ArtifactsArguments,
-    BashArguments,
-    ListFilesArguments,
-    PatchArguments,
-    ReadFileArguments,
-    SearchArguments,
-    WriteFileArguments,
-)
+from agentenv.wire.sessions import SLOT_TOOLS
 
-ARGUMENTS: dict[str, type[WireModel]] = {
-    "bash": BashArguments,
-    "terminal": TerminalArguments,
-    "process": ProcessArguments,
-    "tmux": TmuxArguments,
-    "read_file": ReadFileArguments,
-    "write_file": WriteFileArguments,
-    "list_files": ListFilesArguments,
-    "artifacts": ArtifactsArguments,
-    "patch": PatchArguments,
-    "search": SearchArguments,
-}
-STREAMED = {
-    ("write_file", "text"),
-    ("write_file", "data"),
-    ("artifacts", "data"),
-    ("patch", "patch"),
-    ("bash", "stdin"),
-}
-"""Arguments that stay attachments: a program reads them. Every other attached one is made text."""
+_ROWS: Final = {one.name: one for one in SLOT_TOOLS}
 MAX_TEXT_BYTES = 16 * 1024 * 1024
 """Largest attachment that is made text."""
 _MAX_PROBLEMS = 3
@@ -48,15 +20,15 @@ _MAX_SHOWN = 80
 
 
 def with_attached(tool: str, arguments: dict[str, Any], attached: Mapping[str, Attached]) -> dict[str, Any]:
-    """The arguments with those that were attached: in full, or empty where the tool reads the attachment itself.
-    Raises InvalidArgumentsError when one is given twice, or too large."""
+    """The arguments with those that were attached: in full, or empty where the tool reads the attachment itself
+    (:attr:`agentenv.wire.tools.SlotTool.streamed`). Raises InvalidArgumentsError when one is given twice, or too large.
+    """
     if not attached:
         return arguments
     if twice := attached.keys() & arguments.keys():
         raise InvalidArgumentsError(f"{tool}: {', '.join(sorted(twice))} is given twice")
-    in_full = {
-        field: "" if (tool, field) in STREAMED else one.text(field, MAX_TEXT_BYTES) for field, one in attached.items()
-    }
+    streamed = _ROWS[tool].streamed if tool in _ROWS else ()
+    in_full = {field: "" if field in streamed else one.text(field, MAX_TEXT_BYTES) for field, one in attached.items()}
     return {**arguments, **in_full}
 
 
@@ -67,11 +39,11 @@ def parse_arguments(tool: str, arguments: dict[str, Any]) -> WireModel:
         UnknownToolError: a slot has no such tool.
         InvalidArgumentsError: they do not fit; the message tells a model what to change.
     """
-    model = ARGUMENTS.get(tool)
-    if model is None:
-        raise UnknownToolError(f"unknown tool {tool!r}", next_step=f"use one of: {', '.join(ARGUMENTS)}")
+    row = _ROWS.get(tool)
+    if row is None:
+        raise UnknownToolError(f"unknown tool {tool!r}", next_step=f"use one of: {', '.join(_ROWS)}")
     try:
-        return model.model_validate(arguments)
+        return row.arguments.model_validate(arguments)
     except ValidationError as error:
         raise InvalidArgumentsError(f"{tool}: {_problems(error)}") from error
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from agentenv.errors import InvalidArgumentsError, ProtocolError
 from agentenv.sandbox.server.tools.artifacts import readable_name
 from agentenv.sandbox.server.tools.file_records import RecordReader
+from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 from agentenv.wire.tools import SearchArguments, SearchMatch, SearchReply
 
 _IN_CLASS = {"d": "0-9", "w": "[:alnum:]_", "s": "[:space:]"}
@@ -309,13 +310,14 @@ def _wrong(why: str) -> InvalidArgumentsError:
 # -- what slotfiles printed ----------------------------------------------------------------------------
 
 
-def found(printed: bytes, asked: SearchArguments) -> SearchReply:
-    """Parse the reply. Raises ProtocolError for invalid output."""
+def found(printed: bytes, asked: SearchArguments, paths: SlotPaths = USUAL_PATHS) -> SearchReply:
+    """The reply. Raises ProtocolError when the slot printed anything else than it must."""
     reader = RecordReader(printed)
     matches: list[SearchMatch] = []
+    base = _base(paths.in_slot(asked.path), paths.workspace)
     while (record := reader.record()).kind == "h":
         name = readable_name(record.path)
-        path = "/".join(part for part in (_base(asked.path), name) if part)
+        path = "/".join(part for part in (base, name) if part)
         text = record.link.decode("utf-8", "replace")
         matches.append(SearchMatch(path=path, line=record.size_bytes, text=text, cut=record.truncated))
         if len(matches) > asked.limit:
@@ -334,7 +336,7 @@ def found(printed: bytes, asked: SearchArguments) -> SearchReply:
     )
 
 
-def _base(path: str) -> str:
-    """``path`` as a prefix of the results below it."""
-    base = path.removeprefix("/workspace") if path == "/workspace" or path.startswith("/workspace/") else path
+def _base(path: str, workspace: str) -> str:
+    """``path`` as it stands before what was found below it."""
+    base = path.removeprefix(workspace) if path == workspace or path.startswith(workspace + "/") else path
     return "/".join(part for part in base.split("/") if part not in ("", "."))

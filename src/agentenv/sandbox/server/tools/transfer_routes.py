@@ -19,7 +19,6 @@ from agentenv.errors import LeaseLostError, ProtocolError
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.tools.artifacts import readable_name
 from agentenv.sandbox.server.tools.file_records import RecordReader
-from agentenv.sandbox.server.tools.files import PROGRAM
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import CUT_SHORT, USAGE, as_data, check_verdict
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
 from agentenv.wire.leases import LeaseKey
@@ -80,9 +79,10 @@ class TransferRoutes:
     def _started(self, key: LeaseKey, operation: str, path: str) -> TransferRun:
         io, env = self._container.beside(key)
         run = TransferRun(io)
-        program, root = PROGRAM
+        paths = io.paths
         rest = [str(MAX_ENTRIES)] if operation == "send" else []
-        run.start([program, root, operation, path, *rest], env, feeds=operation == "receive")
+        argv = [paths.files, paths.workspace, operation, paths.in_slot(path), *rest]
+        run.start(argv, env, feeds=operation == "receive")
         return run
 
 

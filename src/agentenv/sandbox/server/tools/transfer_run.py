@@ -12,7 +12,6 @@ from agentenv.sandbox.server.process import Command, SlotIo
 from agentenv.sandbox.slotagent.protocol import STDIN, SpawnStep, Usage
 
 _READ_BYTES = 256 * 1024
-_WORKSPACE = "/workspace"
 
 
 class TransferRun:
@@ -32,7 +31,7 @@ class TransferRun:
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, feeds: bool) -> None:
         """Start it; ``feeds``: it will be written to. Raises ValueError when argv is too large."""
-        payload, flags = Command(argv, env, _WORKSPACE).payload()
+        payload, flags = Command(argv, env, self._io.paths.workspace).payload()
         if not feeds:
             self._run = self._io.link.spawn(payload, flags, (), self)
             return

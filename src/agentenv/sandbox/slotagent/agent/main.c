@@ -8,7 +8,7 @@
  * share its uid, so it is non-dumpable (no ptrace, no /proc/1/mem) and, as init of its pid namespace, immune to their
  * signals. What else the kernel would allow by uid alone (its limits, its priority), guard.c refuses.
  *
- * With another pid than 1 it works the same way on its own descendants: for tests.
+ * With another pid than 1 it works the same way on its own descendants: in the fake backend, and in tests.
  */
 #define _GNU_SOURCE
 #include "guard.h"
@@ -32,9 +32,11 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { VERSION = 1, MAX_EVENTS = 64, REAPS_PER_TURN = 256, SIGNALS = 64 };
+enum { FAREWELLS = 1000, PAUSE_NS = 1000 * 1000 };
 enum { PEER, CHILDREN, OWN_KEYS }; /* keys of what the loop waits for itself */
 _Static_assert((int)OWN_KEYS <= (int)FIRST_RELAY_KEY, "a relay's keys are not the loop's");
 
@@ -152,10 +154,23 @@ static int set_up_signals(void) {
     return signalfd(-1, &child_only, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
+/* Whether any is left, after those that are dead were reaped. Where we are not init we are the subreaper: who has no
+ * child has no descendant either. */
+static bool have_children(void) {
+    pid_t pid;
+    do
+        pid = wait4(-1, NULL, WNOHANG | __WALL, NULL);
+    while (pid > 0);
+    return !pid;
+}
+
 /* For an init, the kernel does this. */
 static void kill_ours(void) {
-    if (!is_init())
+    for (int i = 0; !is_init() && i < FAREWELLS && have_children(); i++) {
+        if (i) /* somebody is slow to die */
+            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
         kill_processes(NULL);
+    }
 }
 
 static int find_peer(const char *descriptor) {

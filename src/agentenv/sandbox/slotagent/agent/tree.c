@@ -113,24 +113,36 @@ static bool is_traced(pid_t pid) {
     return add_tracers(pid, found, 0) > 0;
 }
 
+/* Whether a process is the slot's. Where we are not init, others are there too, and may trace what is ours. */
+static bool is_ours(struct table *table, pid_t pid) {
+    for (size_t hops = 0; !is_init() && pid != own_pid() && hops < MAX_DEPTH; hops++) {
+        const struct process *process = find_process(table, pid);
+        if (!process)
+            return false;
+        pid = process->parent;
+    }
+    return is_init() || pid == own_pid();
+}
+
 /* A tracer keeps the dead from their parent, and can hold up what was killed on its way out. So it is killed as
  * well, and so is whoever does the same to it. */
-static void kill_tracers(pid_t pid) {
+static void kill_tracers(struct table *table, pid_t pid) {
     static pid_t found[MAX_TRACERS];
     size_t count = add_tracers(pid, found, 0);
-    for (size_t i = 0; i < count; i++) {
-        kill(found[i], SIGKILL);
-        count = add_tracers(found[i], found, count);
-    }
+    for (size_t i = 0; i < count; i++)
+        if (is_ours(table, found[i])) {
+            kill(found[i], SIGKILL);
+            count = add_tracers(found[i], found, count);
+        }
 }
 
 /* Frees what was killed but is held by its tracers. */
-static void release(const struct table *table, const struct run *of) {
+static void release(struct table *table, const struct run *of) {
     if (of)
-        kill_tracers(of->pid);
+        kill_tracers(table, of->pid);
     for (size_t i = 0; i < table->count; i++)
         if (table->at[i].killed && !table->at[i].dead)
-            kill_tracers(table->at[i].pid);
+            kill_tracers(table, table->at[i].pid);
 }
 
 /* Nothing is reaped meanwhile: the pids of our children stay theirs, and a fork bomb's zombies use up its own

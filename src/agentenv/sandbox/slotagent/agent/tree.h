@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Kills the tree of a run, or (NULL) everything but us, and waits until it is dead, for a limited time. Returns how
- * many processes were killed. */
+/* Kills the tree of a run, or (NULL) everything but us (where we are not init, all that descends from us), and waits
+ * until it is dead, for a limited time. Returns how many processes were killed. */
 size_t kill_processes(const struct run *run);
 
 /* Signals the run's process group, but neither what was in it before the tick `since`, nor what its shell has begun

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 import aiohttp
 
@@ -22,7 +21,8 @@ from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError, slow_start, start_failure
 from agentenv.slots.backends.nomad.facts import Allocation
-from agentenv.slots.health import Silence, Verdict
+from agentenv.slots.container_link import Silence, Verdict
+from agentenv.tasks import TaskSet
 from agentenv.wire.states import SlotState
 
 logger = logging.getLogger(__name__)
@@ -48,21 +48,17 @@ class Errands:
         self._api = api
         self._session = session
         self._settings = settings
-        self._tasks: dict[str, set[asyncio.Task[None]]] = {}
+        self._tasks = TaskSet()
         self._handshakes = asyncio.Semaphore(_HANDSHAKES_AT_ONCE)
         self._stops = asyncio.Lock()
 
     def forget(self, key: str) -> None:
         """Cancel everything running for a container."""
-        for task in self._tasks.get(key, set()).copy():
-            task.cancel()
+        self._tasks.cancel(key)
 
     async def aclose(self) -> None:
         """Cancel everything. May be repeated."""
-        tasks = [task for key in list(self._tasks) for task in self._tasks[key]]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.aclose()
 
     # -- handshake ------------------------------------------------------------------------------
 
@@ -78,7 +74,7 @@ class Errands:
         async def work() -> None:
             answer(await self._meet(allocation, token, timeout_s))
 
-        self._start(allocation.container, work(), "handshake")
+        self._tasks.start(allocation.container, work(), "handshake")
 
     async def _meet(self, allocation: Allocation, token: str, timeout_s: float) -> ContainerHandle | StartFailed:
         loop = asyncio.get_running_loop()
@@ -123,7 +119,7 @@ class Errands:
         async def work() -> None:
             answer(await self._become_empty(handle, at_most_s))
 
-        self._start(handle.id, work(), "drain")
+        self._tasks.start(handle.id, work(), "drain")
 
     async def _become_empty(self, handle: ContainerHandle, at_most_s: float | None) -> bool:
         loop = asyncio.get_running_loop()
@@ -149,7 +145,7 @@ class Errands:
     def stop(self, allocation: str, reason: str, after_s: float, wanted: Callable[[], bool]) -> None:
         """Stop an allocation after a pause, while ``wanted``, retrying until Nomad has accepted it or the job is
         ours to change."""
-        self._start(f"stop {allocation}", self._stop(allocation, reason, after_s, wanted), "errand")
+        self._tasks.start(f"stop {allocation}", self._stop(allocation, reason, after_s, wanted), "errand")
 
     async def _stop(self, allocation: str, reason: str, after_s: float, wanted: Callable[[], bool]) -> None:
         await asyncio.sleep(after_s)
@@ -168,25 +164,11 @@ class Errands:
     def diagnose(self, allocation: Allocation, image: str, answer: Callable[[StartFailed], None]) -> None:
         """Why it did not become ready, from its task's events and the end of its log."""
         key = f"diagnose {allocation.container}"
-        under_way = sum(key.startswith("diagnose ") for key in self._tasks)
+        under_way = sum(key.startswith("diagnose ") for key in self._tasks.keys)
         if under_way < _DIAGNOSES_AT_ONCE and key not in self._tasks:
-            self._start(key, self._diagnose(allocation, image, answer), "errand")
+            self._tasks.start(key, self._diagnose(allocation, image, answer), "errand")
 
     async def _diagnose(self, allocation: Allocation, image: str, answer: Callable[[StartFailed], None]) -> None:
         stdout = await self._api.log_tail(allocation.id, "stdout")
         stderr = await self._api.log_tail(allocation.id, "stderr")
         answer(start_failure(allocation, image, stdout, stderr))
-
-    def _start(self, key: str, work: Coroutine[Any, Any, None], name: str) -> None:
-        task = asyncio.create_task(work, name=f"{name} of {key}")
-        tasks = self._tasks.setdefault(key, set())
-        tasks.add(task)
-        task.add_done_callback(lambda done: self._done(key, done))
-
-    def _done(self, key: str, task: asyncio.Task[None]) -> None:
-        tasks = self._tasks.get(key, set())
-        tasks.discard(task)
-        if not tasks:
-            self._tasks.pop(key, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s failed", task.get_name(), exc_info=error)

@@ -1,35 +1,35 @@
-"""The requests to Nomad that the backend needs: python-nomad, in threads, with deadlines. No decisions.
+"""The few requests to Nomad that the backend makes, in threads. No decisions.
 
-The library is synchronous (``requests``); the event stream, which must be cancellable and must distinguish silence
-from a lost connection, is not read through it (see :mod:`agentenv.slots.backends.nomad.stream`).
+python-nomad is synchronous (``requests``); the event stream, which must be cancellable and must tell
+silence from death, is not read through it (see :mod:`agentenv.slots.backends.nomad.api`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Callable, Mapping
+import ssl
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
+import aiohttp
 import nomad
-import requests
-from nomad.api.exceptions import BaseNomadException, TimeoutNomadException
-from requests.adapters import HTTPAdapter
 
 from agentenv.config import NomadSettings
+from agentenv.errors import ConfigError
 from agentenv.slots.backends.nomad import facts
+from agentenv.slots.backends.nomad.client import NomadClient, Reply
 from agentenv.slots.backends.nomad.explain import NomadError
 from agentenv.slots.backends.nomad.holder import Holder
 
 logger = logging.getLogger(__name__)
 
-Reply = TypeVar("Reply")
-
 _THREADS = 4
-"""Concurrent requests: Nomad's servers have other clients."""
-_TIMEOUT_S = 10
+"""Requests at once: Nomad's servers have others to serve."""
 _SLOW_S = 30
 """Timeout for parsing and registering: the scheduler of a small cluster may be busy."""
 _LOG_BYTES = 16 * 1024
@@ -62,25 +62,12 @@ class NomadApi:
         self.not_ours: Callable[[], str] = str
         """Why the job must not be changed at the moment; empty if it may. Set by the job's owner, if there is one."""
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="nomad-api")
-        self._session = requests.Session()
-        # Proxies and netrc are for the internet; and a redirect must not send a token elsewhere.
-        self._session.trust_env = False
-        self._session.mount("https://", _Adapter(settings.tls_server_name))
-        self._client = nomad.Nomad(
-            address=address,
-            token=settings.token,
-            namespace=settings.namespace,
-            region=settings.region,
-            verify=_verify(settings),
-            cert=_certificate(settings),
-            timeout=_TIMEOUT_S,
-            session=self._session,
-        )
+        self._client = NomadClient(settings, address, connections=_THREADS)
 
     async def aclose(self) -> None:
         """End the threads, each at its request's deadline at the latest. May be repeated."""
         await asyncio.to_thread(self._threads.shutdown, wait=True, cancel_futures=True)
-        self._session.close()
+        self._client.close()
 
     # -- the cluster ----------------------------------------------------------------------------
 
@@ -128,10 +115,10 @@ class NomadApi:
         reply = await self._change(lambda c: c.job.request(job_id, "scale", json=body, method="post").json())
         return int(reply.get("JobModifyIndex") or 0)
 
-    async def end_job(self, *, purge: bool) -> None:
-        """Stop the job, without its shutdown delay; ``purge``: remove it too. A missing job is not an error.
+    async def deregister(self, *, purge: bool) -> None:
+        """Stop the job, without its shutdown delay; ``purge``: forget it too. One that does not exist is no error.
 
-        A purged job's allocations are forgotten at once, before their containers have ended: stop it first.
+        A purged job's allocations are forgotten at once, before their containers have ended: see :func:`end_job`.
         """
         params = {"purge": str(purge).lower(), "no_shutdown_delay": "true"}
         await self._change(
@@ -303,49 +290,87 @@ class NomadApi:
 
     async def _run(self, ask: Callable[[nomad.Nomad], Reply], *, missing: bool = False) -> Any:
         """Send a request in a thread. With ``missing``, 404 is answered by None."""
+        asked = partial(self._client.ask, ask, missing=missing)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, asked)
+
+
+SILENT_AFTER_S = 45.0
+"""Nomad sends a heartbeat every 30 s (nomad/event_endpoint.go of 1.11.3)."""
+_PATH = "/v1/event/stream"
+_LINE_BYTES = 64 * 1024 * 1024
+_CONNECT_S = 10.0
+
+
+class EventStream:
+    """Connects when entered; iterating gives each line as JSON, heartbeats as ``{}``."""
+
+    def __init__(self, session: aiohttp.ClientSession, settings: NomadSettings, address: str) -> None:
+        self._session = session
+        self._settings = settings
+        self._url = address + _PATH
+        self._server_hostname = settings.tls_server_name if address.startswith("https:") else None
+
+    async def lines(self, *, after: int, nodes: bool) -> AsyncGenerator[dict[str, Any], None]:
+        """Events after an index of the cluster's log; the first item, ``{}``, means that it is connected.
+
+        ``nodes``: include events of nodes, for which the token needs ``node:read``. Raises NomadError when the
+        stream ends, is refused, or is silent for ``SILENT_AFTER_S``.
+        """
+        job = self._settings.job_id
+        topics = [f"Allocation:{job}", f"Evaluation:{job}", f"Job:{job}", *(["Node"] if nodes else [])]
+        params = [("namespace", self._settings.namespace), ("index", str(after)), *(("topic", one) for one in topics)]
+        if self._settings.region:
+            params.append(("region", self._settings.region))
+        headers = {"X-Nomad-Token": self._settings.token} if self._settings.token else {}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=SILENT_AFTER_S)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, ask, self._client)
-        except (BaseNomadException, TimeoutNomadException, requests.RequestException, ValueError, KeyError) as error:
-            failed = _failure(error)
-            if missing and failed.status == 404:
-                return None
-            raise failed from error
+            async with self._session.get(
+                self._url,
+                params=params,
+                headers=headers,
+                timeout=timeout,
+                server_hostname=self._server_hostname,
+                allow_redirects=False,  # the token is for this address only
+            ) as response:
+                if response.status != 200:
+                    raise NomadError(response.status, (await response.text())[:500])
+                yield {}
+                async for line in response.content:
+                    if line.strip():
+                        yield json.loads(line)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise NomadError(0, f"the event stream was cut: {error or type(error).__name__}") from error
+        raise NomadError(0, "Nomad ended the event stream")
 
 
-class _Adapter(HTTPAdapter):
-    """Verifies the server's certificate against a name other than its address (``NOMAD_TLS_SERVER_NAME``)."""
-
-    def __init__(self, server_name: str | None) -> None:
-        self._server_name = server_name
-        super().__init__(pool_maxsize=_THREADS)
-
-    def init_poolmanager(self, *args: Any, **options: Any) -> None:
-        """See HTTPAdapter."""
-        if self._server_name:
-            options |= {"server_hostname": self._server_name, "assert_hostname": self._server_name}
-        super().init_poolmanager(*args, **options)
+def open_stream_session(settings: NomadSettings) -> aiohttp.ClientSession:
+    """A session for the stream. Raises ConfigError for certificates that cannot be read."""
+    connector = aiohttp.TCPConnector(limit=2, ssl=tls(settings))
+    return aiohttp.ClientSession(connector=connector, trust_env=False, read_bufsize=_LINE_BYTES)
 
 
-def _verify(settings: NomadSettings) -> bool | str:
+def tls(settings: NomadSettings) -> ssl.SSLContext:
+    """The same TLS settings as for the API. Raises ConfigError naming the field."""
+    field = "ca_cert"
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_cert)
+        field = "client_cert"
+        if settings.client_cert is not None:
+            context.load_cert_chain(settings.client_cert, settings.client_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(field, f"cannot be used: {error}", next_step="a PEM file is needed") from error
     if settings.skip_verify:
-        return False
-    return str(settings.ca_cert) if settings.ca_cert else True
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
-def _certificate(settings: NomadSettings) -> tuple[str, ...]:
-    given = (settings.client_cert, settings.client_key)
-    return tuple(str(path) for path in given) if all(given) else ()
-
-
-def _failure(error: Exception) -> NomadError:
-    """The error python-nomad raised, by its HTTP status: the class alone does not distinguish a cut connection from
-    a refusal."""
-    reply = getattr(error, "nomad_resp", None)
-    if isinstance(reply, requests.Response):
-        return NomadError(reply.status_code, " ".join(reply.text.split())[:500] or f"status {reply.status_code}")
-    if isinstance(error, (ValueError, KeyError)) and not isinstance(error, requests.RequestException):
-        return NomadError(502, f"unexpected response of Nomad's API: {error!r}")
-    cause = reply if isinstance(reply, Exception) else error
-    while isinstance(inner := getattr(cause, "reason", None) or (cause.args or (None,))[0], Exception):
-        cause = inner  # urllib3 wraps the cause in the place where it happened
-    return NomadError(0, str(cause).rpartition("connection: ")[2] or repr(cause))
+async def pause(seconds: float, alarm: asyncio.Event) -> None:
+    """Sleep for a time, or until the event is set; then clear it."""
+    try:
+        async with asyncio.timeout(seconds):
+            await alarm.wait()
+    except TimeoutError:
+        return
+    finally:
+        alarm.clear()

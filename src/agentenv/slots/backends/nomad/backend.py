@@ -23,13 +23,13 @@ from agentenv.errors import ConfigError, JobOwnedError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerEvent, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad import facts
 from agentenv.slots.backends.nomad.allocation_tasks import Errands
-from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.slots.backends.nomad.api import EventStream, NomadApi, open_stream_session
 from agentenv.slots.backends.nomad.count import CountKeeper
+from agentenv.slots.backends.nomad.ending import end_job
 from agentenv.slots.backends.nomad.explain import NomadError, opening_error
 from agentenv.slots.backends.nomad.follow import Follower, Following
 from agentenv.slots.backends.nomad.job import JobShape, check_shape, check_standing, job_text, job_variables
 from agentenv.slots.backends.nomad.owner import JobOwner
-from agentenv.slots.backends.nomad.stream import EventStream, open_stream_session
 from agentenv.slots.backends.nomad.view import (
     AwaitEmpty,
     Command,
@@ -200,15 +200,12 @@ class NomadBackend:
             self._events.put_nowait(None)
 
     async def _purge(self, api: NomadApi) -> None:
-        """End the job, wait for its containers' ends for a while, then purge it. Raises NomadError."""
-        await api.end_job(purge=False)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + _PURGE_TIMEOUT_S
-        while (left := await api.left_over()) and loop.time() < until:  # noqa: ASYNC110 - Nomad must be asked
-            await asyncio.sleep(0.1)
-        if left:
-            logger.warning("%d allocations of job %s are still stopping", left, self._nomad.job_id)
-        await api.end_job(purge=True)
+        """End the job, whatever becomes of its containers. Raises NomadError."""
+        try:
+            await end_job(api, within_s=_PURGE_TIMEOUT_S)
+        except SandboxUnavailableError as error:
+            logger.warning("%s", error.message)
+            await api.deregister(purge=True)
 
     # -- the backend's interface -----------------------------------------------------------------
 

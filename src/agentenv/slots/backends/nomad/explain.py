@@ -12,8 +12,6 @@ from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.nomad.facts import Allocation, TaskEvent
 
-_PERMANENT = frozenset({"sandbox_unavailable", "self_test_failed", "config", "protocol"})
-"""Codes of the container's `failed` event that restarting cannot cure."""
 _DRIVER_EVENTS = ("Driver Failure", "Setup Failure", "Failed Validation", "Failed Artifact Download")
 _IMAGE = re.compile(
     r"failed to pull|pull access denied|manifest unknown|image .*not found|no such image", re.IGNORECASE
@@ -137,8 +135,7 @@ def failed_event(stdout: str) -> StartFailed | None:
         except ValueError:
             continue
         if isinstance(said, dict) and said.get("event") == "failed":
-            code = str(said.get("code"))
-            return StartFailed(str(said.get("message")), str(said.get("next_step") or ""), permanent=code in _PERMANENT)
+            return StartFailed.said(said)
     return None
 
 

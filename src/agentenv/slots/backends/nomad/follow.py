@@ -10,9 +10,8 @@ from typing import Literal
 
 from agentenv.backoff import Backoff
 from agentenv.slots.backends.nomad import facts
-from agentenv.slots.backends.nomad.api import NomadApi
+from agentenv.slots.backends.nomad.api import EventStream, NomadApi, pause
 from agentenv.slots.backends.nomad.explain import NomadError
-from agentenv.slots.backends.nomad.stream import EventStream, pause
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,11 @@ from typing import Any
 from agentenv import shipped
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.errors import ConfigError
-from agentenv.wire.spec import MIB, SlotLimits
+from agentenv.wire.spec import MIB, ContainerSpec, SlotLimits
 
-JOB_FILES = {
-    "docker": "nomad/sandbox.nomad.hcl",
-    "raw_exec": "nomad/sandbox-raw-exec.nomad.hcl",
-    "apptainer": "nomad/sandbox-apptainer.nomad.hcl",
-}
+JOB_FILE = "nomad/sandbox.nomad.hcl"
+SPEC = "spec"
+"""The job file's variable that is a whole ContainerSpec, as JSON."""
 SERVER_MIB = 512
 """Of a container beyond its slots: 256 MiB of calls that wait, the template tree (at most 128), server, supervisor."""
 SERVER_PROCESSES = 512
@@ -27,17 +25,19 @@ SERVER_PROCESSES = 512
 SLOT_OWN_PROCESSES = 10
 """What a slot has beside its own: its agent and its bwrap, and up to eight behind its network."""
 _LEAST_PIDS = 16_384
+_FIELDS = frozenset(field.name for field in dataclasses.fields(ContainerSpec))
 _SLOTS = re.compile(r'"slots":\s*(\d+)')
 _SLOT_MEMORY = re.compile(r'"memory_bytes":\s*(\d+)')
 _SLOT_PROCESSES = re.compile(r'"processes":\s*(\d+)')
+_OPTIONAL = frozenset({"job_id", "image", "driver"})
+"""Settings that a job file need not take: it may be of one image, one driver."""
 _DECLARED = re.compile(r'^\s*variable\s+"([^"]+)"', re.MULTILINE)
 
 
 def job_text(settings: NomadSettings) -> str:
     """The job file's text. Raises ConfigError when it cannot be read."""
     try:
-        path = settings.job_file or shipped.path(JOB_FILES[settings.driver])
-        return Path(path).read_text()
+        return Path(settings.job_file or shipped.path(JOB_FILE)).read_text()
     except OSError as error:
         raise ConfigError("job_file", f"cannot be read: {error}", next_step="name a Nomad job file (HCL2)") from error
 
@@ -45,27 +45,45 @@ def job_text(settings: NomadSettings) -> str:
 def job_variables(text: str, containers: ContainerSettings, settings: NomadSettings) -> str:
     """Values for the variables the job file declares, as the text of an HCL variables file.
 
-    ``settings.variables`` come last and win. Raises ConfigError naming a setting that is not at its
+    A file without ``spec`` (written for an older agentenv) is given those settings of the container that it has
+    variables for. ``settings.variables`` come last and win. Raises ConfigError naming a setting that is not at its
     default and that the file has no variable for.
     """
     declared = set(_DECLARED.findall(text))
-    defaults = _values(ContainerSettings(), NomadSettings())
-    given = _values(containers, settings)
-    computed = ("memory_max_mib", "pids_limit", *(("memory_mib",) if settings.memory_mib is None else ()))
-    optional = ("job_id", "image", *computed)
-    for name, value in given.items():
-        if name not in declared and value != defaults[name] and name not in optional:
+    given = settings.variables
+    spec = containers.spec()
+    if SPEC in declared:
+        spec, given = _overridden(spec, given, declared)
+    values = _values(spec, settings, whole=SPEC in declared)
+    defaults = _values(ContainerSpec(), NomadSettings(), whole=SPEC in declared)
+    for name, value in values.items():
+        if name not in declared and value != defaults[name] and name not in _OPTIONAL | _computed(settings):
             raise ConfigError(name, f"is {value!r}, but the job file has no variable {name!r}", next_step=_cure(name))
-    undeclared = set(settings.variables) - declared
-    if undeclared:
+    if undeclared := set(given) - declared:
         raise ConfigError(
             "variables",
             f"the job file has no variable {min(undeclared)!r}",
             next_step=f"it has {', '.join(sorted(declared))}",
         )
-    values = {**given, "count": 0}
-    expressions = {name: hcl(value) for name, value in values.items() if name in declared} | settings.variables
+    expressions = {name: hcl(value) for name, value in values.items() if name in declared} | given
     return "".join(f"{name} = {expression}\n" for name, expression in expressions.items())
+
+
+def _overridden(
+    spec: ContainerSpec, variables: Mapping[str, str], declared: Set[str]
+) -> tuple[ContainerSpec, dict[str, str]]:
+    """With those of ``variables`` that are fields of it, as if the file declared each of them; and the others."""
+    named = {name: text for name, text in variables.items() if name in _FIELDS and name not in declared}
+    if not named:
+        return spec, dict(variables)
+    try:
+        read = {name: json.loads(text) for name, text in named.items()}
+    except ValueError as error:
+        raise ConfigError(
+            "variables", f"{', '.join(named)}: {error}", next_step="write what is a field of `spec` as JSON"
+        ) from error
+    whole = ContainerSpec.parse(json.loads(spec.to_json()) | read, "variables")
+    return whole, {name: text for name, text in variables.items() if name not in named}
 
 
 def enough_mib(slots: int, slot_memory_bytes: int) -> int:
@@ -116,7 +134,7 @@ def check_shape(shape: JobShape, containers: ContainerSettings, settings: NomadS
         raise ConfigError(
             "slots_per_container",
             f"is {containers.slots_per_container}, but the job asks for {shape.slots} slots in each container",
-            next_step="make them equal: set slots_per_container, and leave the job variable `slots` alone",
+            next_step="make them equal: set slots_per_container, and leave `slots` out of the job's variables",
         )
     pids = enough_pids(shape.slots, shape.slot_processes)
     if 0 < shape.pids_limit < pids:
@@ -153,12 +171,15 @@ def check_standing(standing: JobShape | None, wanted: JobShape, running: int, jo
     )
 
 
-def _values(containers: ContainerSettings, settings: NomadSettings) -> dict[str, Any]:
-    enough = enough_mib(containers.slots_per_container, containers.limits.memory_bytes)
+def _values(spec: ContainerSpec, settings: NomadSettings, *, whole: bool) -> dict[str, Any]:
+    """By the job file's variables. ``whole``: the container is one of them, else each of its settings is."""
+    enough = enough_mib(spec.slots, spec.limits.memory_bytes)
     return {
         "job_id": settings.job_id,
         "namespace": settings.namespace,
         "datacenters": list(settings.datacenters),
+        "count": 0,
+        "driver": settings.driver,
         "image": settings.image,
         "cpu_mhz": settings.cpu_mhz,
         "memory_mib": settings.memory_mib or enough,
@@ -166,21 +187,23 @@ def _values(containers: ContainerSettings, settings: NomadSettings) -> dict[str,
         "memory_max_mib": enough
         if settings.memory_oversubscription and enough > (settings.memory_mib or enough)
         else 0,
-        "pids_limit": enough_pids(containers.slots_per_container, containers.limits.processes),
-        "slots": containers.slots_per_container,
-        "isolation": containers.isolation,
-        "allow_network": containers.allow_network,
-        "limits": dataclasses.asdict(containers.limits),
-        "binds": [dataclasses.asdict(bind) for bind in containers.binds],
-        "env": containers.env,
-        "output_bytes": containers.output_bytes,
-        "spare_shells": containers.spare_shells,
+        "pids_limit": enough_pids(spec.slots, spec.limits.processes),
+        **({SPEC: spec.to_json()} if whole else dataclasses.asdict(spec)),
     }
+
+
+def _computed(settings: NomadSettings) -> Set[str]:
+    """Values that nobody named."""
+    return {"memory_max_mib", "pids_limit", *(("memory_mib",) if settings.memory_mib is None else ())}
 
 
 def _cure(name: str) -> str:
     if name == "binds":
         return "put what slots need into the image: a job's containers see no directories of their hosts"
+    if name in _FIELDS:
+        return (
+            "declare the variable `spec` in the job file, as the shipped one does, or leave the setting at its default"
+        )
     return "declare it in the job file, or leave the setting at its default"
 
 

@@ -1,0 +1,1 @@
+"""The tool server: external tools, run outside every slot with a network and secrets the policy never sees."""

@@ -1,0 +1,71 @@
+"""Locks of files (``flock``): held by a descriptor, and let go of when it is closed or its process ends, however that
+happens. Standard library only."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def locked(
+    path: Path, *, flags: int = os.O_RDWR, shared: bool = False, waiting: Callable[[], None] | None = None
+) -> Iterator[int]:
+    """Hold the lock of a file, which is made (mode 0644) when it is not there; yields the descriptor that holds it,
+    opened with ``flags``.
+
+    Waits while others hold it (with ``shared``: exclusively); ``waiting`` is called once when it has to. Raises OSError
+    when the file cannot be opened.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waiting is not None:
+                waiting()
+            fcntl.flock(descriptor, kind)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(path: Path, *, create: bool = False) -> int | None:
+    """A descriptor that holds the lock of a file (made with mode 0600); None when the file was removed or replaced
+    meanwhile, so that the lock would hold nothing. A symbolic link is not followed.
+
+    Raises: BlockingIOError when somebody holds it; FileNotFoundError, OSError.
+    """
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except FileNotFoundError:
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def is_locked(path: Path) -> bool:
+    """Whether somebody holds the file's lock exclusively. False when there is no such file. Changes nothing."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

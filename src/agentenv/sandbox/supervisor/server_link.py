@@ -1,0 +1,99 @@
+"""The supervisor's end of the control socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from agentenv.errors import ProtocolError
+from agentenv.sandbox.control_protocol import MAX_PACKET_BYTES, Request, Told, encode, requested
+from agentenv.sandbox.slotagent import protocol
+
+
+class ServerLink:
+    """Queued packets out, checked requests in.
+
+    ``on_request`` gets each request; ``on_broken`` is called once when the link cannot go on (EOF,
+    or a packet that breaks the contract), with the reason.
+    """
+
+    def __init__(
+        self, sock: socket.socket, slots: int, on_request: Callable[[Request], None], on_broken: Callable[[str], None]
+    ) -> None:
+        self._sock = sock
+        self._slots = slots
+        self._on_request = on_request
+        self._on_broken = on_broken
+        self._queue: deque[tuple[bytes, int | None]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._open = True
+        sock.setblocking(False)
+        self._loop.add_reader(sock.fileno(), self._read)
+
+    def send(self, packet: Told, fd: int | None = None) -> None:
+        """Queue one packet. ``fd`` is duplicated, so the caller may close its own at any time."""
+        if self._open:
+            self._queue.append((encode(packet), os.dup(fd) if fd is not None else None))
+            self._flush()
+
+    def drain(self) -> None:
+        """Take in what the (dead) server had sent, then :meth:`close`: what it said of its leases still holds."""
+        while self._open and self._read():
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Stop for good. May be called again."""
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._sock.fileno())
+        self._loop.remove_writer(self._sock.fileno())
+        self._sock.close()
+        while self._queue:
+            _, fd = self._queue.popleft()
+            if fd is not None:
+                os.close(fd)
+
+    def _flush(self) -> None:
+        while self._queue:
+            packet, fd = self._queue[0]
+            try:
+                protocol.send(self._sock, packet, () if fd is None else (fd,))
+            except BlockingIOError:
+                self._loop.add_writer(self._sock.fileno(), self._flush)
+                return
+            except OSError as error:
+                self._break(f"the control socket: {error}")
+                return
+            self._queue.popleft()
+            if fd is not None:
+                os.close(fd)
+        self._loop.remove_writer(self._sock.fileno())
+
+    def _read(self) -> bool:
+        """Take one packet; whether there was one."""
+        try:
+            packet = self._sock.recv(MAX_PACKET_BYTES + 1)  # descriptors sent along are dropped by the kernel
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._break(f"the control socket: {error}")
+            return False
+        if not packet:
+            self._break("it closed its control socket")
+            return False
+        try:
+            request = requested(packet, self._slots)
+        except ProtocolError as error:
+            self._break(error.message)
+            return False
+        self._on_request(request)
+        return True
+
+    def _break(self, reason: str) -> None:
+        self.close()
+        self._on_broken(reason)

@@ -1,0 +1,176 @@
+"""The tools of one slot as typed methods: files, search, patches, transfers. For hooks and for scripts alike.
+
+A failing *file* operation raises ``OSError`` with the slot's errno (``FileNotFoundError`` and so on).
+"""
+
+from __future__ import annotations
+
+import errno
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Final, Literal, overload
+
+from agentenv.containers import transfer
+from agentenv.containers.attachments import decoded_base64
+from agentenv.containers.transfer import Progress, TransferLease, Transferred
+from agentenv.errors import InfraError, InvalidArgumentsError
+from agentenv.wire.calls import CallResult
+from agentenv.wire.tools import (
+    ArtifactsReply,
+    ListFilesReply,
+    PatchReply,
+    ReadFileReply,
+    SearchReply,
+    WriteFileReply,
+)
+
+_OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
+"""Errors that reading a slot never causes: the machine the download is written to is full, or out of descriptors."""
+
+
+class SlotTools(ABC):
+    """Typed calls of a slot's tools, over :meth:`call_tool`."""
+
+    @abstractmethod
+    async def call_tool(
+        self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+    ) -> CallResult:
+        """Call any tool by its name.
+
+        Raises: ToolCallError when the call is wrong, PolicyRefusalError when it is not allowed, InfraError when the
+        slot failed.
+        """
+
+    @abstractmethod
+    def lease_for_transfer(self) -> AbstractAsyncContextManager[TransferLease]:
+        """The lease to transfer files under, for one transfer."""
+
+    @overload
+    async def read_file(self, path: str, *, binary: Literal[False] = False) -> str: ...
+    @overload
+    async def read_file(self, path: str, *, binary: Literal[True]) -> bytes: ...
+    async def read_file(self, path: str, *, binary: bool = False) -> str | bytes:
+        """Read a whole file of the slot, at most 64 MiB. Raises: OSError (missing, a directory, too large)."""
+        reply = ReadFileReply.model_validate(await self._file_call("read_file", {"path": path, "binary": binary}))
+        if reply.truncated:
+            raise OSError(errno.EFBIG, f"{path} has {reply.size_bytes} bytes, more than one call carries")
+        return (reply.data or b"") if binary else (reply.text or "")
+
+    async def write_file(self, path: str, content: str | bytes, *, mode: int | None = None) -> int:
+        """Write a whole file in the slot; its parent directories are created. Returns its size in bytes."""
+        body: dict[str, Any] = {"path": path, "mode": mode}
+        if isinstance(content, str):
+            body["text"] = content
+        else:
+            body["data"] = content
+        return WriteFileReply.model_validate(await self._file_call("write_file", without_none(body))).size_bytes
+
+    async def list_files(self, path: str = ".", *, depth: int = 1) -> ListFilesReply:
+        """The entries of a directory of the slot."""
+        return ListFilesReply.model_validate(await self._file_call("list_files", {"path": path, "depth": depth}))
+
+    async def upload(self, local: Path | str, remote: str, *, progress: Progress | None = None) -> Transferred:
+        """Copy a local file or directory of any size into the slot; see :func:`agentenv.containers.transfer.upload`.
+
+        Raises: OSError, InvalidArgumentsError, PolicyRefusalError, InfraError.
+        """
+        async with self.lease_for_transfer() as lease:
+            return await transfer.upload(lease, Path(local), remote, progress=progress)
+
+    async def extract(self, archive: bytes, remote: str) -> ArtifactsReply:
+        """Unpack a tar (plain or gzip) into a directory of the slot."""
+        given = {"action": "extract", "path": remote, "data": archive}
+        return ArtifactsReply.model_validate(await self._file_call("artifacts", given))
+
+    async def download(
+        self,
+        remote: str,
+        local: Path | str,
+        *,
+        progress: Progress | None = None,
+        max_bytes: int = transfer.DEFAULT_MAX_BYTES,
+    ) -> Transferred:
+        """Copy a file or directory of the slot to a local path (a directory's content is put into it); see
+        :func:`agentenv.containers.transfer.download`. The slot's data is not trusted.
+
+        Raises: OSError, PolicyRefusalError, InfraError (also when this machine's own disk is full: a verifier must
+        not score that).
+        """
+        async with self.lease_for_transfer() as lease:
+            try:
+                return await transfer.download(lease, remote, Path(local), progress=progress, max_bytes=max_bytes)
+            except OSError as error:
+                if error.errno in _OURS:
+                    raise InfraError(f"{remote} could not be kept on this machine: {error}") from error
+                raise
+
+    async def archive(self, path: str = ".") -> ArtifactsReply:
+        """A file or directory of the slot as a tar archive (at most 64 MiB), with the SHA-256 of every file in it."""
+        return await self._artifacts("archive", path)
+
+    async def list_artifacts(self, path: str = ".") -> ArtifactsReply:
+        """Every file below a directory of the slot (or one file), with size and SHA-256; limited like
+        :meth:`archive`."""
+        return await self._artifacts("list", path)
+
+    async def read_artifact(self, path: str) -> ArtifactsReply:
+        """One file of the slot, at most 64 MiB: its bytes in ``data``, its size and SHA-256 in ``files[0]``."""
+        return await self._artifacts("read", path)
+
+    async def search(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        glob: str | None = None,
+        ignore_case: bool = False,
+        literal: bool = False,
+        limit: int = 200,
+    ) -> SearchReply:
+        """Lines of the slot's files that match a regular expression, by path and line; omitted matches are counted
+        in the reply.
+
+        Raises: InvalidArgumentsError when the pattern is wrong; OSError when there is no such path.
+        """
+        given = {"pattern": pattern, "path": path, "glob": glob, "limit": limit}
+        given |= {"ignore_case": ignore_case or None, "literal": literal or None}
+        return SearchReply.model_validate(await self._file_call("search", without_none(given)))
+
+    async def patch(
+        self, patch: str, path: str = ".", *, strip: int | None = None, fuzz: int | None = None
+    ) -> PatchReply:
+        """Apply a unified diff to the slot's files: all of it, or nothing.
+
+        Raises: InvalidArgumentsError when it is not a diff or does not apply (the message names the hunk, the
+        reason, and the content found instead); OSError when the slot cannot write.
+        """
+        given = without_none({"patch": patch, "path": path, "strip": strip, "fuzz": fuzz})
+        result = await self.call_tool("patch", given)
+        if result.exit_code == 1:
+            raise InvalidArgumentsError(result.stderr.strip())
+        _check_file_result("patch", path, result)
+        return PatchReply.model_validate(result.content)
+
+    async def _artifacts(self, action: str, path: str) -> ArtifactsReply:
+        return ArtifactsReply.model_validate(await self._file_call("artifacts", {"action": action, "path": path}))
+
+    async def _file_call(self, tool: str, arguments: Mapping[str, Any]) -> Any:
+        result = await self.call_tool(tool, arguments)
+        _check_file_result(tool, str(arguments.get("path")), result)
+        if isinstance(result.content, dict) and isinstance(data := result.content.get("data"), str):
+            return {**result.content, "data": await decoded_base64(data)}
+        return result.content
+
+
+def _check_file_result(tool: str, path: str, result: CallResult) -> None:
+    if result.timed_out or result.cancelled:
+        raise TimeoutError(errno.ETIMEDOUT, f"{tool} did not end in time", path)
+    if result.exit_code:
+        raise OSError(result.exit_code, result.stderr.strip() or f"{tool} failed", path)
+
+
+def without_none(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments without those left at None, which the tools do not take."""
+    return {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,285 @@
+"""Containers that cost little and isolate nothing, for tests, simulations and trying things out.
+
+Each is a real sandbox server, on the caller's event loop, over a stand-in for its supervisor. Commands run as ordinary
+processes of the caller's user, in a temporary directory per slot: never give it anything you would not run yourself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import secrets
+import socket
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from agentenv.config import ContainerSettings
+from agentenv.containers.handle import ContainerHandle
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.loop_watch import LoopWatch
+from agentenv.sandbox.server.server import BACKLOG, Server
+from agentenv.sandbox.slotagent.build import Binaries, ensure_built
+from agentenv.slots.backends.base import ContainerEvent, StartFailed
+from agentenv.slots.backends.fake.stand_in import Scratch, StandIn
+from agentenv.slots.backends.fleet import Fleet, StartFailedError
+from agentenv.tasks import finish
+from agentenv.wire.spec import SandboxSpec
+
+_CLEANUP_S = 0.01
+"""How long the handlers of a server that was aborted may take to notice."""
+
+
+class FakeBackend:
+    """A backend whose containers live in this process. The methods below ``replace`` break them on purpose.
+
+    ``start_delay_s`` is how long each start takes, ``starts_at_once`` how many may be under way.
+    """
+
+    name = "fake"
+
+    def __init__(
+        self, settings: ContainerSettings | None = None, *, start_delay_s: float = 0.0, starts_at_once: int = 100
+    ) -> None:
+        self._settings = settings or ContainerSettings()
+        self._start_delay_s = start_delay_s
+        self._starts_at_once = starts_at_once
+        self._fleet: Fleet | None = None
+        self._binaries: Binaries
+        self._scratch = Scratch()
+        self._containers: dict[str, FakeContainer] = {}
+        self._failures: deque[StartFailed] = deque()
+
+    async def __aenter__(self) -> Self:
+        if self._fleet is not None:
+            raise SandboxUnavailableError("a FakeBackend is opened once", next_step="make a new one")
+        # Three descriptors for each slot, and some for each container, are this process's.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        self._binaries = await asyncio.to_thread(ensure_built)
+        self._scratch.make()
+        self._fleet = Fleet(self._start, starts_at_once=self._starts_at_once)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if self._fleet is not None:
+                await self._fleet.aclose()
+        finally:
+            await self._scratch.remove()
+
+    async def scale(self, count: int) -> None:
+        """See :class:`ContainerBackend`."""
+        self._opened().scale(count)
+
+    def events(self) -> AsyncIterator[ContainerEvent]:
+        """See :class:`ContainerBackend`."""
+        return self._opened().events()
+
+    async def replace(self, container_id: str, reason: str) -> None:
+        """See :class:`ContainerBackend`."""
+        self._opened().replace(container_id, reason)
+
+    # -- switches -----------------------------------------------------------------------------
+
+    @property
+    def containers(self) -> list[ContainerHandle]:
+        """Those that live, by index."""
+        return sorted((one.handle for one in self._containers.values()), key=lambda handle: handle.index)
+
+    def kill(self, container_id: str, reason: str = "killed on purpose") -> None:
+        """End a container at once, as SIGKILL or a lost machine would; another is started."""
+        self._containers.pop(container_id).kill(reason)
+
+    def crash_and_restart(self, container_id: str) -> None:
+        """Its server crashes and returns with a new boot: leases live on, replies and running calls are lost."""
+        self._containers[container_id].crash()
+
+    def stall(self, container_id: str, seconds: float) -> None:
+        """It answers nothing for a while; then it answers what it was asked."""
+        self._containers[container_id].server.stall(seconds)
+
+    def cut(self, container_id: str) -> None:
+        """Cut its open connections, once."""
+        self._containers[container_id].server.cut()
+
+    async def destroy_slot(self, container_id: str, slot: int) -> None:
+        """As if what ran in the slot had killed its first process: its lease ends as the policy's doing."""
+        await self._containers[container_id].stand_in.lose(slot, Loss.ended, "it was destroyed on purpose")
+
+    def quarantine_next_reset(self, container_id: str) -> None:
+        """The next reset of one of its slots cannot be proved."""
+        self._containers[container_id].stand_in.fail_next_reset = True
+
+    def fail_next_start(self, reason: str, *, permanent: bool = False, next_step: str = "") -> None:
+        """The next container does not start. May be called several times."""
+        self._failures.append(StartFailed(reason, next_step, permanent))
+
+    # -----------------------------------------------------------------------------------------
+
+    def _opened(self) -> Fleet:
+        if self._fleet is None:
+            raise SandboxUnavailableError("the backend is not open", next_step="use it inside `async with`")
+        return self._fleet
+
+    async def _start(self, index: int) -> FakeContainer:
+        if self._start_delay_s:
+            await asyncio.sleep(self._start_delay_s)
+        if self._failures:
+            raise StartFailedError(self._failures.popleft())
+        name = f"fake-{index}-{secrets.token_hex(4)}"
+        container = FakeContainer(name, index, self._settings, self._scratch.path / name, self._binaries)
+        try:
+            await container.start()
+        except BaseException:
+            await finish(asyncio.create_task(container.stop("its start was broken off")))
+            raise
+        self._containers[name] = container
+        container.end.add_done_callback(lambda _: self._containers.pop(name, None))
+        return container
+
+    def __repr__(self) -> str:
+        return f"<FakeBackend {len(self._containers)} containers, no isolation>"
+
+
+class FakeContainer:
+    """A stand-in for a supervisor, and the server of the moment."""
+
+    def __init__(self, name: str, index: int, settings: ContainerSettings, directory: Path, binaries: Binaries) -> None:
+        spec = SandboxSpec(
+            container=name,
+            token_file="",
+            data_dir="",
+            slots=settings.slots_per_container,
+            env=settings.env,
+            output_bytes=settings.output_bytes,
+            spare_shells=False,
+        )
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.handle = ContainerHandle(name, index, url, secrets.token_hex(16), slots=spec.slots)
+        self.stand_in = StandIn(spec, self.handle.token, directory, binaries)
+        self.server = HostedServer(self.stand_in.greet(), self._listener)
+        self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._restarting: asyncio.Task[None] | None = None
+        self._cleaning: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Until it serves."""
+        await self.server.start()
+
+    async def ended(self) -> str:
+        """Wait for its death; why."""
+        return await asyncio.shield(self.end)
+
+    def kill(self, reason: str) -> None:
+        """End it at once. :meth:`stop` waits until nothing is left of it. Repeatable."""
+        if not self.end.done():
+            self.end.set_result(reason)
+            self._listener.close()
+            self._abort()
+            self.stand_in.hang_up()
+
+    def crash(self) -> None:
+        """Another server, with another boot, takes over the slots."""
+        self._abort()
+        self.server = HostedServer(self.stand_in.greet(), self._listener)
+        self._restarting = asyncio.create_task(self.server.start())
+
+    async def stop(self, reason: str) -> None:
+        """End it; until nothing is left of it."""
+        self.kill(reason)
+        await asyncio.gather(*self._cleaning)
+        await self.stand_in.aclose()
+
+    def _abort(self) -> None:
+        if self._restarting is not None:
+            self._restarting.cancel()
+        self.server.abort()
+        cleaning = asyncio.create_task(self.server.cleanup())
+        self._cleaning.add(cleaning)
+        cleaning.add_done_callback(self._cleaning.discard)
+
+
+class HostedServer:
+    """One life of a sandbox server on the caller's loop, and what can befall it. ``listener`` stays the caller's:
+    whoever connects between two lives waits in its queue."""
+
+    def __init__(self, control: socket.socket, listener: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._server = Server(control, LoopWatch("sandbox server"))
+        self._runner = web.AppRunner(
+            self._server.application, access_log=None, handle_signals=False, shutdown_timeout=_CLEANUP_S
+        )
+        self._accepting: asyncio.Server | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._resuming: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Until it serves."""
+        await self._runner.setup()
+        await self._server.settled()
+        await self._accept()
+        self._server.serving()
+
+    def cut(self) -> None:
+        """Cut every connection, without a word."""
+        for transport in self._transports():
+            transport.abort()
+
+    def stall(self, seconds: float) -> None:
+        """Take nothing in for so long: from clients, agents, or the supervisor."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+        else:
+            self._stop_accepting()
+            self._server.poller.pause()
+            for transport in self._transports():
+                transport.pause_reading()
+        self._stalled = self._loop.call_later(seconds, self._go_on)
+
+    def abort(self) -> None:
+        """End it as SIGKILL would."""
+        if self._stalled is not None:
+            self._stalled.cancel()
+        if self._resuming is not None:
+            self._resuming.cancel()
+        self._stop_accepting()
+        self.cut()
+        self._server.close()
+
+    async def cleanup(self) -> None:
+        """Until nothing of it runs any more, once aborted."""
+        await self._runner.cleanup()
+
+    def _go_on(self) -> None:
+        self._stalled = None
+        self._server.poller.resume()
+        for transport in self._transports():
+            transport.resume_reading()
+        self._resuming = self._loop.create_task(self._accept())
+
+    async def _accept(self) -> None:
+        assert self._runner.server is not None
+        listener = self._listener.dup()
+        listener.setblocking(False)
+        self._accepting = await self._loop.create_server(
+            self._runner.server, sock=listener, backlog=BACKLOG, start_serving=False
+        )
+        await self._accepting.start_serving()
+
+    def _stop_accepting(self) -> None:
+        if self._accepting is not None:
+            self._accepting.close()
+
+    def _transports(self) -> list[asyncio.Transport]:
+        connections = self._runner.server.connections if self._runner.server is not None else []
+        return [one.transport for one in connections if one.transport is not None]

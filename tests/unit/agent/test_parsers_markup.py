@@ -1,0 +1,183 @@
+"""The formats without JSON around their calls, and those that are read call by call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentenv.agent.parsers import parser_named
+from tests.unit.agent.parser_samples import TOOLS, calls, problem, tool
+
+# -- Qwen3-Coder ----------------------------------------------------------------------------------
+
+CODER = "<tool_call>\n<function=f>\n<parameter=k>\n{}\n</parameter>\n</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "expected"),
+    [
+        ({"type": "string"}, "  two\n\n  lines\\n &lt; ", "  two\n\n  lines\\n &lt; "),
+        ({"type": "string"}, "null", None),
+        ({"type": "string"}, "5", "5"),
+        ({"type": "integer"}, "5", 5),
+        ({"type": "integer"}, "five", "five"),
+        ({"type": "integer"}, "9" * 5000, "9" * 5000),
+        ({"type": "number"}, "2.50", 2.5),
+        ({"type": "number"}, "3.0", 3),
+        ({"type": "number"}, "inf", "inf"),
+        ({"type": "boolean"}, "True", True),
+        ({"type": "boolean"}, "yes", False),
+        ({"type": "array"}, '[1, "a"]', [1, "a"]),
+        ({"type": "array"}, "['a', None, True]", ["a", None, True]),
+        ({"type": "object"}, "{'a': (1, 2)}", {"a": [1, 2]}),
+        ({"type": "object"}, "{1, 2}", "{1, 2}"),
+        ({"type": "object"}, "[" * 3000, "[" * 3000),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "5", 5),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "5", "5"),
+        ({"type": ["integer", "null"]}, "NULL", None),
+        ({}, "5", "5"),
+        (None, "5", "5"),
+    ],
+)
+def test_qwen3_coder_gives_values_the_types_of_the_schema(schema: Any, text: str, expected: Any) -> None:
+    tools = [tool("f", k=schema)] if schema is not None else []
+    assert calls("qwen3_coder", CODER.format(text), tools) == [("f", {"k": expected})]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<function=f><parameter=a>1</parameter></function>", [("f", {"a": "1"})]),
+        ("<tool_call><function=f><parameter=a>1<parameter=b>2</function>", [("f", {"a": "1", "b": "2"})]),
+        ("<tool_call><function=f></function><function=g></function></tool_call>", [("f", {}), ("g", {})]),
+        ("<tool_call><function=f><parameter=a>1</tool_call>", [("f", {"a": "1"})]),
+        ("<tool_call><function=f><parameter=a>x<y>\n</parameter></function>", [("f", {"a": "x<y>"})]),
+    ],
+)
+def test_qwen3_coder_s_lax_layouts(text: str, expected: list[Any]) -> None:
+    assert calls("qwen3_coder", text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>",
+        "<tool_call>bash</tool_call>",
+        "<tool_call><function=ba",
+        "<tool_call><function=></function></tool_call>",
+        "<tool_call><function=f><parameter=command>rm -rf /tmp/x",
+        "<tool_call><function=f><parameter=comm",
+        "<tool_call><function=f>" + "<parameter=a>1</parameter>" * 1001 + "</function></tool_call>",
+    ],
+)
+def test_qwen3_coder_malformed_and_cut_values_never_run(text: str) -> None:
+    problem("qwen3_coder", text)
+
+
+# -- DeepSeek and Kimi: what is not closed is passed over, and the model is told -------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "cut"),
+    [
+        (
+            "deepseek_v3",
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>bash\n```json\n{\n  \"command\": \"```\"\n}\n```"
+            "<｜tool▁call▁end｜>",
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>bash\n```json\n{\"command\": ",
+        ),
+        (
+            "deepseek_v3_1",
+            "<｜tool▁call▁begin｜>bash<｜tool▁sep｜>{\"command\":\n \"```\"}<｜tool▁call▁end｜>",
+            "<｜tool▁call▁begin｜>bash<｜tool▁sep｜>{\"comm",
+        ),
+        (
+            "kimi_k2",
+            ' <|tool_call_begin|> functions.bash:3 <|tool_call_argument_begin|> {"command": "```"} <|tool_call_end|>',
+            '<|tool_call_begin|>functions.bash:4<|tool_call_argument_begin|>{"comm',
+        ),
+    ],
+)  # fmt: skip
+def test_sections_of_calls(name: str, good: str, cut: str) -> None:
+    parser = parser_named(name)
+    section = {"kimi_k2": "<|tool_calls_section_begin|>"}.get(name, "<｜tool▁calls▁begin｜>")
+    for text, reported in ((good, False), (good + cut, True), (cut + good, True)):
+        parsed = parser.parse("so: " + section + text, TOOLS)
+        assert [(call.name, call.arguments) for call in parsed.calls] == [("bash", {"command": "```"})]
+        assert ("not closed" in parsed.problem) is reported
+    assert "not closed" in problem(name, section + cut)
+    assert "no call" in problem(name, section + "hello")
+    assert calls(name, good) == [], "without its section it is text"
+
+
+def test_deepseek_arguments_that_are_no_object_are_handed_on() -> None:
+    section = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜>"
+    assert calls("deepseek_v3_1", section.format("bash<｜tool▁sep｜>[1]")) == [("bash", "[1]")]
+    assert calls("deepseek_v3", section.format("function<｜tool▁sep｜>bash\n```json\n{oops\n```")) == [
+        ("bash", "{oops")
+    ]
+    problem("deepseek_v3", section.format("function<｜tool▁sep｜>bash\n{}"))
+    problem("deepseek_v3_1", section.format("bash {}"))
+
+
+@pytest.mark.parametrize(
+    ("call_id", "name"),
+    [("functions.bash:0", "bash"), ("bash:12", "bash"), ("functions.ns.read_file:1", "read_file"), ("call_abc", None),
+     ("functions.bash:x", None), (":0", None)],
+)  # fmt: skip
+def test_kimi_ids_name_the_tool(call_id: str, name: str | None) -> None:
+    text = f"<|tool_call_section_begin|><|tool_call_begin|>{call_id}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+    if name is None:
+        problem("kimi_k2", text)
+        return
+    (call,) = parser_named("kimi_k2").parse(text).calls
+    assert (call.name, call.call_id) == (name, call_id)
+
+
+# -- GLM ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["glm45", "glm47"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<tool_call>f</tool_call>", {}),
+        ("<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>5</arg_value>\n</tool_call>", {"n": 5}),
+        ("<tool_call>f<arg_key>s</arg_key>\\n<arg_value> 5 </arg_value></tool_call>", {"s": "5"}),
+        ("<tool_call>f<arg_key> u </arg_key><arg_value>['a']</arg_value></tool_call>", {"u": ["a"]}),
+        (
+            "<tool_call>f<arg_key>u</arg_key><arg_value>plain &lt; text</arg_value></tool_call>",
+            {"u": "plain &lt; text"},
+        ),
+        ("<tool_call>f<arg_key>n</arg_key><arg_value>null</arg_value></tool_call>", {"n": None}),
+        ("<tool_call>f<arg_key>s</arg_key><arg_value>a <arg_key> b</arg_value></tool_call>", {"s": "a <arg_key> b"}),
+    ],
+)
+def test_glm_layouts_and_types(name: str, text: str, expected: Any) -> None:
+    tools = [tool("f", n={"type": "integer"}, s={"type": "string"})]
+    assert calls(name, text, tools) == [("f", expected)]
+
+
+@pytest.mark.parametrize("name", ["glm45", "glm47"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1",
+        "<tool_call></tool_call>",
+        '<tool_call>{"name": "f"}</tool_call>',
+        "<tool_call>f<arg_key>a</arg_key></tool_call>",
+        "<tool_call>f<arg_value>a</arg_value></tool_call>",
+        "<tool_call>f<arg_key>a</arg_key>x<arg_value>1</arg_value></tool_call>",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1<arg_key>b</arg_key><arg_value>2</arg_value></tool_call>",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>1</tool_call>",
+    ],
+)
+def test_glm_malformed(name: str, text: str) -> None:
+    problem(name, text)
+
+
+def test_glm_runs_the_closed_calls_and_tells_of_the_open_one() -> None:
+    parsed = parser_named("glm47").parse("<tool_call>f</tool_call><tool_call>g<arg_key>")
+    assert [call.name for call in parsed.calls] == ["f"]
+    assert "tool call 2 is not closed" in parsed.problem

@@ -1,0 +1,97 @@
+"""``agentenv exec`` over the fake farm: arguments, streams, exit codes, uploads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agentenv.cli.app import app
+from agentenv.cli.execute import notes, shell_exit_code
+from agentenv.farm import open
+from agentenv.slots.backends.fake import FakeBackend
+from agentenv.wire.calls import CallResult
+
+
+@pytest.fixture(autouse=True)
+def fake_farm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open, "make_backend", lambda _, settings, **__: FakeBackend(settings))
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["exec", *arguments], input=stdin)
+
+
+def test_streams_and_exit_code_are_the_commands() -> None:
+    result = run("echo out; echo err >&2; exit 7")
+    assert (result.stdout, result.stderr, result.exit_code) == ("out\n", "err\n", 7)
+
+
+def test_several_arguments_are_one_quoted_command() -> None:
+    assert run("--", "printf", "%s|", "a b", "$HOME", "-x").stdout == "a b|$HOME|-x|"
+
+
+def test_standard_input_is_given_only_when_asked_for() -> None:
+    assert run("--stdin", "--", "tr", "a-z", "A-Z", stdin="hello").stdout == "HELLO"
+    assert run("cat", stdin="hello").stdout == ""
+
+
+def test_a_deadline_is_124_and_said() -> None:
+    result = run("--timeout", "0.2", "--", "sleep", "60")
+    assert result.exit_code == 124
+    assert "timed out" in result.stderr
+
+
+def test_json_is_the_whole_result() -> None:
+    result = run("--json", "echo hi; exit 3")
+    told = json.loads(result.stdout)
+    assert (told["stdout"], told["exit_code"], told["fault"], result.exit_code) == ("hi\n", 3, "none", 3)
+
+
+def test_uploads_are_in_the_workspace(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "a.txt").write_text("deep")
+    (tmp_path / "b.txt").write_text("flat")
+    result = run("--upload", str(tmp_path / "pkg"), "--upload", str(tmp_path / "b.txt"), "cat pkg/a.txt b.txt")
+    assert (result.stdout, result.exit_code) == ("deepflat", 0)
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--timeout", "-1", "true"], ["--isolation", "none", "true"], ["--upload", "/nope", "true"], []]
+)
+def test_wrong_usage_is_2(wrong: list[str]) -> None:
+    assert run(*wrong).exit_code == 2
+
+
+def test_help_promises_no_weaker_isolation_than_is_given() -> None:
+    assert "auto: full, or a refusal" in " ".join(run("--help").stdout.replace("│", " ").split())
+
+
+def test_a_nul_byte_is_refused_with_a_message() -> None:
+    result = run("echo a\0b")
+    assert result.exit_code == 2
+    assert "NUL" in result.stderr
+
+
+def test_what_an_exit_code_hides_is_noted() -> None:
+    assert notes(CallResult(id="c", exit_code=0, stdout="x")) == []
+    assert "memory" in notes(CallResult(id="c", exit_code=137, oom_killed=True))[0]
+    assert notes(CallResult(id="c", exit_code=0, stderr_dropped_bytes=5, truncated=True)) == [
+        "5 bytes were cut from the middle of stderr"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        (CallResult(id="c", exit_code=0), 0),
+        (CallResult(id="c", exit_code=137, timed_out=True), 124),
+        (CallResult(id="c", fault="model", error="invalid_arguments"), 2),
+        (CallResult(id="c", fault="policy", error="refused"), 2),
+        (CallResult(id="c", fault="infra", error="infra"), 125),
+    ],
+)
+def test_exit_codes(result: CallResult, code: int) -> None:
+    assert shell_exit_code(result) == code

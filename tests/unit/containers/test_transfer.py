@@ -1,0 +1,165 @@
+"""What a slot does to a transfer ends it in good order, once; only a lost slot cuts the connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from agentenv.containers import transfer
+from agentenv.containers.transfer import download, upload
+from agentenv.errors import AgentEnvError, ConnectionLostError, LeaseLostError
+from agentenv.sandbox.server.tools import transfer_routes
+from agentenv.sandbox.slot_paths import USUAL_PATHS
+from agentenv.wire.leases import LeaseKey
+from agentenv.wire.transfers import CHUNKED, Entry, chunk
+
+BEGUN = Entry("f", size=CHUNKED, mode=0o644).encode() + chunk(b"half")
+
+
+class Run:
+    """A run of slotfiles that prints ``pieces``, then does nothing until it is killed."""
+
+    def __init__(self, *pieces: bytes | Exception) -> None:
+        self.killed = asyncio.Event()
+        self._pieces = list(pieces)
+
+    def start(self, *_: Any, **__: Any) -> None:
+        """It runs."""
+
+    async def write(self, data: bytes) -> bool:
+        await self.killed.wait()
+        return False
+
+    def end_input(self) -> None:
+        """That was all."""
+
+    async def read(self) -> bytes:
+        if not self._pieces:
+            await self.killed.wait()
+            return b""
+        piece = self._pieces.pop(0)
+        if isinstance(piece, Exception):
+            raise piece
+        return piece
+
+    async def ended(self) -> int:
+        await self.killed.wait()
+        return 128 + signal.SIGKILL
+
+    def kill(self) -> None:
+        self.killed.set()
+
+    close = kill
+
+
+class Lease:
+    """Is never lost."""
+
+    def __init__(self, base_url: str) -> None:
+        self.key = LeaseKey(slot=0, epoch=1, secret="s" * 32)
+        self.container: Any = SimpleNamespace(id="c", base_url=base_url, token="t")
+
+    async def wait_lost(self) -> AgentEnvError:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@asynccontextmanager
+async def served(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Run]) -> AsyncIterator[tuple[Lease, list[Run]]]:
+    """The routes over a container whose slot starts such runs."""
+    made: list[Run] = []
+
+    def run(_: Any) -> Run:
+        made.append(make())
+        return made[-1]
+
+    monkeypatch.setattr(transfer_routes, "_IDLE_S", 0.2)
+    monkeypatch.setattr(transfer_routes, "TransferRun", run)
+    app = web.Application()
+    io = SimpleNamespace(paths=USUAL_PATHS)
+    container: Any = SimpleNamespace(beside=lambda _: (io, {}))
+    transfer_routes.TransferRoutes(container).add_to(app.router)
+    async with TestServer(app) as server:
+        yield Lease(str(server.make_url("")).rstrip("/")), made
+
+
+@pytest.mark.parametrize("pieces", [(), (BEGUN,), (Entry("f", size=CHUNKED).encode(), chunk(b"a"), chunk(b"b"))])
+async def test_a_download_that_its_slot_stops_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pieces: tuple[bytes, ...]
+) -> None:
+    async with served(monkeypatch, lambda: Run(*pieces)) as (lease, runs):
+        with pytest.raises(OSError, match="stopped by something in the slot"):
+            await asyncio.wait_for(download(lease, "f", tmp_path / "f"), 30)
+    assert [run.killed.is_set() for run in runs] == [True]
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_run_that_says_all_and_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async with served(monkeypatch, lambda: Run(BEGUN, b"")) as (lease, runs):
+        with pytest.raises(OSError, match="stopped by something in the slot"):
+            await asyncio.wait_for(download(lease, "f", tmp_path / "f"), 30)
+    assert len(runs) == 1
+
+
+async def test_an_upload_that_its_slot_stops_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("content")
+    async with served(monkeypatch, Run) as (lease, runs):
+        with pytest.raises(OSError, match="killed by signal 9"):
+            await asyncio.wait_for(upload(lease, tmp_path / "f", "f"), 30)
+    assert [run.killed.is_set() for run in runs] == [True]
+
+
+class Trickling(Run):
+    """Goes on just before anybody loses patience, again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    async def _step(self) -> None:
+        self.steps += 1
+        async with asyncio.timeout(0.1):
+            await self.killed.wait()
+
+    async def write(self, data: bytes) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await self._step()
+        return not self.killed.is_set()
+
+    async def read(self) -> bytes:
+        with contextlib.suppress(TimeoutError):
+            await self._step()
+        return b"" if self.killed.is_set() else BEGUN[: self.steps][-1:]
+
+
+async def test_a_slot_that_lets_a_transfer_trickle_holds_nobody(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "up").write_bytes(b"x" * 1_000_000)
+    monkeypatch.setattr(transfer_routes, "_LEAST_BYTES_PER_S", 10_000_000)
+    async with served(monkeypatch, Trickling) as (lease, runs):
+        with pytest.raises(OSError, match="stopped by something in the slot"):
+            await asyncio.wait_for(download(lease, "f", tmp_path / "f"), 30)
+        with pytest.raises(OSError, match="killed by signal 9"):
+            await asyncio.wait_for(upload(lease, tmp_path / "up", "f"), 30)
+    assert [isinstance(run, Trickling) and run.steps < 10 for run in runs] == [True, True]
+
+
+async def test_a_slot_that_is_lost_meanwhile_cuts_the_connection(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(transfer, "_PAUSE_S", 0.0)
+    async with served(monkeypatch, lambda: Run(BEGUN, LeaseLostError("lost"))) as (lease, runs):
+        with pytest.raises(ConnectionLostError):
+            await asyncio.wait_for(download(lease, "f", tmp_path / "f"), 30)
+    assert len(runs) == transfer._ATTEMPTS

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentenv.env.config import ALIASES, TOOL_CALL_PARSERS, joined_negatives
+from agentenv.env.environment import AgentEnvConfig
+from agentenv.errors import ConfigError
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.tools.toolsets import choose
+
+# fmt: off
+KNOWN = (
+    "tool_pool_mode", "allow_network", "require_sandbox", "require_stateful_sandbox", "tool_batch_window_ms",
+    "tool_max_batch_size", "nomad_address", "sandbox_job_id", "sandbox_image", "slots_per_container",
+    "min_containers", "max_containers", "driver", "acquire_timeout_s", "purge_job_on_start",
+    "purge_job_on_shutdown", "agent_max_steps", "agent_temperature", "agent_max_tokens", "agent_tool_delay_s",
+    "enabled_toolsets", "disabled_toolsets", "distribution", "system_prompt", "tool_call_parser", "extra_body",
+    "tool_server_url", "tool_server_token", "max_agent_turns", "terminal_timeout", "terminal_lifetime",
+    "dataset_name", "dataset_split", "prompt_field",
+)
+# fmt: on
+
+
+def test_every_name_users_know_is_there_with_the_documented_defaults() -> None:
+    config = AgentEnvConfig()
+    for name in KNOWN:
+        assert name in AgentEnvConfig.model_fields, name
+    assert (config.tool_batch_window_ms, config.tool_max_batch_size) == (20, 200)
+    assert (config.slots_per_container, config.min_containers, config.max_containers) == (10, 1, 10)
+    assert (config.acquire_timeout_s, config.agent_max_steps) == (30, 50)
+
+
+def test_it_becomes_the_settings_below() -> None:
+    config = AgentEnvConfig(
+        slots_per_container=3, allow_network=True, slot_memory_mib=512, slot_workspace_mib=64,
+        sandbox_binds="/opt/x:/opt/x", min_containers=2, max_containers=4, target_idle_slots=3, scale_cooldown_s=8,
+        acquire_timeout_s=5, tool_batch_window_ms=1, tool_timeout_s=9,
+        agent_temperature=0.5, agent_max_steps=7,
+    )  # fmt: skip
+    container = config.container_settings()
+    assert (container.slots_per_container, container.allow_network) == (3, True)
+    assert container.limits.memory_bytes == 512 * 1024 * 1024
+    assert container.binds[0].target == "/opt/x"
+    pool = config.pool_settings()
+    assert (pool.min_containers, pool.max_containers, pool.acquire_timeout_s) == (2, 4, 5)
+    assert (pool.target_idle_slots, pool.scale_cooldown_s) == (3, 8)
+    executor = config.executor_settings()
+    assert (executor.tool_batch_window_ms, executor.default_timeout_s) == (1, 9)
+    agent = config.agent_settings()
+    assert (agent.temperature, agent.max_steps) == (0.5, 7)
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_older_names_mean_the_same(alias: str, name: str) -> None:
+    config = AgentEnvConfig(**{alias: 7})
+    assert getattr(config, name) == 7
+    assert AgentEnvConfig(**config.model_dump()) == config
+    AgentEnvConfig(**{alias: 7, name: 7})
+    with pytest.raises(ConfigError, match=rf"{alias}=7.* and {name}=8.* disagree"):
+        AgentEnvConfig(**{alias: 7, name: 8})
+
+
+def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> None:
+    merged = {**AgentEnvConfig().model_dump(), "max_agent_turns": "20"}
+    assert AgentEnvConfig(**merged).agent_max_steps == 20
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "said"),
+    [
+        ({"driver": "raw_exec", "sandbox_image": "mine:1"}, "sandbox_image", "runs no image"),
+        ({"sandbox_job_id": "a b"}, "sandbox_job_id", "pattern"),
+        ({"tool_pool_mode": "modal"}, "tool_pool_mode", "'local'"),
+        ({"tool_server_url": "ftp://x"}, "tool_server_url", "http(s)://host:port, or inprocess"),
+        ({"tool_server_url": "http://x"}, "tool_server_token", "file:PATH"),
+        ({"tool_server_url": "inprocess", "tool_server_token": "t"}, "tool_server_token", "without tool_server_url"),
+        ({"tool_server_token": "t"}, "tool_server_token", "without tool_server_url"),
+        ({"tool_server_config": "x.toml"}, "tool_server_config", "inprocess"),
+        (
+            {"require_stateful_sandbox": True, "enabled_toolsets": ["bash", "files"]},
+            "require_stateful_sandbox",
+            "leave out both tools with persistent shells",
+        ),
+        (
+            {"require_stateful_sandbox": True, "disabled_toolsets": ["terminal", "tmux"]},
+            "require_stateful_sandbox",
+            "enable terminal or tmux",
+        ),
+        ({"distribution": "reserch"}, "distribution", "did you mean 'research'?"),
+        ({"distribution": '{"terminal": 2}'}, "distribution", "0 to 1"),
+        (
+            {"distribution": "research", "enabled_toolsets": "web"},
+            "distribution",
+            "cannot be combined with enabled_toolsets",
+        ),
+        ({"min_containers": 5, "max_containers": 4}, "min_containers", "max_containers=4"),
+        ({"max_containers": 1, "slots_per_container": 4, "hook_slots": 4}, "hook_slots", "leaves none for rollouts"),
+        ({"require_sandbox": False, "isolation": "full"}, "require_sandbox", "auto or user"),
+        ({"enabled_toolsets": "files,bash", "disabled_toolsets": "bash"}, "disabled_toolsets", "'bash'"),
+        ({"tool_call_parser": "guess"}, "tool_call_parser", "hermes"),
+        ({"tool_call_parser": "qwen3coder"}, "tool_call_parser", "did you mean 'qwen3_coder'?"),
+        ({"agent_keep_tool_outputs": 2}, "agent_keep_tool_outputs", "without agent_context_tokens"),
+        ({"nomad_address": "127.0.0.1:4646"}, "nomad_address", "http(s)://host:port"),
+        ({"driver": "podman"}, "driver", "docker"),
+        ({"slot_memory_mib": 512}, "slot_memory_mib", "lower slot_workspace_mib"),
+        ({"slots_per_container": 0}, "slots_per_container", "greater than"),
+        ({"acquire_timeout_s": -1}, "acquire_timeout_s", "greater than 0"),
+        ({"terminal_timeout": -1}, "terminal_timeout", "greater than 0"),
+        ({"tool_timeout_s": float("nan")}, "tool_timeout_s", "nan"),
+        ({"verification": "none"}, "verification", "'sealed'"),
+        ({"extra_body": "{oops"}, "extra_body", "JSON object"),
+        ({"sandbox_binds": "relative:x"}, "sandbox_binds", "/source:/target"),
+        ({"agent_max_step": 3}, "agent_max_step", "Extra inputs"),
+        ({"group_size": "four"}, "group_size", "integer"),
+    ],
+)
+def test_what_contradicts_or_is_out_of_range_is_named(given: dict[str, Any], field: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        AgentEnvConfig(**given)
+    assert caught.value.field == field
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("parser", TOOL_CALL_PARSERS)
+def test_known_parsers_are_accepted(parser: str) -> None:
+    assert AgentEnvConfig(tool_call_parser=parser).tool_call_parser == parser
+
+
+def test_the_token_is_not_in_the_repr() -> None:
+    assert "repr=False" in repr(AgentEnvConfig.model_fields["tool_server_token"])
+
+
+def test_toolsets_and_tool_names_choose_tools() -> None:
+    builtin = ToolCatalog.builtin()
+    assert choose(builtin, None, None).names == builtin.names
+    assert choose(builtin, ["terminal"], None).names == ("bash", "terminal")
+    assert "bash" not in choose(builtin, None, ["terminal"])
+    assert choose(builtin, ["files"], ["artifacts", "search", "patch"]).names == (
+        "read_file",
+        "write_file",
+        "list_files",
+    )
+    with pytest.raises(ConfigError, match=r"enabled_toolsets.*'browser'.*set tool_server_url"):
+        choose(builtin, ["browser"], None)
+    with pytest.raises(ConfigError, match="no tool is left"):
+        choose(builtin, ["bash"], ["terminal"])
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (["--env.batch_size", "-1", "--x", "y"], ["--env.batch_size=-1", "--x", "y"]),
+        (["process", "--a", "-.5", "-1"], ["process", "--a=-.5", "-1"]),
+        (["--flag", "--other", "-o", "--k=v", "-3"], ["--flag", "--other", "-o", "--k=v", "-3"]),
+    ],
+)
+def test_negative_numbers_are_not_taken_for_flags(given: list[str], read: list[str]) -> None:
+    assert joined_negatives(given) == read

@@ -1,0 +1,300 @@
+"""What a slot sees, as data: modes, bwrap's arguments, /etc, reachability, what is weaker."""
+
+from __future__ import annotations
+
+import stat
+from ipaddress import IPv4Network
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from agentenv.errors import (
+    AgentEnvError,
+    ConfigError,
+    ProtocolError,
+    SandboxUnavailableError,
+    SelfTestError,
+    StartTimeoutError,
+)
+from agentenv.sandbox.supervisor import isolation, mounts, network, selftest
+from agentenv.sandbox.supervisor.agent_runner import Ran
+from agentenv.sandbox.supervisor.isolation import FULL, USER, Identity
+from agentenv.slots.backends.base import StartFailed
+from agentenv.wire.spec import Bind, SlotLimits
+
+ROOT = Identity(FULL, 0, 0, uid_block=2)
+ORDINARY = Identity(USER, 1000, 1000)
+
+
+def test_modes() -> None:
+    assert [isolation.choose_mode("auto", uid) for uid in (0, 1000)] == [FULL, USER]
+    assert isolation.choose_mode("full", 0) == FULL
+    with pytest.raises(SandboxUnavailableError, match="needs root"):
+        isolation.choose_mode("full", 1000)
+    with pytest.raises(SandboxUnavailableError, match="never run as uid 0"):
+        isolation.choose_mode("user", 0)
+
+
+def test_uids() -> None:
+    assert Identity(FULL, 0, 0).slot_uid(7) == 20_007
+    assert [ROOT.slot_uid(k) for k in (0, 1)] == [22_000, 22_001]
+    assert ROOT.server_uid == 10_000
+    assert {ORDINARY.slot_uid(k) for k in range(5)} == {1000}
+
+
+def argv() -> list[str]:
+    return isolation.bwrap_argv(
+        "bwrap", Path("/p/root"), Path("/p/ws/0"), Path("/p/pts/0"), SlotLimits(), 4, keys_listed=True
+    )
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--disable-userns",
+     "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv"],
+)  # fmt: skip
+def test_bwrap_is_asked_for_every_promise(option: str) -> None:
+    assert option in argv()
+
+
+def test_the_device_directory_is_closed_after_its_sized_parts_are_in_it() -> None:
+    given = argv()
+    closed = given.index("/dev", given.index("--dev") + 2)
+    assert given[closed - 1] == "--remount-ro"
+    assert given.index("--dev") < given.index("/dev/shm") < closed < given.index("/tmp")
+    assert given[given.index("/dev/shm") - 4] == str(SlotLimits().shm_bytes)
+    assert given[given.index("--cap-drop") + 1] == "ALL"
+    terminals = given.index("/dev/pts")
+    assert given[terminals - 2 : terminals] == ["--dev-bind", "/p/pts/0"]
+    assert given.index("--dev") < terminals < closed, "over the one of bwrap's, which has no limit"
+
+
+def test_nothing_is_written_through_proc_and_no_key_of_the_machine_is_listed() -> None:
+    given = argv()
+    mounted, closed = given.index("/proc"), given.index("/proc", given.index("/proc") + 1)
+    assert given[closed - 1] == "--remount-ro"
+    assert mounted < given.index(isolation.KEYS_LIST) < closed
+    without = isolation.bwrap_argv("bwrap", Path("/p"), Path("/w"), Path("/t"), SlotLimits(), 4, keys_listed=False)
+    assert isolation.KEYS_LIST not in without, "a kernel without keys has no such file to cover"
+
+
+def test_every_slot_uid_is_named_agent() -> None:
+    passwd = isolation.etc_files(ROOT, 3, allow_network=False)["passwd"]
+    assert [line.split(":")[2] for line in passwd.splitlines() if line.startswith("agent:")] == [
+        "22000",
+        "22001",
+        "22002",
+    ]
+    assert isolation.etc_files(ORDINARY, 3, allow_network=False)["passwd"].count("agent:x") == 1
+
+
+def test_a_resolver_only_where_there_is_a_network() -> None:
+    assert "resolv.conf" not in isolation.etc_files(ROOT, 1, allow_network=False)
+    assert isolation.etc_files(ROOT, 1, allow_network=True)["resolv.conf"] == "nameserver 10.0.2.3\n"
+
+
+@pytest.mark.parametrize(
+    "target", ["/", "/usr", "/etc", "/proc/x", "/dev", "/workspace/data", "/tmp/x", "rel", "/a/../usr"]
+)
+def test_binds_must_not_cover_the_slot_s_own(target: str) -> None:
+    with pytest.raises(ConfigError, match=r"binds\[0\]"):
+        isolation.check_binds([Bind("/opt/x", target)])
+
+
+def test_good_binds_pass() -> None:
+    isolation.check_binds([Bind("/data/models", "/opt/models"), Bind("/usr/share/x", "/usr/local/x")])
+
+
+def test_what_is_weaker() -> None:
+    assert isolation.weaker(ROOT, ("memory", "pids", "cpu"), "") == []
+    everything = isolation.weaker(ORDINARY, (), "no delegation")
+    assert len(everything) == 5
+    assert all(sentence.endswith(".") for sentence in everything)
+    assert any("no delegation" in sentence for sentence in everything)
+    assert len(isolation.weaker(ROOT, ("memory", "pids"), "")) == 1
+
+
+def test_bwrap_s_words_become_a_cure() -> None:
+    error = isolation.explain_bwrap("bwrap: setting up uid map: Permission denied")
+    assert "apparmor" in error.next_step
+    assert "doctor" in isolation.explain_bwrap("bwrap: something new").next_step
+
+
+IN_DOCKER = """\
+1 0 0:41 / / ro,relatime - overlay overlay rw,lowerdir=/var/lib/docker/overlay2/l/A,upperdir=/x/diff,workdir=/x/work
+2 1 254:0 /usr/bin/tini-static /usr/sbin/docker-init ro,relatime - ext4 /dev/vda rw
+3 1 254:0 /data /binds/0 ro,relatime shared:7 - ext4 /dev/vda rw
+4 1 0:50 / /proc rw - proc proc rw
+"""
+
+
+def test_what_lies_on_the_engines_overlay_is_seen() -> None:
+    assert mounts.layered(IN_DOCKER, "/usr"), "a file mounted below it is the engine's own"
+    assert not mounts.layered(IN_DOCKER, "/binds/0")
+    assert not mounts.layered(IN_DOCKER.replace("/usr/sbin/docker-init", "/usr/share"), "/usr"), "it would be missing"
+    assert not mounts.layered(IN_DOCKER + "5 1 8:1 / / rw - ext4 /dev/sda rw\n", "/usr"), "the last one covers"
+    assert not mounts.layered("1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / /usrx rw - overlay overlay rw\n", "/usr")
+
+
+def test_paths_of_the_engine_are_named_without_refusing_to_serve() -> None:
+    proofs = selftest.judge(GOOD | {"layers./usr": "1"}, WANT)
+    assert [proof.detail for proof in proofs if not proof.holds] == ["the engine's directories are named at /usr"]
+    assert selftest.failure(proofs) is None
+
+
+MODES = {"/": 0o755, "/root": 0o700, "/root/.pyenv": 0o755, "/opt": 0o755, "/opt/py": 0o750}
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IFDIR | MODES.get(str(path), 0o755)
+
+
+def test_the_topmost_blocker_is_found() -> None:
+    assert mounts.first_blocker(Path("/root/.pyenv/versions/3"), mode_of) == Path("/root")
+    assert mounts.first_blocker(Path("/opt/py/lib"), mode_of) == Path("/opt/py")
+    assert mounts.first_blocker(Path("/usr/lib"), mode_of) is None
+
+
+def test_the_private_place_covers_nothing_that_is_needed() -> None:
+    def exists(path: Path) -> bool:
+        return str(path) in ("/mnt", "/srv")
+
+    assert mounts.private_place(Path("/root/s"), [Path("/usr")], exists) == Path("/mnt")
+    assert mounts.private_place(Path("/root/s"), [Path("/mnt/data")], exists) == Path("/srv")
+    assert mounts.private_place(Path("/srv"), [Path("/mnt/a"), Path("/srv/b")], exists) == Path("/srv")
+    with pytest.raises(FileNotFoundError):
+        mounts.private_place(Path("/root/s"), [Path("/mnt/a"), Path("/srv/b")], exists)
+
+
+FIB = """\
+Main:
+  +-- 0.0.0.0/0 3 0 5
+     |-- 0.0.0.0
+        /0 universe UNICAST
+        |-- 127.0.0.1
+           /32 host LOCAL
+     |-- 192.0.2.2
+        /32 host LOCAL
+     |-- 192.0.2.255
+        /32 link BROADCAST
+"""
+
+
+def test_the_machine_s_addresses_are_found() -> None:
+    assert network.machine_addresses(FIB) == [IPv4Network("192.0.2.2/32")]
+
+
+def test_a_route_message_is_well_formed() -> None:
+    message = network.route_message(IPv4Network("169.254.0.0/16"), 5)
+    assert len(message) == int.from_bytes(message[:4], "little") == 36
+    assert message[16 + 1] == 16  # prefix length
+    assert message[-4:] == bytes([169, 254, 0, 0])
+
+
+WANT = selftest.Expected(
+    uid=20_000,
+    host_namespaces=dict.fromkeys(selftest.NAMESPACES, "[1]"),
+    workspace_bytes=1 << 20,
+    workspace_inodes=100,
+    tmp_bytes=1 << 20,
+    environment=frozenset({"PATH"}),
+    allow_network=False,
+)
+GOOD = {
+    "status.Uid": "20000", "status.CapPrm": "0000", "status.CapEff": "0000", "status.CapBnd": "0000",
+    "status.NoNewPrivs": "1", "mount./": "ro,nosuid", "mount./workspace": "rw", "mount./dev/null": "rw",
+    "net.lo": "1", "processes": "2", "init": "slotagent", "workspace": "probe",
+    "workspace_bytes": str(1 << 20), "workspace_inodes": "100", "tmp_bytes": str(1 << 20), "unshare": "1",
+    "terminals": str(isolation.MAX_TERMINALS),
+    "env.PATH": "1", **{f"ns.{kind}": "[2]" for kind in selftest.NAMESPACES},
+}  # fmt: skip
+
+
+def test_a_good_report_proves_everything() -> None:
+    proofs = selftest.judge(GOOD, WANT)
+    assert all(proof.holds for proof in proofs), proofs
+    assert selftest.failure(proofs) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "broken"),
+    [
+        ({"status.Uid": "0"}, "own uid"),
+        ({"status.CapBnd": "01ff"}, "no capabilities"),
+        ({"status.NoNewPrivs": "0"}, "no new privileges"),
+        ({"ns.net": "[1]"}, "own namespaces"),
+        ({"mount./usr": "rw"}, "system read-only"),
+        ({"usr_written": "1"}, "system read-only"),
+        ({"workspace": ""}, "workspace writable"),
+        ({"workspace_bytes": str(1 << 30)}, "workspace size limit"),
+        ({"terminals": "- devpts devpts rw,mode=620,ptmxmode=666"}, "terminals limit"),
+        ({"net.eth0": "1"}, "no network"),
+        ({"unshare": "0"}, "no user namespaces"),
+        ({"unshare": "127"}, "no user namespaces"),
+        ({"env.SECRET": "1"}, "clean environment"),
+        ({"processes": "90"}, "own /proc"),
+        ({"init": "systemd"}, "own /proc"),
+    ],
+)
+def test_each_broken_promise_is_named(change: dict[str, str], broken: str) -> None:
+    proofs = selftest.judge(GOOD | change, WANT)
+    assert [proof.name for proof in proofs if not proof.holds] == [broken]
+    error = selftest.failure(proofs)
+    assert error is not None
+    assert broken in error.message
+    assert error.next_step
+
+
+@pytest.mark.parametrize("line", sorted(key for key in GOOD if not key.startswith(("mount.", "ns.cgroup"))))
+def test_a_missing_line_never_proves_anything(line: str) -> None:
+    report = {key: value for key, value in GOOD.items() if key != line}
+    assert selftest.failure(selftest.judge(report, WANT)) is not None
+
+
+@pytest.mark.parametrize(
+    ("raised", "said", "permanent"),
+    [
+        (TimeoutError(), StartTimeoutError, False),
+        (ProtocolError("the slot's agent ended"), SelfTestError, True),
+        (PermissionError(13, "pids.max"), SelfTestError, True),
+    ],
+)
+async def test_lateness_is_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, said: type[AgentEnvError], permanent: bool
+) -> None:
+    """On an overloaded machine the next start may do: backends try again, waiters wait on."""
+
+    async def prove(*_: object) -> list[selftest.Verdict]:
+        raise raised
+
+    monkeypatch.setattr(selftest, "_prove", prove)
+    with pytest.raises(said, match="did not finish") as caught:
+        await selftest.prove(None, Mock(), {}, ("127.0.0.1", 1))  # type: ignore[arg-type]
+    assert type(caught.value) is said
+    assert StartFailed.said({"code": caught.value.code}).permanent is permanent
+
+
+@pytest.mark.parametrize(("mode", "open_to_all"), [(0o666, True), (0o600, False), (0o660, False), (0o644, False)])
+def test_a_tun_device_that_a_slot_s_uid_cannot_open_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, *, open_to_all: bool
+) -> None:
+    tun = tmp_path / "tun"
+    tun.touch()
+    tun.chmod(mode)
+    monkeypatch.setattr(network, "TUN", tun)
+    monkeypatch.setattr("agentenv.sandbox.supervisor.network.shutil.which", lambda _: "/usr/bin/slirp4netns")
+    if open_to_all:
+        assert network.find_tool() == "/usr/bin/slirp4netns"
+        return
+    with pytest.raises(SandboxUnavailableError, match="every user may open") as refused:
+        network.find_tool()
+    assert f"chmod 0666 {tun}" in refused.value.next_step
+
+
+@pytest.mark.parametrize(("status", "holds", "says"), [(200, True, ""), (201, False, "openat2"), (0, False, "with 0")])
+def test_a_kernel_without_openat2_is_not_served_on(status: int, holds: bool, says: str) -> None:
+    proof = selftest.files_proof(Ran(status))
+    assert proof.required
+    assert proof.holds is holds
+    assert says in proof.detail

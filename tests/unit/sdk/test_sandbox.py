@@ -1,0 +1,201 @@
+"""Sandbox and AsyncSandbox: the same names, one implementation, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import threading
+import typing
+from pathlib import Path
+
+import pytest
+
+from agentenv import AsyncSandbox, Sandbox
+from agentenv.errors import ConfigError, InvalidArgumentsError, PoolClosedError, UnknownToolError
+from agentenv.sdk.sandbox import LoopThread
+from agentenv.slots.backends.fake import FakeBackend
+
+
+def public(kind: type) -> dict[str, object]:
+    return {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
+
+
+def test_both_have_the_same_methods_with_the_same_types() -> None:
+    assert public(Sandbox).keys() == public(AsyncSandbox).keys() - {"lease_for_transfer"}
+    for name in (*public(Sandbox), "__init__"):
+        here, there = getattr(Sandbox, name), getattr(AsyncSandbox, name)
+        assert inspect.signature(here) == inspect.signature(there), name
+        assert typing.get_type_hints(here) == typing.get_type_hints(there), name
+        if name != "__init__":
+            assert inspect.iscoroutinefunction(there), name
+
+
+def test_a_day_in_a_script(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/data.bin").write_bytes(os.urandom(3_000_000))
+    seen: list[tuple[int, int | None]] = []
+    with Sandbox("fake") as box:
+        assert box.write_file("src/hello.py", "print('hello')\n") == 15
+        assert box.run("python3 src/hello.py").stdout == "hello\n"
+        assert box.run("exit 3").exit_code == 3
+        assert [match.line for match in box.search("hel+o", glob="*.py").matches] == [1]
+        diff = "--- a/src/hello.py\n+++ b/src/hello.py\n@@ -1 +1 @@\n-print('hello')\n+print('bye')\n"
+        assert box.patch(diff).files[0].action == "modified"
+        assert box.read_file("src/hello.py") == "print('bye')\n"
+        assert box.read_file("src/hello.py", binary=True) == b"print('bye')\n"
+        assert [entry.path for entry in box.list_files("src").entries] == ["hello.py"]
+        sent = box.upload(tmp_path / "in", "data", progress=lambda done, total: seen.append((done, total)))
+        assert sent.total_bytes == 3_000_000
+        assert seen[-1] == (3_000_000, 3_000_000)
+        got = box.download("data", tmp_path / "out")
+        assert got == sent
+        assert (tmp_path / "out/data.bin").read_bytes() == (tmp_path / "in/data.bin").read_bytes()
+        (file,) = box.archive("src").files
+        assert file.sha256 == hashlib.sha256(b"print('bye')\n").hexdigest()
+        assert box.list_artifacts("src").files == (file,)
+        assert box.read_artifact("src/hello.py").data == b"print('bye')\n"
+        assert box.call_tool("bash", {"command": "echo x"}).stdout == "x\n"
+        box.seal()
+        with pytest.raises(FileNotFoundError):
+            box.read_file("missing")
+        with pytest.raises(FileNotFoundError):
+            box.download("missing", tmp_path / "no")
+        with pytest.raises(InvalidArgumentsError, match="hunk 1 of 1"):
+            box.patch(diff)
+        with pytest.raises(UnknownToolError):
+            box.call_tool("no_such_tool")
+    with pytest.raises(PoolClosedError):
+        box.run("true")
+    box.close()
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+def test_it_closes_fully_even_when_nobody_closes_it() -> None:
+    box = Sandbox("fake").open()
+    directory = box.run("pwd").stdout.strip()
+    assert Path(directory).is_dir()
+    assert "agentenv sandbox" in threads()
+    del box
+    gc.collect()
+    assert "agentenv sandbox" not in threads()
+    assert not Path(directory).exists()
+
+
+def test_what_is_wrong_is_said_and_leaves_nothing() -> None:
+    with pytest.raises(ConfigError, match="local, nomad, fake"):
+        Sandbox("docker")  # type: ignore[arg-type]
+    backend = FakeBackend()
+    backend.fail_next_start("no kernel", permanent=True, next_step="find one")
+    with pytest.raises(Exception, match="no kernel"):
+        Sandbox(backend).open()
+    box = Sandbox("fake")
+    with pytest.raises(PoolClosedError, match="not open"):
+        box.run("true")
+    box.close()
+    assert "agentenv sandbox" not in threads()
+
+
+async def test_it_works_where_a_loop_runs_already() -> None:
+    with Sandbox("fake") as box:
+        assert box.run("echo in a notebook").stdout == "in a notebook\n"
+        async with AsyncSandbox("fake") as other:
+            both = await asyncio.gather(asyncio.to_thread(box.run, "echo 1"), other.run("echo 2"))
+    assert [result.stdout for result in both] == ["1\n", "2\n"]
+
+
+def test_several_threads_may_use_it() -> None:
+    with Sandbox("fake") as box:
+        results: list[str] = []
+        workers = [threading.Thread(target=lambda n=n: results.append(box.run(f"echo {n}").stdout)) for n in range(8)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert sorted(results) == [f"{n}\n" for n in range(8)]
+
+
+def test_a_callback_cannot_deadlock_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with Sandbox("fake") as box:
+        for wrong in (box.close, lambda: box.run("true")):
+            with pytest.raises(RuntimeError, match="its own callbacks"):
+                box.upload(tmp_path / "file", "file", progress=lambda *_, wrong=wrong: wrong())
+        assert box.run("true").exit_code == 0
+
+
+def test_a_forgotten_one_may_be_found_in_its_own_thread() -> None:
+    box = Sandbox("fake").open()
+    directory = Path(box.run("pwd").stdout.strip())
+    held, thread = [box], box._loop
+
+    async def forget() -> None:
+        held.clear()
+        gc.collect()
+
+    del box
+    thread.run(forget())
+    for waiting in threading.enumerate():
+        if waiting.name == "agentenv sandbox":
+            waiting.join(30)
+    assert not thread.running
+    assert not directory.exists()
+
+
+SCRIPT = """
+import sys
+from agentenv import Sandbox
+with Sandbox("fake") as box:
+    print(box.run("pwd").stdout.strip(), flush=True)
+    try:
+        box.run("echo $$ > pid; echo started >&2; touch started; sleep 600", 900)
+    except KeyboardInterrupt:
+        print("interrupted", box.run("echo still usable").stdout.strip(), flush=True)
+"""
+
+
+def test_ctrl_c_ends_the_call_and_leaves_a_usable_sandbox() -> None:
+    script = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, text=True)
+    with script:
+        assert script.stdout is not None
+        workspace = Path(script.stdout.readline().strip())
+        deadline = 30.0
+        pause = threading.Event()
+        while not (workspace / "started").exists():
+            pause.wait(0.02)
+            deadline -= 0.02
+            assert deadline > 0
+        sleeper = int((workspace / "pid").read_text())
+        script.send_signal(signal.SIGINT)
+        assert script.stdout.readline() == "interrupted still usable\n"
+        assert script.wait(30) == 0
+    assert not Path(f"/proc/{sleeper}").exists()
+    assert not workspace.exists()
+
+
+def test_a_loop_thread_cancels_what_an_interrupt_leaves() -> None:
+    thread = LoopThread()
+    cleaned: list[str] = []
+
+    async def work() -> None:
+        try:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            await asyncio.sleep(600)
+        finally:
+            cleaned.append("yes")
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(work())
+        assert cleaned == ["yes"]
+    finally:
+        thread.close()
+    assert not thread.running

@@ -1,0 +1,84 @@
+"""No session call waits for ever, whatever becomes of the programs in the slot that it asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.errors import UnknownSessionError
+from agentenv.sessions import slot_sessions, tmux
+from agentenv.sessions.run_once import output_of
+from agentenv.wire.sessions import ProcessArguments, TmuxArguments, TmuxReply
+from tests.unit.sessions.session_box import BoxHost, BoxSessions
+
+MIB = 1024 * 1024
+ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+
+
+@pytest.fixture
+async def host(tmp_path: Path) -> AsyncIterator[BoxHost]:
+    opened = BoxHost(tmp_path, ENV)
+    yield opened
+    opened.close()
+
+
+async def all_ended(host: BoxHost) -> None:
+    async with asyncio.timeout(20):
+        while host.busy:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_helper_that_fails_says_nothing_and_one_that_is_stopped_is_not_known(host: BoxHost) -> None:
+    assert await output_of(host, "echo", "said", longest_s=20) == b"said\n"
+    assert await output_of(host, "false", longest_s=20) == b""
+    assert await output_of(host, "bash", "-c", "kill -STOP $$", longest_s=0.2) is None
+    await all_ended(host)
+
+
+async def test_a_helper_nobody_waits_for_any_more_is_killed(host: BoxHost) -> None:
+    asking = asyncio.ensure_future(output_of(host, "sleep", "600", longest_s=600))
+    async with asyncio.timeout(20):
+        while not host.busy:
+            await asyncio.sleep(0.01)
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    await all_ended(host)
+
+
+async def test_a_shell_that_cannot_be_looked_at_is_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tmux, "_STAT_S", 0.2)
+    programs, workspace = tmp_path / "bin", tmp_path / "workspace"
+    programs.mkdir()
+    workspace.mkdir()
+    (programs / "cat").write_text("#!/bin/sh\nkill -STOP $$\n")
+    (programs / "cat").chmod(0o755)
+    sessions = BoxSessions(workspace, {"PATH": f"{programs}:{ENV['PATH']}"}, MIB)
+    blocked = {"action": "send_keys", "text": "true\n", "block": True, "max_wait_s": 1}
+    answers = []
+    for more in ({"action": "start"}, blocked, {"action": "stop"}):
+        call = sessions.call(TmuxArguments.model_validate(more), asyncio.get_running_loop().time() + 30)
+        answers.append(await asyncio.wait_for(call, 40))
+    sessions.close()
+    answer = answers[1]
+    assert isinstance(answer.content, TmuxReply)
+    assert answer.content.session is not None
+    assert (answer.content.session.idle, answer.fields.get("timed_out")) == (False, True)
+
+
+async def test_a_call_that_nothing_answers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_sessions, "LATE_S", 0.2)
+    sessions = BoxSessions(tmp_path, ENV, MIB)
+
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(sessions._processes, "call", never)
+    listing = sessions.call(ProcessArguments(action="list"), asyncio.get_running_loop().time() + 0.1)
+    with pytest.raises(UnknownSessionError, match="does not respond"):
+        await asyncio.wait_for(listing, 20)
+    sessions.close()
