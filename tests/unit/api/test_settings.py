@@ -141,7 +141,7 @@ def test_tokens_are_made_once_for_their_owner_and_checked(tmp_path: Path) -> Non
     path.write_bytes(b"\xff" * 40)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_token(path)
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         token_from(tmp_path / "no" / "token")
     for header, right in (
         (f"Bearer {made}", True), (f"bearer  {made} ", True), (made, False), (f"Basic {made}", False),
