@@ -27,20 +27,20 @@ class Settings(BaseModel):
 
 
 def _bounds(setting: str) -> Any:
-    """The range :class:`ContainerSpec` states for a number, as pydantic has it."""
+    """The range that :class:`ContainerSpec` states for a number, for pydantic."""
     stated = ContainerSpec.__dataclass_fields__[setting].metadata
     return Field(ge=stated["least"], le=stated["most"])
 
 
 class ContainerSettings(Settings):
-    """What each container of a farm is (:class:`agentenv.wire.spec.ContainerSpec`, which says what each setting means),
-    and what is accepted of it."""
+    """Settings of every container of a farm (see :class:`agentenv.wire.spec.ContainerSpec` for their meaning), and
+    how strictly containers are checked."""
 
     slots_per_container: Annotated[int, _bounds("slots")] = ContainerSpec.slots
     isolation: Isolation = ContainerSpec.isolation
     require_sandbox: bool = True
-    """True: refuse to start where per-slot isolation is weaker than ``full`` promises, unless
-    ``isolation="user"`` asked for less by name. False: accept ``user`` when ``full`` cannot be had."""
+    """True: refuse to start where per-slot isolation is weaker than ``full`` promises, unless ``isolation="user"``
+    asked for less by name. False: fall back to ``user`` where ``full`` is not possible."""
     allow_network: bool = ContainerSpec.allow_network
     closed_networks: tuple[str, ...] = ContainerSpec.closed_networks
     limits: SlotLimits = ContainerSpec.limits
@@ -55,7 +55,7 @@ class ContainerSettings(Settings):
         return self
 
     def spec(self) -> ContainerSpec:
-        """The same without types of pydantic. Raises ConfigError naming the field."""
+        """The same as a plain dataclass. Raises ConfigError naming the field."""
         given = dict(self)
         del given["require_sandbox"]
         return ContainerSpec(slots=given.pop("slots_per_container"), **given)
@@ -121,7 +121,7 @@ class NomadSettings(Settings):
     """Path of a job file to use instead of the shipped one (``nomad/sandbox.nomad.hcl``)."""
     image: Annotated[str, Field(min_length=1)] = "agentenv-sandbox:local"
     driver: Driver = "docker"
-    """What starts containers on the cluster's clients (the job file's variable ``driver``)."""
+    """Task driver on the cluster's clients (the job file's variable ``driver``)."""
     datacenters: tuple[str, ...] = ("*",)
     cpu_mhz: Annotated[int, Field(ge=1)] = 500
     """Reserved for each container by the scheduler; not a ceiling."""

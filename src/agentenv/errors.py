@@ -250,8 +250,8 @@ def from_wire(
 ) -> AgentEnvError:
     """The exception that a wire error stands for.
 
-    When its class is none of ``expected`` (any class, when none is given) the other side has no business to name it:
-    then it is ``otherwise``, by default a ProtocolError that says the code.
+    If its class is not among ``expected`` (any class, if not given), the other side must not name it: the result is
+    then ``otherwise``, by default a ProtocolError with the code.
     """
     kind = by_code().get(code or "")
     if kind is None or not issubclass(kind, expected or (AgentEnvError,)):

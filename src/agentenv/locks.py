@@ -1,5 +1,5 @@
-"""Locks of files (``flock``): held by a descriptor, and let go of when it is closed or its process ends, however that
-happens. Standard library only."""
+"""Locks of files (``flock``): held by a descriptor, and released when it is closed or its process ends, however
+that happens. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 def locked(
     path: Path, *, flags: int = os.O_RDWR, shared: bool = False, waiting: Callable[[], None] | None = None
 ) -> Iterator[int]:
-    """Hold the lock of a file, which is made (mode 0644) when it is not there; yields the descriptor that holds it,
-    opened with ``flags``.
+    """Hold the lock of a file, which is created (mode 0644) if missing; yields the descriptor that holds it, opened
+    with ``flags``.
 
-    Waits while others hold it (with ``shared``: exclusively); ``waiting`` is called once when it has to. Raises OSError
-    when the file cannot be opened.
+    Waits while others hold it (with ``shared``: exclusively); ``waiting`` is called once when it has to. Raises
+    OSError when the file cannot be opened.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -36,8 +36,8 @@ def locked(
 
 
 def try_lock(path: Path, *, create: bool = False) -> int | None:
-    """A descriptor that holds the lock of a file (made with mode 0600); None when the file was removed or replaced
-    meanwhile, so that the lock would hold nothing. A symbolic link is not followed.
+    """A descriptor that holds the lock of a file (created with mode 0600); None when the file was removed or
+    replaced meanwhile, so that the lock would be useless. A symbolic link is not followed.
 
     Raises: BlockingIOError when somebody holds it; FileNotFoundError, OSError.
     """
@@ -57,7 +57,7 @@ def try_lock(path: Path, *, create: bool = False) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the file's lock exclusively. False when there is no such file. Changes nothing."""
+    """Whether any process holds the file's lock exclusively. False if there is no such file. Changes nothing."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

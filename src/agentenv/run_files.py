@@ -1,7 +1,7 @@
-"""How a process tells others on this machine that it runs, and where it can be reached.
+"""Files by which a process tells others on this machine that it is running, and where it can be reached.
 
-A directory ``<state>/<kind>-<name>`` with a locked file ``lock`` and a file ``said.json`` (mode 0600). The lock goes
-with the process, however it ends; what is left then is removed by whoever sweeps the state directory next
+A directory ``<state>/<kind>-<name>`` with a locked file ``lock`` and a file ``said.json`` (mode 0600). The lock is
+released when the process ends, however it ends; leftover files are removed by the next sweep of the state directory
 (``agentenv gc``, or the next container to start).
 """
 
@@ -25,7 +25,7 @@ _LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.02
 
 
 class AlreadyRunningError(Exception):
-    """A running process has this kind and name already; ``content`` is what its file says."""
+    """A process of this kind and name is already running; ``content`` is the content of its file."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         super().__init__("another process has this name")
@@ -33,7 +33,7 @@ class AlreadyRunningError(Exception):
 
 
 class RunFile:
-    """A directory of this process, and the file that others read, for as long as it runs. A context manager."""
+    """A directory of this process with a file that others read while it is running. A context manager."""
 
     def __init__(self, directory: Path, lock: int) -> None:
         self.directory = directory
@@ -41,7 +41,8 @@ class RunFile:
 
     @classmethod
     def open(cls, state: Path, kind: str, name: str) -> Self:
-        """Raises AlreadyRunningError, and SandboxUnavailableError when ``state`` cannot be written."""
+        """Create the directory. Raises AlreadyRunningError, and SandboxUnavailableError when ``state`` cannot be
+        written."""
         directory = state / f"{kind}-{name}"
         try:
             lock = _take(directory)
@@ -54,7 +55,7 @@ class RunFile:
         return cls(directory, lock)
 
     def write(self, content: Mapping[str, Any]) -> None:
-        """Replace the content, with this process's ``pid`` added; readers see the old or the new, never a part.
+        """Replace the content, adding this process's ``pid``; readers see the old or the new, never a mixture.
         Raises OSError."""
         new = self.directory / f"{_CONTENT}.new"
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -62,7 +63,7 @@ class RunFile:
         new.replace(self.directory / _CONTENT)
 
     def close(self) -> None:
-        """Remove the directory and let go of its lock. Repeatable."""
+        """Remove the directory and release its lock. Repeatable."""
         if self._lock >= 0:
             shutil.rmtree(self.directory, ignore_errors=True)
             os.close(self._lock)
@@ -76,18 +77,18 @@ class RunFile:
 
 
 def running(state: Path, kind: str) -> list[dict[str, Any]]:
-    """The content of each running process's file of this ``kind``, with its ``pid``. Nothing is changed."""
+    """The content of each running process's file of this ``kind``, with its ``pid``. Changes nothing."""
     found = [_read(directory) for directory in sorted(state.glob(f"{kind}-*")) if is_held(directory)]
     return [content for content in found if content is not None]
 
 
 def is_held(directory: Path) -> bool:
-    """Whether the process that made the directory still runs."""
+    """Whether the process that created the directory is still running."""
     return is_locked(directory / _LOCK)
 
 
 def remove_if_dead(directory: Path) -> None:
-    """Remove the directory of a process that has ended. One made a moment ago, which has no lock yet, is left."""
+    """Remove the directory of a process that has ended. One created a moment ago, which has no lock yet, is kept."""
     with contextlib.suppress(BlockingIOError, FileNotFoundError):
         lock = try_lock(directory / _LOCK)
         if lock is not None:

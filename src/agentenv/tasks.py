@@ -1,4 +1,4 @@
-"""Background work: tasks by what they are for, and waiting for work to its end or until what it is for is lost."""
+"""Background tasks, by key; and waiting for work to its end, or until the lease it depends on is lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class TaskSet:
-    """Background tasks by a key: what they are for. Tasks that have ended are not kept; a failure is logged."""
+    """Background tasks by key. Tasks that have ended are not kept; a failure is logged."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, set[asyncio.Task[None]]] = {}
@@ -28,7 +28,7 @@ class TaskSet:
 
     @property
     def keys(self) -> list[str]:
-        """What tasks are running for."""
+        """Keys with running tasks."""
         return list(self._tasks)
 
     def start(self, key: str, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -44,7 +44,7 @@ class TaskSet:
             task.cancel()
 
     async def wait(self) -> None:
-        """Wait until every task has ended, also those started meanwhile."""
+        """Wait until every task has ended, including those started meanwhile."""
         while tasks := set(self):
             await asyncio.wait(tasks)
 
@@ -63,7 +63,7 @@ class TaskSet:
 
 
 def report_failure(task: asyncio.Task[Any]) -> None:
-    """Log the exception that a background task has failed with: nobody awaits it. For ``add_done_callback``."""
+    """Log the exception of a failed background task that nobody awaits. For ``add_done_callback``."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("%s failed", task.get_name(), exc_info=error)
 

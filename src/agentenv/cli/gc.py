@@ -25,7 +25,8 @@ def gc(
     job: JobOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     end_leases: Annotated[
-        bool, typer.Option("--end-leases", help="End leases that nobody renews, instead of waiting until they expire.")
+        bool,
+        typer.Option("--end-leases", help="End leases that are not renewed, instead of waiting until they expire."),
     ] = False,
     observe_s: Annotated[
         float,

@@ -45,9 +45,11 @@ def up(
     isolation: IsolationOption = Isolation.auto,
     network: NetworkOption = False,
     slot_memory_mib: Annotated[
-        int | None, typer.Option("--slot-memory", metavar="MIB", help="Limit of each slot.")
+        int | None, typer.Option("--slot-memory", metavar="MIB", help="Memory limit of each slot.")
     ] = None,
-    workspace_mib: Annotated[int | None, typer.Option("--workspace", metavar="MIB", help="Limit of each slot.")] = None,
+    workspace_mib: Annotated[
+        int | None, typer.Option("--workspace", metavar="MIB", help="Size limit of each slot's workspace.")
+    ] = None,
     metrics_port: Annotated[
         int | None,
         typer.Option(

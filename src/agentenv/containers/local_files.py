@@ -27,7 +27,7 @@ _MAX_LINKS_ON_THE_WAY = 40
 
 
 class ContentDigest:
-    """Content of a transfer. ``sha256`` is the file's, or for a directory that of the lines ``<sha256> <path>`` of
+    """Content of a transfer. ``sha256`` is the file's, or for a directory that of the lines ``<sha256>  <path>`` of
     its files, in order: the same on both sides."""
 
     def __init__(self) -> None:

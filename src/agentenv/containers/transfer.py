@@ -59,7 +59,7 @@ class TransferLease(Protocol):
 
 @dataclass(frozen=True)
 class Transferred:
-    """Content of a transfer. ``sha256`` is the file's, or for a directory that of the lines ``<sha256> <path>`` of
+    """Content of a transfer. ``sha256`` is the file's, or for a directory that of the lines ``<sha256>  <path>`` of
     its files, names sorted within each directory, as bytes."""
 
     files: int

@@ -187,7 +187,7 @@ class AgentFields(BaseModel):
         default=1.0, ge=0, description="Delay before the second attempt, doubled for each further one"
     )
     item_retries: int = Field(
-        default=2, ge=0, le=100, description="How often an item is tried again after its whole group failed"
+        default=2, ge=0, le=100, description="How often an item is retried after its whole group failed"
     )
     give_up_after_failed_groups: int = Field(
         default=10, ge=1, description="Consecutive failed groups after which `process` stops"

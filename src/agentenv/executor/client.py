@@ -113,7 +113,7 @@ class SandboxClient:
         self._attachments = Attachments(handle, settings.reconnect_deadline_s)
         self._unfinished: dict[str, PendingCall] = {}
         self._behind: dict[bytes, deque[PendingCall]] = {}
-        """Of a lease with a large argument on its way: the calls made since then, which may not overtake it."""
+        """Per lease with a large argument being sent: the calls submitted since then, which must not overtake it."""
         self._movers = TaskSet()
         self._cancelling: dict[str, PendingCall] = {}
         self._given_up: deque[PendingCall] = deque(maxlen=_MOST_CANCELLATIONS)

@@ -41,7 +41,7 @@ async def _leases(census: Census) -> tuple[list[SeenLease], dict[str, ContainerH
 
 async def _ended(lease: SeenLease, handle: ContainerHandle, *, end: bool) -> Orphan:
     name = f"{lease.trajectory} on {lease.container}/{lease.slot}"
-    why = f"nobody renews it; it expires in {lease.expires_in_s:.0f} s"
+    why = f"it is not renewed and expires in {lease.expires_in_s:.0f} s"
     if not end:
         return Orphan("lease", name, why, problem="--end-leases ends it now")
     try:

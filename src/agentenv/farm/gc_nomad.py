@@ -89,7 +89,7 @@ async def _removed(settings: NomadSettings, facts: JobFacts, orphan: Orphan, *, 
             if orphan.kind == "token":
                 await api.forget_token()
             elif facts.idle_s is not None:
-                # Not purged: a farm that lives submits it again this moment, with the token that is there.
+                # Not purged: a live run submits it again at any moment, with the existing token.
                 await api.deregister(purge=False)
             else:
                 await end_job(api)

@@ -28,9 +28,9 @@ class Loss(StrEnum):
     memory_above = "the container or its machine ran out of memory while the slot was below its own limit"
     no_descriptors = "the sandbox server had no file descriptor left"
     agent_failed = "the slot's agent gave up over a message of ours"
-    not_renewed = "the slot could not be made anew (a seal, its network)"
+    not_renewed = "the slot could not be recreated (a seal, its network)"
     quarantined = "the slot could not be proved clean"
-    reset = "the supervisor or the server began anew"
+    reset = "the supervisor or the server restarted"
     expired = "the lease had no heartbeat"
 
 

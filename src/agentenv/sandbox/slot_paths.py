@@ -1,4 +1,4 @@
-"""Where things lie for what runs in a slot. Pure, standard library only."""
+"""Paths as seen by programs in a slot. Pure, standard library only."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from dataclasses import dataclass
 from typing import Final
 
 WORKSPACE: Final = "/workspace"
-"""How everybody calls a slot's workspace, wherever it lies."""
+"""Name of a slot's workspace in all interfaces, wherever it is."""
 
 
 @dataclass(frozen=True)
 class SlotPaths:
-    """As the slot's own processes see them. The defaults are those of a slot with mounts of its own."""
+    """Paths as the slot's own processes see them. The defaults are those of a slot with its own mounts."""
 
     workspace: str = WORKSPACE
     files: str = "/run/agentenv/slotfiles"
     tmux_socket: str = "/tmp/tmux.agentenv"  # noqa: S108 (the slot's own /tmp)
 
     def in_slot(self, path: str) -> str:
-        """``path`` as a process of the slot has to say it: below ``/workspace`` means below the workspace."""
+        """``path`` as a process of the slot must name it: paths below ``/workspace`` become paths below the
+        workspace."""
         below = path == WORKSPACE or path.startswith(WORKSPACE + "/")
         return self.workspace + path.removeprefix(WORKSPACE) if below else path
 

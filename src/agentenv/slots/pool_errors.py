@@ -21,7 +21,7 @@ def timeout_error(expire: Expire, now: PoolStatistics, start_failed: StartFailed
     parts = [
         f"no slot became free within {expire.waited_s:.1f} s ({place} in the queue)",
         f"slots: {slots}",
-        f"containers: {containers}, asked for {now.goal_containers}, "
+        f"containers: {containers}, requested: {now.goal_containers}, "
         + ("which is the maximum" if at_maximum else f"at most {now.max_containers}"),
     ]
     if start_failed is not None:

@@ -81,7 +81,7 @@ def distribution(text: str) -> Distribution:
         match = closest(text, DISTRIBUTIONS)
         hint = f"; did you mean {match!r}?" if match else ""
         allowed = f"allowed: {', '.join(DISTRIBUTIONS)}, or a JSON object of toolsets and probabilities"
-        raise ConfigError(_FIELD, f"none is named {text!r}{hint}", next_step=allowed)
+        raise ConfigError(_FIELD, f"there is no distribution {text!r}{hint}", next_step=allowed)
     return Distribution(text, DISTRIBUTIONS[text])
 
 

@@ -336,4 +336,4 @@ SESSION_TOOLS: Final = (
 )
 
 SLOT_TOOLS: Final = (BASH, *SESSION_TOOLS, *FILE_TOOLS)
-"""Every tool of a slot, in the order in which a model is told of them."""
+"""All tools of a slot, in the order in which a model gets them."""

@@ -1,4 +1,4 @@
-"""What a container is: the one statement of its settings, and the file the supervisor reads at start.
+"""Specification of a container: its settings, and the file the supervisor reads at start.
 
 Standard library only, because the privileged supervisor imports it.
 """
@@ -40,7 +40,7 @@ been written by the policy."""
 
 Isolation = Literal["auto", "full", "user"]
 ATTACHED = "attached"
-"""In :attr:`ContainerSpec.closed_networks`: whatever networks the container itself is directly on."""
+"""In :attr:`ContainerSpec.closed_networks`: all networks the container itself is attached to."""
 
 
 @dataclass(frozen=True)
@@ -80,34 +80,35 @@ class SlotLimits:
 
 
 def _within(least: int, most: int) -> Mapping[str, int]:
-    """Of a field: what its number may be."""
+    """Field metadata: the allowed range of its number."""
     return MappingProxyType({"least": least, "most": most})
 
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """What a container is, whoever starts it: its slots, and what each of them sees and may use.
+    """Settings of a container, whoever starts it: its slots, their mounts and limits.
 
-    The one statement of these settings, with their defaults and ranges. :class:`agentenv.config.ContainerSettings` is
-    the same as users set it, a Nomad job has it as one JSON variable, and :class:`SandboxSpec` adds what only a launch
-    knows. A new setting is a field here and one in ContainerSettings.
+    The only definition of these settings, with their defaults and ranges.
+    :class:`agentenv.config.ContainerSettings` is the same for users, a Nomad job has it as one JSON variable, and
+    :class:`SandboxSpec` adds the parameters of a launch. A new setting is a field here and one in
+    ContainerSettings.
     """
 
     slots: int = field(default=10, metadata=_within(1, 1000))
     isolation: Isolation = "auto"
-    """``auto`` takes ``full`` when started by root and ``user`` otherwise; naming one of them refuses to start as
-    anything else."""
+    """``auto``: ``full`` when started by root, otherwise ``user``. When named explicitly, the container refuses to
+    start as anything else."""
     allow_network: bool = False
-    """Slots reach the outside, never their machine's loopback."""
+    """Slots have network access, but never to their machine's loopback."""
     closed_networks: tuple[str, ...] = ()
-    """With ``allow_network``: IPv4 networks (``10.0.0.0/8``) no slot may reach, beside the container's own
-    addresses and 169.254.0.0/16, which never can. ``attached``: the networks the container is directly on
-    (under Docker: its host's bridge, and the containers beside it)."""
+    """With ``allow_network``: IPv4 networks (``10.0.0.0/8``) that no slot may reach, in addition to the container's
+    own addresses and 169.254.0.0/16, which are always closed. ``attached``: the networks the container is attached
+    to (under Docker: its host's bridge, with the other containers)."""
     limits: SlotLimits = SlotLimits()
-    """Of each slot."""
+    """Limits of each slot."""
     binds: tuple[Bind, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    """Extra environment variables of every command in a slot."""
+    """Additional environment variables of every command in a slot."""
     output_bytes: int = field(default=MIB, metadata=_within(1024, 64 * MIB))
     """Cap on each of stdout and stderr returned per call (head + tail kept)."""
     spare_shells: bool = True
@@ -127,22 +128,22 @@ class ContainerSpec:
             raise ConfigError(name, f"got {getattr(self, name)!r}", next_step=f"allowed: {allowed}")
 
     def to_json(self) -> str:
-        """All of it, what is at its default too."""
+        """The complete settings, including those at their default."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def parse(cls, raw: Any, where: str = "spec") -> Self:
-        """From parsed JSON. Raises ConfigError, which names the first field (below ``where``) that is missing, unknown,
-        mistyped or out of range."""
+        """Create from parsed JSON. Raises ConfigError, which names the first field (below ``where``) that is
+        missing, unknown, mistyped or out of range."""
         spec: Self = _build(cls, raw, where)
         return spec
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec(ContainerSpec):
-    """One container to be started: what it is, and what its launch alone knows. The file the supervisor reads.
+    """One container to start: its settings and the parameters of its launch. The file the supervisor reads.
 
-    ``token_file`` holds the bearer token (mode 0600). ``port`` 0 takes a free one, which the supervisor prints.
+    ``token_file`` holds the bearer token (mode 0600). ``port`` 0 means any free port, which the supervisor prints.
     """
 
     container: str
@@ -151,11 +152,11 @@ class SandboxSpec(ContainerSpec):
     host: str = "127.0.0.1"
     port: int = field(default=0, metadata=_within(0, 65535))
     reply_memory: int = field(default=1024, metadata=_within(1, 100_000))
-    """Finished replies remembered per lease, for callers that ask again."""
+    """Number of finished replies remembered per lease, for clients that resubmit calls."""
     uid_block: int = field(default=-1, metadata=_within(-1, 2_000_000))
-    """Which thousand of uids the slots use (slot k: 20000 + 1000 * uid_block + k). -1 claims a block nobody
-    else on this machine has, which needs a network namespace all containers of the machine share; where each
-    has its own (Docker), whoever starts them names a number that is unique on the machine: Nomad the host port."""
+    """Block of uids that the slots use (slot k: 20000 + 1000 * uid_block + k). -1 claims a block unused on this
+    machine, which requires a network namespace shared by all containers of the machine; where each container has
+    its own (Docker), its starter passes a number that is unique on the machine (Nomad: the host port)."""
 
     def __post_init__(self) -> None:
         name = self.container.replace("-", "").replace("_", "")
@@ -164,12 +165,12 @@ class SandboxSpec(ContainerSpec):
 
     @classmethod
     def launch(cls, spec: ContainerSpec, *, container: str, token_file: Path, data_dir: Path) -> SandboxSpec:
-        """A container of that description, started on this machine on a free port of loopback."""
+        """The spec of a container started on this machine on any free port of loopback."""
         return cls(**vars(spec), container=container, token_file=str(token_file), data_dir=str(data_dir))
 
     @classmethod
     def load(cls, path: Path) -> SandboxSpec:
-        """Read the file; ConfigError names the first field that is missing, unknown or mistyped."""
+        """Read the file. Raises ConfigError naming the first field that is missing, unknown or mistyped."""
         try:
             raw = json.loads(path.read_text())
         except (OSError, ValueError) as error:

@@ -19,10 +19,11 @@ PathArgument = Annotated[str, Field(min_length=1, max_length=4096)]
 
 @dataclass(frozen=True)
 class SlotTool:
-    """One tool of a slot: what a model is told of it, and what both sides need to know to call it.
+    """One tool of a slot: its description for a model, and everything both sides need to call it.
 
-    ``streamed`` names the arguments that a program in the slot reads as attachments when they are large; other large
-    arguments are made text first. ``reply`` is the model of the result's content, None where there is none.
+    ``streamed`` names the arguments that a program in the slot reads as attachments when they are large; other
+    large arguments are converted to text first. ``reply`` is the model of the result's content, None if it has
+    none.
     """
 
     name: str

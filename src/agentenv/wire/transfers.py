@@ -111,7 +111,7 @@ class Decoder:
         while self._step():
             pass
         if self.complete and self._held:
-            raise ProtocolError("a transfer goes on after its end")
+            raise ProtocolError("a transfer continues after its end")
 
     def _record(self) -> bool:
         if self.complete or len(self._held) < HEADER.size:

@@ -1,4 +1,4 @@
-"""Who is tried again: each row of the table in docs/environments.md is a case here, and does what the row says."""
+"""Which failures are retried: each row of the table in docs/environments.md is a case here."""
 
 from __future__ import annotations
 
@@ -309,16 +309,14 @@ def under_test(error: Exception) -> Callable[[], StubSessions]:
     return lambda: StubSessions(behave)
 
 
-AGAIN, NO_SCORE, BY_HOOK = "tried again", "no score", "score_destroyed_slot"
+AGAIN, NO_SCORE, BY_HOOK = "retried", "no score", "score_destroyed_slot"
 LOST = ContainerLostError("gone")
 
 CASES = {
     "no slot becomes free in time": Case(AcquireTimeoutError, AGAIN, Refusing),
     "the container is lost during preparation": Case(ContainerLostError, AGAIN, hooks=preparing(LOST)),
     "the slot is destroyed during preparation": Case(SlotDestroyedError, AGAIN, hooks=preparing(DESTROYED)),
-    "an exception nobody expected before the first turn": Case(
-        InfraError, AGAIN, model=lambda: Unopened(saying("never"))
-    ),
+    "an unexpected exception before the first turn": Case(InfraError, AGAIN, model=lambda: Unopened(saying("never"))),
     "the first prompt does not fit the model": Case(
         ConfigError, NO_SCORE, model=saying_first(ContextOverflow("4097 tokens, the limit is 4096"))
     ),
@@ -337,22 +335,22 @@ CASES = {
     "a limit above the slot is met: the container's memory, the machine's processes": Case(
         InfraError, NO_SCORE, answering(fault="infra", error="infra", message="the container ran out of memory")
     ),
-    "a tool fails in a way nobody expected": Case(
+    "a tool fails in an unexpected way": Case(
         InfraError, NO_SCORE, answering(fault="infra", error="infra", message="search failed: ValueError()")
     ),
-    "an exception nobody expected while the model works": Case(
+    "an unexpected exception while the model works": Case(
         InfraError, NO_SCORE, model=lambda: Misreading(saying("never"))
     ),
-    "a cancellation nobody asked for while the model works": Case(
+    "an unexpected cancellation while the model works": Case(
         InfraError, NO_SCORE, model=lambda: Cancelling(saying("never"))
     ),
-    "a call that cannot be read": Case(
+    "an unreadable call": Case(
         None,
-        "goes on",
+        "continues",
         model=saying_first(Completion({"role": "assistant", "content": "<tool"}, problem="?"), saying("done")),
     ),
     "calls nested, named or numbered so that servers would refuse them": Case(
-        None, "goes on", model=saying_first(calling(("a b", '{"a":' * 900 + "1e999" + "}" * 900)), saying("done"))
+        None, "continues", model=saying_first(calling(("a b", '{"a":' * 900 + "1e999" + "}" * 900)), saying("done"))
     ),
     "the tool server cannot be reached": Case(
         ConnectionLostError, AGAIN, answering(fault="infra", error="connection_lost", message="nobody is there")
@@ -360,7 +358,7 @@ CASES = {
     "the model's server fails (5xx, 401, 404, 429, no connection)": Case(
         ModelServerError, AGAIN, model=served(CALLED, Refused(500))
     ),
-    "the model's server breaks a message off (abort, error)": Case(
+    "the model's server aborts a message (abort, error)": Case(
         ModelServerError, AGAIN, model=served(message("half an ans", "abort"))
     ),
     "a turn with a token limit does not end in model_timeout_s": Case(
@@ -372,7 +370,7 @@ CASES = {
     "the model's server refuses a later turn (400, 403, 422), or answers it without a message": Case(
         DoubtfulTurnError, NO_SCORE, model=served(CALLED, Refused(422))
     ),
-    "the tokens of a turn do not fit together": Case(ModelServerError, AGAIN, model=lambda: Misfit(saying("never"))),
+    "the tokens of a turn are inconsistent": Case(ModelServerError, AGAIN, model=lambda: Misfit(saying("never"))),
     "the managed server's text is not the conversation's": Case(
         DoubtfulTurnError, NO_SCORE, model=saying_first(DoubtfulTurnError("lost track"))
     ),
@@ -392,7 +390,7 @@ CASES = {
     "what it left running does not die when the slot is sealed": Case(
         LeaseLostError, NO_SCORE, sealed_for_real(failed_seals.with_what_does_not_die), sealed=True
     ),
-    "the slot is not made anew in time when it is sealed": Case(
+    "the slot is not recreated in time when it is sealed": Case(
         LeaseLostError, NO_SCORE, sealed_for_real(failed_seals.with_what_takes_its_time), sealed=True
     ),
     "what it left in the slot's memory keeps it from being sealed": Case(
@@ -411,7 +409,7 @@ CASES = {
     "a verifier catches that its slot is destroyed, and returns a score": Case(
         SlotDestroyedError, BY_HOOK, under_test(DESTROYED), Swallowing
     ),
-    "a verifier meets a lost container, and returns a score all the same": Case(
+    "a verifier meets a lost container, but returns a score": Case(
         ContainerLostError, AGAIN, under_test(LOST), Swallowing
     ),
     "a verifier's command fails: the disk is full, no process can be started": Case(
@@ -426,8 +424,8 @@ CASES = {
         InfraError, NO_SCORE, hooks=downloading(OSError(errno.ENOSPC, "No space left on device"))
     ),
     "an agent that a hook runs destroys its own slot": Case(InfraError, NO_SCORE, hooks=Judging),
-    "giving the slot back fails after the score": Case(None, "the score stands", given_back_badly()),
-    "giving the slot back fails after the slot was destroyed": Case(
+    "releasing the slot fails after the score": Case(None, "the score stands", given_back_badly()),
+    "releasing the slot fails after the slot was destroyed": Case(
         SlotDestroyedError, BY_HOOK, given_back_badly(destroying)
     ),
     "score_destroyed_slot raises": Case(TaskError, NO_SCORE, failing(DESTROYED), Unsure),
@@ -496,7 +494,7 @@ async def test_what_becomes_of_a_rollout(what: str) -> None:
 
 
 def test_every_fault_of_ours_has_been_thought_of() -> None:
-    """A new class is tried again unless it is named here: look which it should be."""
+    """A new class is retried unless it is named here: decide which it should be."""
     ours = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, InfraError)}
     again = {kind.__name__ for kind in ours if worth_another(kind("x"), acted=True)}
     assert again == {

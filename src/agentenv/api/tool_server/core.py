@@ -202,8 +202,8 @@ class ToolServer:
             return
         if tool.stateful and request.state_boot is not None and not held.state.stateful:
             raise CallLostError(
-                f"what {request.tool} held for {request.scope.trajectory} is gone: the tool server was started anew, "
-                "or heard nothing of it for too long"
+                f"what {request.tool} held for {request.scope.trajectory} is gone: the tool server was restarted, "
+                "or got no request for it for too long"
             )
         if request.boot != self.boot and not tool.repeatable:
             raise CallLostError(f"the tool server was restarted; call {request.id} may already have run")

@@ -228,7 +228,7 @@ class BrowserTools:
             await self._give_up()
             raise SandboxUnavailableError(
                 f"Chromium at {program} does not start: {_reason(error)}",
-                next_step="see that it starts by hand; where it says it has no usable sandbox, browser.sandbox=false",
+                next_step="check that it starts by hand; if it reports no usable sandbox, set browser.sandbox=false",
             ) from error
         return self._browser
 

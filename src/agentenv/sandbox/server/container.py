@@ -153,7 +153,7 @@ class Container:
         asked = self._known(call_id, key)
         raw = None if asked is None or asked.memory is not memory else asked.attachments.get(field)
         if raw is None:
-            raise CallLostError(f"the call's {field} is not remembered (any more)")
+            raise CallLostError(f"the call's {field} is not remembered (any longer)")
         return raw
 
     def sent(self, asked: CallInFlight) -> None:
@@ -172,7 +172,7 @@ class Container:
         slot = self._slot(call.lease.slot)
         memory = slot.admit(call.lease)
         if memory.has_ended(call.id):
-            raise CallLostError("the call ran, and its answer is not remembered any more")
+            raise CallLostError("the call ran, but its answer is no longer remembered")
         if call.boot != self.boot:
             raise CallLostError("the sandbox server was restarted after the call was sent: it may have run")
         if self.draining:

@@ -63,7 +63,7 @@ class Poller:
             self._tick = None
 
     def pause(self) -> None:
-        """Call nobody back until :meth:`resume`: what becomes ready waits."""
+        """Suspend callbacks until :meth:`resume`: descriptors that become ready wait."""
         self.loop.remove_reader(self._epoll.fileno())
 
     def resume(self) -> None:

@@ -1,7 +1,7 @@
 """The sandbox server between its supervisor and its clients: hello, slots, HTTP, goodbye.
 
-A :class:`Server` lives on any event loop, beside others of its kind; what makes it a process of its own is
-:func:`serve`'s.
+A :class:`Server` runs on any event loop, also together with other servers; :func:`serve` runs one as a separate
+process.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """One server without its listening: from the hello on its control socket, which it owns, to :meth:`close`.
+    """One server without its listening socket: from the hello on its control socket, which it owns, to
+    :meth:`close`.
 
-    Whoever made it serves ``application``, and says so by :meth:`serving`. Raises ProtocolError on a strange hello.
+    Its creator serves ``application``, and reports that with :meth:`serving`. Raises ProtocolError for an
+    unexpected hello.
     """
 
     def __init__(self, control: socket.socket, watch: LoopWatch) -> None:

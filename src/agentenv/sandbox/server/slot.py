@@ -272,7 +272,7 @@ class Slot:
         """For a transfer, which runs concurrently with calls. Raises StaleLeaseError, SandboxUnavailableError."""
         self.admit(key)
         if self._runner is None:
-            raise SandboxUnavailableError(f"slot {self.index} is being made anew", next_step="ask again")
+            raise SandboxUnavailableError(f"slot {self.index} is being reset", next_step="ask again")
         return self._runner.io
 
     def submit(

@@ -16,8 +16,8 @@ from agentenv.sandbox.slotagent import protocol
 class ServerLink:
     """Queued packets out, checked requests in.
 
-    ``on_request`` gets each request; ``on_broken`` is called once when the link cannot go on (EOF,
-    or a packet that breaks the contract), with the reason.
+    ``on_request`` gets each request; ``on_broken`` is called once with the reason when the link fails (EOF, or a
+    packet that violates the contract).
     """
 
     def __init__(

@@ -239,7 +239,7 @@ def _why(error: BaseException, running: SlotProcess, error_read: int) -> str:
         if said := os.read(error_read, 4096).decode(errors="replace").strip():
             return said
     if isinstance(error, TimeoutError):
-        return f"the agent said nothing for {HELLO_DEADLINE_S:.0f} s"
+        return f"the agent sent nothing for {HELLO_DEADLINE_S:.0f} s"
     return f"{error}" + (f" ({end_of(running.exited.result())})" if running.exited.done() else "")
 
 

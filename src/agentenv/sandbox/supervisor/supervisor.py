@@ -154,7 +154,7 @@ class Supervisor:
         try:
             await first.first_start()
         except OSError as error:
-            raise SandboxUnavailableError(f"the first slot could not be made: {error}") from error
+            raise SandboxUnavailableError(f"the first slot could not be created: {error}") from error
         except SandboxUnavailableError as error:
             raise isolation.explain_bwrap(error.message) from error
         for slot in others:
@@ -219,9 +219,9 @@ class Supervisor:
         for waiting in late:  # those slots keep trying
             waiting.cancel()
         if all(slot.phase is SlotPhase.quarantined for slot in self._slots):
-            raise SandboxUnavailableError(f"no slot could be made: {self._slots[0].reason}")
+            raise SandboxUnavailableError(f"no slot could be created: {self._slots[0].reason}")
         if not any(slot.phase is SlotPhase.ready for slot in self._slots):
-            raise StartTimeoutError(f"no slot could be made within {_SETTLE_DEADLINE_S:.0f} s: the log says why")
+            raise StartTimeoutError(f"no slot could be created within {_SETTLE_DEADLINE_S:.0f} s: the log says why")
 
     async def _serving_or_end(self) -> bool:
         """Whether the server is serving; False when it ended first, or had to be killed for silence."""

@@ -77,7 +77,7 @@ def test_a_shortage_is_told_from_a_failure() -> None:
         TimeoutError(),
         said("bwrap: Creating new namespace failed: Resource temporarily unavailable"),
         said("the slot ended before its agent said HELLO (killed by SIGKILL)"),
-        said("the agent said nothing for 10 s", TimeoutError()),
+        said("the agent sent nothing for 10 s", TimeoutError()),
     ]
     broken: list[Exception] = [
         OSError(errno.EPERM, os.strerror(errno.EPERM)),

@@ -70,7 +70,7 @@ class RecordReader:
                 yield record
                 return
             if not _is_plain_name(record.path):
-                raise ProtocolError("slotfiles printed a path that is none")
+                raise ProtocolError("slotfiles printed an invalid path")
             yield (
                 Record(**{**vars(record), "pieces": self._content()}) if with_content and record.kind == "f" else record
             )

@@ -139,7 +139,7 @@ class _Files:
         record = reader.record()
         data = reader.view()
         if record.kind != "f" or len(data) > limit:
-            raise ProtocolError("slotfiles printed more than it was asked for")
+            raise ProtocolError("slotfiles printed more than requested")
         size = max(record.size_bytes, offset + len(data) if data else 0)
         truncated = offset + len(data) < size
         if truncated and not asked.binary:
@@ -311,7 +311,7 @@ def _without_end(printed: bytes | memoryview) -> Iterator[Record]:
 def _listing(printed: bytes | memoryview, limit: int) -> ListFilesReply:
     *records, end = RecordReader(printed).entries(with_content=False)
     if len(records) > limit:
-        raise ProtocolError("slotfiles listed more than it was asked for")
+        raise ProtocolError("slotfiles listed more than requested")
     return ListFilesReply(entries=tuple(_entry(record) for record in records), truncated=end.truncated)
 
 

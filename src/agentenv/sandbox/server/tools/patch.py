@@ -42,7 +42,7 @@ def check_patched(exit_code: int, printed: bytes | memoryview) -> None:
         return
     reader = RecordReader(printed)
     if reader.record().kind != "w":
-        raise ProtocolError("slotfiles did not say why the patch was refused")
+        raise ProtocolError("slotfiles gave no reason for refusing the patch")
     why = str(reader.view()[:_MAX_WHY_BYTES], "utf-8", "replace")
     if exit_code == DOES_NOT_FIT:
         raise PatchFailedError(why)
@@ -69,5 +69,5 @@ def patched(printed: bytes | memoryview) -> PatchReply:
             )
         )
     if record.kind != "e" or reader.view():
-        raise ProtocolError("slotfiles did not say that the patch is in place")
+        raise ProtocolError("slotfiles did not confirm the patch")
     return PatchReply(files=tuple(files))

@@ -321,7 +321,7 @@ def found(printed: bytes, asked: SearchArguments, paths: SlotPaths = USUAL_PATHS
         text = record.link.decode("utf-8", "replace")
         matches.append(SearchMatch(path=path, line=record.size_bytes, text=text, cut=record.truncated))
         if len(matches) > asked.limit:
-            raise ProtocolError("slotfiles found more than it was asked for")
+            raise ProtocolError("slotfiles found more than requested")
     counts = reader.numbers(4)
     if record.kind != "e":
         raise ProtocolError("slotfiles printed something else than matches")

@@ -179,7 +179,7 @@ async def _collect(run: _Waited) -> bytes:
     while piece := await run.read():
         printed += piece
         if len(printed) > _MAX_REPLY_BYTES:
-            raise ProtocolError("slotfiles said more than it was asked")
+            raise ProtocolError("slotfiles printed more than requested")
     return bytes(printed)
 
 
@@ -202,12 +202,12 @@ async def _pass_on(request: web.Request, response: web.StreamResponse, run: _Wai
 def _reply(exit_code: int, printed: bytes) -> TransferReply:
     """The reply for the end of ``receive``. Raises PolicyRefusalError, ProtocolError."""
     if exit_code in (CUT_SHORT, USAGE):
-        raise ProtocolError("the transfer ended too early, or is none")
+        raise ProtocolError("the transfer is incomplete or malformed")
     record = RecordReader(printed).record() if printed else None
     path = readable_name(record.path) if record else ""
     if not exit_code:
         if record is None or record.kind != "e":
-            raise ProtocolError("slotfiles said nothing at its end")
+            raise ProtocolError("slotfiles printed no result")
         return TransferReply(entries=record.modified_ns, total_bytes=record.size_bytes)
     check_verdict(exit_code, path)
     code, text = as_data(exit_code, path)

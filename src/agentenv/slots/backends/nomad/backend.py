@@ -194,7 +194,7 @@ class NomadBackend:
                 await self._purge(opened.api)
                 await opened.api.forget_token()
         except NomadError as error:
-            logger.warning("job %s is not purged, its containers go on: %s", self._nomad.job_id, error)
+            logger.warning("job %s is not purged, its containers keep running: %s", self._nomad.job_id, error)
         finally:
             await self._resources.aclose()
             self._events.put_nowait(None)

@@ -1,4 +1,4 @@
-"""How Nomad is asked: python-nomad over HTTP, with deadlines and typed failures. Blocking."""
+"""Requests to Nomad: python-nomad over HTTP, with deadlines and typed failures. Blocking."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TIMEOUT_S = 10
 
 
 class NomadClient:
-    """One cluster, one namespace. For any number of threads; close it, or use it as a context manager."""
+    """One cluster, one namespace. Thread-safe; close it, or use it as a context manager."""
 
     def __init__(self, settings: NomadSettings, address: str, *, timeout_s: float = _TIMEOUT_S, connections: int = 1):
         self.address = address
         self._session = requests.Session()
-        # Proxies and netrc are for the internet; and a token must go nowhere by a redirect.
+        # Proxies and netrc are for the internet; and a redirect must not send a token elsewhere.
         self._session.trust_env = False
         self._session.mount("https://", _Adapter(settings.tls_server_name, connections))
         self._client = nomad.Nomad(
@@ -39,7 +39,7 @@ class NomadClient:
         )
 
     def ask(self, request: Callable[[nomad.Nomad], Reply], *, missing: bool = False) -> Any:
-        """What python-nomad answers. Raises NomadError; with ``missing``, 404 is answered by None."""
+        """Call python-nomad and return its result. Raises NomadError; with ``missing``, 404 is answered by None."""
         try:
             return request(self._client)
         except (BaseNomadException, TimeoutNomadException, requests.RequestException, ValueError, KeyError) as error:
@@ -60,7 +60,7 @@ class NomadClient:
 
 
 class _Adapter(HTTPAdapter):
-    """Checks the server's certificate against another name than its address (``NOMAD_TLS_SERVER_NAME``)."""
+    """Verifies the server's certificate against a name other than its address (``NOMAD_TLS_SERVER_NAME``)."""
 
     def __init__(self, server_name: str | None, connections: int) -> None:
         self._server_name = server_name
@@ -85,7 +85,8 @@ def _certificate(settings: NomadSettings) -> tuple[str, ...]:
 
 
 def _failure(error: Exception) -> NomadError:
-    """What python-nomad raised, by its HTTP status: the class alone does not tell a cut line from a refusal."""
+    """The error python-nomad raised, by its HTTP status: the class alone does not distinguish a cut connection from
+    a refusal."""
     reply = getattr(error, "nomad_resp", None)
     if isinstance(reply, requests.Response):
         return NomadError(reply.status_code, " ".join(reply.text.split())[:500] or f"status {reply.status_code}")
@@ -93,5 +94,5 @@ def _failure(error: Exception) -> NomadError:
         return NomadError(502, f"unexpected response of Nomad's API: {error!r}")
     cause = reply if isinstance(reply, Exception) else error
     while isinstance(inner := getattr(cause, "reason", None) or (cause.args or (None,))[0], Exception):
-        cause = inner  # urllib3 wraps what happened in where it happened
+        cause = inner  # urllib3 wraps the cause in the place where it happened
     return NomadError(0, str(cause).rpartition("connection: ")[2] or repr(cause))

@@ -1,4 +1,4 @@
-"""How a job ends: stopped, waited for, and only then forgotten."""
+"""Ending a job: stop it, wait for its containers, and only then purge it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _LOOK_S = 0.1
 
 
 async def end_job(api: NomadApi, *, within_s: float = _END_TIMEOUT_S) -> None:
-    """Stop the job of ``api``, wait for the ends of its containers, then purge it. Its token stays.
+    """Stop the job of ``api``, wait for its containers to end, then purge it. Its token stays.
 
-    Raises SandboxUnavailableError when they have not ended in time (the job is then stopped, and known); NomadError.
+    Raises SandboxUnavailableError when they have not ended in time (the job is then stopped, but still registered);
+    NomadError.
     """
     await api.deregister(purge=False)
     left = 0

@@ -151,8 +151,8 @@ def slow_start(allocation: Allocation, waited_s: float, error: str = "") -> Star
     latest = f"Nomad's last event: {last.kind}: {last.message}" if last else "no Nomad client has started it yet"
     return StartFailed(
         f"{allocation.container} ({allocation.client}) is not ready after {waited_s:.0f} s; {error or latest}",
-        next_step="raise start_timeout_s if it is only slow (a large image, say); else `nomad alloc status "
-        f"{allocation.id[:8]}` tells more",
+        next_step="raise start_timeout_s if it is only slow (a large image, say); else see `nomad alloc status "
+        f"{allocation.id[:8]}`",
     )
 
 

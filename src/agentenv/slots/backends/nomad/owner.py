@@ -132,7 +132,7 @@ class JobOwner:
                 self._on_back()
         elif self.lost is None and (found := await self._api.lock()) is not None:
             self.lost = self._refusal(found.holder)
-            logger.error("%s; this run scales, replaces and purges nothing any more, its leases go on", self.lost)
+            logger.error("%s; this run no longer scales, replaces or purges; its leases stay valid", self.lost)
             self._on_lost(self.lost)
 
     async def _take(self) -> bool:
