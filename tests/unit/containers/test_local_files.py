@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentenv.containers.local_files import ContentDigest, TreeWriter, size_of, stream_of
@@ -173,6 +174,15 @@ def test_links_that_stay_inside_are_made(tmp_path: Path, links: dict[str, str]) 
             assert (target / path).resolve().is_relative_to(target)
 
 
+def _is_circle(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
+
+
+@example({"a": "a/../.."})
 @given(
     st.dictionaries(
         st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "d/e/b"]),
@@ -187,7 +197,7 @@ def test_whatever_links_are_made_none_leads_out(
     with contextlib.suppress(PermissionError):
         write(target, ROOT, *(link(path, to) for path, to in links.items()), END)
     for path in links:
-        with contextlib.suppress(RuntimeError, OSError):  # in circles
+        if not _is_circle(target / path):  # which the kernel refuses to follow, and resolve() follows for a while
             assert (target / path).resolve(strict=False).is_relative_to(target)
 
 
