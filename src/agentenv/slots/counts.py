@@ -10,14 +10,17 @@ from agentenv.slots.records import ContainerRecord, SlotRecord
 from agentenv.wire.states import ContainerState, SlotState
 
 FREEING_S = 2.0
-"""A slot whose reset began less than this long ago counts as about to be free, after that as stuck."""
+"""A slot whose reset began less than this long ago counts as about to be free, after that as stuck. Where resets turn
+out to take longer, the time is doubled, up to LONGEST_FREEING_S, so that the farm does not grow for their sake; each
+timely reset takes a tenth of it back."""
+LONGEST_FREEING_S = 30.0
 
 
 @dataclass(frozen=True)
 class Load:
     """Usage and capacity at one moment.
 
-    ``free``: slots that can be leased now. ``freeing``: slots whose reset began less than FREEING_S ago, on
+    ``free``: slots that can be leased now. ``freeing``: slots whose reset began a short time ago (FREEING_S), on
     containers that lease. ``leased``: of all containers. ``stuck``: resets that take longer. ``serving``,
     ``draining``: containers.
     """
@@ -44,6 +47,8 @@ class Counts:
         self.containers: Counter[ContainerState] = Counter()
         self._free = 0
         self._freeing: OrderedDict[SlotRecord, float] = OrderedDict()
+        self._late: set[SlotRecord] = set()
+        self._freeing_s = FREEING_S
 
     def started(self, container: ContainerRecord) -> None:
         """Add a new container."""
@@ -64,6 +69,7 @@ class Counts:
         if to is not ContainerState.ready:
             for slot in container.slots:
                 self._freeing.pop(slot, None)
+                self._late.discard(slot)
 
     def move_slot(self, container: ContainerRecord, slot: SlotRecord, to: SlotState, now: float) -> None:
         """Move a slot along its table."""
@@ -73,7 +79,11 @@ class Counts:
         self.slots[to] += 1
         self._free += container.free - free
         if before is SlotState.resetting:
-            self._freeing.pop(slot, None)
+            if self._freeing.pop(slot, None) is not None:
+                self._freeing_s = max(0.9 * self._freeing_s, FREEING_S)
+            elif slot in self._late:
+                self._late.remove(slot)
+                self._freeing_s = min(2.0 * self._freeing_s, LONGEST_FREEING_S)
         elif to is SlotState.resetting and container.state is ContainerState.ready:
             self._freeing[slot] = now
 
@@ -84,8 +94,8 @@ class Counts:
 
     def load(self, waiting: int, now: float) -> Load:
         """The current load, given the number of waiters."""
-        while self._freeing and now - next(iter(self._freeing.values())) >= FREEING_S:
-            self._freeing.popitem(last=False)
+        while self._freeing and now - next(iter(self._freeing.values())) >= self._freeing_s:
+            self._late.add(self._freeing.popitem(last=False)[0])
         freeing = len(self._freeing)
         return Load(
             waiting=waiting,

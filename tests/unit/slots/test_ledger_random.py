@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from agentenv.slots.counts import FREEING_S
+from agentenv.slots.counts import LONGEST_FREEING_S
 from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
 from agentenv.wire.states import ContainerState, LeaseState, SlotState
 
@@ -233,7 +233,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert load.free == sum(container.free for container in containers)
         assert load.leased == len(self.held) + len(self.asking)
         assert load.freeing + load.stuck == len(self.dirty)
-        young = {where for where, since in self.dirty_since.items() if self.now - since < FREEING_S}
+        young = {where for where, since in self.dirty_since.items() if self.now - since < LONGEST_FREEING_S}
         leasing = {container.id for container in containers if container.state is ContainerState.ready}
         assert load.freeing <= len([1 for where in self.dirty & young if where[0] in leasing])
         assert load.serving == sum(container.serving for container in containers)

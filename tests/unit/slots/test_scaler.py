@@ -39,6 +39,24 @@ def test_a_slot_in_its_reset_is_about_to_be_free_and_then_stuck() -> None:
     assert (ledger.load(20.0).free, ledger.load(20.0).demand) == (2, 0)
 
 
+def test_where_resets_take_longer_a_slot_is_about_to_be_free_for_longer() -> None:
+    ledger, now = _ledger(1), 0.0
+
+    def reset_in(seconds: float) -> int:
+        """How many slots are about to be free at 3 s, or at the end, of a reset that takes so long."""
+        nonlocal now
+        grant = _take(ledger, now)
+        ledger.release(grant.lease, now)
+        freeing = ledger.load(now + min(seconds, 3.0)).freeing
+        now += seconds
+        ledger.freed(grant.container, grant.slot, now)
+        return freeing
+
+    assert [reset_in(5.0) for _ in range(3)] == [0, 1, 1]
+    assert [reset_in(0.1) for _ in range(20)] == [1] * 20
+    assert reset_in(5.0) == 0
+
+
 def test_what_will_not_be_leased_is_not_about_to_be_free() -> None:
     ledger = _ledger(1)
     ledger.release(_take(ledger, 0.0).lease, 1.0)
