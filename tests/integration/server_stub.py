@@ -118,9 +118,9 @@ class StubSupervisor(StandIn):
         self.requests.append(request)
         super().take(request)
 
-    async def seal(self, slot: Slot) -> None:
+    async def seal(self, slot: Slot, epoch: int) -> None:
         await self.may_seal.wait()
-        await super().seal(slot)
+        await super().seal(slot, epoch)
 
 
 async def descriptors(pid: int) -> int:

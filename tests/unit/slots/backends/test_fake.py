@@ -12,12 +12,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.containers.control import ContainerControl
 from agentenv.errors import SlotDestroyedError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.states import SlotState
 from agentenv.wire.tools import SearchReply
 
 DEADLINE_S = 30.0
@@ -147,3 +149,16 @@ def test_ctrl_c_of_the_caller_is_not_its_slots() -> None:
     group.communicate(timeout=DEADLINE_S)
     assert not lives(pid)
     assert not workspace.parents[2].exists()
+
+
+async def test_a_slot_that_is_destroyed_twice_at_once_begins_one_epoch() -> None:
+    async with opened() as (backend, session):
+        pid, workspace = await left_by(session)
+        key, container = session.lease.key, session.lease.container
+        await asyncio.gather(*(backend.destroy_slot(container.id, key.slot) for _ in range(2)))
+        await gone(pid, workspace)
+        async with ContainerControl(container) as control:
+            async with asyncio.timeout(DEADLINE_S):
+                while (report := (await control.slots()).slots[key.slot]).state is not SlotState.free:
+                    await asyncio.sleep(0.01)
+        assert report.epoch == key.epoch + 1

@@ -167,8 +167,8 @@ class Slot:
         self.lease: dict[str, Any] | None = None
         self.failed = ""
         """Why its last reset could not be proved."""
-        self.busy = False
-        """It is being sealed, or made anew."""
+        self.change = asyncio.Lock()
+        """Held while it is sealed, or made anew."""
         self.agent: Agent | None = None
         self._directory = directory
         self._binaries = binaries
@@ -312,7 +312,7 @@ class StandIn:
         for slot in self.slots:
             if slot.failed:
                 self._say_failed(slot)
-            elif not slot.busy:
+            elif not slot.change.locked():
                 self._say_ready(slot, kept=True)
         return theirs
 
@@ -333,8 +333,9 @@ class StandIn:
 
     async def lose(self, number: int, loss: Loss, reason: str) -> None:
         """The slot ends, without having been asked to, and is made anew."""
+        slot = self.slots[number]
         self._say(SlotLost(number, loss, reason))
-        await self.reset(self.slots[number])
+        await self.reset(slot, slot.epoch)
 
     # -- what the server asks ----------------------------------------------------------------------
 
@@ -350,31 +351,32 @@ class StandIn:
             case Remember():
                 self.slots[request.slot].lease = request.lease
             case Reset():
-                self._begin(self.reset(self.slots[request.slot]))
+                self._begin(self.reset(self.slots[request.slot], request.epoch))
             case Seal():
-                self._begin(self.seal(self.slots[request.slot]))
+                self._begin(self.seal(self.slots[request.slot], request.epoch))
 
-    async def reset(self, slot: Slot) -> None:
-        """End all that runs in the slot, discard its files, begin a new epoch."""
-        slot.busy = True
-        slot.lease = None
-        await slot.end()
-        await slot.discard()
-        slot.epoch += 1
-        slot.busy = False
-        if self.fail_next_reset:
-            self.fail_next_reset = False
-            slot.failed = "a reset was made to fail"
-            self._say_failed(slot)
-        else:
-            self._say_ready(slot, kept=False)
+    async def reset(self, slot: Slot, epoch: int) -> None:
+        """End all that runs in the slot, discard its files, begin a new epoch; unless ``epoch`` has ended meanwhile."""
+        async with slot.change:
+            if slot.epoch != epoch:
+                return
+            slot.lease = None
+            await slot.end()
+            await slot.discard()
+            slot.epoch += 1
+            if self.fail_next_reset:
+                self.fail_next_reset = False
+                slot.failed = "a reset was made to fail"
+                self._say_failed(slot)
+            else:
+                self._say_ready(slot, kept=False)
 
-    async def seal(self, slot: Slot) -> None:
-        """End all that runs in the slot; its files stay."""
-        slot.busy = True
-        await slot.end()
-        slot.busy = False
-        self._say_ready(slot, kept=True)
+    async def seal(self, slot: Slot, epoch: int) -> None:
+        """End all that runs in the slot; its files stay. Nothing happens when ``epoch`` has ended meanwhile."""
+        async with slot.change:
+            if slot.epoch == epoch:
+                await slot.end()
+                self._say_ready(slot, kept=True)
 
     # ----------------------------------------------------------------------------------------------
 
