@@ -108,11 +108,11 @@ async def test_releasing_twice_is_no_error_and_ends_no_other_lease(container: Cl
 
 
 async def test_renewal_keeps_a_lease_and_silence_ends_it(container: Client) -> None:
-    kept, silent = await container.lease(0, ttl_s=0.8), await container.lease(1, ttl_s=0.8)
+    kept, silent = await container.lease(0, ttl_s=1.5), await container.lease(1, ttl_s=1.5)
     loop = asyncio.get_running_loop()
-    until = loop.time() + 2.0
+    until = loop.time() + 3.0
     while loop.time() < until:
-        reply = await container.control.renew(RenewRequest(keys=(kept,), ttl_s=0.8))
+        reply = await container.control.renew(RenewRequest(keys=(kept,), ttl_s=1.5))
         assert reply.renewed == (0,)
         await asyncio.sleep(0.1)
     assert (await container.run(silent, "echo")).error == "stale_lease"
