@@ -63,7 +63,7 @@ exit 0
 
 @dataclass(frozen=True)
 class Waits:
-    """What was observed. Both are False when it cannot be determined."""
+    """What was observed."""
 
     input: bool = False
     """A foreground process of the terminal is blocked until something is typed."""
@@ -71,13 +71,16 @@ class Waits:
     """The shell is reading commands, has read all there are, and runs none."""
 
 
-async def seen(host: Host, commands: int, terminal: int | None) -> Waits:
+async def seen(host: Host, commands: int, terminal: int | None) -> Waits | None:
     """Check the shell that reads its commands from the pipe with inode ``commands``, and ``/dev/pts/N`` of the slot
-    for ``terminal`` N. Takes some milliseconds of the slot's time, at most 2 s."""
+    for ``terminal`` N. Takes some milliseconds of the slot's time. None when it took longer than 2 s: nothing is known
+    then."""
     number, name = "", ""
     if terminal is not None:
         number = str((_PTS_MAJOR << 8) | (terminal & 0xFF) | ((terminal & ~0xFF) << 12))
         name = str(terminal)
     said = await output_of(host, "bash", "-c", _PROBE, "bash", str(commands), number, name, longest_s=_LOOK_S)
-    words = (said or b"").split()
+    if said is None:
+        return None
+    words = said.split()
     return Waits(input=b"reads" in words, commands=b"idle" in words)

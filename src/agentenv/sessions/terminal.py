@@ -181,7 +181,7 @@ class Terminal:
             return
         nonce = self._nonce
         waits = await foreground.seen(self._host, self._started.input_inode, number)
-        if not self.busy or self._nonce != nonce:
+        if waits is None or not self.busy or self._nonce != nonce:
             return
         self.asks_input = waits.input
         self._looks = self._looks + 1 if all_read and waits.commands and self._answer is None else 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentenv import AsyncSandbox
 from agentenv.errors import UnknownSessionError
-from agentenv.sessions import slot_sessions, tmux
+from agentenv.sessions import foreground, slot_sessions, terminal_calls, tmux
+from agentenv.sessions.host import Host
 from agentenv.sessions.run_once import output_of
 from agentenv.wire.sessions import ProcessArguments, TmuxArguments, TmuxReply
 from tests.unit.sessions.session_box import BoxHost, BoxSessions
@@ -82,3 +85,19 @@ async def test_a_call_that_nothing_answers_is_ended(tmp_path: Path, monkeypatch:
     with pytest.raises(UnknownSessionError, match="does not respond"):
         await asyncio.wait_for(listing, 20)
     sessions.close()
+
+
+async def test_a_check_of_the_shell_that_takes_too_long_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other check is cut off, as on a very slow machine: a shell that cannot answer is told all the same."""
+    monkeypatch.setattr(terminal_calls, "_LOOK_S", 0.01)
+    monkeypatch.setattr(terminal_calls, "_LONGEST_LOOK_S", 0.02)
+    checks = itertools.count()
+    real = foreground.seen
+
+    async def seen(host: Host, commands: int, terminal: int | None) -> foreground.Waits | None:
+        return None if next(checks) % 2 else await real(host, commands, terminal)
+
+    monkeypatch.setattr(foreground, "seen", seen)
+    async with AsyncSandbox("fake") as box:
+        mute = await box.terminal("alias for=:; echo set", timeout_s=30)
+    assert "no longer responds" in str(mute.content)
