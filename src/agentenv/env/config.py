@@ -19,6 +19,7 @@ from agentenv.agent.parsers import PARSERS, parser_named
 from agentenv.agent.settings import SYSTEM_PROMPT, AgentSettings
 from agentenv.config import ContainerSettings, Driver, ExecutorSettings, NomadSettings, PoolSettings, explain
 from agentenv.errors import ConfigError
+from agentenv.slots.backends.registry import BackendName
 from agentenv.tools.distributions import distribution
 from agentenv.tools.toolsets import TOOLSETS
 from agentenv.wire.spec import MIB, Bind, Isolation, SlotLimits
@@ -75,7 +76,7 @@ class AgentFields(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     # Where tools run
-    tool_pool_mode: Literal["local", "nomad", "fake"] = Field(
+    tool_pool_mode: BackendName = Field(
         default="local", description="local: processes here; nomad: a cluster's; fake: no isolation, for tests"
     )
     allow_network: bool = Field(default=False, description="Give slots network access")
