@@ -77,7 +77,7 @@ async def test_a_seal_ends_with_the_container_it_was_asked_of(make: Maker, monke
 async def test_waiters_outlive_the_death_of_the_only_container(make: Maker) -> None:
     pool, backend = await make.pool(slots=1)
     holder = await pool.lease("holder")
-    waiting = asyncio.create_task(pool.lease("waiter", timeout_s=20))
+    waiting = asyncio.create_task(pool.lease("waiter", timeout_s=100))
     await until(lambda: pool.statistics().waiting == 1)
     backend.kill_container(holder.container.id)
     async with await waiting as lease:
@@ -89,7 +89,7 @@ async def test_a_container_killed_while_leases_are_asked_for(make: Maker) -> Non
     pool, backend = await make.pool(slots=4)
     await until(lambda: _free(pool) == 4)
     container = (await pool.lease("probe")).container.id
-    asking = [asyncio.create_task(pool.lease(f"t{number}", timeout_s=20)) for number in range(3)]
+    asking = [asyncio.create_task(pool.lease(f"t{number}", timeout_s=100)) for number in range(3)]
     await asyncio.sleep(0)
     backend.kill_container(container)
     leases = await asyncio.gather(*asking)

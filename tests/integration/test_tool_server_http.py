@@ -183,7 +183,7 @@ async def test_a_server_that_stays_away_is_typed(counted: Counted) -> None:
         proxy.cut()
         with pytest.raises(ConnectionLostError, match=r"unreachable for 0\.5 s"):
             await asked(tools)
-    with pytest.raises(ConnectionLostError, match="see that it runs"):
+    with pytest.raises(ConnectionLostError, match="check that it is running"):
         async with client(url, reconnect_deadline_s=0.3):
             pass
     with pytest.raises(PoolClosedError):
@@ -310,7 +310,7 @@ async def test_bad_input_is_refused_readably_and_harmless(
 
 async def test_a_port_in_use_is_a_setting(counted: Counted) -> None:
     async with serving(ToolServer([counted.tool()])) as url:
-        with pytest.raises(ConfigError, match=r"port: cannot listen on 127\.0\.0\.1.*\(take another port"):
+        with pytest.raises(ConfigError, match=r"port: cannot listen on 127\.0\.0\.1.*\(choose another port"):
             async with serving(ToolServer([]), port_of(url)):
                 pass
     with pytest.raises(ConfigError, match=r"host: cannot listen on .*\(name an address of this machine"):
