@@ -183,6 +183,8 @@ def _is_circle(path: Path) -> bool:
 
 
 @example({"a": "a/../.."})
+@example({"a": "a/../..", "b": "d/../a"})
+@example({"a": "a", "b": "d/../a"})
 @given(
     st.dictionaries(
         st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "d/e/b"]),
@@ -196,9 +198,11 @@ def test_whatever_links_are_made_none_leads_out(
     target = tmp_path_factory.mktemp("tree") / "in"
     with contextlib.suppress(PermissionError):
         write(target, ROOT, *(link(path, to) for path, to in links.items()), END)
+    # The kernel follows no circle, resolve() follows it for a while: then only what can be opened is looked at.
+    circle = any(_is_circle(target / path) for path in links)
     for path in links:
-        if not _is_circle(target / path):  # which the kernel refuses to follow, and resolve() follows for a while
-            assert (target / path).resolve(strict=False).is_relative_to(target)
+        with contextlib.suppress(*((OSError, RuntimeError) if circle else ())):
+            assert (target / path).resolve(strict=circle).is_relative_to(target)
 
 
 def test_links_come_last_so_that_nothing_goes_through_them(tmp_path: Path) -> None:
