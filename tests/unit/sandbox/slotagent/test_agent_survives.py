@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
+import select
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.slotagent.protocol import Kind, foreground_payload
-from tests.unit.sandbox.slotagent.agent_box import AgentBox, Run, Where, sanitized
+from tests.unit.sandbox.slotagent.agent_box import WAIT_S, AgentBox, Run, Where, sanitized
 
 PTRACE = """
 import ctypes, os, signal, sys, time
@@ -22,7 +23,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
 TRACEME, SEIZE, EXIT = 0, 0x4206, 0x40
 """
-SIGINT, SIGCONT = 2, 18
+SIGINT, SIGCONT, SIGWINCH = 2, 18, 28
 
 
 @pytest.fixture(params=["plain", "bwrap", "bwrap sanitized"])
@@ -115,14 +116,28 @@ def test_a_tracer_that_lets_go_lives_on(agent: AgentBox) -> None:
 
 
 STORM = """
-import os, signal
+import os, signal, sys
 print(1, flush=True)
 while True:
     try:
         os.kill(-1, signal.SIGSTOP)
     except ProcessLookupError:  # nobody else is there
         pass
+    if sys.argv[1:] and os.fork():
+        os._exit(0)
 """
+
+
+def test_stopping_everybody_from_ever_new_processes_does_not_stop_the_agent() -> None:
+    with AgentBox("bwrap") as agent:
+        storm = agent.spawn("python3", "-c", STORM, "forks")
+        assert agent.status(storm) == 0
+        runs = [agent.spawn("true") for _ in range(20)]
+        agent.send(Kind.PING, arg=1)
+        assert agent.expect(Kind.PONG).arg == 1
+        for run in runs:
+            agent.kill(run)
+            assert agent.status(run) in (0, -9)
 
 
 @pytest.mark.parametrize("build", ["", "sanitized"])
@@ -273,3 +288,61 @@ def test_what_the_same_line_has_put_into_the_background_is_spared(form: str) -> 
         agent.wait_until(lambda: _sleepers(agent) == before + 1, "the shell went on, the background is there")
         agent.kill(shell)
         agent.status(shell)
+
+
+FORKS = """
+import mmap, os
+memory = mmap.mmap(-1, 1 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory.madvise(mmap.MADV_NOHUGEPAGE)
+memory[0] = 1
+memory[::mmap.PAGESIZE]  # no memory, but a table of pages, which a fork takes milliseconds to copy
+while True:
+    print("next", flush=True)
+    if not (child := os.fork()):
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def _forks_again(run: Run) -> None:
+    assert select.select([run.fds[0]], [], [], WAIT_S)[0], "the child is stopped"
+    assert run.line() == "next"
+
+
+def test_a_child_that_is_being_forked_during_an_interrupt_goes_on() -> None:
+    with AgentBox("bwrap") as agent:
+        run = agent.bash(f"sleep 1000 & exec python3 -c '{FORKS}'")
+        _forks_again(run)
+        began = foreground_payload(time.clock_gettime(time.CLOCK_BOOTTIME))
+        for _ in range(50):
+            agent.send(Kind.SIGNAL, run.id, SIGWINCH, began)
+            _forks_again(run)
+        agent.kill(run)
+        agent.status(run)
+
+
+def test_a_child_that_is_being_forked_while_the_slot_is_frozen_goes_on() -> None:
+    with AgentBox("bwrap", binary=sanitized().agent) as agent:
+        run = agent.spawn("python3", "-c", FORKS)
+        for _ in range(50):
+            other = agent.spawn("sleep", "1000")
+            _forks_again(run)
+            agent.kill(other)
+            agent.status(other)
+        agent.kill(run)
+        agent.status(run)
+
+
+def test_what_was_stopped_before_the_slot_was_frozen_stays_so() -> None:
+    with AgentBox("bwrap", binary=sanitized().agent) as agent:
+        stopped = agent.bash("kill -STOP $$; echo on; sleep 1000")
+        agent.wait_until(lambda: agent.state(stopped.pid) == "T", "it has stopped itself")
+        for _ in range(5):
+            other = agent.spawn("sleep", "1000")
+            agent.kill(other)
+            agent.status(other)
+        agent.wait_until(lambda: agent.state(stopped.pid) == "T", "as it wished")
+        agent.run(f"kill -CONT {stopped.pid}")
+        assert stopped.line() == "on"
+        agent.kill(stopped)
+        agent.status(stopped)

@@ -26,10 +26,10 @@ def test_the_release_programs_are_static_and_stay_as_they_are() -> None:
     assert [path.stat().st_mtime_ns for path in _paths(built)] == before
 
 
-def test_several_builds_at_once_give_the_same_programs(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        first, *others = pool.map(build_sanitized, [tmp_path] * 3)
-    assert others == [first, first]
+def test_two_builds_at_once_give_the_same_programs(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        first, other = pool.map(build_sanitized, [tmp_path] * 2)
+    assert other == first
     assert sorted(tmp_path.iterdir()) == _paths(first), "no half-made file is left"
     assert subprocess.run([first.agent], capture_output=True).returncode == 64
 

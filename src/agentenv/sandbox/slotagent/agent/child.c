@@ -98,18 +98,13 @@ failed:
  * A process of the slot may stop the child before that, even again and again. Then all others are stopped for the
  * moment in which the child goes on. */
 static void wait_for_exec(pid_t pid, int executed) {
-    bool frozen = false;
     struct pollfd end = {.fd = executed};
-    while (!poll(&end, 1, PATIENCE_MS)) {
-        if (!frozen && is_stopped(pid)) {
+    while (!poll(&end, 1, PATIENCE_MS))
+        if (is_stopped(pid)) {
             freeze_slot();
-            frozen = true;
-        }
-        if (frozen)
             kill(pid, SIGCONT);
-    }
-    if (frozen)
-        thaw_slot();
+        }
+    thaw_slot();
 }
 
 /* Makes the two ends of a pipe by which an exec is noticed. The second is above the script's descriptor, where the

@@ -94,7 +94,7 @@ static bool read_process(const char *name, struct process *into) {
     /* A shell without job control runs a background list in a copy of itself that ignores SIGINT. (SIGQUIT tells
      * nothing: a copy that is about to execute a command ignores that for a moment, too.) */
     into->async = field[9] & FORKED_NO_EXEC && field[33] & 1ULL << (SIGINT - 1);
-    into->killed = false;
+    into->sent = false;
     into->member = -1;
     return true;
 }
@@ -121,7 +121,7 @@ void scan(struct table *now, const struct table *before) {
             while (before && old < before->count && before->at[old].pid < process->pid)
                 old++;
             if (before && old < before->count && before->at[old].pid == process->pid)
-                process->killed = before->at[old].killed && before->at[old].started == process->started;
+                process->sent = before->at[old].sent && before->at[old].started == process->started;
         }
     }
 }

@@ -26,14 +26,14 @@ struct process {
     uint64_t started; /* in clock ticks since boot */
     bool dead, stopped;
     bool async;         /* a copy of a shell that runs a list in the background */
-    bool killed;        /* set by the caller; carried over from one scan to the next */
+    bool sent;          /* the caller's signal: set by the caller, carried over from one scan to the next */
     signed char member; /* the caller's answer about this process; -1 after a scan */
 };
 
 /* In order of pid. */
 struct table { struct process at[MAX_PROCESSES]; size_t count; };
 
-/* Lists all processes. `before` is an earlier scan, or NULL: it tells which of them were killed already. */
+/* Lists all processes. `before` is an earlier scan, or NULL: it tells which of them were sent the signal already. */
 void scan(struct table *now, const struct table *before);
 struct process *find_process(struct table *table, pid_t pid);
 

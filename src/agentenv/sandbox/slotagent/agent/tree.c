@@ -9,12 +9,13 @@
 #include <unistd.h>
 
 enum { MAX_DEPTH = 4096, MAX_PASSES = 200, MAX_UNSURE = 20, PAUSE_NS = 1000 * 1000 };
-enum { PATIENT_PASSES = 20 }; /* a debugger has this long to let go of what was killed */
+enum { PATIENT_PASSES = 100 }; /* a debugger has this long to let go of what was killed */
 #ifndef FREE_PASSES /* tests freeze at once; otherwise they would hardly ever see it happen */
 #define FREE_PASSES 3
 #endif
 
-static struct table tables[2], was_stopped, to_continue;
+static struct table tables[2], frozen[2];
+static struct table *stopped = &frozen[0]; /* what freeze_slot has stopped is marked as `sent` */
 
 /* ---- what belongs to a run ---- */
 
@@ -63,29 +64,45 @@ static bool is_member(struct table *table, struct process *process, const struct
     return member;
 }
 
-/* ---- stopping everything ---- */
+/* ---- stopping ---- */
 
-void freeze_slot(void) {
-    scan(&was_stopped, NULL);
-    if (is_init()) {
-        kill(-1, SIGSTOP);
-        return;
+/* Stops the processes of a group, or (0) all of the slot, except what is stopped already. One by one: a SIGSTOP for many
+ * would be passed on to a child that is just being forked, which no scan shows yet, so that nobody would continue it.
+ * Returns the last scan, in which those that were stopped here, or are marked so in `before`, are marked as `sent`. */
+static struct table *stop_each(struct table *before, struct table *spare, pid_t group) {
+    size_t found = 1;
+    for (int pass = 0; pass < MAX_PASSES && found; pass++) {
+        struct table *now = spare;
+        scan(now, before);
+        found = 0;
+        for (size_t i = 0; i < now->count; i++) {
+            struct process *process = &now->at[i];
+            if (process->dead || process->stopped || process->sent || (group && process->group != group)
+                || !is_member(now, process, NULL, MAX_DEPTH))
+                continue;
+            process->sent = true;
+            found += !kill(process->pid, SIGSTOP);
+        }
+        spare = before;
+        before = now;
     }
-    for (size_t i = 0; i < was_stopped.count; i++)
-        if (is_member(&was_stopped, &was_stopped.at[i], NULL, MAX_DEPTH))
-            kill(was_stopped.at[i].pid, SIGSTOP);
+    return before;
 }
 
-/* Also continues what does not look stopped: a SIGSTOP may still be on its way, and SIGCONT cancels it. */
+/* A stopped process may still be on its way there. */
+static void continue_each(const struct table *table) {
+    for (size_t i = 0; i < table->count; i++)
+        if (table->at[i].sent)
+            kill(table->at[i].pid, SIGCONT);
+}
+
+void freeze_slot(void) {
+    stopped = stop_each(stopped, stopped == &frozen[0] ? &frozen[1] : &frozen[0], 0);
+}
+
 void thaw_slot(void) {
-    struct table *now = &to_continue;
-    scan(now, NULL);
-    for (size_t i = 0; i < now->count; i++) {
-        struct process *process = &now->at[i], *before = find_process(&was_stopped, process->pid);
-        bool own_wish = before && before->stopped && before->started == process->started;
-        if (!process->dead && !own_wish && is_member(now, process, NULL, MAX_DEPTH))
-            kill(process->pid, SIGCONT);
-    }
+    continue_each(stopped);
+    stopped->count = 0;
 }
 
 /* ---- killing ---- */
@@ -100,9 +117,9 @@ static size_t kill_pass(struct table *table, const struct run *of, size_t *alive
         if (process->dead || !is_member(table, process, of, MAX_DEPTH))
             continue;
         ++*alive;
-        if (process->killed)
+        if (process->sent)
             continue;
-        process->killed = true;
+        process->sent = true;
         killed += !kill(process->pid, SIGKILL);
     }
     return killed;
@@ -141,7 +158,7 @@ static void release(struct table *table, const struct run *of) {
     if (of)
         kill_tracers(table, of->pid);
     for (size_t i = 0; i < table->count; i++)
-        if (table->at[i].killed && !table->at[i].dead)
+        if (table->at[i].sent && !table->at[i].dead)
             kill_tracers(table, table->at[i].pid);
 }
 
@@ -149,7 +166,6 @@ static void release(struct table *table, const struct run *of) {
  * process limit. */
 size_t kill_processes(const struct run *of) {
     size_t killed = 0, alive = 0;
-    bool frozen = false;
     int unsure = 0;
     tables[1].count = 0;
     for (int pass = 0; pass < MAX_PASSES; pass++) {
@@ -170,19 +186,15 @@ size_t kill_processes(const struct run *of) {
         }
         unsure = 0;
         if (!found) {
-            if (frozen) /* none can fork any more, and those that trace the dead must be able to let go */
-                thaw_slot();
-            frozen = false;
+            thaw_slot(); /* none can fork any more, and those that trace the dead must be able to let go */
             if (pass >= PATIENT_PASSES)
                 release(now, of);
             nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL); /* they are dying */
-        } else if (pass + 1 >= FREE_PASSES && !frozen) {
+        } else if (pass + 1 >= FREE_PASSES) {
             freeze_slot();
-            frozen = true;
         }
     }
-    if (frozen)
-        thaw_slot();
+    thaw_slot();
     return killed;
 }
 
@@ -206,22 +218,15 @@ static bool spares_somebody(struct table *table, const struct run *of, uint64_t 
 }
 
 void signal_foreground(const struct run *of, int number, uint64_t since) {
-    struct table *before = &tables[0], *now = &tables[1];
-    scan(before, NULL);
-    if (!spares_somebody(before, of, since)) {
+    scan(&tables[0], NULL);
+    if (!spares_somebody(&tables[0], of, since)) {
         kill(-of->pid, number);
         return;
     }
     /* Nobody may come or go while they are signalled one by one: a shell whose command was missed would go on. */
-    kill(-of->pid, SIGSTOP);
-    scan(now, NULL);
+    struct table *now = stop_each(&tables[0], &tables[1], of->pid);
     for (size_t i = 0; i < now->count; i++)
         if (now->at[i].group == of->pid && in_foreground(now, &now->at[i], of, since))
             kill(now->at[i].pid, number);
-    for (size_t i = 0; i < now->count; i++) {
-        struct process *process = &now->at[i], *known = find_process(before, process->pid);
-        bool own_wish = known && known->stopped && known->started == process->started;
-        if (process->group == of->pid && !own_wish)
-            kill(process->pid, SIGCONT);
-    }
+    continue_each(now);
 }

@@ -15,8 +15,8 @@ size_t kill_processes(const struct run *run);
  * in the background since then. */
 void signal_foreground(const struct run *of, int number, uint64_t since);
 
-/* Stops every process but us, so that none can fork or signal any more. thaw_slot continues them, except those that
- * were stopped before. */
+/* Stops every process but us, so that none can fork or signal any more; only a child that is just being forked may come
+ * afterwards, and calling it again stops that too. thaw_slot continues all that were stopped here. */
 void freeze_slot(void);
 void thaw_slot(void);
 
