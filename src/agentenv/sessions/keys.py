@@ -27,15 +27,6 @@ SIGNAL_KEYS = {b"\x03": signal.SIGINT, b"\x1c": signal.SIGQUIT}
 """Keys that work without a terminal: interrupt and quit, as signals."""
 
 
-def is_key(name: str) -> bool:
-    """Whether ``name`` is a key name; other text is typed literally, as in tmux. Raises InvalidArgumentsError for
-    text that can only be meant as a key but is unknown (``C-Enter``, ``F13``)."""
-    if len(name) > 1 and (_MODIFIED.match(name) or _FUNCTION.fullmatch(name)):
-        key_bytes(name)
-        return True
-    return name.casefold() in _NAMED
-
-
 def key_bytes(name: str) -> bytes:
     """The bytes a key sends. Text that is not a key name is sent literally, as in tmux: ``y``, ``:wq``, ``ls -l``.
     Raises InvalidArgumentsError for an unknown key (``F13``, ``C-Enter``), naming the known ones."""

@@ -153,6 +153,7 @@ class Terminal:
             )
         if self.command is not None:
             self._started.signal(number, self.command_began_s)
+            self._ask_again()
 
     def type(self, data: bytes | memoryview) -> int:
         """Type into the terminal; returns how many bytes it took at once. Raises InvalidArgumentsError when it
@@ -161,6 +162,7 @@ class Terminal:
             raise InvalidArgumentsError("the session's terminal is closed", next_step="reset the session")
         self.asks_input = False
         self._typed_at = True
+        self._ask_again()
         try:
             return os.write(self._out.fd, data)
         except BlockingIOError:
@@ -298,6 +300,11 @@ class Terminal:
         else:
             self.phase = TerminalPhase.checking
             self._send(shell_protocol.check(self.command), marker=False)
+
+    def _ask_again(self) -> None:
+        """After keys the question may be asked once more: bash drops the line that it reads when C-c arrives."""
+        self._looks = min(self._looks, _ASK_AGAIN_LOOKS - 1)
+        self.mute = False
 
     def _checked(self, *, whole: bool) -> None:
         assert self.command is not None

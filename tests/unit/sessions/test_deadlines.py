@@ -15,7 +15,7 @@ from agentenv.errors import UnknownSessionError
 from agentenv.sessions import foreground, slot_sessions, terminal_calls, tmux
 from agentenv.sessions.host import Host
 from agentenv.sessions.run_once import output_of
-from agentenv.wire.sessions import ProcessArguments, TmuxArguments, TmuxReply
+from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TerminalReply, TmuxArguments, TmuxReply
 from tests.unit.sessions.session_box import BoxHost, BoxSessions
 
 MIB = 1024 * 1024
@@ -101,3 +101,27 @@ async def test_a_check_of_the_shell_that_takes_too_long_changes_nothing(monkeypa
     async with AsyncSandbox("fake") as box:
         mute = await box.terminal("alias for=:; echo set", timeout_s=30)
     assert "no longer responds" in str(mute.content)
+
+
+@pytest.mark.parametrize("pty", [False, True])
+async def test_a_shell_that_an_interrupt_helps_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pty: bool
+) -> None:
+    """The shell drops a question that a C-c meets, the repeated one too; here it takes them all for errors."""
+    monkeypatch.setattr(terminal_calls, "_LOOK_S", 0.01)
+    monkeypatch.setattr(terminal_calls, "_LONGEST_LOOK_S", 0.02)
+    sessions = BoxSessions(tmp_path, ENV, MIB)
+
+    async def terminal(**arguments: Any) -> TerminalReply:
+        call = TerminalArguments.model_validate(arguments)
+        reply = (await sessions.call(call, asyncio.get_running_loop().time() + 30)).content
+        assert isinstance(reply, TerminalReply)
+        return reply
+
+    mute = await terminal(command="trap 'unalias for' INT; alias for=:", pty=pty)
+    assert "no longer responds" in mute.note
+    for _ in range(5):
+        if (reply := await terminal(keys=["C-c"], timeout_s=10)).state == "idle":
+            break
+    assert (reply.state, reply.note) == ("idle", "")
+    sessions.close()
