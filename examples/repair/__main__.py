@@ -17,7 +17,7 @@ import typer
 from agentenv.cli.output import InterruptedBySignalError, err, exit_code_of, print_error, run_to_end
 from agentenv.config import debug
 from agentenv.errors import AgentEnvError
-from examples.repair.settings import DemoSettings
+from examples.repair.settings import DemoSettings, check
 
 app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
@@ -49,13 +49,14 @@ def main(
     out: Annotated[Path, typer.Option(help="Where rollouts.jsonl and report.html are written.")] = Path("out/demo"),
 ) -> None:
     """See the module."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which we do not need
-    from examples.repair.demo import run_demo  # late: atropos takes seconds to import, --help should not
-
     settings = DemoSettings(
         groups, group_size, slots, seed, isolation, model, base_url, max_steps, out, backend, job, tuple(package)
     )
     try:
+        check(settings)
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which we do not need
+        from examples.repair.demo import run_demo  # late: atropos takes seconds to import, and a typo should not
+
         run_to_end(run_demo(settings))
     except AgentEnvError as error:
         if debug():

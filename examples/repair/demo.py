@@ -24,7 +24,7 @@ from agentenv.agent.observations import SESSION_TOOL_NAMES
 from agentenv.agent.transcript import GroupRecord, ToolRecord
 from agentenv.cli.output import err, out
 from agentenv.config import debug
-from agentenv.errors import ConfigError, InfraError
+from agentenv.errors import InfraError
 from agentenv.report import read_records, write_report
 from agentenv.sessions.asciicast import recordings
 from agentenv.testing import ScriptedPolicy, build_tokenizer
@@ -55,8 +55,7 @@ class _DemoEnv(RepairEnv):
 
 
 async def run_demo(settings: DemoSettings) -> None:
-    """The whole demo. Raises: ConfigError for contradicting options; InfraError when nothing could be scored."""
-    _check(settings)
+    """The whole demo, with settings that were checked. Raises: InfraError when nothing could be scored."""
     _quiet()
     began = time.monotonic()
     catalogue, chosen, made = await _tasks(settings)
@@ -71,22 +70,6 @@ async def run_demo(settings: DemoSettings) -> None:
     _show(groups, page, records, screens, time.monotonic() - began)
     if not any(t.score is not None for group in groups for t in group.trajectories):
         raise InfraError("no rollout could be scored", next_step=f"the errors are in {page}; try agentenv doctor")
-
-
-def _check(settings: DemoSettings) -> None:
-    if settings.model and not settings.base_url:
-        raise ConfigError("OPENAI_BASE_URL", "is not set, and a model is named", next_step="set both, or neither")
-    if settings.base_url and not settings.model:
-        err().print("[yellow]note[/] OPENAI_BASE_URL is set, but no model is named (--model): a scripted policy plays")
-    if _isolation(settings) == "user":
-        err().print("[yellow]note[/] isolation is user: weaker than full, see agentenv doctor")
-    if settings.isolation == "full" and settings.backend == "local" and os.geteuid() != 0:
-        raise ConfigError("isolation", "full needs root", next_step="run as root, or use --isolation user")
-    try:
-        settings.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        said = f"cannot make {settings.out}: {error.strerror}"
-        raise ConfigError("out", said, next_step="name a directory you can write to") from error
 
 
 def _quiet() -> None:
@@ -123,9 +106,6 @@ def _chosen(made: Sequence[Task], settings: DemoSettings) -> list[Task]:
 
 
 def _only(catalogue: Catalogue, names: Sequence[str]) -> Catalogue:
-    if unknown := sorted(set(names) - set(catalogue.by_name)):
-        known = ", ".join(catalogue.by_name)
-        raise ConfigError("package", f"there is no {unknown[0]!r}", next_step=f"known: {known}")
     return replace(catalogue, packages=tuple(p for p in catalogue.packages if not names or p.name in names))
 
 
@@ -204,7 +184,7 @@ def _config(settings: DemoSettings, tokenizer: Path, records: Path) -> RepairCon
         "group_size": settings.group_size,
         "use_wandb": False,
         "rollouts_path": str(records),
-        "isolation": _isolation(settings),
+        "isolation": settings.isolation_in_use,
         "tool_pool_mode": settings.backend,
         "sandbox_job_id": settings.job,
         "min_containers": 1,
@@ -217,14 +197,6 @@ def _config(settings: DemoSettings, tokenizer: Path, records: Path) -> RepairCon
         "task_seed": settings.seed,
     }
     return RepairConfig(**chosen)
-
-
-def _isolation(settings: DemoSettings) -> str:
-    if settings.isolation != "auto":
-        return settings.isolation
-    if settings.backend == "nomad":
-        return "full"  # the supervisor in the container is root, whoever asks
-    return "full" if os.geteuid() == 0 else "user"
 
 
 @asynccontextmanager
@@ -255,7 +227,7 @@ def _facts(settings: DemoSettings, chosen: Sequence[Task], made: str, seconds: f
         "scripted": played if settings.scripted else None,
         "Policy": "scripted players" if settings.scripted else settings.model,
         "Tasks": f"{len(chosen)} of {made} (seed {settings.seed})",
-        "Farm": f"{settings.backend}, {settings.slots} slots in one container, isolation {_isolation(settings)}",
+        "Farm": f"{settings.backend}, {settings.slots} slots in one container, isolation {settings.isolation_in_use}",
         "Rollouts took": f"{seconds:.1f} s",
         "Machine": f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
         "Written": time.strftime("%Y-%m-%d %H:%M:%S %z"),

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from agentenv.errors import InfraError, SandboxUnavailableError
 
@@ -104,7 +105,7 @@ def fetch(cache: Path | None = None, progress: Progress = lambda _: None) -> Cat
     Raises: DownloadError: the index cannot be reached, or a file is not the pinned one.
     """
     cache = cache or cache_dir()
-    listing = tomllib.loads((HERE / "packages.toml").read_text())
+    listing = _listing()
     downloads = cache / "downloads"
     downloads.mkdir(parents=True, exist_ok=True)
     wanted = [(entry, kind == "package") for kind in ("package", "wheel") for entry in listing[kind]]
@@ -118,7 +119,7 @@ def fetch(cache: Path | None = None, progress: Progress = lambda _: None) -> Cat
 def fetch_runner(cache: Path | None = None) -> Path:
     """Only the test runner of :func:`fetch`: the directory of the unpacked pytest. Raises: as that."""
     cache = cache or cache_dir()
-    wheels = [_artifact(entry) for entry in tomllib.loads((HERE / "packages.toml").read_text())["wheel"]]
+    wheels = [_artifact(entry) for entry in _listing()["wheel"]]
     downloads = cache / "downloads"
     downloads.mkdir(parents=True, exist_ok=True)
     for wheel in wheels:
@@ -126,9 +127,19 @@ def fetch_runner(cache: Path | None = None) -> Path:
     return _runner(wheels, cache)
 
 
+def package_names() -> list[str]:
+    """The packages of :func:`fetch`, without fetching anything."""
+    return [str(entry["name"]) for entry in _listing()["package"]]
+
+
+def _listing() -> dict[str, list[dict[str, Any]]]:
+    """``packages.toml``: its ``package`` and its ``wheel`` entries."""
+    return tomllib.loads((HERE / "packages.toml").read_text())
+
+
 def artifact_count() -> int:
     """How many files :func:`fetch` reports."""
-    listing = tomllib.loads((HERE / "packages.toml").read_text())
+    listing = _listing()
     return len(listing["package"]) + len(listing["wheel"])
 
 

@@ -1,9 +1,14 @@
-"""The demo's options, separate from its implementation, whose imports take seconds."""
+"""The demo's options and what is wrong with them, separate from its implementation, whose imports take seconds."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+
+from agentenv.cli.output import err
+from agentenv.errors import ConfigError
+from examples.repair.packages import package_names
 
 
 @dataclass(frozen=True)
@@ -29,3 +34,32 @@ class DemoSettings:
     def scripted(self) -> bool:
         """Whether no model is used."""
         return not self.model
+
+    @property
+    def isolation_in_use(self) -> str:
+        """``full`` or ``user``, whatever ``auto`` means here."""
+        if self.isolation != "auto":
+            return self.isolation
+        if self.backend == "nomad":
+            return "full"  # the supervisor in the container is root, whoever asks
+        return "full" if os.geteuid() == 0 else "user"
+
+
+def check(settings: DemoSettings) -> None:
+    """Make ``out``, and note what may surprise. Raises: ConfigError for an option that cannot be followed."""
+    if settings.model and not settings.base_url:
+        raise ConfigError("OPENAI_BASE_URL", "is not set, and a model is named", next_step="set both, or neither")
+    if settings.base_url and not settings.model:
+        err().print("[yellow]note[/] OPENAI_BASE_URL is set, but no model is named (--model): a scripted policy plays")
+    if settings.isolation_in_use == "user":
+        err().print("[yellow]note[/] isolation is user: weaker than full, see agentenv doctor")
+    if settings.isolation == "full" and settings.backend == "local" and os.geteuid() != 0:
+        raise ConfigError("isolation", "full needs root", next_step="run as root, or use --isolation user")
+    known = package_names()
+    if unknown := sorted(set(settings.packages) - set(known)):
+        raise ConfigError("package", f"there is no {unknown[0]!r}", next_step=f"known: {', '.join(known)}")
+    try:
+        settings.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        said = f"cannot make {settings.out}: {error.strerror}"
+        raise ConfigError("out", said, next_step="name a directory you can write to") from error

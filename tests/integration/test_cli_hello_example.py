@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.testing import Call, Reply, ScriptedPolicy, Turn, build_tokenizer
+from tests.programs import program
 
 ISOLATION = "full" if os.geteuid() == 0 else "user"
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,18 +56,14 @@ async def test_it_runs_as_the_readme_says(mode: str, tmp_path: Path) -> None:
             "env.send_trajectory_id": "true",
         }
         argv = [part for name, value in options.items() for part in (f"--{name}", value)]
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "examples.hello.env", "process", *argv,
-            cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "AGENTENV_STATE_DIR": str(tmp_path / "state")},
-        )  # fmt: skip
-        try:
-            output, _ = await asyncio.wait_for(child.communicate(), timeout=100)
-        finally:
-            if child.returncode is None:
-                child.kill()
-                await child.wait()
-    assert child.returncode == 0, output.decode(errors="replace")
+        log, env = tmp_path / "log.txt", {**os.environ, "AGENTENV_STATE_DIR": str(tmp_path / "state")}
+        command = ("-m", "examples.hello.env", "process", *argv)
+        async with (
+            program(*command, cwd=ROOT, env=env, stdout=log, own_interpreter=mode == "local") as process,
+            asyncio.timeout(100),
+        ):
+            status = await process.wait()
+    assert status == 0, log.read_text(errors="replace")
     groups = [json.loads(line) for line in rollouts.read_text().splitlines()]
     assert len(groups) == 2
     for group in groups:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import sys
+import subprocess
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
+
+from tests import cli
+from tests.waiting import wait_for
 
 DEADLINE_S = 30.0
 ISOLATION = ("--isolation", "full" if os.geteuid() == 0 else "user")
@@ -19,23 +22,19 @@ ISOLATION = ("--isolation", "full" if os.geteuid() == 0 else "user")
 
 
 class Machine:
-    """Runs the command with a state directory of its own."""
+    """Runs the command with a state directory of its own: here, or where it is sent signals as a process."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
+        self.env = {"AGENTENV_STATE_DIR": str(state)}
 
-    async def start(self, *arguments: str, stdin: int = asyncio.subprocess.DEVNULL) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "from agentenv.cli import main; main()", *arguments,
-            stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, start_new_session=True,
-            env={**os.environ, "AGENTENV_STATE_DIR": str(self.state)},
-        )  # fmt: skip
+    def started(
+        self, *arguments: str, stdin: int = subprocess.DEVNULL
+    ) -> AbstractContextManager[subprocess.Popen[str]]:
+        return cli.started(*arguments, env=self.env, stdin=stdin)
 
-    async def run(self, *arguments: str, stdin: bytes | None = None) -> tuple[int | None, str, str]:
-        kind = asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE
-        process = await self.start(*arguments, stdin=kind)
-        stdout, stderr = await asyncio.wait_for(process.communicate(stdin), DEADLINE_S)
-        return process.returncode, stdout.decode(errors="replace"), stderr.decode(errors="replace")
+    def run(self, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
+        return cli.run(*arguments, env=self.env, stdin=stdin)
 
     def processes(self) -> list[str]:
         """Command lines that name our state directory (the container's do: its spec file lies there)."""
@@ -52,19 +51,22 @@ class Machine:
         directory = self.state / "containers"
         return sorted(entry.name for entry in directory.iterdir()) if directory.is_dir() else []
 
-    async def until_a_command_runs(self, process: asyncio.subprocess.Process, marker: str) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while process.returncode is None and not _running(marker):
-                await asyncio.sleep(0.02)
-        assert process.returncode is None, await process.communicate()
+    def until_a_command_runs(self, process: subprocess.Popen[str], marker: str) -> None:
+        wait_for(lambda: process.poll() is not None or _looked(bool(_running(marker))), DEADLINE_S)
+        assert process.returncode is None, process.communicate()
 
-    async def until_nothing_is_left(self, marker: str) -> None:
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                while self.processes() or _running(marker):
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            pytest.fail(f"left behind: {self.processes()} {_running(marker)}")
+    def until_nothing_is_left(self, marker: str) -> None:
+        wait_for(
+            lambda: _looked(not self.processes() and not _running(marker)),
+            DEADLINE_S,
+            lambda: f"left behind: {self.processes()} {_running(marker)}",
+        )
+
+
+def _looked(found: bool) -> bool:
+    """To look through all processes costs milliseconds: not as often as others look."""
+    time.sleep(0 if found else 0.1)
+    return found
 
 
 def _running(marker: str) -> list[str]:
@@ -86,15 +88,16 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     assert machine.processes() == []
 
 
-async def test_exec_runs_in_a_slot_not_here(machine: Machine) -> None:
-    code, stdout, stderr = await machine.run("exec", *ISOLATION, "id -u; pwd; ls -A; echo err >&2; exit 7")
+def test_exec_runs_in_a_slot_not_here(machine: Machine) -> None:
+    with machine.started("exec", *ISOLATION, "id -u; pwd; ls -A; echo err >&2; exit 7") as process:
+        stdout, stderr = process.communicate(timeout=DEADLINE_S)
     uid, *rest = stdout.splitlines()
     assert int(uid) != 0
-    assert (rest, stderr, code) == (["/workspace"], "err\n", 7)
+    assert (rest, stderr, process.returncode) == (["/workspace"], "err\n", 7)
 
 
-async def test_doctor_starts_a_real_slot_and_shows_its_proofs(machine: Machine) -> None:
-    code, stdout, _ = await machine.run("doctor", "--json")
+def test_doctor_starts_a_real_slot_and_shows_its_proofs(machine: Machine) -> None:
+    code, stdout, _ = machine.run("doctor", "--json")
     told = json.loads(stdout)
     assert code in (0, 1)
     assert next(f for f in told["findings"] if f["name"] == "a real slot")["level"] != "broken"
@@ -102,76 +105,78 @@ async def test_doctor_starts_a_real_slot_and_shows_its_proofs(machine: Machine) 
     assert len(told["proofs"]) >= 10
 
 
-async def test_shell_keeps_where_it_is(machine: Machine) -> None:
-    code, stdout, stderr = await machine.run(
-        "shell", *ISOLATION, stdin=b"cd /tmp\nexport A='x  y'\npwd; echo \"$A\"\n(exit 4)\n"
+def test_shell_keeps_where_it_is(machine: Machine) -> None:
+    code, stdout, stderr = machine.run(
+        "shell", *ISOLATION, stdin="cd /tmp\nexport A='x  y'\npwd; echo \"$A\"\n(exit 4)\n"
     )
     assert (stdout, code) == ("/tmp\nx  y\n", 4)
     assert "A new slot" in stderr
 
 
-async def test_shell_writes_a_result_for_each_line(machine: Machine) -> None:
-    code, stdout, stderr = await machine.run("shell", *ISOLATION, "--json", stdin=b"echo one; cd /tmp\npwd; (exit 3)\n")
+def test_shell_writes_a_result_for_each_line(machine: Machine) -> None:
+    code, stdout, stderr = machine.run("shell", *ISOLATION, "--json", stdin="echo one; cd /tmp\npwd; (exit 3)\n")
     told = [json.loads(line) for line in stdout.splitlines()]
     assert [(result["stdout"], result["exit_code"]) for result in told] == [("one\n", 0), ("/tmp\n", 3)]
     assert (code, stderr) == (3, "")
 
 
-async def test_upload_and_binary_output_pass_through(machine: Machine, tmp_path: Path) -> None:
+def test_upload_and_binary_output_pass_through(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "up").mkdir()
     (tmp_path / "up" / "a b.txt").write_text("content")
-    code, stdout, _ = await machine.run(
+    code, stdout, _ = machine.run(
         "exec", *ISOLATION, "--upload", str(tmp_path / "up"), "cat 'up/a b.txt'; printf '\\377'"
     )
     assert (code, stdout) == (0, "content\ufffd")
 
 
-async def test_an_unwritable_state_directory_is_a_message(machine: Machine, tmp_path: Path) -> None:
+def test_an_unwritable_state_directory_is_a_message(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    machine.state = tmp_path / "file" / "below"
-    code, stdout, stderr = await machine.run("exec", *ISOLATION, "true")
+    machine.env["AGENTENV_STATE_DIR"] = str(tmp_path / "file" / "below")
+    code, stdout, stderr = machine.run("exec", *ISOLATION, "true")
     assert (code, stdout) == (125, "")
     assert "Traceback" not in stderr
     assert "AGENTENV_STATE_DIR" in stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-async def test_however_exec_ends_nothing_is_left(machine: Machine, number: signal.Signals) -> None:
+def test_however_exec_ends_nothing_is_left(machine: Machine, number: signal.Signals) -> None:
     marker = f"7{os.getpid()}.{int(number)}"
-    process = await machine.start("exec", *ISOLATION, "--", "sleep", marker)
-    await machine.until_a_command_runs(process, marker)
-    process.send_signal(number)
-    await asyncio.wait_for(process.communicate(), DEADLINE_S)
+    with machine.started("exec", *ISOLATION, "--", "sleep", marker) as process:
+        machine.until_a_command_runs(process, marker)
+        process.send_signal(number)
+        process.communicate(timeout=DEADLINE_S)
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
-    await machine.until_nothing_is_left(marker)
+    machine.until_nothing_is_left(marker)
     if number == signal.SIGKILL:  # what a killed parent could not remove, the sweep does
-        code, _, _ = await machine.run("gc")
+        code, _, _ = machine.run("gc")
         assert code == 0
     assert machine.containers() == []
     assert list(machine.state.glob("launch-*")) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-async def test_however_shell_ends_nothing_is_left(machine: Machine, number: signal.Signals) -> None:
+def test_however_shell_ends_nothing_is_left(machine: Machine, number: signal.Signals) -> None:
     marker = f"8{os.getpid()}.{int(number)}"
-    process = await machine.start("shell", *ISOLATION, "--quiet", stdin=asyncio.subprocess.PIPE)
-    assert process.stdin is not None
-    process.stdin.write(f"sleep {marker}\n".encode())
-    await process.stdin.drain()
-    await machine.until_a_command_runs(process, marker)
-    process.send_signal(number)
-    await asyncio.wait_for(process.communicate(), DEADLINE_S)
-    await machine.until_nothing_is_left(marker)
+    with machine.started("shell", *ISOLATION, "--quiet", stdin=subprocess.PIPE) as process:
+        _type(process, f"sleep {marker}\n")
+        machine.until_a_command_runs(process, marker)
+        process.send_signal(number)
+        process.communicate(timeout=DEADLINE_S)
+    machine.until_nothing_is_left(marker)
 
 
-async def test_ctrl_c_ends_the_line_and_not_the_shell(machine: Machine) -> None:
+def test_ctrl_c_ends_the_line_and_not_the_shell(machine: Machine) -> None:
     marker = f"9{os.getpid()}"
-    process = await machine.start("shell", *ISOLATION, "--quiet", stdin=asyncio.subprocess.PIPE)
+    with machine.started("shell", *ISOLATION, "--quiet", stdin=subprocess.PIPE) as process:
+        _type(process, f"touch here; sleep {marker}\n")
+        machine.until_a_command_runs(process, marker)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate("ls; pwd\n", DEADLINE_S)
+    assert (stdout, process.returncode) == ("here\n/workspace\n", 0), stderr
+    machine.until_nothing_is_left(marker)
+
+
+def _type(process: subprocess.Popen[str], text: str) -> None:
     assert process.stdin is not None
-    process.stdin.write(f"touch here; sleep {marker}\n".encode())
-    await process.stdin.drain()
-    await machine.until_a_command_runs(process, marker)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = await asyncio.wait_for(process.communicate(b"ls; pwd\n"), DEADLINE_S)
-    assert (stdout, process.returncode) == (b"here\n/workspace\n", 0), stderr
-    await machine.until_nothing_is_left(marker)
+    process.stdin.write(text)
+    process.stdin.flush()

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply, ScriptedPolicy, build_tokenizer
+from tests import programs
 from tests.unit.env.env_stubs import IDLE, SOLVE
 from tests.waiting import until
 
@@ -45,30 +47,25 @@ def flags(directory: Path, policy: ScriptedPolicy, **changed: Any) -> list[str]:
 
 
 @asynccontextmanager
-async def running(directory: Path, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+async def running(
+    directory: Path, *arguments: str, own_interpreter: bool = False
+) -> AsyncIterator[Process | programs.Forked]:
     """The environment's command as a process, killed at the end if it still lives."""
-    log = (directory / "log.txt").open("ab")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(ENVIRONMENT),
-        *arguments,
-        cwd=directory,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        env={**os.environ, "TMPDIR": str(directory), "AGENTENV_STATE_DIR": str(directory / "state")},
-    )
-    try:
+    env = {**os.environ, "TMPDIR": str(directory), "AGENTENV_STATE_DIR": str(directory / "state")}
+    async with programs.program(
+        str(ENVIRONMENT), *arguments, cwd=directory, env=env, stdout=directory / "log.txt",
+        own_interpreter=own_interpreter,
+    ) as process:  # fmt: skip
         yield process
-    finally:
-        log.close()
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
 
 
-async def run(directory: Path, *arguments: str, timeout_s: float = 200.0) -> tuple[int, str]:
-    async with running(directory, *arguments) as process, asyncio.timeout(timeout_s):
+async def run(
+    directory: Path, *arguments: str, timeout_s: float = 200.0, own_interpreter: bool = False
+) -> tuple[int, str]:
+    async with (
+        running(directory, *arguments, own_interpreter=own_interpreter) as process,
+        asyncio.timeout(timeout_s),
+    ):
         status = await process.wait()
     return status, (directory / "log.txt").read_text()
 
@@ -79,6 +76,7 @@ async def test_process_writes_the_groups_it_was_asked_for(tmp_path: Path) -> Non
             tmp_path,
             "process",
             *flags(tmp_path, policy, env__total_steps=3, env__data_path_to_save_groups=tmp_path / "groups.jsonl"),
+            own_interpreter=True,
         )
     assert status == 0, log
     groups = [json.loads(line) for line in (tmp_path / "groups.jsonl").read_text().splitlines()]
@@ -162,24 +160,21 @@ def _running_below(directory: Path) -> list[str]:
 
 async def test_serve_feeds_a_real_trainer_api_and_ends_on_sigterm(tmp_path: Path, unused_tcp_port: int) -> None:
     api = f"http://127.0.0.1:{unused_tcp_port}"
-    log = (tmp_path / "api.txt").open("wb")
-    trainer_api = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(unused_tcp_port),
-        stdout=log, stderr=log,
-    )  # fmt: skip
-    try:
-        async with aiohttp.ClientSession(api) as trainer, ScriptedPolicy({"*": [SOLVE, IDLE]}) as policy:
-            await _register(trainer)
-            arguments = flags(tmp_path, policy, env__rollout_server_url=api, env__total_steps=100)
-            async with running(tmp_path, "serve", *arguments) as process:
-                batch = await _first_batch(trainer, process)
-                process.send_signal(signal.SIGTERM)
-                async with asyncio.timeout(20):
-                    assert await process.wait() == 143
-    finally:
-        trainer_api.kill()
-        await trainer_api.wait()
-        log.close()
+    address = ("--host", "127.0.0.1", "--port", str(unused_tcp_port))
+    async with (
+        programs.program(
+            "-m", "atroposlib.cli.run_api", *address, cwd=tmp_path, env=os.environ, stdout=tmp_path / "api.txt"
+        ),
+        aiohttp.ClientSession(api) as trainer,
+        ScriptedPolicy({"*": [SOLVE, IDLE]}) as policy,
+    ):
+        await _register(trainer)
+        arguments = flags(tmp_path, policy, env__rollout_server_url=api, env__total_steps=100)
+        async with running(tmp_path, "serve", *arguments) as process:
+            batch = await _first_batch(trainer, process)
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(20):
+                assert await process.wait() == 143
     assert batch[0]["scores"] == [1.0, 0.0]
     assert batch[0]["group_overrides"]["trainable"] is False
     assert set(batch[0]["masks"][0]) == {-100}
@@ -227,7 +222,8 @@ async def test_what_cannot_be_opened_is_one_line_that_names_the_setting(
 
 async def test_a_negative_timeout_is_refused_and_not_read_as_one_second(tmp_path: Path) -> None:
     async with ScriptedPolicy({}) as policy:
-        status, log = await run(tmp_path, "process", *flags(tmp_path, policy), "--env.tool_timeout_s", "-3")
+        arguments = [*flags(tmp_path, policy), "--env.tool_timeout_s", "-3"]
+        status, log = await run(tmp_path, "process", *arguments, own_interpreter=True)
     assert (status, "ConfigError: tool_timeout_s: Input should be greater than 0" in log) == (2, True), log
 
 
@@ -248,7 +244,7 @@ async def _register(trainer: aiohttp.ClientSession) -> None:
                 await asyncio.sleep(0.1)
 
 
-async def _first_batch(trainer: aiohttp.ClientSession, process: asyncio.subprocess.Process) -> list[dict[str, Any]]:
+async def _first_batch(trainer: aiohttp.ClientSession, process: Process | programs.Forked) -> list[dict[str, Any]]:
     async with asyncio.timeout(60):
         while True:
             assert process.returncode is None

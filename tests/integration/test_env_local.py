@@ -125,7 +125,12 @@ async def test_a_signal_in_mid_rollout_leaves_no_container_behind(tmp_path: Path
 
     async with (
         ScriptedPolicy({"*": [player]}) as policy,
-        running(tmp_path, "process", *flags(tmp_path, policy, env__tool_pool_mode="local")) as process,
+        running(
+            tmp_path,
+            "process",
+            *flags(tmp_path, policy, env__tool_pool_mode="local"),
+            own_interpreter=number == signal.SIGTERM,
+        ) as process,
     ):
         async with asyncio.timeout(60):
             await reached.wait()

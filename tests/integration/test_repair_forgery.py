@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.testing import Call, Player, Reply
-from examples.repair import moves, policy
+from examples.repair import moves
 from tests.integration.repair_tasks import package, recorded, repairing, with_bugs
 
 SOURCE = "inflection/__init__.py"
@@ -98,8 +98,10 @@ async def test_what_is_left_around_a_real_repair_takes_nothing_from_it(tmp_path:
         "rm test_inflection.py README.rst; echo 'exit 1' > .bashrc; chmod 000 .bashrc",
         "head -c 3000000000 /dev/zero > big; mkdir -p a/b; chmod 000 a",
     ]
-    mending = policy.solver(task, package())[:-1]
-    players: list[Player] = [moves.played([*mending, moves.bash("", command), Reply("done")]) for command in harmless]
+    mending = Call("patch", {"patch": moves.diff(moves.mended(task, package(), task.bugs))})
+    players: list[Player] = [
+        [Reply("", (mending, Call("bash", {"command": command}))), Reply("done")] for command in harmless
+    ]
     async with repairing(tmp_path, {task.id: players}, [task], group_size=len(players)) as env:
         await env.collect_trajectories(await env.get_next_item())
     found = recorded(tmp_path)[task.id]

@@ -37,25 +37,25 @@ def results(transcript: Transcript, *tools: str) -> list[CallResult]:
 async def test_the_cast_gets_what_it_deserves_and_nothing_is_left(tmp_path: Path) -> None:
     chosen = [*with_bugs(2)[:2], *with_bugs(1)[:1]]
     cast = [
-        (policy.solver, policy.half_solver, policy.quitter, policy.fork_bomber),
-        (policy.solver, policy.half_solver, policy.flooder, policy.sleeper),
-        (policy.solver, policy.forger, policy.quitter, policy.solver),
+        (policy.solver, policy.half_solver, policy.fork_bomber),
+        (policy.half_solver, policy.flooder, policy.sleeper),
+        (policy.solver, policy.forger, policy.quitter),
     ]
     script: dict[str, list[Player]] = {
         task.id: [moves.played(play(task, package())) for play in players]
         for task, players in zip(chosen, cast, strict=True)
     }
-    async with repairing(tmp_path, script, chosen, tool_timeout_s=8.0) as env:
+    async with repairing(tmp_path, script, chosen, group_size=3, tool_timeout_s=8.0) as env:
         items = [await env.get_next_item() for _ in chosen]
         groups = await asyncio.gather(*(env.collect_trajectories(item) for item in items))
     assert [left for _, left in groups] == [[], [], []]
     found = recorded(tmp_path)
     scores = [[t.score for t in found[task.id]] for task in chosen]
     halves = [pytest.approx(task.partial) for task in chosen[:2]]
-    assert scores == [[1.0, halves[0], 0.0, 0.0], [1.0, halves[1], 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]]
+    assert scores == [[1.0, halves[0], 0.0], [halves[1], 0.0, 0.0], [1.0, 0.0, 0.0]]
     assert all(0 < task.partial < 1 for task in chosen[:2])
     assert {t.fault for transcripts in found.values() for t in transcripts} == {"none"}
-    asleep = results(found[chosen[1].id][3], "terminal", "bash")
+    asleep = results(found[chosen[1].id][2], "terminal", "bash")
     assert [(result.timed_out, result.error, result.exit_code) for result in asleep] == [
         (False, None, 0),  # at home
         (True, None, None),  # it goes on,

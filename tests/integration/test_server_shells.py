@@ -15,7 +15,7 @@ import pytest_asyncio
 from agentenv.sandbox.server.tools.bash import MAX_ARGV_SCRIPT_BYTES, MAX_SPARE_SCRIPT_BYTES, command_env
 from agentenv.wire.leases import LeaseKey
 from tests.integration.server_client import Client
-from tests.integration.server_stub import TOKEN, StubSupervisor
+from tests.integration.server_stub import StubSupervisor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MIB = 1024 * 1024
@@ -24,18 +24,6 @@ MIB = 1024 * 1024
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def stub() -> AsyncIterator[StubSupervisor]:
     async with StubSupervisor(slots=1, env={"FROM_SPEC": "yes"}) as made:
-        yield made
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(stub: StubSupervisor) -> AsyncIterator[Client]:
-    async with Client(stub.url, TOKEN) as made:
-        yield made
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def key(client: Client) -> AsyncIterator[LeaseKey]:
-    async with client.leased() as made:
         yield made
 
 

@@ -22,18 +22,6 @@ async def stub() -> AsyncIterator[StubSupervisor]:
         yield made
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def client(stub: StubSupervisor) -> AsyncIterator[Client]:
-    async with Client(stub.url, TOKEN) as made:
-        yield made
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def key(client: Client) -> AsyncIterator[LeaseKey]:
-    async with client.leased() as made:
-        yield made
-
-
 @pytest.mark.parametrize(
     ("text", "batch"),
     [

@@ -24,6 +24,7 @@ from tests.unit.examples.swe_repos import dataset
 
 SLUGS, SPANS, TALLY = "acme__slugs-1", "acme__spans-1", "acme__tally-1"
 MODES = ("fake", "local")
+BLANK_ONLY = "sed -i 's/text.lower()/text.lower().strip()/' slugs.py"
 SOLVED = "sed -i 's/text.lower().*/\"-\".join(text.lower().split())/' slugs.py"
 HOOK = (
     "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport():\n"
@@ -85,15 +86,20 @@ async def test_the_gold_patch_scores_1_and_nothing_scores_0(tmp_path: Path, mode
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("reward", "half"), [("resolved", 0.0), ("share", 0.5)])
-async def test_half_a_solution_and_one_that_breaks_something(tmp_path: Path, reward: str, half: float) -> None:
-    blank_only = "sed -i 's/text.lower()/text.lower().strip()/' slugs.py"
+async def test_half_a_solution_and_one_that_breaks_something(tmp_path: Path) -> None:
     breaking = f"{SOLVED}; sed -i 's/text.lower()/text/' slugs.py"
-    found = await played(tmp_path, [SOLVED, blank_only, breaking, "true"], tool_pool_mode="local", reward=reward)
-    assert [member.score for member in found] == [1.0, half, 0.0, 0.0]
+    players = [SOLVED, BLANK_ONLY, breaking, "true"]
+    found = await played(tmp_path, players, tool_pool_mode="local", reward="share")
+    assert [member.score for member in found] == [1.0, 0.5, 0.0, 0.0]
     assert found[1].verification["still failing"] == ["tests/test_slugs.py::test_spaces"]
     assert found[2].verification["newly broken"] == ["tests/test_slugs.py::test_lower"]
     assert found[2].verification["changed"] == ["slugs.py"]
+
+
+async def test_half_a_solution_is_none_unless_shares_are_rewarded(tmp_path: Path) -> None:
+    found = await played(tmp_path, [SOLVED, BLANK_ONLY])
+    assert [member.score for member in found] == [1.0, 0.0]
+    assert found[1].verification["still failing"] == ["tests/test_slugs.py::test_spaces"]
 
 
 FORGERIES = {

@@ -6,12 +6,12 @@ import asyncio
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from agentenv.testing import Call, Reply, ScriptedPolicy, Turn, build_tokenizer
+from tests.programs import program
 
 ISOLATION = "full" if os.geteuid() == 0 else "user"
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,18 +56,14 @@ async def test_only_a_shell_that_stays_finds_the_answer(mode: str, tmp_path: Pat
             "env.send_trajectory_id": "true",
         }
         argv = [part for name, value in options.items() for part in (f"--{name}", value)]
-        child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "examples.terminal_smoke.env", "process", *argv,
-            cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "AGENTENV_STATE_DIR": str(tmp_path / "state")},
-        )  # fmt: skip
-        try:
-            output, _ = await asyncio.wait_for(child.communicate(), timeout=100)
-        finally:
-            if child.returncode is None:
-                child.kill()
-                await child.wait()
-    assert child.returncode == 0, output.decode(errors="replace")
+        log, env = tmp_path / "log.txt", {**os.environ, "AGENTENV_STATE_DIR": str(tmp_path / "state")}
+        command = ("-m", "examples.terminal_smoke.env", "process", *argv)
+        async with (
+            program(*command, cwd=ROOT, env=env, stdout=log) as process,
+            asyncio.timeout(100),
+        ):
+            status = await process.wait()
+    assert status == 0, log.read_text(errors="replace")
     (group,) = [json.loads(line) for line in rollouts.read_text().splitlines()]
     scores = [member["score"] for member in group["trajectories"]]
     assert scores == [1.0, 0.0], group["trajectories"][0]["messages"][3:]

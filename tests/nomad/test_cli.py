@@ -1,4 +1,4 @@
-"""The operators' verbs on the real cluster, each as a process of its own."""
+"""The operators' verbs on the real cluster. Those that stay, or that the test ends, are processes of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from agentenv.farm.orphans import UNATTENDED_AFTER_S
 from agentenv.metrics.scrape import parse
+from tests import cli
 from tests.integration.repair_tasks import PACKAGE, made
 from tests.nomad.cluster import Cluster
 from tests.waiting import wait_for
@@ -30,28 +32,19 @@ class Command:
     """``agentenv --backend nomad`` against the test's cluster."""
 
     def __init__(self, cluster: Cluster, state: Path) -> None:
-        self.env = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("NOMAD_")},
+        self.env: dict[str, str | None] = {
+            **{name: None for name in os.environ if name.startswith("NOMAD_")},
             "AGENTENV_BACKEND": "nomad",
             "AGENTENV_STATE_DIR": str(state),
             "NOMAD_ADDR": cluster.address,
             "COLUMNS": "200",
         }
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", "from agentenv.cli import main; main()", *arguments],
-            env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+    def started(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
+        return cli.started(*arguments, env=self.env)
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
-        with self.start(*arguments) as process:
-            try:
-                stdout, stderr = process.communicate(timeout=DEADLINE_S)
-            except BaseException:
-                process.kill()
-                raise
-            return process.returncode, stdout, stderr
+        return cli.run(*arguments, env=self.env)
 
     def told(self, *arguments: str) -> Any:
         code, stdout, stderr = self.run(*arguments, "--json")
@@ -72,8 +65,9 @@ def test_a_farm_is_started_looked_at_used_scaled_and_ended(cluster: Cluster, com
     assert (up["well"], up["answering_containers"], up["slots"]) == (True, 1, {"free": 2}), up
     first = up["containers"][0]["id"]
 
-    code, stdout, stderr = command.run("exec", *job, "id -u; exit 4")
-    assert (code, int(stdout) > 0) == (4, True), stderr
+    with command.started("exec", *job, "id -u; exit 4") as running:
+        stdout, stderr = running.communicate(timeout=DEADLINE_S)
+    assert (running.returncode, int(stdout) > 0) == (4, True), stderr
     assert [slot["state"] for slot in command.told("slots", *job)] == ["free", "free"]
 
     # Another up scales the farm that is there: its first container is the same.
@@ -86,7 +80,7 @@ def test_a_farm_is_started_looked_at_used_scaled_and_ended(cluster: Cluster, com
     assert (code, "healthy" in text) == (0, True), text
 
     assert all(container["age_s"] > 0 for container in status["containers"])
-    with command.start("metrics", *job, "--port", "0", "--json") as serving:
+    with command.started("metrics", *job, "--port", "0", "--json") as serving:
         assert serving.stdout is not None
         url = json.loads(serving.stdout.readline())["url"]
         with urllib.request.urlopen(url, timeout=30) as reply:
@@ -96,7 +90,7 @@ def test_a_farm_is_started_looked_at_used_scaled_and_ended(cluster: Cluster, com
     assert samples.one("agentenv_pool_containers", state="ready") == 2
     assert sum(samples.by("agentenv_sandbox_calls_total", "container").values()) == 1
 
-    code, log, _ = command.run("logs", *job, first[:8])
+    code, log, _ = command.run("logs", *job, first[:8], "--tail", "5000")
     assert "serving" in log
 
     # Left running on purpose: however long nobody is heard from, gc does not take it.
@@ -112,7 +106,7 @@ def test_a_farm_is_started_looked_at_used_scaled_and_ended(cluster: Cluster, com
 def test_logs_are_followed(cluster: Cluster, command: Command, job_id: str) -> None:
     cluster.run(job_id, {"slots": 1})
     (allocation,) = cluster.serving(job_id)
-    with command.start("logs", "--job", job_id, "0", "--follow") as following:
+    with command.started("logs", "--job", job_id, "0", "--follow") as following:
         assert following.stdout is not None
         assert any("serving" in line for line in following.stdout)  # a loaded machine's stalls are told before it
         following.send_signal(signal.SIGINT)
@@ -147,8 +141,7 @@ def test_a_wrong_image_ends_up_with_the_reason(command: Command, job_id: str) ->
 def test_a_lease_nobody_renews_is_shown_and_ended(cluster: Cluster, command: Command, job_id: str) -> None:
     job = ("--job", job_id)
     command.told("up", *job, *SMALL)
-    holder = command.start("exec", *job, "--", "sleep", "250")
-    with holder:
+    with command.started("exec", *job, "--", "sleep", "250") as holder:
         leased = wait_for(lambda: command.told("slots", *job, "--state", "leased"), DEADLINE_S)
         assert leased[0]["trajectory"] == "agentenv-exec"
         assert command.told("gc", *job, "--observe", "6")["orphans"] == []  # its owner lives
@@ -182,7 +175,10 @@ asyncio.run(main())
 def test_the_job_of_a_run_that_was_killed_is_an_orphan(cluster: Cluster, command: Command, job_id: str) -> None:
     job = ("--job", job_id)
     with subprocess.Popen(
-        [sys.executable, "-c", RUN_THAT_DIES, job_id], env=command.env, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", RUN_THAT_DIES, job_id],
+        env=cli.environment(command.env),
+        stdout=subprocess.PIPE,
+        text=True,
     ) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == "leased\n"
@@ -195,7 +191,11 @@ def test_the_job_of_a_run_that_was_killed_is_an_orphan(cluster: Cluster, command
         found = command.told("gc", *job, "--unattended-after", "10", "--observe", "0", *more)["orphans"]
         return [one for one in found if one["kind"] == "job"] or None  # not what others leave on this machine
 
-    (orphan,) = wait_for(lambda: dead("--dry-run"), UNATTENDED_AFTER_S)
+    def dead_in_a_while() -> Any:
+        time.sleep(0.5)  # the whole cluster is looked through
+        return dead("--dry-run")
+
+    (orphan,) = wait_for(dead_in_a_while, UNATTENDED_AFTER_S)
     assert (orphan["kind"], orphan["name"], orphan["removed"]) == ("job", job_id, False)
     assert "its run is dead" in orphan["why"]
     assert command.told("status", *job)["exists"] is True  # --dry-run
@@ -210,17 +210,21 @@ def test_a_docker_container_of_an_allocation_nomad_does_not_know_is_removed(clus
     stray = cluster.docker.containers.create(
         cluster.image, name=f"stray-{allocation}", labels={"com.hashicorp.nomad.alloc_id": allocation}
     )
+
+    def is_there() -> bool:  # containers of other tests come and go meanwhile
+        return stray in cluster.docker.containers.list(all=True, ignore_removed=True)
+
     try:
         job = ("--job", cluster.job_id("none"))
         dry = command.told("gc", *job, "--observe", "0", "--dry-run")
         assert stray.name in [one["name"] for one in dry["orphans"]]
-        assert stray in cluster.docker.containers.list(all=True)
+        assert is_there()
         found = command.told("gc", *job, "--observe", "0")
         assert stray.name in found["removed"]
-        assert stray not in cluster.docker.containers.list(all=True)
+        assert not is_there()
     finally:
-        for left in cluster.docker.containers.list(all=True, filters={"name": stray.name}):
-            left.remove(force=True)
+        if is_there():
+            stray.remove(force=True)
 
 
 def test_the_demo_repairs_programs_on_the_cluster(cluster: Cluster, command: Command, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ class Node:
     def containers(self) -> list[str]:
         """What its engine has, running or not."""
         with contextlib.closing(docker.DockerClient(base_url=self.socket, timeout=30)) as client:
-            return [str(container.name) for container in client.containers.list(all=True)]
+            return [str(container.name) for container in client.containers.list(all=True, ignore_removed=True)]
 
     def start(self, argv: list[str], mark: str, log: str, **environment: str) -> int:
         """Start a program in the namespace."""
@@ -280,7 +280,7 @@ def _remove_containers(node: Node) -> None:
     with contextlib.suppress(docker.errors.DockerException):
         client = docker.DockerClient(base_url=node.socket, timeout=30)
         try:
-            for container in client.containers.list(all=True):
+            for container in client.containers.list(all=True, ignore_removed=True):
                 container.remove(force=True)
         finally:
             client.close()

@@ -2,31 +2,74 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import importlib
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from agentenv._version import __version__
-from agentenv.cli.bench import bench
-from agentenv.cli.demo import demo
-from agentenv.cli.dev import dev
-from agentenv.cli.doctor import doctor
-from agentenv.cli.down import down
-from agentenv.cli.execute import execute
-from agentenv.cli.gc import gc
-from agentenv.cli.image import image
-from agentenv.cli.logs import logs
-from agentenv.cli.metrics import metrics
-from agentenv.cli.options import RootBackendOption, for_every_verb
-from agentenv.cli.output import WAYS_TO_END
-from agentenv.cli.shell import shell
-from agentenv.cli.slots import slots
-from agentenv.cli.status import status
-from agentenv.cli.tool_server import tool_server
-from agentenv.cli.up import up
+from agentenv.slots.backends.registry import Backend
+
+VERBS: Final = {
+    "doctor": "Show what works on this machine, what is weaker, and how to fix it. Changes nothing.",
+    "exec": "Run one command in a fresh slot; its output and exit code become this command's.",
+    "shell": "A terminal in a fresh slot; leaving wipes it.",
+    "demo": "Repair real programs in a farm, on this machine or on a Nomad cluster, and write a page about it.",
+    "bench": "Measure throughput, latency and isolation against their baselines, in one run.",
+    "gc": "Remove orphaned resources. Anything still in use is left alone.",
+    "up": "Start a farm and wait until every container is ready.",
+    "down": "End the farm, with everything that runs in it. Does nothing if there is none.",
+    "status": "Show containers, nodes, slots by state, the queue, recent failures, and what Nomad is waiting for.",
+    "slots": "List every slot: its state and for how long, its lease and when that expires, and what is running.",
+    "logs": "Show what the farm's containers log: supervisor, sandbox server, reasons of failed starts.",
+    "metrics": "Serve the Prometheus metrics of a farm's containers at one address, until Ctrl-C.",
+    "tool-server": "Run external tools (web search, web pages, a browser, your own) outside the sandbox.",
+    "image": "The image that the containers of a Nomad farm run.",
+    "dev": "A Nomad cluster on this machine, for development.",
+}
+"""The verbs and the first paragraph of their help, so that listing them imports none."""
+VERBS_WITH_BACKEND: Final = (
+    "up", "down", "status", "slots", "logs", "metrics", "exec", "shell", "gc", "demo", "bench",
+)  # fmt: skip
+_FUNCTIONS: Final = {"exec": "execute", "tool-server": "tool_server"}
+"""Names of verbs that are not names of Python. A verb's module has the name of its function."""
+_FORWARDING: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Settings of the verbs that pass further arguments on to another program."""
+WAYS_TO_END: Final = (
+    "Exit codes: 0 done · 1 something is degraded · 2 wrong usage or setting · 124 the command timed out · "
+    "125 agentenv itself failed · 128+n ended by signal n. AGENTENV_DEBUG=1 shows logs and tracebacks."
+)
+
+
+class Verbs(TyperGroup):
+    """The verbs, listed from the table; a verb's module is imported when the verb is used."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, summary in VERBS.items():
+            self.add_command(TyperCommand(name, help=summary))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """The verb itself in place of its entry in the list."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else imported(name), rest
+
+
+def imported(name: str) -> Any:
+    """The command of this verb: what it does, its options and its help."""
+    function = _FUNCTIONS.get(name, name)
+    verb = getattr(importlib.import_module(f"agentenv.cli.{function}"), function)
+    if isinstance(verb, typer.Typer):
+        return typer.main.get_command(verb)
+    alone = typer.Typer(add_completion=False)
+    alone.command(name, context_settings=_FORWARDING if name in ("demo", "bench") else None)(verb)
+    return typer.main.get_command(alone)
+
 
 app = typer.Typer(
     name="agentenv",
+    cls=Verbs,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,  # our own errors are presented; all others get a plain traceback
@@ -44,7 +87,15 @@ def _version(asked: bool) -> None:
 @app.callback()
 def root(
     context: typer.Context,
-    backend: RootBackendOption = None,
+    backend: Annotated[
+        Backend | None,
+        typer.Option(
+            envvar="AGENTENV_BACKEND",
+            show_envvar=True,
+            help="Where containers run. local (the default): processes on this machine; nomad: a cluster "
+            "(NOMAD_ADDR, NOMAD_TOKEN, …); fake: no isolation, for tests. Applies to every verb with --backend.",
+        ),
+    ] = None,
     version: Annotated[  # noqa: ARG001 - its callback has acted
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -57,21 +108,5 @@ def root(
     [bold]agentenv up[/bold] runs a farm for others; [bold]status[/bold], [bold]slots[/bold] and [bold]logs[/bold]
     inspect it, [bold]down[/bold] ends it, here or on a Nomad cluster (--backend nomad).
     """
-    for_every_verb(context, backend)
-
-
-app.command()(doctor)
-app.command(name="exec")(execute)
-app.command()(shell)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(demo)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
-app.command()(gc)
-app.command()(up)
-app.command()(down)
-app.command()(status)
-app.command()(slots)
-app.command()(logs)
-app.command()(metrics)
-app.command(name="tool-server")(tool_server)
-app.add_typer(image, name="image")
-app.add_typer(dev, name="dev")
+    if backend is not None:
+        context.default_map = {name: {"backend": backend.value} for name in VERBS_WITH_BACKEND}

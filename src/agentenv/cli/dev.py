@@ -16,7 +16,7 @@ from agentenv.dev import HTTP_PORT
 if TYPE_CHECKING:  # the docker SDK is in [farm]; it is imported when a verb runs
     from agentenv.dev.cluster import ClusterStatus
 
-dev = typer.Typer(no_args_is_help=True, help="A Nomad cluster on this machine, for development.")
+dev = typer.Typer(add_completion=False, no_args_is_help=True, help="A Nomad cluster on this machine, for development.")
 
 
 @dev.command()

@@ -6,7 +6,7 @@ from rich.markup import escape
 
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import err, print_json, run_to_end, verb
-from agentenv.farm.open import access_to
+from agentenv.farm.access import access_to
 
 
 @verb

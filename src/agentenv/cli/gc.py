@@ -12,8 +12,8 @@ from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_o
 from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, out, print_json, run_to_end, verb
 from agentenv.config import NomadSettings, state_dir
 from agentenv.doctor.facts import current_stale_containers, swept_directories
+from agentenv.farm.access import access_to
 from agentenv.farm.gc_leases import orphaned_leases
-from agentenv.farm.open import access_to
 from agentenv.farm.orphans import UNATTENDED_AFTER_S, Orphan
 from agentenv.sandbox.supervisor.sweep import sweep
 from agentenv.slots.backends.registry import Backend

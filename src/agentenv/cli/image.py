@@ -17,7 +17,9 @@ from agentenv.image import IMAGE
 if TYPE_CHECKING:  # the docker SDK is in [farm]; it is imported when a verb runs
     from agentenv.image import ImageStatus
 
-image = typer.Typer(no_args_is_help=True, help="The image that the containers of a Nomad farm run.")
+image = typer.Typer(
+    add_completion=False, no_args_is_help=True, help="The image that the containers of a Nomad farm run."
+)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Repository and tag.")]
 

@@ -11,9 +11,9 @@ import typer
 from agentenv.cli.options import BackendOption, JobOption, backend_of
 from agentenv.cli.output import InterruptedBySignalError, print_json_line, run_to_end, verb
 from agentenv.errors import ConfigError
+from agentenv.farm.access import access_to
 from agentenv.farm.local import log_file
 from agentenv.farm.log import lines_of
-from agentenv.farm.open import access_to
 from agentenv.farm.view import choose
 from agentenv.slots.backends.registry import Backend
 

@@ -10,9 +10,9 @@ import typer
 
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import InterruptedBySignalError, err, print_json_line, run_to_end, verb
+from agentenv.farm.access import access_to
 from agentenv.farm.look import containers_seen
 from agentenv.farm.metrics import of_farm
-from agentenv.farm.open import access_to
 from agentenv.farm.view import FarmAccess, FarmView
 from agentenv.metrics.exporter import exporting
 from agentenv.metrics.readings import Reading

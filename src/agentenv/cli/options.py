@@ -12,8 +12,6 @@ from agentenv.slots.backends.registry import Backend
 from agentenv.wire.base import MAX_TIMEOUT_S
 
 T = TypeVar("T")
-BACKEND_VARIABLE = "AGENTENV_BACKEND"
-VERBS_WITH_BACKEND = ("up", "down", "status", "slots", "logs", "metrics", "exec", "shell", "gc", "demo", "bench")
 
 
 class Isolation(StrEnum):
@@ -25,19 +23,9 @@ class Isolation(StrEnum):
 
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write one JSON document on stdout instead.")]
-RootBackendOption = Annotated[
-    Backend | None,
-    typer.Option(
-        "--backend",
-        envvar=BACKEND_VARIABLE,
-        show_envvar=True,
-        help="Where containers run. local (the default): processes on this machine; nomad: a cluster "
-        "(NOMAD_ADDR, NOMAD_TOKEN, …); fake: no isolation, for tests. Applies to every verb with --backend.",
-    ),
-]
 BackendOption = Annotated[
     Backend | None,
-    typer.Option("--backend", "-b", help=f"local, nomad or fake; {BACKEND_VARIABLE} sets it for all verbs."),
+    typer.Option("--backend", "-b", help="local, nomad or fake; AGENTENV_BACKEND sets it for all verbs."),
 ]
 JobOption = Annotated[
     str | None,
@@ -72,12 +60,6 @@ OwnOption = Annotated[
 
 
 def backend_of(given: Backend | None) -> Backend:
-    """The verb's option, otherwise (see :func:`for_every_verb`) the one before the verb or in the environment,
+    """The verb's option, otherwise (see :mod:`agentenv.cli.app`) the one before the verb or in the environment,
     otherwise local."""
     return given or Backend.local
-
-
-def for_every_verb(context: typer.Context, backend: Backend | None) -> None:
-    """Make the option before the verb, or in the environment, the default of every verb's ``--backend``."""
-    if backend is not None:
-        context.default_map = {name: {"backend": backend.value} for name in VERBS_WITH_BACKEND}

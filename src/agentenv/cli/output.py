@@ -31,11 +31,6 @@ EXIT_INFRA = 125
 EXIT_TIMED_OUT = 124
 """Exit code of a command that timed out, as in coreutils' `timeout`."""
 
-WAYS_TO_END = (
-    "Exit codes: 0 done · 1 something is degraded · 2 wrong usage or setting · 124 the command timed out · "
-    "125 agentenv itself failed · 128+n ended by signal n. AGENTENV_DEBUG=1 shows logs and tracebacks."
-)
-
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import EXIT_NOT_ALL_WELL, duration, err, out, print_json, run_to_end, short, verb
 from agentenv.errors import SandboxUnavailableError
+from agentenv.farm.access import access_to
 from agentenv.farm.look import look
-from agentenv.farm.open import access_to
 from agentenv.farm.view import FarmView, slot_rows
 from agentenv.wire.states import SlotState
 

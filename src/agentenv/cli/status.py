@@ -27,8 +27,8 @@ from agentenv.cli.output import (
     verb,
 )
 from agentenv.errors import AgentEnvError
+from agentenv.farm.access import access_to
 from agentenv.farm.look import look
-from agentenv.farm.open import access_to
 from agentenv.farm.view import ContainerView, FarmAccess, FarmView, PoolView, as_json
 from agentenv.metrics.scrape import Samples
 from agentenv.wire.states import SlotState

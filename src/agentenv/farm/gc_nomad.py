@@ -142,7 +142,8 @@ def _engine_containers(stack: contextlib.AsyncExitStack) -> Iterable[Any]:
     try:
         client = docker.from_env(timeout=10)
         stack.callback(client.close)
-        running: Iterable[Any] = client.containers.list(all=True, filters={"label": [_ALLOCATION_LABEL, LABEL_CONTENT]})
+        ours = {"label": [_ALLOCATION_LABEL, LABEL_CONTENT]}
+        running: Iterable[Any] = client.containers.list(all=True, filters=ours, ignore_removed=True)
     except DockerException:
         return ()  # no engine here: then none of its containers either
     return running

@@ -12,8 +12,7 @@ from agentenv.containers.control import ContainerControl
 from agentenv.containers.http import open_session
 from agentenv.errors import AgentEnvError
 from agentenv.farm.view import Census, ContainerView, FarmAccess, FarmView, Place, PoolView
-from agentenv.metrics.exporter import KIND
-from agentenv.metrics.scrape import Samples, scrape
+from agentenv.metrics.scrape import KIND, Samples, scrape
 from agentenv.run_files import running
 
 ANSWER_TIMEOUT_S = 3.0

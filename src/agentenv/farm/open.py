@@ -13,9 +13,9 @@ from agentenv.containers.control import ContainerControl
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.farm.local import LocalFarm
+from agentenv.farm.access import access_to
 from agentenv.farm.look import containers_seen
-from agentenv.farm.view import Census, FarmAccess
+from agentenv.farm.view import Census
 from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.registry import Backend, make_backend
 from agentenv.slots.pool import SlotPool
@@ -33,18 +33,6 @@ def container_settings(**fields: object) -> ContainerSettings:
         return ContainerSettings.model_validate(fields)
     except ValidationError as error:
         raise explain(error) from None
-
-
-def access_to(backend: Backend, job: str | None) -> FarmAccess:
-    """The farm of this backend. Raises ConfigError for a job that does not belong to Nomad, or invalid Nomad
-    settings."""
-    if backend is Backend.nomad:
-        from agentenv.farm.nomad import NomadFarm  # late: needs python-nomad
-
-        return NomadFarm.from_options(job)
-    if job is not None:
-        raise ConfigError("--job", f"is not valid with {backend}", next_step="add --backend nomad")
-    return LocalFarm(backend)
 
 
 @asynccontextmanager

@@ -44,21 +44,21 @@ for name in [name for name in sys.modules if name.partition(".")[0] in hidden]:
     del sys.modules[name]
 sys.meta_path.insert(0, Hidden())
 
-import typer
 from typer.testing import CliRunner
-from agentenv.cli.app import app
+from agentenv.cli.app import VERBS, app, imported
 
-def verbs(command, words):
-    yield words
-    for name, sub in getattr(command, "commands", {}).items():
-        yield from verbs(sub, [*words, name])
+def verbs():
+    yield []
+    for name in VERBS:
+        yield [name]
+        yield from ([name, sub] for sub in getattr(imported(name), "commands", ()))
 
 def ran(words):
     done = CliRunner().invoke(app, words)
     return [words, done.exit_code, done.output]
 
 asked = [["--version"], ["image", "status"], ["dev", "status"]]
-asked += [[*words, "--help"] for words in verbs(typer.main.get_command(app), [])]
+asked += [[*words, "--help"] for words in verbs()]
 print(json.dumps({"hidden": sorted(hidden), "ran": [ran(words) for words in asked]}))
 """
 

@@ -143,8 +143,9 @@ class Engine:
     def __init__(self) -> None:
         self.containers = self
 
-    def list(self, *, all: bool, filters: dict[str, list[str] | str]) -> list[SimpleNamespace]:
+    def list(self, *, all: bool, filters: dict[str, list[str] | str], ignore_removed: bool) -> list[SimpleNamespace]:
         assert all, "those that have ended too"
+        assert ignore_removed, "one that goes meanwhile is no failed engine"
         labels, image = filters["label"], filters.get("ancestor")
         wanted = {labels} if isinstance(labels, str) else set(labels)
         return [one for one in CONTAINERS if wanted <= one.labels.keys() and image in (None, one.image)]
