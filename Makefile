@@ -5,6 +5,8 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# A test run starts hundreds of interpreters: where bytecode may not be written, each of them compiles the sources.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -13,7 +15,7 @@ PIP_LOG := $(VENV)/pip-install.log
 EXTRAS := sandbox,env,farm,dev
 PIP_ARGS ?=
 PYTEST_ARGS ?=
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 6
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 BACKEND ?=

@@ -24,13 +24,13 @@ pytest_plugins = ["tests.outcomes"]
 settings.register_profile("loaded machine", settings(), deadline=None)
 settings.load_profile("loaded machine")
 
-CLUSTERS = "tests/nomad"
-"""Its modules come first, because they last longest, and one after the other: they stop engines and fill disks."""
+WAITING_FIRST = ("nomad", "faults", "contract", "integration", "security")
+"""Directories of tests that mostly wait, those with the longest modules first. The others compute."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByModule:
-    return ByModule(config, log, together=CLUSTERS)
+    return ByModule(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,8 +50,13 @@ def signals_of_the_foreground() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of CLUSTERS first, else as they were."""
-    items.sort(key=lambda item: not item.nodeid.startswith(f"{CLUSTERS}/"))
+    """In the order of WAITING_FIRST, else as they were."""
+
+    def place(item: pytest.Item) -> int:
+        directory = item.nodeid.removeprefix("tests/").partition("/")[0]
+        return WAITING_FIRST.index(directory) if directory in WAITING_FIRST else len(WAITING_FIRST)
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -89,14 +94,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     root: Path = tmp_path_factory.mktemp("nomad")
     with running_cluster(root, program.nomad_program(lambda _: None)) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def kept_job(cluster: Cluster) -> Iterator[str]:
-    """A job id whose containers outlive a test: the module's next one adopts them, which is quicker than a start."""
-    name = cluster.job_id("kept")
-    yield name
-    cluster.purge(name)
 
 
 @pytest.fixture

@@ -1,23 +1,25 @@
-"""One suite for every backend. ``KNOWN_FAILURES`` says, test by test and with reasons, what one cannot do."""
+"""One suite for every backend: whatever takes ``make`` or ``container`` runs on each of ``KINDS``."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
-from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.backends.base import ContainerBackend, ContainerStarted
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
@@ -28,7 +30,7 @@ from agentenv.wire.transfers import LEASE_HEADER
 from tests.nomad.farm import nomad_farm
 from tests.waiting import eventually
 
-KNOWN_FAILURES: dict[str, dict[str, str]] = {"fake": {}, "local": {}, "nomad": {}}
+KINDS = ("fake", "local", "nomad")
 
 
 class Breakable(ContainerBackend, Protocol):
@@ -48,32 +50,27 @@ class KillableLocal(LocalBackend):
         os.kill(self.pids[container_id], signal.SIGKILL)
 
 
-@pytest.fixture(params=list(KNOWN_FAILURES))
-def kind(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    reason = KNOWN_FAILURES[name].get(request.function.__name__)
-    if reason is not None:
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
-    return name
+def breakable(request: pytest.FixtureRequest, settings: ContainerSettings, state_dir: Path) -> Breakable:
+    """A backend of the kind that is the request's parameter."""
+    match request.param:
+        case "fake":
+            return KillableFake(settings)
+        case "nomad":
+            return nomad_farm(request.getfixturevalue("cluster").address, settings)
+        case _:
+            return KillableLocal(settings, state_dir=state_dir)
 
 
 @dataclass(frozen=True)
 class Maker:
     """Makes backends and pools of the kind under test, and closes them."""
 
-    kind: str
-    state_dir: Path
+    new: Callable[[ContainerSettings], Breakable]
     stack: AsyncExitStack
-    nomad_address: str = ""
 
-    def backend(self, slots: int = 2, **nomad: object) -> Breakable:
+    def backend(self, slots: int = 2) -> Breakable:
         # require_sandbox=False: an ordinary user's machine tests the isolation it has.
-        settings = ContainerSettings(slots_per_container=slots, require_sandbox=False)
-        if self.kind == "fake":
-            return KillableFake(settings)
-        if self.kind == "nomad":
-            return nomad_farm(self.nomad_address, settings, **nomad)
-        return KillableLocal(settings, state_dir=self.state_dir)
+        return self.new(ContainerSettings(slots_per_container=slots, require_sandbox=False))
 
     async def pool(self, slots: int = 2, **settings: float) -> tuple[SlotPool, Breakable]:
         """An open pool over a new backend."""
@@ -84,27 +81,32 @@ class Maker:
         return await self.stack.enter_async_context(pool), backend
 
 
-@pytest.fixture
-async def make(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Maker]:
-    address = request.getfixturevalue("cluster").address if kind == "nomad" else ""
+@pytest.fixture(params=KINDS)
+async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Maker]:
     async with AsyncExitStack() as stack:
-        yield Maker(kind, tmp_path, stack, address)
+        yield Maker(partial(breakable, request, state_dir=tmp_path), stack)
 
 
-@pytest.fixture
-async def container(make: Maker, request: pytest.FixtureRequest) -> AsyncIterator[Client]:
-    """One running container of three free slots, without a pool. On Nomad a module's tests share it."""
-    kept: dict[str, object] = {}
-    if make.kind == "nomad":
-        kept = {"job_id": request.getfixturevalue("kept_job"), "purge_job_on_shutdown": False}
-    async with make.backend(slots=3, **kept) as backend:
+@pytest_asyncio.fixture(params=KINDS, scope="module", loop_scope="module")
+async def handle(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[ContainerHandle]:
+    """One running container of three slots, without a pool, which a module's tests share."""
+    settings = ContainerSettings(slots_per_container=3, require_sandbox=False)
+    async with breakable(request, settings, tmp_path_factory.mktemp("state")) as backend:
         await backend.scale(1)
         async for event in backend.events():
-            if handle := getattr(event, "handle", None):
-                async with Client.open(handle) as client:
-                    yield client
-                    await client.end_all()
+            if isinstance(event, ContainerStarted):
+                yield event.handle
                 return
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def container(handle: ContainerHandle) -> AsyncIterator[Client]:
+    """A client of it; whatever a test has leased is free again afterwards."""
+    async with Client.open(handle) as client:
+        yield client
+        await client.end_all()
 
 
 class Client:

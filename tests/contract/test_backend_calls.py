@@ -12,6 +12,8 @@ import pytest
 from agentenv.wire.calls import Accepted, Batch, CallKey, Cancel, Failure, Forget, Result, server_message
 from tests.contract.conftest import Client
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 @contextlib.asynccontextmanager
 async def _stream(container: Client) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:

@@ -18,6 +18,8 @@ from agentenv.wire.states import SlotState
 from tests.contract.conftest import Client
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 async def _states(container: Client) -> list[SlotState]:
     return [report.state for report in (await container.control.slots()).slots]

@@ -94,10 +94,10 @@ async def test_containers_end_with_the_process_that_started_them(tmp_path: Path,
         env=environment,
     )
     assert parent.stdout is not None
-    assert await asyncio.wait_for(parent.stdout.readline(), 30) == b"leased\n"
+    assert await asyncio.wait_for(parent.stdout.readline(), 90) == b"leased\n"
     assert len(_processes(tmp_path)) > 1
     parent.send_signal(number)
-    await asyncio.wait_for(parent.wait(), 30)
+    await asyncio.wait_for(parent.wait(), 60)
     await until(lambda: _processes(tmp_path) == [])
     # Whatever lies about is swept by the next start.
     async with SlotPool(LocalBackend(SETTINGS, state_dir=tmp_path), PoolSettings()) as pool:
@@ -133,7 +133,7 @@ async def test_a_machine_that_cannot_isolate_is_refused_at_once_with_the_cure(
     backend = LocalBackend(SETTINGS, state_dir=tmp_path)
     async with SlotPool(backend, PoolSettings(acquire_timeout_s=60)) as pool:
         with pytest.raises(SandboxUnavailableError) as caught:
-            await asyncio.wait_for(pool.lease("t"), 30)
+            await asyncio.wait_for(pool.lease("t"), 90)
     assert "bwrap" in str(caught.value) or "bubblewrap" in str(caught.value)
     assert caught.value.next_step
 
@@ -163,7 +163,7 @@ async def test_a_full_disk_is_said_at_once_with_the_cure(tmp_path: Path, monkeyp
     async with SlotPool(LocalBackend(SETTINGS, state_dir=tmp_path), PoolSettings(acquire_timeout_s=60)) as pool:
         monkeypatch.setattr(os, "fdopen", full)
         with pytest.raises(SandboxUnavailableError, match="No space left") as caught:
-            await asyncio.wait_for(pool.lease("t"), 30)
+            await asyncio.wait_for(pool.lease("t"), 90)
         monkeypatch.undo()
         assert [path.name for path in tmp_path.glob("launch-*/*")] == ["lock"]
     assert "AGENTENV_STATE_DIR" in caught.value.next_step

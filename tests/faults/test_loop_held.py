@@ -8,17 +8,18 @@ each time, so the best of a few attempts counts.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import AgentEnvError
@@ -53,7 +54,7 @@ asyncio.run(main())
 """
 
 
-@contextlib.asynccontextmanager
+@asynccontextmanager
 async def bare_loop(worst_s: list[float]) -> AsyncIterator[None]:
     """Appends how late an event loop that does nothing else was, at worst, in the meantime."""
     pipe = asyncio.subprocess.PIPE
@@ -207,24 +208,47 @@ class Container:
         return sorted(took_s)[int(len(took_s) * 0.99)]
 
 
-@pytest.fixture
-async def container() -> AsyncIterator[Container]:
+@asynccontextmanager
+async def opened() -> AsyncIterator[ToolExecutor]:
     settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
     backend = LocalBackend(ContainerSettings(slots_per_container=3))
-    async with (
-        SlotPool(backend, settings) as pool,
-        ToolExecutor(pool, ToolCatalog.builtin()) as executor,
-        executor.open("bad", acquire_timeout_s=120) as bad,
-        executor.open("good") as good,
-    ):
-        yield Container(executor, bad, good)
+    async with SlotPool(backend, settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as executor:
+        yield executor
+
+
+@dataclass
+class Kept:
+    """The container of the last test, for as long as nothing held its loops: then a new stall is its longest."""
+
+    stack: AsyncExitStack
+    executor: ToolExecutor | None = None
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kept() -> AsyncIterator[Kept]:
+    async with AsyncExitStack() as stack:
+        yield Kept(stack)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def container(kept: Kept) -> AsyncIterator[Container]:
+    if kept.executor is None:
+        kept.executor = await kept.stack.enter_async_context(opened())
+    executor = kept.executor
+    async with executor.open("bad", acquire_timeout_s=120) as bad, executor.open("good", acquire_timeout_s=120) as good:
+        made = Container(executor, bad, good)
+        yield made
+        held_s = [(await made.stalls(process))["longest_s"] for process in ("server", "supervisor")]
+    if max(held_s) > STALL_S:
+        kept.executor = None
+        await kept.stack.aclose()
 
 
 async def made(container: Container, attack: Attack) -> None:
     """The attack's calls. What the tools say to them is not the question here."""
 
     async def one(call: Call) -> None:
-        with contextlib.suppress(AgentEnvError):
+        with suppress(AgentEnvError):
             await container.bad.call(call[0], call[1], timeout_s=attack.timeout_s)
 
     if attack.at_once:
@@ -262,6 +286,7 @@ async def lived_through(container: Container, act: Callable[[], Awaitable[None]]
     pytest.fail("\n".join(wrong))
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("attack", TABLE, ids=lambda attack: attack.name)
 async def test_no_tool_holds_the_loop(container: Container, attack: Attack) -> None:
     prepared = await container.bad.call("bash", {"command": attack.prepare}, timeout_s=60)
@@ -273,6 +298,7 @@ def test_every_tool_is_attacked() -> None:
     assert {tool for attack in TABLE for tool, _ in attack.calls} == set(ToolCatalog.builtin().names)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_no_transfer_holds_the_loop(container: Container, tmp_path: Path) -> None:
     for number in range(2000):
         (tmp_path / str(number)).write_text("x")
@@ -286,6 +312,7 @@ async def test_no_transfer_holds_the_loop(container: Container, tmp_path: Path) 
     await lived_through(container, act)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_no_reset_holds_the_supervisors_loop(container: Container) -> None:
     """A slot that is as full as it may be: 900 MiB, 100,000 files, 300 processes."""
     fill = "head -c 900M /dev/zero > f; seq 100000 | xargs touch; for n in $(seq 300); do sleep 1000 & done"
@@ -300,6 +327,7 @@ async def test_no_reset_holds_the_supervisors_loop(container: Container) -> None
     await lived_through(container, act, "supervisor")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_the_watch_would_tell(container: Container) -> None:
     """A bare loop and the processes' watches see what holds the whole machine's Python up: a check of the checks."""
     bare_s: list[float] = []

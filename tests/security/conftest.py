@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
 import pytest
+import pytest_asyncio
 
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.executor.session import ToolSession
@@ -27,21 +28,19 @@ LIMITS = SlotLimits(
 )
 
 
-@pytest.fixture(params=["local", "nomad"])
-def backend(request: pytest.FixtureRequest) -> ContainerBackend:
+@pytest_asyncio.fixture(params=["local", "nomad"], scope="module", loop_scope="module")
+async def executor(request: pytest.FixtureRequest) -> AsyncIterator[ToolExecutor]:
+    """A module's tests share the container: what one did to its slots must not be felt by the next."""
+    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
+    async with SlotPool(_backend(request), settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as opened:
+        yield opened
+
+
+def _backend(request: pytest.FixtureRequest) -> ContainerBackend:
     containers = ContainerSettings(slots_per_container=3, limits=LIMITS)
     if request.param == "local":
         return LocalBackend(containers)
-    # A pool gives every slot back reset, so the next test may have the same container.
-    kept = {"job_id": request.getfixturevalue("kept_job"), "purge_job_on_shutdown": False}
-    return nomad_farm(request.getfixturevalue("cluster").address, containers, **kept)
-
-
-@pytest.fixture
-async def executor(backend: ContainerBackend) -> AsyncIterator[ToolExecutor]:
-    settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
-    async with SlotPool(backend, settings) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as opened:
-        yield opened
+    return nomad_farm(request.getfixturevalue("cluster").address, containers)
 
 
 class Slots:
@@ -55,7 +54,7 @@ class Slots:
         return await self._stack.enter_async_context(self.executor.open(name))
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def slots(executor: ToolExecutor) -> AsyncIterator[Slots]:
     async with AsyncExitStack() as stack:
         yield Slots(executor, stack)

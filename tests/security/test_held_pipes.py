@@ -13,6 +13,8 @@ from agentenv.errors import SlotDestroyedError
 from agentenv.executor.session import ToolSession
 from tests.security.conftest import Slots, sh
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 HOLD = """
 import os, socket, sys
 mine, other = socket.socketpair()

@@ -10,6 +10,8 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.wire.spec import MIB
 from tests.security.conftest import LIMITS, Slots, sh
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 LEAVE = (
     "echo x > /workspace/left; echo x > /tmp/left; echo x > /dev/shm/left; mkdir -p .config; ipcmk -Q >/dev/null;"
     " (setsid sleep 4321 >/dev/null 2>&1 &) ;"

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
 from tests.security.conftest import Slots, sh
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_a_neighbours_files_cannot_be_found(slots: Slots) -> None:

@@ -9,6 +9,8 @@ import pytest
 from agentenv.executor.session import ToolSession
 from tests.security.conftest import Slots, sh
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 OUTSIDE = [
     "/etc/passwd",
     "../etc/passwd",

@@ -10,6 +10,8 @@ import pytest
 from agentenv.executor.session import ToolSession
 from tests.security.conftest import Slots, sh
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 PTRACE = """
 import ctypes, os, signal, sys, time
 libc = ctypes.CDLL(None, use_errno=True)

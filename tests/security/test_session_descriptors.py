@@ -7,6 +7,8 @@ import pytest
 
 from tests.security.conftest import Slots, sh
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 SOCKETS = "for fd in /proc/{pid}/fd/*; do [ -S $fd ] && readlink $fd; done; readlink /proc/{pid}/fd/0"
 
 

@@ -19,29 +19,25 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
+from tests.contract.conftest import KINDS, Breakable, breakable
 from tests.contract.executor.farm import Breaker, FakeBreaker, LocalBreaker, NomadBreaker
-from tests.nomad.farm import KillableNomad, nomad_farm
+from tests.nomad.farm import KillableNomad
 
-BACKENDS = ["fake", "local", "nomad"]
-Backend = FakeBackend | LocalBackend | KillableNomad
-
-
-def make(request: pytest.FixtureRequest, state_dir: Path) -> Backend:
-    settings = ContainerSettings(slots_per_container=4)
-    if request.param == "fake":
-        return FakeBackend(settings)
-    if request.param == "nomad":
-        return nomad_farm(request.getfixturevalue("cluster").address, settings)
-    return LocalBackend(settings, state_dir=state_dir)
+SETTINGS = ContainerSettings(slots_per_container=4)
 
 
-@pytest_asyncio.fixture(params=BACKENDS, scope="module", loop_scope="module")
-async def executor(
+@pytest_asyncio.fixture(params=KINDS, scope="module", loop_scope="module")
+async def shared_pool(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[ToolExecutor]:
+) -> AsyncIterator[SlotPool]:
     settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
-    shared = SlotPool(make(request, tmp_path_factory.mktemp("state")), settings)
-    async with shared, ToolExecutor(shared, ToolCatalog.builtin()) as opened:
+    async with SlotPool(breakable(request, SETTINGS, tmp_path_factory.mktemp("state")), settings) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def executor(shared_pool: SlotPool) -> AsyncIterator[ToolExecutor]:
+    async with ToolExecutor(shared_pool, ToolCatalog.builtin()) as opened:
         yield opened
 
 
@@ -51,13 +47,13 @@ async def session(executor: ToolExecutor) -> AsyncIterator[ToolSession]:
         yield opened
 
 
-@pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
-    return make(request, tmp_path)
+@pytest.fixture(params=KINDS)
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Breakable:
+    return breakable(request, SETTINGS, tmp_path)
 
 
 @pytest.fixture
-async def pool(backend: Backend) -> AsyncIterator[SlotPool]:
+async def pool(backend: Breakable) -> AsyncIterator[SlotPool]:
     settings = PoolSettings(
         min_containers=1, max_containers=1, suspect_after_s=0.5, gone_after_s=10, acquire_timeout_s=120
     )
@@ -66,7 +62,12 @@ async def pool(backend: Backend) -> AsyncIterator[SlotPool]:
 
 
 @pytest.fixture
-def breaker(backend: Backend) -> Breaker:
-    if isinstance(backend, FakeBackend):
-        return FakeBreaker(backend)
-    return NomadBreaker(backend) if isinstance(backend, KillableNomad) else LocalBreaker(backend)
+def breaker(backend: Breakable) -> Breaker:
+    match backend:
+        case FakeBackend():
+            return FakeBreaker(backend)
+        case KillableNomad():
+            return NomadBreaker(backend)
+        case LocalBackend():
+            return LocalBreaker(backend)
+    raise AssertionError(f"nothing breaks a {backend.name} container")

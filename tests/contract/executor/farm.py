@@ -24,6 +24,13 @@ from tests.faults.proxy import Proxy
 from tests.nomad.farm import KillableNomad, first_pid, paused
 
 
+async def sh(session: ToolSession, command: str) -> str:
+    """stdout of a command, whatever its exit code; a fault fails the test."""
+    result = await session.call("bash", {"command": command}, timeout_s=60)
+    assert result.fault == "none", result
+    return result.stdout
+
+
 async def until_bash(session: ToolSession, condition: str, *, deadline_s: float = 10.0) -> None:
     """Wait until a shell condition holds in the slot."""
     async with asyncio.timeout(deadline_s):

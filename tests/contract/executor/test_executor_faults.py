@@ -1,121 +1,37 @@
-"""Broken connections and dying containers, over the whole path: what ran is counted by what it left in a file."""
+"""Servers and containers that die or hang, over the whole path: what ran is counted by what it left in a file."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from agentenv.config import ExecutorSettings
-from agentenv.errors import CallLostError, ContainerLostError, InfraError, PoolClosedError
+from agentenv.errors import CallLostError, ContainerLostError, InfraError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-from tests.contract.executor.farm import Breaker, ProxiedPool
-from tests.faults.proxy import Proxy
-
-
-@dataclass
-class Farm:
-    executor: ToolExecutor
-    proxy: Proxy
-    breaker: Breaker
+from tests.contract.executor.farm import Breaker, sh
 
 
 @pytest.fixture
-async def farm(pool: SlotPool, breaker: Breaker) -> AsyncIterator[Farm]:
-    settings = ExecutorSettings(reconnect_deadline_s=5)
-    async with Proxy(0) as proxy, ToolExecutor(ProxiedPool(pool, proxy), ToolCatalog.builtin(), settings) as executor:
-        yield Farm(executor, proxy, breaker)
-
-
-@pytest.fixture
-async def session(farm: Farm) -> AsyncIterator[ToolSession]:
-    async with farm.executor.open("t", acquire_timeout_s=30) as opened:
+async def executor(pool: SlotPool) -> AsyncIterator[ToolExecutor]:
+    async with ToolExecutor(pool, ToolCatalog.builtin()) as opened:
         yield opened
 
 
-async def sh(session: ToolSession, command: str) -> str:
-    result = await session.call("bash", {"command": command}, timeout_s=20)
-    assert result.fault == "none", result
-    return result.stdout
+@pytest.fixture
+async def session(executor: ToolExecutor) -> AsyncIterator[ToolSession]:
+    async with executor.open("t", acquire_timeout_s=120) as opened:
+        yield opened
 
 
-@pytest.mark.parametrize("direction", ["up", "down"])
-@pytest.mark.parametrize("count", [1, 200, 450, 800, 1100, 1700, 2500])
-async def test_cut_anywhere_each_command_runs_once(
-    farm: Farm, session: ToolSession, direction: Any, count: int
-) -> None:
-    farm.proxy.cut_after(direction, count)
-    said = await asyncio.gather(*(sh(session, f"echo {n} >> log; echo {n}") for n in range(12)))
-    assert said == [f"{n}\n" for n in range(12)]
-    assert await sh(session, "cat log") == "".join(f"{n}\n" for n in range(12))
-    for n in range(12, 20):
-        await sh(session, f"echo {n} >> log")
-    assert await sh(session, "cat log") == "".join(f"{n}\n" for n in range(20))
-    assert farm.proxy.cuts == 1
-
-
-async def test_cut_while_the_command_runs(farm: Farm, session: ToolSession) -> None:
-    await sh(session, "true")
-    call = asyncio.create_task(sh(session, "echo ran >> log; sleep 0.6; echo finished"))
-    await asyncio.sleep(0.2)
-    farm.proxy.cut()
-    assert await call == "finished\n"
-    assert await sh(session, "cat log") == "ran\n"
-
-
-async def test_a_command_that_ended_while_nobody_was_connected(farm: Farm, session: ToolSession) -> None:
-    await sh(session, "true")
-    call = asyncio.create_task(sh(session, "echo ran >> log; sleep 0.3; echo finished"))
-    await asyncio.sleep(0.1)
-    farm.proxy.refusing = True
-    farm.proxy.cut()
-    await asyncio.sleep(0.8)
-    assert not call.done()
-    farm.proxy.refusing = False
-    assert await call == "finished\n"
-    assert await sh(session, "cat log") == "ran\n"
-
-
-async def test_cut_in_the_middle_of_a_large_output(farm: Farm, session: ToolSession) -> None:
-    await sh(session, "true")
-    farm.proxy.cut_after("down", 300_000)
-    output = await sh(session, "echo ran >> log; head -c 900000 /dev/zero | tr '\\0' x")
-    assert output == "x" * 900_000
-    assert farm.proxy.cuts == 1
-    assert await sh(session, "cat log") == "ran\n"
-
-
-async def test_repeated_cuts_under_many_sessions(farm: Farm) -> None:
-    async def trajectory(index: int) -> None:
-        async with farm.executor.open(f"t{index}", acquire_timeout_s=30) as session:
-            for n in range(10):
-                await sh(session, f"echo {n} >> log")
-            assert await sh(session, "cat log") == "".join(f"{n}\n" for n in range(10))
-
-    async def cutter() -> None:
-        while True:
-            await asyncio.sleep(0.05)
-            farm.proxy.cut()
-
-    cutting = asyncio.create_task(cutter())
-    try:
-        await asyncio.gather(*(trajectory(index) for index in range(4)))
-    finally:
-        cutting.cancel()
-        await asyncio.gather(cutting, return_exceptions=True)
-
-
-async def test_a_restarted_server_never_runs_a_call_again(farm: Farm, session: ToolSession) -> None:
+async def test_a_restarted_server_never_runs_a_call_again(session: ToolSession, breaker: Breaker) -> None:
     await sh(session, "echo kept > kept; touch log")
     call = asyncio.create_task(sh(session, "echo ran >> log; sleep 30"))
     await asyncio.sleep(0.3)
-    await farm.breaker.crash_server()
+    await breaker.crash_server()
     with pytest.raises(CallLostError):
         async with asyncio.timeout(20):
             await call
@@ -123,64 +39,30 @@ async def test_a_restarted_server_never_runs_a_call_again(farm: Farm, session: T
     assert said in ("kept\n", "kept\nran\n"), "the slot and its files outlive the server; nothing ran twice"
 
 
-async def test_a_dead_container_ends_its_calls_typed(farm: Farm, session: ToolSession) -> None:
+async def test_a_dead_container_ends_its_calls_typed(
+    executor: ToolExecutor, session: ToolSession, breaker: Breaker
+) -> None:
     await sh(session, "true")
     call = asyncio.create_task(sh(session, "sleep 30"))
     await asyncio.sleep(0.2)
-    await farm.breaker.kill_container(session.lease.container)
+    await breaker.kill_container(session.lease.container)
     with pytest.raises(ContainerLostError):
         async with asyncio.timeout(20):
             await call
     with pytest.raises(InfraError):
         await session.call("bash", {"command": "true"})
-    async with farm.executor.open("next", acquire_timeout_s=30) as fresh:
+    async with executor.open("next", acquire_timeout_s=120) as fresh:
         assert await sh(fresh, "echo new") == "new\n"
 
 
-async def test_cancelled_during_an_outage_does_not_go_on_running(farm: Farm, session: ToolSession) -> None:
-    await sh(session, "true")
-    call = asyncio.create_task(sh(session, "sleep 1.2; touch finished"))
-    await asyncio.sleep(0.2)
-    farm.proxy.refusing = True
-    farm.proxy.cut()
-    call.cancel()
-    await asyncio.gather(call, return_exceptions=True)
-    farm.proxy.refusing = False
-    assert "finished" not in (await sh(session, "sleep 1.5; ls")).split()
-
-
-async def test_a_late_server_keeps_its_leases_and_its_calls(farm: Farm, session: ToolSession) -> None:
+async def test_a_late_server_keeps_its_leases_and_its_calls(session: ToolSession, breaker: Breaker) -> None:
     """Long enough to be suspected: its calls wait, and nobody else takes the slot meanwhile."""
     await sh(session, "echo mine > file")
     key = session.lease.key
     call = asyncio.create_task(sh(session, "sleep 0.2; echo ran >> log; echo said"))
     await asyncio.sleep(0.05)
-    await farm.breaker.pause_server(1.5)
+    await breaker.pause_server(1.5)
     assert await call == "said\n"
     assert await sh(session, "cat file log") == "mine\nran\n"
     assert session.lease.lost is None
     assert session.lease.key == key
-
-
-@pytest.mark.parametrize("after_ms", [0, 1, 2, 4, 8, 16, 32, 64, 128])
-async def test_cancelled_at_many_moments_the_slot_stays_good(farm: Farm, session: ToolSession, after_ms: int) -> None:
-    """Each command ran at most once, ended with its cancellation, and the next call is served."""
-    calls = [asyncio.create_task(sh(session, f"echo {n} >> log; sleep 0.5; echo {n} >> ended")) for n in range(3)]
-    await asyncio.sleep(after_ms / 1000)
-    for call in calls:
-        call.cancel()
-    await asyncio.gather(*calls, return_exceptions=True)
-    ran = (await sh(session, "cat log || true")).split()
-    assert len(ran) == len(set(ran))
-    assert await sh(session, "sleep 0.6; cat ended 2>/dev/null || true") == ""
-
-
-async def test_closing_a_session_ends_what_it_runs(farm: Farm) -> None:
-    async with farm.executor.open("t", acquire_timeout_s=30) as session:
-        call = asyncio.create_task(sh(session, "sleep 30"))
-        await asyncio.sleep(0.2)
-    with pytest.raises(PoolClosedError):
-        await call
-    sessions = [farm.executor.open(f"n{index}", acquire_timeout_s=20) for index in range(4)]
-    async with sessions[0] as a, sessions[1] as b, sessions[2] as c, sessions[3] as d:
-        assert [await sh(one, "echo free") for one in (a, b, c, d)] == ["free\n"] * 4

@@ -109,7 +109,7 @@ def told(words: list[str]) -> str:
             if word.partition("=")[0] not in options:
                 return f"no option {word}"
         elif hasattr(command, "commands") and word in command.commands:
-            command = command.commands[word]
+            command = command.resolve_command(typer.Context(command), [word])[1]
             options |= {option for parameter in command.params for option in parameter.opts}
         elif hasattr(command, "commands") and word not in ("VERB", "nomad", "local"):
             return f"no verb {word}"

@@ -12,9 +12,9 @@ from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings, s
 from agentenv.errors import ConfigError, ConnectionLostError, ProtocolError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.catalog import METRICS
-from agentenv.metrics.exporter import KIND, Meter, exporting
+from agentenv.metrics.exporter import Meter, exporting
 from agentenv.metrics.readings import Reading
-from agentenv.metrics.scrape import Samples, parse, scrape
+from agentenv.metrics.scrape import KIND, Samples, parse, scrape
 from agentenv.run_files import running
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool

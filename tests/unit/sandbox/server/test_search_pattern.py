@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import re
 import time
 
@@ -115,7 +116,12 @@ def test_no_pattern_breaks_the_translator(pattern: str) -> None:
 @pytest.mark.parametrize("pattern", ["(?i)" + "[!-\uffff]" * 190, "(?i)" + "[ -~]" * 199, "(?i)" + "[!-\u0220]" * 160])
 def test_no_pattern_holds_the_loop_up(pattern: str) -> None:
     """In CPU time, which other processes do not change. Each of these took 0.03 to 1 s."""
-    began_s = time.process_time()
-    with contextlib.suppress(InvalidArgumentsError):
-        made(pattern)
-    assert time.process_time() - began_s < 0.02
+    gc.disable()  # what other tests have left behind may take longer than the bound
+    try:
+        began_s = time.process_time()
+        with contextlib.suppress(InvalidArgumentsError):
+            made(pattern)
+        took_s = time.process_time() - began_s
+    finally:
+        gc.enable()
+    assert took_s < 0.02
