@@ -98,9 +98,10 @@ def content_shown(tool: str, content: Any, limit_bytes: int) -> str:
     """A result's content: that of the file tools as their shell counterparts print it, a document as its text, other
     content as JSON."""
     if isinstance(content, dict):
-        field, render = RENDERERS.get(tool, ("", _document))
-        if content.get(field) is not None:
-            return render(content, limit_bytes)
+        if tool in RENDERERS:
+            field, render = RENDERERS[tool]
+            if content.get(field) is not None:
+                return render(content, limit_bytes)
         if isinstance(content.get("text"), str):
             return _document(content, limit_bytes)
     return cut_middle(json.dumps(content, ensure_ascii=False), limit_bytes)

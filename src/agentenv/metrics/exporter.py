@@ -20,15 +20,13 @@ from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics import readings
 from agentenv.metrics.calls import CallCounts
 from agentenv.metrics.readings import Reading
+from agentenv.metrics.scrape import KIND
 from agentenv.run_files import RunFile
 from agentenv.slots.histogram import Buckets
 from agentenv.slots.pool import SlotPool
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
-
-KIND = "metrics"
-"""Kind of announcement with the address to scrape (:mod:`agentenv.run_files`)."""
 
 Read = Callable[[], Awaitable[Iterable[Reading]]]
 """Raises AgentEnvError when there is nothing to read at the moment: the scrape is answered with 503."""

@@ -9,6 +9,8 @@ import aiohttp
 
 from agentenv.errors import ConnectionLostError, ProtocolError
 
+KIND = "metrics"
+"""Kind of announcement with the address to scrape (:mod:`agentenv.run_files`)."""
 Labels = frozenset[tuple[str, str]]
 
 

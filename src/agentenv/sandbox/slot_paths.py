@@ -23,5 +23,9 @@ class SlotPaths:
         below = path == WORKSPACE or path.startswith(WORKSPACE + "/")
         return self.workspace + path.removeprefix(WORKSPACE) if below else path
 
+    def slotfiles(self, operation: str, path: str, *rest: str) -> list[str]:
+        """The command of one file operation."""
+        return [self.files, self.workspace, operation, self.in_slot(path), *rest]
+
 
 USUAL_PATHS: Final = SlotPaths()

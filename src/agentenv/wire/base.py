@@ -28,8 +28,6 @@ LARGE_BYTES = 256 * 1024
 """Content larger than this travels as an attachment instead of in the message (:mod:`agentenv.wire.calls`)."""
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Largest file one file operation can carry."""
-MAX_OUTPUT_BYTES = 1024 * 1024
-"""Default cap on each of stdout and stderr returned per call."""
 MAX_COMMAND_BYTES = 8 * 1024 * 1024
 MAX_TIMEOUT_S = 24 * 3600.0
 

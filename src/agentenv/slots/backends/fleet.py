@@ -13,7 +13,7 @@ from typing import Protocol
 
 from agentenv.backoff import pause_s
 from agentenv.containers.handle import ContainerHandle
-from agentenv.errors import AgentEnvError
+from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerDraining, ContainerEvent, ContainerGone, ContainerStarted, StartFailed
 from agentenv.tasks import finish
 
@@ -173,3 +173,26 @@ async def _end_of(ended: asyncio.Task[str]) -> str:
     except Exception as error:
         logger.exception("%s cannot be told", ended.get_name())
         return f"it ended, and how cannot be told: {error!r}"
+
+
+class FleetBackend:
+    """What a backend does by its fleet. It is open once ``_fleet`` is set."""
+
+    _fleet: Fleet | None = None
+
+    async def scale(self, count: int) -> None:
+        """See :class:`ContainerBackend`."""
+        self._opened().scale(count)
+
+    def events(self) -> AsyncIterator[ContainerEvent]:
+        """See :class:`ContainerBackend`."""
+        return self._opened().events()
+
+    async def replace(self, container_id: str, reason: str) -> None:
+        """See :class:`ContainerBackend`."""
+        self._opened().replace(container_id, reason)
+
+    def _opened(self) -> Fleet:
+        if self._fleet is None:
+            raise SandboxUnavailableError("the backend is not open", next_step="use it inside `async with`")
+        return self._fleet

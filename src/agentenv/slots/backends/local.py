@@ -6,7 +6,6 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,8 +21,8 @@ from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.run_files import RunFile, remove_if_dead
 from agentenv.sandbox.supervisor.sweep import sweep_container
 from agentenv.slots.backends.acceptance import unacceptable
-from agentenv.slots.backends.base import ContainerEvent, StartFailed
-from agentenv.slots.backends.fleet import Fleet, Running, StartFailedError
+from agentenv.slots.backends.base import StartFailed
+from agentenv.slots.backends.fleet import Fleet, FleetBackend, Running, StartFailedError
 from agentenv.slots.backends.local_process import LocalProcess
 from agentenv.tasks import finish
 from agentenv.wire.spec import SandboxSpec
@@ -35,7 +34,7 @@ _STARTS_AT_ONCE = 2
 _SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
 
 
-class LocalBackend:
+class LocalBackend(FleetBackend):
     """Runs ``python -m agentenv.sandbox`` once per container, on loopback, each on a free port.
 
     ``state_dir`` (see :func:`agentenv.config.state_dir`) holds the files of running containers; files left by dead
@@ -56,7 +55,6 @@ class LocalBackend:
         self._state_dir = state_dir
         self._start_timeout_s = start_timeout_s
         self._stop_grace_s = stop_grace_s
-        self._fleet: Fleet | None = None
         self._session: aiohttp.ClientSession | None = None
         self._launch: LaunchDirectory | None = None
         self._running: dict[str, _LocalContainer] = {}
@@ -81,27 +79,10 @@ class LocalBackend:
             if self._launch is not None:
                 self._launch.close()
 
-    async def scale(self, count: int) -> None:
-        """See :class:`ContainerBackend`."""
-        self._opened().scale(count)
-
-    def events(self) -> AsyncIterator[ContainerEvent]:
-        """See :class:`ContainerBackend`."""
-        return self._opened().events()
-
-    async def replace(self, container_id: str, reason: str) -> None:
-        """See :class:`ContainerBackend`."""
-        self._opened().replace(container_id, reason)
-
     @property
     def pids(self) -> dict[str, int]:
         """The process of each running container, by container id."""
         return {container_id: container.process.pid for container_id, container in self._running.items()}
-
-    def _opened(self) -> Fleet:
-        if self._fleet is None:
-            raise SandboxUnavailableError("the backend is not open", next_step="use it inside `async with`")
-        return self._fleet
 
     async def _start(self, index: int) -> Running:
         assert self._launch is not None

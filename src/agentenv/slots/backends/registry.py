@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.errors import ConfigError
-from agentenv.slots.backends.base import ContainerBackend
+
+if TYPE_CHECKING:  # the command line lists the backends before it needs one
+    from agentenv.config import ContainerSettings, NomadSettings
+    from agentenv.slots.backends.base import ContainerBackend
 
 BackendName = Literal["local", "nomad", "fake"]
 

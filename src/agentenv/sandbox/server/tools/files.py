@@ -265,8 +265,7 @@ class _Files:
     ) -> Finished:
         if "\0" in path:
             raise InvalidArgumentsError("path: must not contain NUL bytes")
-        paths = self._paths
-        argv = [paths.files, paths.workspace, operation, paths.in_slot(path), *rest]
+        argv = self._paths.slotfiles(operation, path, *rest)
         return await self._run.run(argv, stdin=stdin, output_bytes=output_bytes)
 
 

@@ -79,10 +79,8 @@ class TransferRoutes:
     def _started(self, key: LeaseKey, operation: str, path: str) -> TransferRun:
         io, env = self._container.beside(key)
         run = TransferRun(io)
-        paths = io.paths
         rest = [str(MAX_ENTRIES)] if operation == "send" else []
-        argv = [paths.files, paths.workspace, operation, paths.in_slot(path), *rest]
-        run.start(argv, env, feeds=operation == "receive")
+        run.start(io.paths.slotfiles(operation, path, *rest), env, feeds=operation == "receive")
         return run
 
 

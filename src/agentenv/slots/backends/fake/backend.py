@@ -12,7 +12,6 @@ import resource
 import secrets
 import socket
 from collections import deque
-from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,18 +26,18 @@ from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.server.app import Handler
 from agentenv.sandbox.server.server import BACKLOG, Server
 from agentenv.sandbox.slotagent.build import Binaries, ensure_built
-from agentenv.slots.backends.base import ContainerEvent, StartFailed
+from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fake.stand_in import Scratch, StandIn
-from agentenv.slots.backends.fleet import Fleet, StartFailedError
-from agentenv.tasks import finish
+from agentenv.slots.backends.fleet import Fleet, FleetBackend, StartFailedError
+from agentenv.tasks import TaskSet, finish
 from agentenv.wire.spec import SandboxSpec
 
 _CLEANUP_S = 0.01
 """How long the handlers of a server that was aborted may take to notice."""
 
 
-class FakeBackend:
-    """A backend whose containers live in this process. The methods below ``replace`` break them on purpose.
+class FakeBackend(FleetBackend):
+    """A backend whose containers live in this process. Its switches, such as :meth:`kill`, break them on purpose.
 
     ``start_delay_s`` is how long each start takes, ``starts_at_once`` how many may be under way.
     """
@@ -51,7 +50,6 @@ class FakeBackend:
         self._settings = settings or ContainerSettings()
         self._start_delay_s = start_delay_s
         self._starts_at_once = starts_at_once
-        self._fleet: Fleet | None = None
         self._binaries: Binaries
         self._scratch = Scratch()
         self._containers: dict[str, FakeContainer] = {}
@@ -76,18 +74,6 @@ class FakeBackend:
                 await self._fleet.aclose()
         finally:
             await self._scratch.remove()
-
-    async def scale(self, count: int) -> None:
-        """See :class:`ContainerBackend`."""
-        self._opened().scale(count)
-
-    def events(self) -> AsyncIterator[ContainerEvent]:
-        """See :class:`ContainerBackend`."""
-        return self._opened().events()
-
-    async def replace(self, container_id: str, reason: str) -> None:
-        """See :class:`ContainerBackend`."""
-        self._opened().replace(container_id, reason)
 
     # -- switches -----------------------------------------------------------------------------
 
@@ -126,11 +112,6 @@ class FakeBackend:
 
     # -----------------------------------------------------------------------------------------
 
-    def _opened(self) -> Fleet:
-        if self._fleet is None:
-            raise SandboxUnavailableError("the backend is not open", next_step="use it inside `async with`")
-        return self._fleet
-
     async def _start(self, index: int) -> FakeContainer:
         if self._start_delay_s:
             await asyncio.sleep(self._start_delay_s)
@@ -168,7 +149,7 @@ class FakeContainer:
         self.server = HostedServer(self.stand_in.greet(), self._listener)
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._restarting: asyncio.Task[None] | None = None
-        self._cleaning: set[asyncio.Task[None]] = set()
+        self._cleaning = TaskSet()
 
     async def start(self) -> None:
         """Until it serves."""
@@ -196,7 +177,7 @@ class FakeContainer:
     async def stop(self, reason: str) -> None:
         """End it; until nothing is left of it."""
         self.kill(reason)
-        await asyncio.gather(*self._cleaning)
+        await self._cleaning.wait()
         await self.stand_in.aclose()
 
     def _restarted(self, restart: asyncio.Task[None]) -> None:
@@ -207,9 +188,7 @@ class FakeContainer:
         if self._restarting is not None:
             self._restarting.cancel()
         self.server.abort()
-        cleaning = asyncio.create_task(self.server.cleanup())
-        self._cleaning.add(cleaning)
-        cleaning.add_done_callback(self._cleaning.discard)
+        self._cleaning.start(self.handle.id, self.server.cleanup(), "cleanup")
 
 
 class HostedServer:

@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -45,6 +45,7 @@ from agentenv.sandbox.slot_paths import WORKSPACE, SlotPaths
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import Binaries
 from agentenv.sandbox.supervisor.server_link import ServerLink
+from agentenv.tasks import TaskSet
 from agentenv.wire.spec import SandboxSpec
 
 log = logging.getLogger(__name__)
@@ -162,7 +163,10 @@ class Agent:
 class Slot:
     """One slot. Until a server has something to say to its agent, it is no more than a pair of sockets."""
 
-    def __init__(self, directory: Path, binaries: Binaries, wrap: Bare, on_lost: Callable[[Slot, str], None]) -> None:
+    def __init__(
+        self, number: int, directory: Path, binaries: Binaries, wrap: Bare, on_lost: Callable[[Slot, str], None]
+    ) -> None:
+        self.number = number
         self.epoch = 0
         self.lease: dict[str, Any] | None = None
         self.failed = ""
@@ -183,7 +187,7 @@ class Slot:
     @property
     def place(self) -> Place:
         """Another one in each epoch: nothing of an earlier is seen in a later."""
-        return Place(self._directory.with_name(f"{self._directory.name}.{self.epoch}"), self._binaries)
+        return Place(self._directory / f"{self.number}.{self.epoch}", self._binaries)
 
     @property
     def paths(self) -> SlotPaths:
@@ -295,11 +299,11 @@ class StandIn:
         env = {**spec.env, **wrap.env}
         self._hello = Hello({**dataclasses.asdict(spec), "env": env}, token, "none", list(WEAKER), [], shell)
         self._eager = eager
-        self.slots = [Slot(directory / str(number), binaries, wrap, self._lost) for number in range(spec.slots)]
+        self.slots = [Slot(number, directory, binaries, wrap, self._lost) for number in range(spec.slots)]
         self.serving = asyncio.Event()
         self.fail_next_reset = False
         self._link: ServerLink | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     def greet(self) -> socket.socket:
         """The control socket of a new server, the caller's now; one before it is not heard any more."""
@@ -326,8 +330,7 @@ class StandIn:
     async def aclose(self) -> None:
         """Until nothing is left, of processes and of files. Repeatable."""
         self.hang_up()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait()
         await asyncio.gather(*(slot.end() for slot in self.slots))
         await asyncio.gather(*(slot.discard() for slot in self.slots))
 
@@ -351,9 +354,9 @@ class StandIn:
             case Remember():
                 self.slots[request.slot].lease = request.lease
             case Reset():
-                self._begin(self.reset(self.slots[request.slot], request.epoch))
+                self._tasks.start(f"slot {request.slot}", self.reset(self.slots[request.slot], request.epoch), "reset")
             case Seal():
-                self._begin(self.seal(self.slots[request.slot], request.epoch))
+                self._tasks.start(f"slot {request.slot}", self.seal(self.slots[request.slot], request.epoch), "seal")
 
     async def reset(self, slot: Slot, epoch: int) -> None:
         """End all that runs in the slot, discard its files, begin a new epoch; unless ``epoch`` has ended meanwhile."""
@@ -380,13 +383,8 @@ class StandIn:
 
     # ----------------------------------------------------------------------------------------------
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _lost(self, slot: Slot, reason: str) -> None:
-        self._begin(self.lose(self.slots.index(slot), Loss.ended, reason))
+        self._tasks.start(f"slot {slot.number}", self.lose(slot.number, Loss.ended, reason), "loss")
 
     def _broken(self, reason: str) -> None:
         log.info("the server: %s", reason)
@@ -396,12 +394,11 @@ class StandIn:
             agent = slot.socket()
             if self._eager and slot.agent is None:
                 slot.start()
-            number = self.slots.index(slot)
-            packet = SlotReady(number, slot.epoch, slot.lease, kept, LimitFiles(), slot.paths)
+            packet = SlotReady(slot.number, slot.epoch, slot.lease, kept, LimitFiles(), slot.paths)
             self._link.send(packet, agent.fileno())
 
     def _say_failed(self, slot: Slot) -> None:
-        self._say(SlotFailed(self.slots.index(slot), slot.epoch, slot.failed))
+        self._say(SlotFailed(slot.number, slot.epoch, slot.failed))
 
     def _say(self, packet: Told) -> None:
         if self._link is not None:

@@ -1,7 +1,7 @@
 """The few requests to Nomad that the backend makes, in threads. No decisions.
 
 python-nomad is synchronous (``requests``); the event stream, which must be cancellable and must tell
-silence from death, is not read through it (see :mod:`agentenv.slots.backends.nomad.api`).
+silence from death, is not read through it (see :class:`EventStream`).
 """
 
 from __future__ import annotations
