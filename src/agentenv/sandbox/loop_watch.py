@@ -122,8 +122,13 @@ class LoopWatch:
         elif age_s < STALL_S:
             self.arm(STALL_S - age_s)
         else:
+            while frame is not None and frame.f_code in _OWN_CODE:
+                frame = frame.f_back  # it fired again during this check
             self._stack = "".join(traceback.format_stack(frame, _MAX_FRAMES))
             self.armed = False
+
+
+_OWN_CODE = (LoopWatch._look.__code__, LoopWatch.arm.__code__)
 
 
 class _WatchedSelector(selectors.DefaultSelector):

@@ -103,3 +103,17 @@ def test_children_have_no_timer() -> None:
         watch.arm(0.05)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "(0.0, 0.0)\n")
+
+
+def test_a_check_within_a_check_tells_what_both_interrupted(watch: LoopWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When little is missing, the timer fires again before the check has returned."""
+
+    def fires_at_once(_which: int, _after_s: float) -> None:
+        watch.turn_began_s = time.monotonic() - 1
+        watch._look(signal.SIGALRM, sys._getframe(1))
+
+    monkeypatch.setattr(signal, "setitimer", fires_at_once)
+    watch.begin()
+    watch._look(signal.SIGALRM, sys._getframe())
+    watch.turn_ended(1.0, time.monotonic())
+    assert watch.stalls().stack.rstrip().endswith("watch._look(signal.SIGALRM, sys._getframe())")
