@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import sys
 from collections.abc import AsyncIterator, Iterable
@@ -18,7 +19,7 @@ from agentenv.slots.backends.base import ContainerBackend, ContainerEvent, Conta
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-from benchmarks.processes import container_roots, server_of
+from benchmarks.processes import container_roots, process_tree, server_of
 
 BACKENDS = ("local", "nomad")
 BWRAP, BWRAP_LIMITED = "bwrap per call", "bwrap per call, limited"
@@ -70,7 +71,10 @@ async def open_farm(backend: str, slots: int, containers: int = 1) -> AsyncItera
         return
     before = container_roots()
     async with _opened(make_backend(backend, slots), containers) as farm:
-        farm.roots = frozenset(container_roots() - before)
+        begun = container_roots() - before
+        if backend == "local":  # its containers are our children; others' may begin at the same time
+            begun &= {process.pid for process in process_tree(os.getpid())}
+        farm.roots = frozenset(begun)
         yield farm
 
 

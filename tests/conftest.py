@@ -25,17 +25,9 @@ pytest_plugins = ["tests.outcomes"]
 settings.register_profile("loaded machine", settings(), deadline=None)
 settings.load_profile("loaded machine")
 
-WAITING_FIRST = tuple(
-    f"tests/{each}"
-    for each in (
-        "nomad",
-        "faults",
-        "contract",
-        "integration/test_repair",
-        "integration/test_swe",
-        "integration",
-        "security",
-    )
+WAITING_FIRST = (
+    *("tests/nomad", "tests/faults", "tests/contract"),
+    *("tests/integration/test_repair", "tests/integration/test_swe", "tests/integration", "tests/security"),
 )
 """Tests that mostly wait, by how their ids begin; the longest modules first. The others compute."""
 
