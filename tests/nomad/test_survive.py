@@ -349,5 +349,10 @@ def set_clock(path: Path, offset: str) -> None:
 async def wall_clock_of(cluster: Cluster, farm: Farm) -> float:
     """The time of day in a container, as its sandbox server's Python sees it."""
     container = cluster.container(allocation_of(farm.traffic.accounts[0].container))
-    told = await asyncio.to_thread(container.exec_run, ["python3", "-c", "import time; print(time.time())"])
-    return float(told.output)
+
+    def told() -> bytes:
+        code, output = container.exec_run(["python3", "-c", "import time; print(time.time())"])
+        assert code == 0, output
+        return bytes(output)  # empty now and then: a loaded engine can lose what an exec printed
+
+    return float(await asyncio.to_thread(wait_for, told))
