@@ -136,14 +136,14 @@ async def test_a_timeout_names_the_last_failed_start() -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_a_hundred_containers_and_hundreds_of_slots() -> None:
-    backend = FakeBackend(ContainerSettings(slots_per_container=4))
+async def test_hundreds_of_containers_and_thousands_of_slots() -> None:
+    backend = FakeBackend(ContainerSettings(slots_per_container=10))
     # All of them are in this process, so on a loaded machine all of them are slow to answer.
-    settings = PoolSettings(max_containers=150, acquire_timeout_s=240, suspect_after_s=60, gone_after_s=240)
+    settings = PoolSettings(max_containers=200, acquire_timeout_s=240, suspect_after_s=60, gone_after_s=240)
     async with SlotPool(backend, settings) as pool, AsyncExitStack() as stack:
-        leases = await asyncio.gather(*(pool.lease(f"t{number}") for number in range(400)))
+        leases = await asyncio.gather(*(pool.lease(f"t{number}") for number in range(1_500)))
         stack.push_async_callback(asyncio.gather, *(lease.release() for lease in leases))
         places = {(lease.container.id, lease.key.slot) for lease in leases}
-        assert len(places) == 400
-        assert pool.statistics().leased == 400
-        assert 100 <= sum(pool.statistics().containers.values()) <= 150
+        assert len(places) == 1_500
+        assert pool.statistics().leased == 1_500
+        assert 150 <= sum(pool.statistics().containers.values()) <= 200

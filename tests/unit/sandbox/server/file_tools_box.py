@@ -22,6 +22,7 @@ from agentenv.sandbox.server.tools.runner import Finished
 from agentenv.sandbox.slot_paths import SlotPaths
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, ReadFileReply, WriteFileReply
+from tests.unit.sandbox.identity import as_user
 
 UID = 20999
 
@@ -34,13 +35,12 @@ class LocalRunner:
 
     async def run(self, argv: Sequence[str], *, stdin: bytes | Attached | None = None, output_bytes: int) -> Finished:
         assert not isinstance(stdin, Attached)
-        command = [*argv]
+        command = [*as_user(UID), *argv]
         if self._file_limit_bytes is not None:
             command = ["prlimit", f"--fsize={self._file_limit_bytes}", *command]
-        identity: dict[str, Any] = {"user": UID, "group": UID, "extra_groups": []} if os.geteuid() == 0 else {}
         done = await asyncio.to_thread(
             lambda: subprocess.run(
-                [os.fsencode(part) for part in command], input=stdin or b"", capture_output=True, timeout=60, **identity
+                [os.fsencode(part) for part in command], input=stdin or b"", capture_output=True, timeout=60
             )
         )
         code = done.returncode if done.returncode >= 0 else 128 - done.returncode

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import resource
 import shutil
 import signal
 import socket
@@ -13,8 +12,8 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, Literal, Self
 
 from agentenv.sandbox.slotagent.build import Binaries, build_sanitized, ensure_built
 from agentenv.sandbox.slotagent.protocol import SCRIPT_FD, STDIN, Kind, Message, encode, receive, send, spawn_payload
+from tests.unit.sandbox.identity import as_user
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _RT_SIGACTION = {"x86_64": 13, "aarch64": 134}[platform.machine()]
@@ -45,6 +45,20 @@ def sanitized() -> Binaries:
 
 _SANITIZED_DIRECTORY = tempfile.TemporaryDirectory(prefix="slotagent-sanitized-")
 Path(_SANITIZED_DIRECTORY.name).chmod(0o755)
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    """The worst a parent can leave behind: signals ignored, one of them out of libc's own reach. They are inherited, so
+    that no copy of this process has to be made to set them."""
+    ignore, before = struct.pack("LLLQ", signal.SIG_IGN, 0, 0, 0), ctypes.create_string_buffer(32)
+    usr1 = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    assert _libc.syscall(_RT_SIGACTION, 32, ignore, before, 8) == 0
+    try:
+        yield
+    finally:
+        assert _libc.syscall(_RT_SIGACTION, 32, before, None, 8) == 0
+        signal.signal(signal.SIGUSR1, usr1)
 
 
 @dataclass(frozen=True)
@@ -105,20 +119,16 @@ class AgentBox:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(WAIT_S)
         command = [*(BWRAP if self._where == "bwrap" else ()), str(program), str(theirs.fileno())]
-        identity: dict[str, Any] = (
-            {"user": self._uid, "group": self._uid, "extra_groups": []} if os.geteuid() == 0 else {}
-        )
-        with theirs:
+        limits = (f"--nproc={self._limits.processes}", f"--nofile={self._limits.files}", "--core=0")
+        with theirs, _signals_ignored():
             self.process = subprocess.Popen(
-                command,
+                [*as_user(self._uid), "prlimit", *limits, *command],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 cwd="/",
                 pass_fds=[theirs.fileno()],
-                preexec_fn=self._limit,
                 restore_signals=False,  # as a careless parent would: Python ignores SIGPIPE
                 env={"ASAN_OPTIONS": "detect_leaks=0", **ENV},
-                **identity,
             )
         try:
             hello = receive(self.socket)
@@ -127,15 +137,6 @@ class AgentBox:
             self.close()
             raise
         return self
-
-    def _limit(self) -> None:
-        # The worst a parent can leave behind: signals ignored, one of them out of libc's own reach.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        ignore = struct.pack("LLLQ", signal.SIG_IGN, 0, 0, 0)
-        assert _libc.syscall(_RT_SIGACTION, 32, ignore, None, 8) == 0
-        resource.setrlimit(resource.RLIMIT_NPROC, (self._limits.processes,) * 2)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits.files,) * 2)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
