@@ -112,7 +112,7 @@ class StubSupervisor(StandIn):
     def fail(self, slot: int, reason: str) -> None:
         """The slot is of no use any more."""
         self.slots[slot].failed = reason
-        self._say_failed(self.slots[slot])
+        self._notify_failed(self.slots[slot])
 
     def take(self, request: Request) -> None:
         self.requests.append(request)

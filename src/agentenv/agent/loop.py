@@ -125,7 +125,7 @@ def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
     return history
 
 
-def believed(calls: list[RequestedCall], completion: Completion) -> list[RequestedCall]:
+def mark_truncated_call(calls: list[RequestedCall], completion: Completion) -> list[RequestedCall]:
     """Mark the last call as possibly truncated when the message was cut and does not show whether inside that call
     (servers that parse messages may close what was left open)."""
     if calls and completion.finish_reason == "length" and completion.raw is None:
@@ -205,7 +205,7 @@ class AgentLoop:
                     raise self._too_small(overflow) from overflow
                 result.finish_reason = "context_overflow"
                 return result
-            calls = believed(requested_calls(step.message, index), completion)
+            calls = mark_truncated_call(requested_calls(step.message, index), completion)
             step.outcome = outcome_of_turn(completion, calls)
             self._remember(step, calls)
             if not calls and not completion.problem:

@@ -193,13 +193,13 @@ def rollout_row(transcript: Transcript) -> list[object]:
 
 def readable(transcript: Transcript) -> str:
     """The conversation for human readers: roles, calls and reasoning labelled, long parts cut."""
-    parts = [_said(str(message.get("role")), message) for message in transcript.messages]
+    parts = [_message_text(str(message.get("role")), message) for message in transcript.messages]
     if transcript.error:
         parts.append(f"## ended by {transcript.fault}\n{transcript.error}")
     return cut_middle("\n\n".join(parts), READABLE_BYTES)
 
 
-def _said(role: str, message: dict[str, object]) -> str:
+def _message_text(role: str, message: dict[str, object]) -> str:
     lines = [f"## {role}"]
     if content := str(message.get("content") or ""):
         lines.append(cut_middle(content, MESSAGE_BYTES))

@@ -91,7 +91,7 @@ class Remote:
             f"tty >{self._tty}; {_sized(size)}; infocmp >/dev/null 2>&1 || export TERM={_FALLBACK_TERM}; "
             r"exec env PS1='slot:\w\$ ' bash --norc -i"
         )
-        started = self._asked(
+        started = self._process(
             action="start",
             command=f"exec script -qe -c {shlex.quote(shell)} /dev/null",
             env={"TERM": os.environ.get("TERM", _FALLBACK_TERM)},
@@ -108,14 +108,14 @@ class Remote:
 
     def more(self) -> tuple[str, int | None]:
         """New output since the last poll, and its exit code once it has ended."""
-        result = self._asked(action="poll", process=self._name, limit=MOST_BYTES)
+        result = self._process(action="poll", process=self._name, limit=MOST_BYTES)
         return result.stdout, result.exit_code
 
     def resize(self, size: os.terminal_size) -> None:
         """Set the size of its terminal; the foreground program is notified."""
         self._call("bash", {"command": f'exec <>"$(cat {self._tty})" && {_sized(size)}'})
 
-    def _asked(self, **arguments: Any) -> CallResult:
+    def _process(self, **arguments: Any) -> CallResult:
         result = self._call("process", arguments)
         if result.fault != "none":
             raise InfraError(f"the shell in the slot has ended: {result.message}")

@@ -82,7 +82,7 @@ def gather() -> Facts:
         bwrap_version=_version(bwrap) if bwrap else None,
         bwrap_refusal=_try_bwrap(bwrap) if bwrap else None,
         compiler=compiler,
-        static_libc=compiler is not None and Path(_said([compiler, "-print-file-name=libc.a"])).is_absolute(),
+        static_libc=compiler is not None and Path(_output_of([compiler, "-print-file-name=libc.a"])).is_absolute(),
         programs_built=_programs_built(),
         cgroups=read_cgroups(_text("/proc/self/mountinfo"), _text("/proc/self/cgroup")),
         network_stacks=tuple(name for name in ("slirp4netns",) if shutil.which(name)),
@@ -162,7 +162,7 @@ def _run(argv: list[str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _said(argv: list[str]) -> str:
+def _output_of(argv: list[str]) -> str:
     try:
         return _run(argv).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
@@ -170,7 +170,7 @@ def _said(argv: list[str]) -> str:
 
 
 def _version(bwrap: str) -> tuple[int, ...] | None:
-    match = re.search(r"(\d+(?:\.\d+)+)", _said([bwrap, "--version"]))
+    match = re.search(r"(\d+(?:\.\d+)+)", _output_of([bwrap, "--version"]))
     return tuple(int(part) for part in match[1].split(".")) if match else None
 
 

@@ -49,7 +49,7 @@ class FarmNotice:
 
     def __init__(self, run_file: RunFile, backend: Backend, goal: int) -> None:
         self._run_file = run_file
-        self._said: dict[str, Any] = {"backend": backend.value, "goal": goal, "started_at": time.time()}
+        self._record: dict[str, Any] = {"backend": backend.value, "goal": goal, "started_at": time.time()}
         self._containers: dict[str, dict[str, Any]] = {}
         self._faults: deque[str] = deque(maxlen=_FAULTS_KEPT)
         self.publish()
@@ -72,9 +72,9 @@ class FarmNotice:
 
     def publish(self, **more: object) -> None:
         """Publish the current state."""
-        self._said |= more
+        self._record |= more
         self._run_file.write(
-            {**self._said, "containers": list(self._containers.values()), "faults": list(self._faults)}
+            {**self._record, "containers": list(self._containers.values()), "faults": list(self._faults)}
         )
 
 
@@ -133,7 +133,7 @@ class LocalFarm:
 
     async def census(self) -> Census:
         """See :class:`FarmAccess`."""
-        said = self._said()
+        said = self._run_record()
         where = f"{self._backend} farm of this machine ({state_dir()})"
         if said is None:
             flag = "" if self._backend is Backend.local else f" --backend {self._backend}"
@@ -155,7 +155,7 @@ class LocalFarm:
 
     async def down(self) -> str:
         """See :class:`FarmAccess`. Raises SandboxUnavailableError when it does not end."""
-        said = self._said()
+        said = self._run_record()
         if said is None:
             return f"no {self._backend} farm is running on this machine"
         pid = int(said["pid"])
@@ -179,7 +179,7 @@ class LocalFarm:
             ) from None
         return f"ended process {pid} and its {len(said.get('containers', ()))} containers"
 
-    def _said(self) -> dict[str, Any] | None:
+    def _run_record(self) -> dict[str, Any] | None:
         said = running(state_dir(), KIND)
         return next((one for one in said if one.get("backend") == self._backend), None)
 

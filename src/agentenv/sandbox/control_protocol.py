@@ -118,9 +118,9 @@ class Remember:
     lease: dict[str, Any] | None
 
 
-Told = Hello | SlotReady | SlotFailed | SlotLost | Pong
+SupervisorPacket = Hello | SlotReady | SlotFailed | SlotLost | Pong
 Request = Serving | Ping | Reset | Seal | Remember
-_TOLD: Final[dict[str, type[Told]]] = {
+_SUPERVISOR_PACKETS: Final[dict[str, type[SupervisorPacket]]] = {
     "hello": Hello,
     "slot_ready": SlotReady,
     "slot_failed": SlotFailed,
@@ -134,13 +134,13 @@ _REQUESTS: Final[dict[str, type[Request]]] = {
     "seal": Seal,
     "remember": Remember,
 }
-_OPS: Final[dict[type[Any], str]] = {kind: op for op, kind in (*_TOLD.items(), *_REQUESTS.items())}
+_OPS: Final[dict[type[Any], str]] = {kind: op for op, kind in (*_SUPERVISOR_PACKETS.items(), *_REQUESTS.items())}
 _HINTS: Final[dict[type[Any], dict[str, Any]]] = {
     kind: get_type_hints(kind) for kind in (*_OPS, LimitFiles, SlotPaths, Stalls)
 }
 
 
-def encode(packet: Told | Request) -> bytes:
+def encode(packet: SupervisorPacket | Request) -> bytes:
     """The packet's bytes. Explanatory texts are cut. Raises ConfigError for a Hello that is too large."""
     if isinstance(packet, SlotFailed | SlotLost):
         packet = dataclasses.replace(packet, reason=packet.reason[:_MAX_REASON_CHARS])
@@ -154,15 +154,15 @@ def encode(packet: Told | Request) -> bytes:
     return made
 
 
-def told(packet: bytes) -> Told:
+def parse_supervisor_packet(packet: bytes) -> SupervisorPacket:
     """Parse a packet from the supervisor. Raises ProtocolError for anything malformed."""
-    packet_told = _decoded(packet, _TOLD, "the supervisor")
-    if isinstance(packet_told, Hello) and not packet_told.token:
+    parsed = _decoded(packet, _SUPERVISOR_PACKETS, "the supervisor")
+    if isinstance(parsed, Hello) and not parsed.token:
         raise ProtocolError("the supervisor sent an empty token")
-    return packet_told
+    return parsed
 
 
-def requested(packet: bytes, slots: int) -> Request:
+def parse_request(packet: bytes, slots: int) -> Request:
     """Parse a packet from the server. Raises ProtocolError for anything but a well-formed request about an existing
     slot."""
     request = _decoded(packet, _REQUESTS, "the server")

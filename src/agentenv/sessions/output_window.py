@@ -72,7 +72,7 @@ class OutputWindow(Reader):
             self._window.feed(rest)
             head, tail = (head, tail[:cut]) if tail else (head[:cut], b"")
         shed_bytes, self._shed_bytes = self._shed_bytes, 0
-        self._tell_held()
+        self._notify_held()
         return self._decoded(head, tail, window.total_bytes - len(rest) + shed_bytes)
 
     def forget(self) -> None:
@@ -80,13 +80,13 @@ class OutputWindow(Reader):
         self._window = HeadTail(self._cap_bytes)
         self._held = b""
         self._shed_bytes = 0
-        self._tell_held()
+        self._notify_held()
 
     def shed(self) -> None:
         """Holder: the slot exceeds its limit of unread output."""
         self._shed_bytes += self._window.total_bytes
         self._window = HeadTail(self._cap_bytes)
-        self._tell_held()
+        self._notify_held()
 
     def close(self) -> None:
         """Reader; pending output is dropped, and there are no more callbacks."""
@@ -95,7 +95,7 @@ class OutputWindow(Reader):
         self.expect_nothing()
         self._arrived = None
 
-    def _tell_held(self) -> None:
+    def _notify_held(self) -> None:
         self._unread.holds(self, self._window.held_bytes)
 
     def _decoded(self, head: bytes, tail: bytes, came_bytes: int) -> tuple[str, int]:
@@ -119,7 +119,7 @@ class OutputWindow(Reader):
             self._window.feed(chunk)
         else:
             self._feed_marked(self._marker, self._held + chunk)
-        self._tell_held()
+        self._notify_held()
         if self._arrived is not None:
             self._arrived()
 

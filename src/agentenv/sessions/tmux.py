@@ -108,14 +108,14 @@ class Tmux:
     @seen.setter
     def seen(self, lines: list[str]) -> None:
         self._seen, self._seen_chars = lines, sum(map(len, lines))
-        self._tell_held()
+        self._notify_held()
 
     def shed(self) -> None:
         """Holder: the slot exceeds its limit of unread output."""
         self._parser.shed()
         self.seen = []
 
-    def _tell_held(self) -> None:
+    def _notify_held(self) -> None:
         self._unread.holds(self, self._parser.held_bytes + self._seen_chars)
 
     @property
@@ -308,7 +308,7 @@ class Tmux:
         events = self._parser.feed(chunk)
         for event in events:
             self._take(event)
-        self._tell_held()
+        self._notify_held()
         self.changes.notify()
         return 1 + len(events) + chunk.count(b"\n") / _LINES_PER_EVENT
 

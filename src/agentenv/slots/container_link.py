@@ -98,12 +98,12 @@ class ContainerLink:
     """Requests to one container, and what must be remembered to repeat them."""
 
     def __init__(
-        self, control: ContainerControl, settings: PoolSettings, doors: RequestLimits, clock: Callable[[], float]
+        self, control: ContainerControl, settings: PoolSettings, limits: RequestLimits, clock: Callable[[], float]
     ) -> None:
         self.handle = control.handle
         self.control = control
         self._settings = settings
-        self._doors = doors
+        self._limits = limits
         self._clock = clock
         self._keys: dict[int, LeaseKey] = {}
         self._requests: dict[int, LeaseRequest] = {}
@@ -118,13 +118,13 @@ class ContainerLink:
 
     async def inventory(self) -> list[SlotState]:
         """Return the state of every slot, by index. Raises AgentEnvError."""
-        async with self._doors.leases:
+        async with self._limits.leases:
             reply = await self.control.slots(timeout_s=self._settings.start_timeout_s)
         return [report.state for report in sorted(reply.slots, key=lambda report: report.slot)]
 
     async def lease(self, lease_id: int, slot: int, trajectory: str, deadline: float) -> None:
         """Request a lease. Raises ConnectionLostError (it may have been granted) or the error the container reports."""
-        async with self._doors.leases:
+        async with self._limits.leases:
             left_s = deadline - self._clock()
             if left_s <= 0:
                 raise AcquireTimeoutError("the deadline passed before the request was sent")
@@ -171,7 +171,7 @@ class ContainerLink:
         backoff = Backoff(_POLL_MIN_S, _POLL_MAX_S)
         while True:
             try:
-                async with self._doors.resets:
+                async with self._limits.resets:
                     resetting(True)  # only now: waiting for the limit is not the container's fault
                     if key is None and request is not None:
                         # Whether it was granted is unknown: repeating the request finds the lease, or makes it.

@@ -74,8 +74,8 @@ class SlotPool:
         self._clock = clock
         self._ledger = Ledger()
         self._scaler = Scaler(backend, self._settings, clock())
-        self._doors = RequestLimits()
-        self._carriers: dict[str, ContainerLink] = {}
+        self._request_limits = RequestLimits()
+        self._links: dict[str, ContainerLink] = {}
         self._tasks = TaskSet()
         """By container: its heartbeat, and the requests that are under way to it."""
         self._waiting: dict[int, asyncio.Future[SlotLease]] = {}
@@ -186,11 +186,11 @@ class SlotPool:
 
     async def seal_lease(self, lease: SlotLease) -> None:
         """For :meth:`SlotLease.seal`."""
-        carrier = self._carriers.get(lease.container.id)
-        if lease.released or carrier is None:
+        link = self._links.get(lease.container.id)
+        if lease.released or link is None:
             raise StaleLeaseError(f"{lease!r} can no longer be sealed")
         try:
-            await unless_lost(carrier.control.seal(lease.key, timeout_s=_SEAL_TIMEOUT_S), lease.wait_lost())
+            await unless_lost(link.control.seal(lease.key, timeout_s=_SEAL_TIMEOUT_S), lease.wait_lost())
         except (LeaseLostError, SlotDestroyedError) as error:
             why = None if isinstance(error, StaleLeaseError) else error
             self._perform(self._ledger.stale(lease.id, self._clock(), why))
@@ -235,14 +235,14 @@ class SlotPool:
                 self._fail(command.ticket, timeout_error(command, now, self._start_failed))
 
     async def _request_lease(self, grant: Grant) -> None:
-        carrier = self._carriers[grant.container]
+        link = self._links[grant.container]
         try:
-            await carrier.lease(grant.lease, grant.slot, grant.trajectory, grant.deadline)
+            await link.lease(grant.lease, grant.slot, grant.trajectory, grant.deadline)
         except AgentEnvError as error:
             self._count(error)
             if isinstance(error, ConnectionLostError):
                 self._ledger.suspect(grant.container)
-                carrier.hurry()
+                link.hurry()
             elif isinstance(error, SandboxUnavailableError):
                 self._ledger.drain(grant.container)
             self._perform(self._ledger.refuse(grant.lease, self._clock()))
@@ -263,8 +263,8 @@ class SlotPool:
             self._perform(self._ledger.withdraw(ticket, self._clock()))
 
     def _hand_over(self, command: HandOver) -> None:
-        carrier = self._carriers[command.container]
-        lease = SlotLease(command.lease, command.trajectory, carrier.key(command.lease), carrier.handle, self)
+        link = self._links[command.container]
+        lease = SlotLease(command.lease, command.trajectory, link.key(command.lease), link.handle, self)
         self._held[lease.id] = lease
         self._tally.granted += 1
         future = self._waiting.get(command.ticket)
@@ -296,7 +296,7 @@ class SlotPool:
         began = self._clock()
         reason = f"the reset of slot {command.slot} takes longer than {self._settings.reset_timeout_s:g} s"
         late = functools.partial(self._stuck, command.container, reason)
-        state = await self._carriers[command.container].reclaim(command.slot, command.lease, late)
+        state = await self._links[command.container].reclaim(command.slot, command.lease, late)
         self._tally.resets.add(self._clock() - began)
         done = self._ledger.freed if state is SlotState.free else self._ledger.quarantined
         self._perform(done(command.container, command.slot, self._clock()))
@@ -324,10 +324,10 @@ class SlotPool:
                 self._start_failed = None
                 self._scaler.slots_per_container = handle.slots
                 control = ContainerControl(handle, self._session)
-                carrier = ContainerLink(control, self._settings, self._doors, self._clock)
-                self._carriers[handle.id] = carrier
+                link = ContainerLink(control, self._settings, self._request_limits, self._clock)
+                self._links[handle.id] = link
                 self._ledger.started(handle.id, handle.index)
-                self._tasks.start(handle.id, self._adopt(carrier), _HEARTBEAT)
+                self._tasks.start(handle.id, self._adopt(link), _HEARTBEAT)
             case ContainerDraining(container):
                 self._ledger.drain(container)
             case ContainerGone(container, reason):
@@ -342,20 +342,20 @@ class SlotPool:
 
     def _hopeless(self) -> StartFailed | None:
         failed = self._start_failed
-        return failed if failed is not None and failed.permanent and not self._carriers else None
+        return failed if failed is not None and failed.permanent and not self._links else None
 
-    async def _adopt(self, carrier: ContainerLink) -> None:
+    async def _adopt(self, link: ContainerLink) -> None:
         """Read the inventory, then send heartbeats until the container's end."""
-        container = carrier.handle.id
+        container = link.handle.id
         try:
-            states = await carrier.inventory()
+            states = await link.inventory()
         except AgentEnvError as error:
             self._count(error)
             self._give_up(container, f"its slots could not be listed: {error}")
             return
         self._perform(self._ledger.inventory(container, states, self._clock()))
         try:
-            await carrier.keep_in_touch(
+            await link.keep_in_touch(
                 lambda stale: self._leases_ended(container, stale),
                 lambda verdict: self._silent(container, verdict),
             )
@@ -368,9 +368,9 @@ class SlotPool:
         for lease, why in stale.items():
             self._perform(self._ledger.stale(lease, now, why))
         self._perform(self._ledger.recovered(container, now))
-        carrier = self._carriers.get(container)
-        if carrier is not None and carrier.supervisor_silent_s > self._settings.reset_timeout_s:
-            self._stuck(container, f"its supervisor has not responded for {carrier.supervisor_silent_s:.0f} s")
+        link = self._links.get(container)
+        if link is not None and link.supervisor_silent_s > self._settings.reset_timeout_s:
+            self._stuck(container, f"its supervisor has not responded for {link.supervisor_silent_s:.0f} s")
 
     def _silent(self, container: str, verdict: Verdict) -> None:
         if verdict is Verdict.gone:
@@ -389,7 +389,7 @@ class SlotPool:
         self._perform(self._ledger.lose(container, reason, self._clock()))
 
     def _drop(self, container: str) -> None:
-        self._carriers.pop(container, None)
+        self._links.pop(container, None)
         self._tasks.cancel(container)
 
     # -- upkeep -------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ from agentenv.sandbox.control_protocol import (
     SlotFailed,
     SlotLost,
     SlotReady,
-    Told,
+    SupervisorPacket,
     encode,
-    requested,
-    told,
+    parse_request,
+    parse_supervisor_packet,
 )
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
@@ -57,15 +57,15 @@ def packet(**fields: Any) -> bytes:
         Pong(Stalls(3, 0.5, 1, "stack")),
     ],
 )
-def test_what_the_supervisor_tells_is_read_as_it_was_said(said: Told) -> None:
-    assert told(encode(said)) == said
+def test_what_the_supervisor_tells_is_read_as_it_was_said(said: SupervisorPacket) -> None:
+    assert parse_supervisor_packet(encode(said)) == said
 
 
 @pytest.mark.parametrize(
     "asked", [Serving(), Ping(), Reset(1, 4), Seal(0, 0), Remember(1, 2, {"a": 1}), Remember(1, 2, None)]
 )
 def test_what_the_server_asks_is_read_as_it_was_said(asked: Request) -> None:
-    assert requested(encode(asked), 2) == asked
+    assert parse_request(encode(asked), 2) == asked
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_what_the_server_asks_is_read_as_it_was_said(asked: Request) -> None:
 )
 def test_anything_else_of_the_server_s_breaks_the_contract(raw: bytes) -> None:
     with pytest.raises(ProtocolError, match=r"the server|a lease"):
-        requested(raw, 2)
+        parse_request(raw, 2)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_anything_else_of_the_server_s_breaks_the_contract(raw: bytes) -> None:
 )
 def test_anything_else_of_the_supervisor_s_breaks_the_contract(raw: bytes) -> None:
     with pytest.raises(ProtocolError, match="the supervisor"):
-        told(raw)
+        parse_supervisor_packet(raw)
 
 
 def test_random_packets_never_raise_anything_else() -> None:
@@ -139,7 +139,7 @@ def test_random_packets_never_raise_anything_else() -> None:
         names = rng.sample(["op", "slot", "lease", "epoch", "x"], rng.randint(0, 5))
         raw = {name: rng.choice([*values, *kinds]) for name in names}
         try:
-            request = requested(json.dumps(raw).encode(), 2)
+            request = parse_request(json.dumps(raw).encode(), 2)
         except ProtocolError:
             continue
         understood += 1

@@ -29,11 +29,11 @@ def tool_app(server: ToolServer, token: str) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        return _said(Health(status="ok", version=__version__))
+        return _json_response(Health(status="ok", version=__version__))
 
     @app.get("/v1/tools")
     async def tools() -> Response:
-        return _said(server.describe())
+        return _json_response(server.describe())
 
     @app.post("/v1/calls")
     async def call(request: Request) -> Response:
@@ -74,14 +74,14 @@ async def _answered(request: Request, kind: type[T], act: Callable[[T], Awaitabl
         where = ".".join(str(part) for part in first["loc"]) or "the body"
         return _refused(400, "protocol", f"{where}: {first['msg']}", "see agentenv.wire.toolserver")
     try:
-        return _said(await act(told))
+        return _json_response(await act(told))
     except CallLostError as error:
         return _error(409, error)
     except PoolClosedError as error:
         return _error(503, error)
 
 
-def _said(model: BaseModel | None) -> Response:
+def _json_response(model: BaseModel | None) -> Response:
     body = (model or Done()).model_dump_json().encode()
     return Response(body, media_type="application/json")
 

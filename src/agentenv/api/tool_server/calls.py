@@ -189,7 +189,7 @@ class CallRunner:
             if found is None:
                 found = self._cassettes[item] = await asyncio.to_thread(Cassette, directory / file_name(item))
             self._cassettes.move_to_end(item)
-            for name in [name for name, kept in self._cassettes.items() if not kept.asked_now][:-_MOST_CASSETTES]:
+            for name in [name for name, kept in self._cassettes.items() if not kept.is_requesting][:-_MOST_CASSETTES]:
                 del self._cassettes[name]
             return found
 

@@ -72,16 +72,16 @@ class Cassette:
         read = _read(path)
         self._known = {recording.key: recording for recording in reversed(read) if not recording.error}
         self._refused = {recording.key: recording for recording in reversed(read) if recording.error}
-        self._asked: dict[str, asyncio.Future[None]] = {}
+        self._requests: dict[str, asyncio.Future[None]] = {}
         self._writing = asyncio.Lock()
 
     def __len__(self) -> int:
         return len(self._known)
 
     @property
-    def asked_now(self) -> bool:
+    def is_requesting(self) -> bool:
         """Whether the request is being made now."""
-        return bool(self._asked)
+        return bool(self._requests)
 
     def known(self, key: str) -> Recording | None:
         """The recorded answer; None if there is none."""
@@ -109,17 +109,17 @@ class Cassette:
         while True:
             if (found := self._known.get(key)) is not None:
                 return found
-            if (asked := self._asked.get(key)) is None:
+            if (asked := self._requests.get(key)) is None:
                 break
             await asyncio.wait({asked})
-        turn = self._asked[key] = asyncio.get_running_loop().create_future()
+        turn = self._requests[key] = asyncio.get_running_loop().create_future()
         try:
             recording = await ask()
             if recording is not None:
                 await self._keep(recording)
             return recording
         finally:
-            del self._asked[key]
+            del self._requests[key]
             turn.set_result(None)
 
     async def _keep(self, recording: Recording) -> None:

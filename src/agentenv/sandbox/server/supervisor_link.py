@@ -24,7 +24,7 @@ from agentenv.sandbox.control_protocol import (
     SlotLost,
     SlotReady,
     encode,
-    told,
+    parse_supervisor_packet,
 )
 
 _FD_BYTES = array.array("i").itemsize
@@ -128,7 +128,7 @@ class SupervisorLink:
 
 def _received(packet: bytes, fds: tuple[int, ...]) -> Received:
     """Raises ProtocolError, in which case ``fds`` stay the caller's."""
-    said = told(packet)
+    said = parse_supervisor_packet(packet)
     if not isinstance(said, SlotReady):
         if fds:
             raise ProtocolError("the supervisor sent descriptors where none belong")

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from agentenv.errors import ProtocolError
-from agentenv.sandbox.control_protocol import MAX_PACKET_BYTES, Request, Told, encode, requested
+from agentenv.sandbox.control_protocol import MAX_PACKET_BYTES, Request, SupervisorPacket, encode, parse_request
 from agentenv.sandbox.slotagent import protocol
 
 
@@ -33,7 +33,7 @@ class ServerLink:
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self._read)
 
-    def send(self, packet: Told, fd: int | None = None) -> None:
+    def send(self, packet: SupervisorPacket, fd: int | None = None) -> None:
         """Queue one packet. ``fd`` is duplicated, so the caller may close its own at any time."""
         if self._open:
             self._queue.append((encode(packet), os.dup(fd) if fd is not None else None))
@@ -87,7 +87,7 @@ class ServerLink:
             self._break("it closed its control socket")
             return False
         try:
-            request = requested(packet, self._slots)
+            request = parse_request(packet, self._slots)
         except ProtocolError as error:
             self._break(error.message)
             return False

@@ -52,7 +52,7 @@ class StartFailed:
     foreign: bool = False
 
     @classmethod
-    def said(cls, event: Mapping[str, Any]) -> StartFailed:
+    def from_event(cls, event: Mapping[str, Any]) -> StartFailed:
         """From the container's own `failed` event."""
         return cls(
             reason=str(event.get("message") or "the container failed to start"),

@@ -66,7 +66,7 @@ class LocalProcess:
             if event.get("event") == "ready":
                 return event
             if event.get("event") == "failed":
-                raise StartFailedError(StartFailed.said(event))
+                raise StartFailedError(StartFailed.from_event(event))
         raise StartFailedError(StartFailed(f"{self._name} ended before it was ready: {await self.ended()}"))
 
     async def ended(self) -> str:

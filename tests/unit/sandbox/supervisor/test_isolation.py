@@ -272,7 +272,7 @@ async def test_lateness_is_no_verdict(
     with pytest.raises(said, match="did not finish") as caught:
         await selftest.prove(None, Mock(), {}, ("127.0.0.1", 1))  # type: ignore[arg-type]
     assert type(caught.value) is said
-    assert StartFailed.said({"code": caught.value.code}).permanent is permanent
+    assert StartFailed.from_event({"code": caught.value.code}).permanent is permanent
 
 
 @pytest.mark.parametrize(("mode", "open_to_all"), [(0o666, True), (0o600, False), (0o660, False), (0o644, False)])

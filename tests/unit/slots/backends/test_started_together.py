@@ -80,7 +80,7 @@ def test_a_machine_with_all_its_containers_may_have_room_later(monkeypatch: pyte
     monkeypatch.setattr(launch, "_UID_BLOCKS", 0)
     with pytest.raises(SandboxUnavailableError) as raised:
         launch.claim_uids()
-    failed = StartFailed.said({"code": raised.value.code, "message": raised.value.message})
+    failed = StartFailed.from_event({"code": raised.value.code, "message": raised.value.message})
     assert not failed.permanent
 
 

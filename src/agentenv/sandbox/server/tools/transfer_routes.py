@@ -49,7 +49,7 @@ class TransferRoutes:
         router.add_get("/v1/slots/{slot}/transfer", self._get, allow_head=False)
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
-        key, path = _asked(request)
+        key, path = _key_and_path(request)
         async with self._turn(key):
             run = self._started(key, "receive", path)
             with closing(run):
@@ -60,7 +60,7 @@ class TransferRoutes:
         return web.json_response(text=reply.model_dump_json())
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        key, path = _asked(request)
+        key, path = _key_and_path(request)
         async with self._turn(key):
             run = self._started(key, "send", path)
             with closing(run):
@@ -92,7 +92,7 @@ def lease_key(request: web.Request) -> LeaseKey:
         raise ProtocolError(f"the header {LEASE_HEADER} holds no lease key") from error
 
 
-def _asked(request: web.Request) -> tuple[LeaseKey, str]:
+def _key_and_path(request: web.Request) -> tuple[LeaseKey, str]:
     """Raises ProtocolError when the request cannot be passed to slotfiles."""
     key = lease_key(request)
     if str(key.slot) != request.match_info["slot"]:

@@ -36,7 +36,7 @@ from agentenv.sandbox.control_protocol import (
     SlotFailed,
     SlotLost,
     SlotReady,
-    Told,
+    SupervisorPacket,
 )
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
@@ -315,9 +315,9 @@ class StandIn:
         self._link.send(self._hello)
         for slot in self.slots:
             if slot.failed:
-                self._say_failed(slot)
+                self._notify_failed(slot)
             elif not slot.change.locked():
-                self._say_ready(slot, kept=True)
+                self._notify_ready(slot, kept=True)
         return theirs
 
     def hang_up(self) -> None:
@@ -337,7 +337,7 @@ class StandIn:
     async def lose(self, number: int, loss: Loss, reason: str) -> None:
         """The slot ends, without having been asked to, and is made anew."""
         slot = self.slots[number]
-        self._say(SlotLost(number, loss, reason))
+        self._notify(SlotLost(number, loss, reason))
         await self.reset(slot, slot.epoch)
 
     # -- what the server asks ----------------------------------------------------------------------
@@ -348,7 +348,7 @@ class StandIn:
             case Serving():
                 self.serving.set()
             case Ping():
-                self._say(Pong(Stalls()))
+                self._notify(Pong(Stalls()))
             case Remember() | Reset() | Seal() if request.epoch != self.slots[request.slot].epoch:
                 pass
             case Remember():
@@ -370,16 +370,16 @@ class StandIn:
             if self.fail_next_reset:
                 self.fail_next_reset = False
                 slot.failed = "a reset was made to fail"
-                self._say_failed(slot)
+                self._notify_failed(slot)
             else:
-                self._say_ready(slot, kept=False)
+                self._notify_ready(slot, kept=False)
 
     async def seal(self, slot: Slot, epoch: int) -> None:
         """End all that runs in the slot; its files stay. Nothing happens when ``epoch`` has ended meanwhile."""
         async with slot.change:
             if slot.epoch == epoch:
                 await slot.end()
-                self._say_ready(slot, kept=True)
+                self._notify_ready(slot, kept=True)
 
     # ----------------------------------------------------------------------------------------------
 
@@ -389,7 +389,7 @@ class StandIn:
     def _broken(self, reason: str) -> None:
         log.info("the server: %s", reason)
 
-    def _say_ready(self, slot: Slot, *, kept: bool) -> None:
+    def _notify_ready(self, slot: Slot, *, kept: bool) -> None:
         if self._link is not None and not slot.failed:
             agent = slot.socket()
             if self._eager and slot.agent is None:
@@ -397,9 +397,9 @@ class StandIn:
             packet = SlotReady(slot.number, slot.epoch, slot.lease, kept, LimitFiles(), slot.paths)
             self._link.send(packet, agent.fileno())
 
-    def _say_failed(self, slot: Slot) -> None:
-        self._say(SlotFailed(slot.number, slot.epoch, slot.failed))
+    def _notify_failed(self, slot: Slot) -> None:
+        self._notify(SlotFailed(slot.number, slot.epoch, slot.failed))
 
-    def _say(self, packet: Told) -> None:
+    def _notify(self, packet: SupervisorPacket) -> None:
         if self._link is not None:
             self._link.send(packet)

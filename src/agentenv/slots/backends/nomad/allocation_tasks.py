@@ -41,7 +41,7 @@ _STOPS_PER_S = 20.0
 _API_RETRY_MAX_S = 10.0
 
 
-class Errands:
+class AllocationTasks:
     """Runs operations as tasks, by the container or allocation they are for."""
 
     def __init__(self, api: NomadApi, session: aiohttp.ClientSession, settings: ContainerSettings) -> None:
@@ -62,7 +62,7 @@ class Errands:
 
     # -- handshake ------------------------------------------------------------------------------
 
-    def shake(
+    def handshake(
         self,
         allocation: Allocation,
         token: str,
@@ -145,7 +145,7 @@ class Errands:
     def stop(self, allocation: str, reason: str, after_s: float, wanted: Callable[[], bool]) -> None:
         """Stop an allocation after a pause, while ``wanted``, retrying until Nomad has accepted it or the job is
         ours to change."""
-        self._tasks.start(f"stop {allocation}", self._stop(allocation, reason, after_s, wanted), "errand")
+        self._tasks.start(f"stop {allocation}", self._stop(allocation, reason, after_s, wanted), "operation")
 
     async def _stop(self, allocation: str, reason: str, after_s: float, wanted: Callable[[], bool]) -> None:
         await asyncio.sleep(after_s)
@@ -166,7 +166,7 @@ class Errands:
         key = f"diagnose {allocation.container}"
         under_way = sum(key.startswith("diagnose ") for key in self._tasks.keys)
         if under_way < _DIAGNOSES_AT_ONCE and key not in self._tasks:
-            self._tasks.start(key, self._diagnose(allocation, image, answer), "errand")
+            self._tasks.start(key, self._diagnose(allocation, image, answer), "operation")
 
     async def _diagnose(self, allocation: Allocation, image: str, answer: Callable[[StartFailed], None]) -> None:
         stdout = await self._api.log_tail(allocation.id, "stdout")

@@ -22,7 +22,7 @@ from agentenv.containers.http import open_session
 from agentenv.errors import ConfigError, JobOwnedError, SandboxUnavailableError
 from agentenv.slots.backends.base import ContainerEvent, ContainerStarted, StartFailed
 from agentenv.slots.backends.nomad import facts
-from agentenv.slots.backends.nomad.allocation_tasks import Errands
+from agentenv.slots.backends.nomad.allocation_tasks import AllocationTasks
 from agentenv.slots.backends.nomad.api import EventStream, NomadApi, open_stream_session
 from agentenv.slots.backends.nomad.count import CountKeeper
 from agentenv.slots.backends.nomad.ending import end_job
@@ -151,7 +151,7 @@ class NomadBackend:
         opened = _Open(
             api,
             owner,
-            Errands(api, session, self._containers),
+            AllocationTasks(api, session, self._containers),
             Follower(api, stream, self._process_fact, self._tick),
             CountKeeper(api, self._view, self._submit, lambda: owner.holds),
         )
@@ -272,25 +272,25 @@ class NomadBackend:
             case ReportEvent(event):
                 self._emit(event)
             case Handshake(container, allocation):
-                opened.errands.shake(
+                opened.allocation_tasks.handshake(
                     allocation,
                     self._token,
                     self._start_timeout_s,
-                    lambda outcome: self._perform(self._view.shaken(container, outcome, _now())),
+                    lambda outcome: self._perform(self._view.handshake_done(container, outcome, _now())),
                 )
             case ForgetAllocation(container):
-                opened.errands.forget(container)
+                opened.allocation_tasks.forget(container)
                 self._handles.pop(container, None)
             case AwaitEmpty(container, at_most_s):
-                opened.errands.await_empty(
+                opened.allocation_tasks.await_empty(
                     self._handles[container],
                     at_most_s,
                     lambda silent: self._perform(self._view.emptied(container, _now(), silent=silent)),
                 )
             case StopAllocation(allocation_id, reason, after_s):
-                opened.errands.stop(allocation_id, reason, after_s, lambda: self._view.is_alive(allocation_id))
+                opened.allocation_tasks.stop(allocation_id, reason, after_s, lambda: self._view.is_alive(allocation_id))
             case Diagnose(allocation):
-                opened.errands.diagnose(allocation, self._nomad.image, self._emit)
+                opened.allocation_tasks.diagnose(allocation, self._nomad.image, self._emit)
             case Reschedule():
                 opened.count.reschedule()
 
@@ -304,11 +304,11 @@ class _Open:
     """The parts of an open backend, and its tasks."""
 
     def __init__(
-        self, api: NomadApi, owner: JobOwner, errands: Errands, follower: Follower, count: CountKeeper
+        self, api: NomadApi, owner: JobOwner, allocation_tasks: AllocationTasks, follower: Follower, count: CountKeeper
     ) -> None:
         self.api = api
         self.owner = owner
-        self.errands = errands
+        self.allocation_tasks = allocation_tasks
         self.follower = follower
         self.count = count
         self._tasks: list[asyncio.Task[None]] = []
@@ -330,7 +330,7 @@ class _Open:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.errands.aclose()
+        await self.allocation_tasks.aclose()
 
 
 def builds_image(settings: NomadSettings, address: str) -> bool:

@@ -135,7 +135,7 @@ def failed_event(stdout: str) -> StartFailed | None:
         except ValueError:
             continue
         if isinstance(said, dict) and said.get("event") == "failed":
-            return StartFailed.said(said)
+            return StartFailed.from_event(said)
     return None
 
 

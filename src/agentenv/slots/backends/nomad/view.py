@@ -40,7 +40,7 @@ class ReportEvent:
 
 @dataclass(frozen=True)
 class Handshake:
-    """Do the handshake with the server of this allocation; answer with shaken()."""
+    """Do the handshake with the server of this allocation; answer with handshake_done()."""
 
     container: str
     allocation: Allocation
@@ -169,7 +169,7 @@ class FleetView:
 
     # -- what the containers answered ------------------------------------------------------------
 
-    def shaken(self, container: str, outcome: ContainerHandle | StartFailed, now: float) -> list[Command]:
+    def handshake_done(self, container: str, outcome: ContainerHandle | StartFailed, now: float) -> list[Command]:
         """Process the outcome of a Handshake. A late one is ignored."""
         one = self._find(container)
         if one is None or one.stage is not Stage.shaking:

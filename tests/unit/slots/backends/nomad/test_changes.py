@@ -15,7 +15,7 @@ from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.errors import AgentEnvError, JobOwnedError
 from agentenv.farm.nomad import NomadFarm
 from agentenv.slots.backends.nomad import allocation_tasks, count, owner
-from agentenv.slots.backends.nomad.allocation_tasks import Errands
+from agentenv.slots.backends.nomad.allocation_tasks import AllocationTasks
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.explain import NomadError
@@ -145,12 +145,12 @@ async def test_a_broken_container_is_stopped_once_the_job_is_ours() -> None:
             return refused[-1] if len(refused) < 3 else ""
 
         api.not_ours = not_ours
-        errands = Errands(api, None, ContainerSettings())  # type: ignore[arg-type]
-        errands.stop("a1", "it is broken", 0.0, lambda: not cluster.changes)
+        tasks = AllocationTasks(api, None, ContainerSettings())  # type: ignore[arg-type]
+        tasks.stop("a1", "it is broken", 0.0, lambda: not cluster.changes)
         async with asyncio.timeout(20):
             while not cluster.changes:
                 await asyncio.sleep(0.005)
-        await errands.aclose()
+        await tasks.aclose()
         await api.aclose()
     assert cluster.changes == ["POST /v1/allocation/a1/stop"]
     assert len(refused) == 3

@@ -35,7 +35,7 @@ def _serving(*ids: str) -> FleetView:
     view = _view()
     for id_ in ids or ("a",):
         view.update(allocation(id_), 0)
-        view.shaken(id_, handle(id_), 0)
+        view.handshake_done(id_, handle(id_), 0)
     return view
 
 
@@ -53,8 +53,8 @@ def test_a_container_is_started_when_it_runs_and_has_shaken_hands() -> None:
     running = allocation(at=6)
     assert view.update(running, 1) == [Handshake("a", running)]
     assert view.update(allocation(at=7), 1) == [], "one handshake is enough"
-    assert view.shaken("a", handle("a"), 2) == [ReportEvent(ContainerStarted(handle("a")))]
-    assert view.shaken("a", handle("a"), 2) == []
+    assert view.handshake_done("a", handle("a"), 2) == [ReportEvent(ContainerStarted(handle("a")))]
+    assert view.handshake_done("a", handle("a"), 2) == []
     assert (view.serving, view.alive) == (1, 1)
     assert repr(view) == "<FleetView 1 serving, 1 alive, index 0>"
 
@@ -109,8 +109,8 @@ def test_a_task_restarted_in_place_is_another_container() -> None:
     (shake,) = view.update(allocation(at=21, restarts=1), 11)
     assert isinstance(shake, Handshake)
     assert shake.container == "a.1"
-    assert view.shaken("a", handle("a"), 12) == [], "the first container's handshake is too late"
-    assert _events(view.shaken("a.1", handle("a.1"), 12)) == [ContainerStarted(handle("a.1"))]
+    assert view.handshake_done("a", handle("a"), 12) == [], "the first container's handshake is too late"
+    assert _events(view.handshake_done("a.1", handle("a.1"), 12)) == [ContainerStarted(handle("a.1"))]
     assert view.update(allocation(at=15), 13) == [], "late news of the first"
     assert view.allocation_of("a.1") == "a"
     assert view.allocation_of("a") is None
@@ -140,7 +140,7 @@ def test_a_handshake_of_a_container_that_is_to_go_is_given_up() -> None:
     view = _view()
     view.update(allocation(), 0)
     assert view.update(allocation(at=20, desired="stop"), 1) == [ForgetAllocation("a")]
-    assert view.shaken("a", handle("a"), 2) == []
+    assert view.handshake_done("a", handle("a"), 2) == []
 
 
 @pytest.mark.parametrize("desired", ["stop", "run"])
@@ -166,13 +166,13 @@ def test_a_refused_container_is_reported_and_stopped_after_a_pause() -> None:
     for at, id_ in enumerate("abcdefgh", start=10):
         view.update(allocation(id_, at=at), 0)
         refused = StartFailed("7 slots, 2 were asked for")
-        report, stop = view.shaken(id_, refused, 1)
+        report, stop = view.handshake_done(id_, refused, 1)
         assert report == ReportEvent(refused)
         assert isinstance(stop, StopAllocation)
         pauses.append(stop.after_s)
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30]
     view.update(allocation("z", at=99), 0)
-    _, stop = view.shaken("z", StartFailed("weaker than promised", permanent=True), 1)
+    _, stop = view.handshake_done("z", StartFailed("weaker than promised", permanent=True), 1)
     assert isinstance(stop, StopAllocation)
     assert stop.after_s == 30
 
@@ -185,7 +185,7 @@ def test_a_container_of_somebody_elses_settings_is_reported_and_left_alone() -> 
         ContainerSettings(slots_per_container=10),
     )
     assert refused is not None
-    assert view.shaken("a", refused, 1) == [ReportEvent(refused)]
+    assert view.handshake_done("a", refused, 1) == [ReportEvent(refused)]
     assert "has 16 slots, 10 were requested" in refused.reason
 
 
@@ -214,7 +214,7 @@ def test_a_death_after_a_good_life_is_no_crash_loop() -> None:
     for number in range(KICKS + 3):
         view.update(allocation(f"x{number}", at=10 + number, client="failed", task_state="dead"), number)
     view.update(allocation("a", at=50), 100)
-    view.shaken("a", handle("a"), 100)
+    view.handshake_done("a", handle("a"), 100)
     assert Reschedule() in view.update(allocation("a", at=60, client="failed", task_state="dead"), 200)
 
 
@@ -253,7 +253,7 @@ def test_why_nothing_is_placed_is_told_when_it_changes_and_after_each_start() ->
     assert view.update(Evaluation("e2", 6, "complete", failures), 1) == []
     assert view.update(Evaluation("e3", 7, "pending"), 1) == []
     view.update(allocation("a"), 2)
-    assert _kinds(view.shaken("a", handle("a"), 3)) == [ContainerStarted, StartFailed]
+    assert _kinds(view.handshake_done("a", handle("a"), 3)) == [ContainerStarted, StartFailed]
     view.update(Evaluation("e1", 9, "complete"), 4)
     assert view.unplaced is None
     view.update(Evaluation("e0", 3, "blocked", failures), 5)
@@ -266,7 +266,7 @@ def test_up_as_containers_come_to_serve_and_down_at_once() -> None:
     assert view.desired_count(1000, STARTS_AT_ONCE) == STARTS_AT_ONCE
     for number in range(10):
         view.update(allocation(f"a{number}"), 0)
-        view.shaken(f"a{number}", handle(f"a{number}"), 0)
+        view.handshake_done(f"a{number}", handle(f"a{number}"), 0)
     assert view.desired_count(1000, STARTS_AT_ONCE) == STARTS_AT_ONCE + 10
     assert view.desired_count(1000, 500) == 500, "deaths take nothing back"
     assert view.desired_count(3, 500) == 3

@@ -41,7 +41,7 @@ class Cluster(RuleBasedStateMachine):
         self.said: list[Allocation | Node] = []
         self.deaf = False
         self.shaking: set[str] = set()
-        self.shaken: list[str] = []
+        self.handshaken: list[str] = []
         self.emptied: list[str] = []
         self.heard: dict[str, list[str]] = {}
 
@@ -116,14 +116,14 @@ class Cluster(RuleBasedStateMachine):
         truly = {one.container for one in self.truth.values() if one.client in ("running", "unknown")}
         assert serving <= truly, "a list shows every end"
 
-    @precondition(lambda self: self.shaken)
+    @precondition(lambda self: self.handshaken)
     @rule(back=st.integers(1, 4), well=st.sampled_from((True, True, False)))
     def answer(self, back: int, well: bool) -> None:
         """A handshake's outcome; the view may have lost interest in it, or heard it before."""
-        name = self.shaken[-min(back, len(self.shaken))]
+        name = self.handshaken[-min(back, len(self.handshaken))]
         wanted = name in self.shaking
         self.shaking.discard(name)
-        commands = self.view.shaken(name, handle(name) if well else StartFailed("no"), self.now)
+        commands = self.view.handshake_done(name, handle(name) if well else StartFailed("no"), self.now)
         assert wanted or not commands
         self._perform(commands)
 
@@ -148,7 +148,7 @@ class Cluster(RuleBasedStateMachine):
                     assert container not in self.heard, "no handshake with one that is gone, or known"
                     assert container not in self.shaking
                     self.shaking.add(container)
-                    self.shaken.append(container)
+                    self.handshaken.append(container)
                 case ForgetAllocation(container):
                     self.shaking.discard(container)
                 case AwaitEmpty(container):
