@@ -5,11 +5,12 @@ Requests and the event stream go by different libraries: each must know the same
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import json
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from agentenv.errors import ConfigError
 from agentenv.farm.nomad import follow_log
 from agentenv.slots.backends.nomad.api import EventStream, NomadApi, open_stream_session
 from agentenv.slots.backends.nomad.explain import NomadError
+from tests.waiting import until
 
 TLS = Path(__file__).parent / "tls"
 ALL = {
@@ -77,9 +79,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[Nomad]:
+async def server() -> AsyncIterator[Nomad]:
     with serving() as found:
         yield found
+        # aiohttp does not wait until TLS connections that it closes have ended ("Graceful Shutdown" of its manual).
+        polled = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+        await until(lambda: len(polled.get_map()) == 1)  # the loop's own
 
 
 @contextmanager
