@@ -8,7 +8,7 @@ import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +23,14 @@ REAL = ("local", "--isolation", "full" if os.geteuid() == 0 else "user")
 """An ordinary user has to ask for less by name."""
 
 
-class Farm:
+class Farm(cli.Command):
     """The command with a state directory of its own. Only the verbs that stay are processes of their own: `up` is."""
 
     def __init__(self, state: Path, backend: str, *options: str) -> None:
         self.state = state
         self.backend = backend
         self.options = options
-        self.env = {"AGENTENV_STATE_DIR": str(state), "AGENTENV_BACKEND": backend}
-
-    def started(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
-        return cli.started(*arguments, env=self.env)
-
-    def run(self, *arguments: str) -> tuple[int, str, str]:
-        return cli.run(*arguments, env=self.env)
-
-    def told(self, *arguments: str) -> Any:
-        code, stdout, stderr = self.run(*arguments, "--json")
-        assert stdout, (code, stderr)
-        return json.loads(stdout)
+        super().__init__({"AGENTENV_STATE_DIR": str(state), "AGENTENV_BACKEND": backend})
 
     def leased(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.told("slots", "--state", "leased")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,20 +21,12 @@ ISOLATION = ("--isolation", "full" if os.geteuid() == 0 else "user")
 """An ordinary user has to ask for less by name (the commands refuse otherwise)."""
 
 
-class Machine:
+class Machine(cli.Command):
     """Runs the command with a state directory of its own: here, or where it is sent signals as a process."""
 
     def __init__(self, state: Path) -> None:
         self.state = state
-        self.env = {"AGENTENV_STATE_DIR": str(state)}
-
-    def started(
-        self, *arguments: str, stdin: int = subprocess.DEVNULL
-    ) -> AbstractContextManager[subprocess.Popen[str]]:
-        return cli.started(*arguments, env=self.env, stdin=stdin)
-
-    def run(self, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
-        return cli.run(*arguments, env=self.env, stdin=stdin)
+        super().__init__({"AGENTENV_STATE_DIR": str(state)})
 
     def processes(self) -> list[str]:
         """Command lines that name our state directory (the container's do: its spec file lies there)."""

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +27,13 @@ DEADLINE_S = 150.0
 SMALL = ("--slots", "2", "--slot-memory", "512", "--workspace", "64", "--memory", "1536")
 
 
-class Command:
+class Command(cli.Command):
     """``agentenv --backend nomad`` against the test's cluster."""
 
     def __init__(self, cluster: Cluster, state: Path) -> None:
-        self.env: dict[str, str | None] = {
-            **{name: None for name in os.environ if name.startswith("NOMAD_")},
-            "AGENTENV_BACKEND": "nomad",
-            "AGENTENV_STATE_DIR": str(state),
-            "NOMAD_ADDR": cluster.address,
-            "COLUMNS": "200",
-        }
-
-    def started(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[str]]:
-        return cli.started(*arguments, env=self.env)
-
-    def run(self, *arguments: str) -> tuple[int, str, str]:
-        return cli.run(*arguments, env=self.env)
-
-    def told(self, *arguments: str) -> Any:
-        code, stdout, stderr = self.run(*arguments, "--json")
-        assert stdout, (code, stderr)
-        return json.loads(stdout)
+        inherited = {name: None for name in os.environ if name.startswith("NOMAD_")}
+        own = {"AGENTENV_BACKEND": "nomad", "AGENTENV_STATE_DIR": str(state), "NOMAD_ADDR": cluster.address}
+        super().__init__({**inherited, **own, "COLUMNS": "200"})
 
 
 @pytest.fixture
@@ -176,7 +160,7 @@ def test_the_job_of_a_run_that_was_killed_is_an_orphan(cluster: Cluster, command
     job = ("--job", job_id)
     with subprocess.Popen(
         [sys.executable, "-c", RUN_THAT_DIES, job_id],
-        env=cli.environment(command.env),
+        env=command.environment,
         stdout=subprocess.PIPE,
         text=True,
     ) as run:

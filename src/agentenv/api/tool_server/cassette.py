@@ -80,7 +80,7 @@ class Cassette:
 
     @property
     def is_requesting(self) -> bool:
-        """Whether the request is being made now."""
+        """Whether a request is being made now."""
         return bool(self._requests)
 
     def known(self, key: str) -> Recording | None:

@@ -128,16 +128,20 @@ while True:
 """
 
 
+def _serves_others(agent: AgentBox) -> None:
+    runs = [agent.spawn("true") for _ in range(20)]
+    agent.send(Kind.PING, arg=1)
+    assert agent.expect(Kind.PONG).arg == 1
+    for run in runs:
+        agent.kill(run)
+        assert agent.status(run) in (0, -9)
+
+
 def test_stopping_everybody_from_ever_new_processes_does_not_stop_the_agent() -> None:
     with AgentBox("bwrap") as agent:
         storm = agent.spawn("python3", "-c", STORM, "forks")
         assert agent.status(storm) == 0
-        runs = [agent.spawn("true") for _ in range(20)]
-        agent.send(Kind.PING, arg=1)
-        assert agent.expect(Kind.PONG).arg == 1
-        for run in runs:
-            agent.kill(run)
-            assert agent.status(run) in (0, -9)
+        _serves_others(agent)
 
 
 @pytest.mark.parametrize("build", ["", "sanitized"])
@@ -145,12 +149,7 @@ def test_stopping_everybody_again_and_again_does_not_stop_the_agent(build: str) 
     with AgentBox("bwrap", binary=sanitized().agent if build else None) as agent:
         storm = agent.spawn("python3", "-c", STORM)
         storm.line()
-        runs = [agent.spawn("true") for _ in range(20)]
-        agent.send(Kind.PING, arg=1)
-        assert agent.expect(Kind.PONG).arg == 1
-        for run in runs:
-            agent.kill(run)
-            assert agent.status(run) in (0, -9)
+        _serves_others(agent)
         agent.kill(storm)
         assert agent.status(storm) == -9
         assert agent.run("echo whole") == "whole\n"
