@@ -176,6 +176,32 @@ def test_a_fork_bomb_is_killed_quickly_and_alone(agent: AgentBox, bomb: str) -> 
     assert agent.kill_all() == 1, "the bystander was the only one left"
 
 
+QUICK_CHAIN = """
+#include <unistd.h>
+int main(void) {
+    for (;;) {
+        if (fork() > 0)
+            _exit(0);
+        setsid();
+    }
+}
+"""
+
+
+def test_a_chain_that_is_quicker_than_a_scan_is_killed(agent: AgentBox) -> None:
+    """Each of its processes lives for less time than a scan takes, in a session and a group of its own."""
+    program = agent.directory / "chain"
+    program.with_suffix(".c").write_text(QUICK_CHAIN)
+    subprocess.run(["cc", "-O2", "-static", "-o", program, program.with_suffix(".c")], check=True, timeout=60)
+    for _ in range(20):
+        run = agent.bash(f"{program}; echo lit; sleep 1000")
+        assert run.line() == "lit"
+        time.sleep(0.05)
+        assert agent.kill(run) >= 1
+        assert agent.status(run) == -9
+        assert agent.kill_all() == 0, "the chain was killed with its run"
+
+
 def test_a_kill_in_the_middle_of_many_messages_is_answered(agent: AgentBox) -> None:
     runs = [agent.bash("sleep 1000") for _ in range(30)]
     for run in runs:

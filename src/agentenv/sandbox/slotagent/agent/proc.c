@@ -99,34 +99,8 @@ static bool read_process(const char *name, struct process *into) {
     return true;
 }
 
-/* procfs lists pids in ascending order, so both tables are walked side by side. */
-void scan(struct table *now, const struct table *before) {
-    static char buffer[32768] __attribute__((aligned(8)));
-    size_t old = 0;
-    now->count = 0;
-    lseek(proc, 0, SEEK_SET);
-    for (;;) {
-        long got = syscall(SYS_getdents64, proc, buffer, sizeof buffer);
-        if (got <= 0)
-            return;
-        for (long at = 0; at < got;) {
-            const struct entry *entry = (const void *)(buffer + at);
-            at += entry->bytes;
-            if (!parse_pid(entry->name) || now->count == MAX_PROCESSES)
-                continue;
-            struct process *process = &now->at[now->count];
-            if (!read_process(entry->name, process))
-                continue;
-            now->count++;
-            while (before && old < before->count && before->at[old].pid < process->pid)
-                old++;
-            if (before && old < before->count && before->at[old].pid == process->pid)
-                process->sent = before->at[old].sent && before->at[old].started == process->started;
-        }
-    }
-}
-
-struct process *find_process(struct table *table, pid_t pid) {
+/* Where `pid` is in the table, or would be put. */
+static size_t position(const struct table *table, pid_t pid) {
     size_t low = 0, high = table->count;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
@@ -135,21 +109,80 @@ struct process *find_process(struct table *table, pid_t pid) {
         else
             high = middle;
     }
-    return low < table->count && table->at[low].pid == pid ? &table->at[low] : NULL;
+    return low;
+}
+
+static bool holds(const struct table *table, size_t at, pid_t pid) {
+    return at < table->count && table->at[at].pid == pid;
+}
+
+struct process *find_process(struct table *table, pid_t pid) {
+    size_t at = position(table, pid);
+    return holds(table, at, pid) ? &table->at[at] : NULL;
+}
+
+/* Adds a process that the table does not have yet, if it is still there. */
+static void add_process(struct table *now, const struct table *before, const char *name) {
+    struct process found;
+    pid_t pid = parse_pid(name);
+    size_t at = position(now, pid);
+    if (!pid || now->count == MAX_PROCESSES || holds(now, at, pid) || !read_process(name, &found))
+        return;
+    size_t old = before ? position(before, pid) : 0;
+    if (before && holds(before, old, pid))
+        found.sent = before->at[old].sent && before->at[old].started == found.started;
+    memmove(&now->at[at + 1], &now->at[at], (now->count - at) * sizeof found);
+    now->at[at] = found;
+    now->count++;
+}
+
+/* Adds our children to the table, unless `now` is NULL. Returns how many there are; -1 when this kernel does not say. */
+static long list_children(struct table *now, const struct table *before) {
+    char path[32], digits[12], text[4096], name[12];
+    const char *own = write_pid(digits, self);
+    size_t bytes = strlen(own), length = 0;
+    long count = 0;
+    memcpy(path, "self/task/", 10);
+    memcpy(path + 10, own, bytes);
+    memcpy(path + 10 + bytes, "/children", 10);
+    int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    for (ssize_t got; (got = read(fd, text, sizeof text)) > 0;)
+        for (ssize_t at = 0; at < got; at++)
+            if (text[at] != ' ' && length < sizeof name - 1) {
+                name[length++] = text[at];
+            } else {
+                name[length] = 0;
+                length = 0;
+                count++;
+                if (now)
+                    add_process(now, before, name);
+            }
+    close(fd);
+    return count;
+}
+
+long count_children(void) {
+    return list_children(NULL, NULL);
+}
+
+/* The listing goes up from pid to pid and so misses what is forked behind its place, which happens when the pids have
+ * started again from the smallest. A process that forks and ends forever could hide there; but it is our child. */
+long scan(struct table *now, const struct table *before) {
+    static char buffer[32768] __attribute__((aligned(8)));
+    now->count = 0;
+    lseek(proc, 0, SEEK_SET);
+    for (long got; (got = syscall(SYS_getdents64, proc, buffer, sizeof buffer)) > 0;)
+        for (long at = 0; at < got; at += ((const struct entry *)(const void *)(buffer + at))->bytes)
+            add_process(now, before, ((const struct entry *)(const void *)(buffer + at))->name);
+    return list_children(now, before);
 }
 
 bool is_stopped(pid_t pid) {
     char name[12];
     struct process found;
     return read_process(write_pid(name, pid), &found) && found.stopped;
-}
-
-long last_pid(void) {
-    char text[128];
-    if (!read_text(proc, "loadavg", text, sizeof text))
-        return -1;
-    char *at = strrchr(text, ' ');
-    return at ? strtol(at, NULL, 10) : -1;
 }
 
 /* ---- tracers ---- */

@@ -33,14 +33,16 @@ struct process {
 /* In order of pid. */
 struct table { struct process at[MAX_PROCESSES]; size_t count; };
 
-/* Lists all processes. `before` is an earlier scan, or NULL: it tells which of them were sent the signal already. */
-void scan(struct table *now, const struct table *before);
+/* Lists all processes, our children last: orphans become children of ours, as the newest ones. `before` is an earlier
+ * scan, or NULL: it tells which of them were sent the signal already. Returns how many children we had when they were
+ * listed; -1 when this kernel does not say. */
+long scan(struct table *now, const struct table *before);
 struct process *find_process(struct table *table, pid_t pid);
 
-bool is_stopped(pid_t pid);
+/* How many children we have, the dead ones that were not reaped included; -1 when this kernel does not say. */
+long count_children(void);
 
-/* The pid given out last in our pid namespace: while it stays the same, nobody forked. -1 when unknown. */
-long last_pid(void);
+bool is_stopped(pid_t pid);
 
 /* Adds to `found`, which has room for MAX_TRACERS, each process but us that traces a thread of `pid` and is not in
  * it yet. Returns the new count. */

@@ -170,17 +170,17 @@ size_t kill_processes(const struct run *of) {
     tables[1].count = 0;
     for (int pass = 0; pass < MAX_PASSES; pass++) {
         struct table *now = &tables[pass % 2];
-        long last = last_pid();
-        scan(now, &tables[(pass + 1) % 2]);
+        long children = scan(now, &tables[(pass + 1) % 2]);
         size_t found = kill_pass(now, of, &alive);
         killed += found;
         if (!of && is_init())
             kill(-1, SIGKILL); /* all of them at once: what forked during the pass dies too */
         if (!alive && !(of && is_traced(of->pid))) {
-            /* A scan misses the child of a process that forked after the listing had passed the child's place and
-             * died before it was read itself. So a scan is believed when nobody forked meanwhile. Where somebody
-             * always does (or in the machine's own pid namespace), MAX_UNSURE in a row are believed. */
-            if ((last >= 0 && last == last_pid()) || ++unsure == MAX_UNSURE)
+            /* A scan can miss a process whose parent forked and died meanwhile. But whoever lives descends from a child
+             * of ours that lives, and orphans become such children: the scan is believed when none was added since.
+             * Where another run's orphans are added all the time, or the kernel does not list children, MAX_UNSURE
+             * scans in a row are believed. */
+            if ((children >= 0 && children == count_children()) || ++unsure == MAX_UNSURE)
                 break;
             continue;
         }
