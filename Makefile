@@ -86,7 +86,7 @@ check: setup ## Format, lint, strict types, import contracts, pins; changes noth
 check-bare: ## Set up and use a copy as a bare machine would: the system's Python, an empty environment
 	@scripts/check-bare
 
-format: setup ## Format the code and mend what the linter can
+format: setup ## Format the code and apply the linter's fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
