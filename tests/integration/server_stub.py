@@ -18,7 +18,7 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.slot_paths import SlotPaths
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.supervisor import static_bash
-from agentenv.slots.backends.fake.stand_in import Bare, Place, Scratch, Slot, StandIn
+from agentenv.slots.backends.fake.stand_in import Bare, EpochFiles, Scratch, StandIn, StandInSlot
 from agentenv.wire.spec import SandboxSpec
 
 TOKEN = "t" * 32
@@ -30,17 +30,17 @@ class Boxed(Bare):
 
     env: Mapping[str, str] = MappingProxyType({})
 
-    def paths(self, place: Place) -> SlotPaths:
+    def paths(self, files: EpochFiles) -> SlotPaths:
         return SlotPaths()
 
-    def argv(self, place: Place, peer: int) -> list[str]:
+    def argv(self, files: EpochFiles, peer: int) -> list[str]:
         return [
             *("bwrap", "--unshare-all", "--as-pid-1", "--die-with-parent", "--ro-bind", "/usr", "/usr"),
             *("--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64"),
             *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"),
-            *("--ro-bind", str(place.binaries.agent), "/run/agentenv/slotagent"),
-            *("--ro-bind", str(place.binaries.files), "/run/agentenv/slotfiles"),
-            *("--bind", str(place.workspace), "/workspace", "/run/agentenv/slotagent", str(peer)),
+            *("--ro-bind", str(files.binaries.agent), "/run/agentenv/slotagent"),
+            *("--ro-bind", str(files.binaries.files), "/run/agentenv/slotfiles"),
+            *("--bind", str(files.workspace), "/workspace", "/run/agentenv/slotagent", str(peer)),
         ]
 
 
@@ -118,7 +118,7 @@ class StubSupervisor(StandIn):
         self.requests.append(request)
         super().take(request)
 
-    async def seal(self, slot: Slot, epoch: int) -> None:
+    async def seal(self, slot: StandInSlot, epoch: int) -> None:
         await self.may_seal.wait()
         await super().seal(slot, epoch)
 

@@ -115,7 +115,7 @@ async def test_a_slot_that_cannot_be_proved_clean_is_quarantined() -> None:
         stub.fail_next_reset = True
         assert await client.release(key) == "quarantined"
         report = await client.slot(0)
-        assert (report.state, report.reason) == ("quarantined", "a reset was made to fail")
+        assert (report.state, report.reason) == ("quarantined", "this reset was configured to fail")
         status, reply = await client.post(
             "/v1/leases", {"slot": 0, "trajectory": "t", "ttl_s": 5, "request_id": "q" * 20}
         )

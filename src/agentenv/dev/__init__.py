@@ -1,6 +1,6 @@
-"""A cluster on this machine: the nomad program, a Docker engine, one Nomad agent, and their end."""
+"""A cluster on this machine: installs, starts and stops the nomad program, a Docker engine and one Nomad agent."""
 
 from __future__ import annotations
 
 HTTP_PORT = 4646
-"""Nomad's own, where a cluster's API listens unless told otherwise."""
+"""Nomad's default port for its API."""

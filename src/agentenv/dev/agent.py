@@ -25,13 +25,13 @@ from agentenv.slots.backends.nomad.explain import NomadError
 _MARK = "AGENTENV_CLUSTER"
 _OWNER = "owner.lock"
 _ENGINE_FD = 9
-"""Where the agent holds the Docker engine: any number above standard error."""
+"""Descriptor on which the agent holds the engine's lock: any number above standard error."""
 _START_DEADLINE_S = 120.0
 _STOP_GRACE_S = 20.0
 _ANSWER_S = 5.0
 _REGISTERED_S = 4.0
-"""Between a leader and its first node. A client that asked a moment before its new server had its keyring asks
-again after 15 to 30 s only (``registerRetryIntv``, client/client.go of Nomad 1.11.3)."""
+"""Time from a leader's election to its first node. A client that registers before its new server has a keyring is
+refused, and retries only after 15 to 30 s (``registerRetryIntv``, client/client.go of Nomad 1.11.3)."""
 _NO_NODE = "no node"
 _OVERSUBSCRIPTION = 4
 _KEPT = ("PATH", "HOME", "TMPDIR", "DOCKER_HOST", "LANG")
@@ -39,7 +39,7 @@ _KEPT = ("PATH", "HOME", "TMPDIR", "DOCKER_HOST", "LANG")
 
 @dataclass(frozen=True)
 class Ports:
-    """Where one agent listens, on loopback."""
+    """Ports of one agent, on loopback."""
 
     http: int
     rpc: int
@@ -47,7 +47,7 @@ class Ports:
 
     @classmethod
     def free(cls, *, http: int = 0) -> Ports:
-        """Ports nobody uses now; ``http`` may be named."""
+        """Currently unused ports. ``http``: use this one; 0 picks one."""
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
             for sock in sockets:
@@ -58,7 +58,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class AgentPlace:
-    """The directory everything of one agent is in. Short paths, please: sockets live below."""
+    """Directory of one agent's files. Its path must be short, because sockets are created below it."""
 
     root: Path
 
@@ -69,22 +69,22 @@ class AgentPlace:
 
     @property
     def log(self) -> Path:
-        """What the agent says."""
+        """The agent's output."""
         return self.root / "nomad.log"
 
     @property
     def config(self) -> Path:
-        """Ports and directories, beside the shipped ``nomad/dev.hcl``."""
+        """Ports and directories; merged with the shipped ``nomad/dev.hcl``."""
         return self.root / "agent.hcl"
 
     @property
     def mark(self) -> str:
-        """What all processes of this agent bear."""
+        """Environment variable that marks all processes of this agent."""
         return f"{_MARK}={self.root}"
 
 
 class Role(StrEnum):
-    """What an agent is. ``both`` is a cluster in one process; a client of its own survives its server."""
+    """An agent's role. ``both`` is a cluster in one process; a separate client survives its server."""
 
     both = "both"
     server = "server"
@@ -92,7 +92,7 @@ class Role(StrEnum):
 
 
 def local_config(place: AgentPlace, ports: Ports, name: str, role: Role, server_rpc: int) -> str:
-    """The part of the agent's configuration that is this place's, and this machine's, own."""
+    """Agent configuration that depends on this place and this machine."""
     serves, runs = str(role is not Role.client).lower(), str(role is not Role.server).lower()
     return f'''name     = "{name}"
 data_dir = "{place.data_dir}"
@@ -107,8 +107,8 @@ server {{
 }}
 client {{
   enabled = {runs}
-  # Containers reserve what all their slots may use at once; so that several fit on a developer's machine, it
-  # promises {_OVERSUBSCRIPTION} times what it has. As with local containers, its own memory is what is left to meet.
+  # Containers reserve what all their slots may use at once. So that several fit on a developer's machine, it
+  # offers {_OVERSUBSCRIPTION} times the memory it has; as with local containers, only its real memory limits them.
   memory_total_mb = {_OVERSUBSCRIPTION * _memory_mib()}
   servers = ["127.0.0.1:{server_rpc}"]
   meta {{
@@ -124,15 +124,15 @@ def _memory_mib() -> int:
 
 @contextmanager
 def owned(directory: Path) -> Iterator[None]:
-    """While this lasts, agents whose places lie in ``directory`` are this process's; see :func:`abandoned`."""
+    """Own all agents whose places are in ``directory``, until this ends; see :func:`abandoned`."""
     with locked(directory / _OWNER):
         yield
 
 
 def abandoned() -> list[AgentPlace]:
-    """Places of which something runs though their owner is dead: a test run that was killed, say.
+    """Places with running processes whose owner has died, for example a test run that was killed.
 
-    An agent that never had an owner outlives who started it on purpose, and is not among them.
+    Agents without an owner are meant to outlive the process that started them, and are not included.
     """
     places = [AgentPlace(Path(root)) for root in sorted(processes.values(_MARK))]
     owners = ((place, place.root.parent / _OWNER) for place in places)
@@ -140,12 +140,12 @@ def abandoned() -> list[AgentPlace]:
 
 
 def is_running(place: AgentPlace) -> bool:
-    """Whether the agent's process lives (whatever it answers)."""
+    """Whether the agent's process runs, ready or not."""
     return any(process.runs("nomad", "agent") for process in processes.find(place.mark))
 
 
 def address(place: AgentPlace) -> str | None:
-    """The HTTP address this place's agent was configured with; None when there is no configuration."""
+    """The agent's HTTP address, from its configuration; None without one."""
     try:
         lines = place.config.read_text().splitlines()
     except OSError:
@@ -164,10 +164,10 @@ def launch(
     server_rpc: int | None = None,
     engine_fd: int,
 ) -> int:
-    """Start the agent's process and return its pid at once; ``server_rpc`` is a client's server's port.
+    """Start the agent's process and return its pid without waiting. ``server_rpc`` is the server's port, for a client.
 
-    It holds the Docker engine (``engine_fd``) for as long as it lives. Raises SandboxUnavailableError: not
-    root.
+    The process keeps the engine's lock (``engine_fd``) until it ends. Raises SandboxUnavailableError when the caller
+    is not root.
     """
     if os.geteuid() != 0:
         raise SandboxUnavailableError("a Nomad client must run as root", next_step="sudo make nomad-dev")
@@ -179,9 +179,9 @@ def launch(
 
 
 def start(place: AgentPlace, program: Path, ports: Ports, *, name: str, engine_fd: int) -> str:
-    """Start an agent that is server and client; its address, once it can run containers.
+    """Start an agent that is server and client, wait until it can run containers, and return its address.
 
-    Raises SandboxUnavailableError with its last words when it does not come up.
+    Raises SandboxUnavailableError with the end of its log when it does not become ready.
     """
     place.log.unlink(missing_ok=True)
     pid = launch(place, program, ports, name=name, engine_fd=engine_fd)
@@ -204,7 +204,7 @@ def start(place: AgentPlace, program: Path, ports: Ports, *, name: str, engine_f
 
 
 def client(where: str) -> NomadClient:
-    """Asks the agent at an address of this machine, whatever the NOMAD_* variables say; impatient."""
+    """Client for an agent on this machine; NOMAD_* variables are ignored, and its timeout is short."""
     return NomadClient(NomadSettings(address=where), where, timeout_s=_ANSWER_S)
 
 
@@ -214,10 +214,10 @@ def wait_ready(
     *,
     unregistered: Callable[[], None] | None = None,
 ) -> None:
-    """Return when there is a leader and a node that is ready with a healthy Docker driver.
+    """Wait until there is a leader and a ready node with a healthy Docker driver.
 
-    ``exited`` says when waiting is of no use any more; ``unregistered`` is called, once, when there is a leader
-    but no node came to it for four seconds. Raises SandboxUnavailableError.
+    ``exited`` returns the agent's exit code once it has ended; ``unregistered`` is called once if no node has
+    registered four seconds after there was a leader. Raises SandboxUnavailableError.
     """
     deadline = time.monotonic() + _START_DEADLINE_S
     alone_since: float | None = None
@@ -238,7 +238,7 @@ def wait_ready(
 
 
 def _missing(nomad: NomadClient) -> str | None:
-    """What the agent still lacks; None: nothing."""
+    """The first requirement the agent does not meet yet; None if it is ready."""
     try:
         if not nomad.ask(lambda c: c.status.leader.get_leader()):
             return "no leader"
@@ -248,7 +248,7 @@ def _missing(nomad: NomadClient) -> str | None:
 
 
 def node_lacks(nodes: list[dict[str, Any]]) -> str | None:
-    """What keeps the nodes from running containers; None: one can. Pure, on the answer of ``/v1/nodes``."""
+    """Reason why no node can run containers; None if one can. Pure; ``nodes`` is the reply of ``/v1/nodes``."""
     lacks = _NO_NODE
     for node in nodes:
         driver = (node.get("Drivers") or {}).get("docker") or {}
@@ -262,19 +262,19 @@ def node_lacks(nodes: list[dict[str, Any]]) -> str | None:
 
 
 def stop(place: AgentPlace) -> None:
-    """Stop the agent in order, then whatever it left running."""
+    """Shut the agent down, then kill any process it left running."""
     agents = [process for process in processes.find(place.mark) if process.runs("nomad", "agent")]
     processes.end(place.mark, agents, grace_s=_STOP_GRACE_S)
     kill(place)
 
 
 def kill(place: AgentPlace) -> None:
-    """End every process that bears the mark: agent, loggers, executors, raw_exec tasks."""
+    """End every marked process: agent, loggers, executors, raw_exec tasks."""
     processes.end_all(place.mark, grace_s=2.0)
 
 
 def remove(place: AgentPlace) -> None:
-    """Unmount what is mounted below the place and remove it. Raises SandboxUnavailableError when it stays."""
+    """Unmount everything below the place and remove it. Raises SandboxUnavailableError when that fails."""
     for point in mounts_below(Path("/proc/self/mountinfo").read_text(), place.root):
         _unmount(point)
     shutil.rmtree(place.root, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""``nomad-dev``: a whole cluster on this machine, up, down and looked at.
+"""``nomad-dev``: start, stop and inspect a whole cluster on this machine.
 
-Nothing is written down about what runs: processes are found by the mark they bear, containers by where
-their files are, so a crash at any step leaves nothing that the next ``up`` or ``down`` would not see.
+No state is stored: processes are found by a mark in their environment, and containers by the location of their files.
+So after a crash at any step, the next ``up`` or ``down`` finds everything that is left.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ALLOCATION_LABEL = "com.hashicorp.nomad.alloc_id"
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster. ``started``: the agent was not running before."""
+    """A running cluster. ``started``: the agent was started by this ``up``."""
 
     place: AgentPlace
     address: str
@@ -43,7 +43,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class ClusterStatus:
-    """What there is of a cluster, looked at from outside."""
+    """State of a cluster as seen from outside."""
 
     agent: str
     address: str | None
@@ -52,7 +52,7 @@ class ClusterStatus:
     jobs: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
     abandoned: tuple[str, ...] = ()
-    """Where other clusters lie whose owner died without ending them; ``down`` ends them too."""
+    """Directories of other clusters whose owner died without ending them; ``down`` removes them too."""
 
     @property
     def up(self) -> bool:
@@ -61,7 +61,7 @@ class ClusterStatus:
 
 
 def default_place() -> AgentPlace:
-    """Where ``make nomad-dev`` keeps its agent."""
+    """Directory of the agent of ``make nomad-dev``."""
     return AgentPlace(cache_dir() / "nomad-dev")
 
 
@@ -73,10 +73,10 @@ def up(
     name: str = "agentenv-dev",
     check: bool = True,
 ) -> Cluster:
-    """Bring up whatever is missing: the program, the engine, the image, the agent; then see a slot answer.
+    """Provide whatever is missing (program, engine, image, agent), then check that a slot answers.
 
-    ``http_port`` 0 takes a free one. May be repeated, and again after a crash at any step. Raises
-    SandboxUnavailableError naming what cannot be had and the cure.
+    ``http_port`` 0 takes a free one. Idempotent, also after a crash at any step. Raises SandboxUnavailableError,
+    which names the missing part and how to get it.
     """
     place = place or default_place()
     with _alone(place), docker_engine.using() as hold:
@@ -99,18 +99,17 @@ def up(
 
 
 def down(place: AgentPlace | None = None, *, report: Report = silent) -> str:
-    """Stop everything of the cluster and leave nothing: jobs, containers, agent, mounts, files, and the
-    engine when it was started here and nobody else uses it; what became of the engine, in words.
-    Clusters whose owner is dead go with it.
+    """Remove the whole cluster: jobs, containers, agent, mounts, files, and the engine if agentenv started it and no
+    other process uses it. Clusters whose owner has died are removed too. Returns what was done with the engine.
 
-    May be repeated. Raises SandboxUnavailableError when something would not go.
+    Idempotent. Raises SandboxUnavailableError when a part cannot be removed.
     """
     place = place or default_place()
     with _alone(place):
         address = _running_address(place)
         if address is not None:
             report(BuildStep("jobs", "stopping them"))
-            with contextlib.suppress(AgentEnvError):  # what it cannot stop in order, we remove
+            with contextlib.suppress(AgentEnvError):  # jobs it cannot stop are removed below
                 asyncio.run(_end_jobs(address))
         report(BuildStep("agent", "stopping Nomad"))
         agent.stop(place)
@@ -122,20 +121,20 @@ def down(place: AgentPlace | None = None, *, report: Report = silent) -> str:
 
 
 def end_abandoned(report: Report = silent) -> None:
-    """Remove what is left of clusters whose owner died without ending them.
+    """Remove clusters whose owner died without ending them.
 
-    Raises SandboxUnavailableError when something would not go.
+    Raises SandboxUnavailableError when a part cannot be removed.
     """
     places = agent.abandoned()
     for place in places:
         report(BuildStep("abandoned", str(place.root)))
-        agent.kill(place)  # servers too, before anything is taken from their clients: nothing is placed again
+        agent.kill(place)  # all servers first: one that runs would place the removed containers again
     for place in places:
         _clear(place)
 
 
 def status(place: AgentPlace | None = None) -> ClusterStatus:
-    """What there is now. Changes nothing."""
+    """The current state. Changes nothing."""
     place = place or default_place()
     address = _running_address(place)
     state = "ready" if address else "starting or broken" if agent.is_running(place) else "not running"
@@ -160,7 +159,7 @@ def _engine_facts(place: AgentPlace) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _running_address(place: AgentPlace) -> str | None:
-    """Where this place's agent answers and could run containers; None: it has to be started (again)."""
+    """Address of this place's agent if it is ready to run containers; None if it must be started or restarted."""
     address = agent.address(place)
     if address is None or not agent.is_running(place):
         return None
@@ -173,7 +172,7 @@ def _running_address(place: AgentPlace) -> str | None:
 
 
 def _jobs(address: str) -> list[dict[str, Any]]:
-    """Every job of every namespace, as Nomad lists them. Raises SandboxUnavailableError."""
+    """All jobs of all namespaces, as listed by Nomad. Raises SandboxUnavailableError."""
     try:
         with agent.client(address) as nomad:
             found: list[dict[str, Any]] = nomad.ask(lambda c: c.jobs.get_jobs(namespace="*"))
@@ -183,7 +182,7 @@ def _jobs(address: str) -> list[dict[str, Any]]:
 
 
 async def _end_jobs(address: str) -> None:
-    """End every job, as far as Nomad can: all at once. Raises SandboxUnavailableError when it does not list them."""
+    """End all jobs concurrently, ignoring failures. Raises SandboxUnavailableError when they cannot be listed."""
 
     async def end(job: dict[str, Any]) -> None:
         named = {"namespace": job["Namespace"], "job_id": job["ID"]}
@@ -197,7 +196,7 @@ async def _end_jobs(address: str) -> None:
 
 
 def _clear(place: AgentPlace) -> None:
-    """Remove what an agent that is no more left: processes, containers, mounts, files."""
+    """Remove processes, containers, mounts and files that an ended agent left."""
     agent.kill(place)
     try:
         client = connect(timeout_s=30)
@@ -212,7 +211,7 @@ def _clear(place: AgentPlace) -> None:
 
 
 def containers_of(client: docker.DockerClient, place: AgentPlace) -> list[docker.models.containers.Container]:
-    """Nomad's containers whose task directory lies in this place."""
+    """Nomad's containers whose task directory is in this place."""
     try:
         found = client.containers.list(all=True, filters={"label": _ALLOCATION_LABEL}, ignore_removed=True)
     except (DockerException, OSError) as error:
@@ -226,6 +225,6 @@ def _mounted_from(mounts: list[dict[str, str]], directory: Path) -> bool:
 
 @contextmanager
 def _alone(place: AgentPlace) -> Iterator[None]:
-    """One ``up`` or ``down`` of a place at a time; the lock lies beside it, because ``down`` removes it."""
+    """Allow one ``up`` or ``down`` of a place at a time. The lock is next to it, because ``down`` removes the place."""
     with locked(place.root.with_name(f"{place.root.name}.lock")):
         yield

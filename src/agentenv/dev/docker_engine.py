@@ -1,4 +1,4 @@
-"""The Docker engine of this machine: the one that runs, else one started here, and only that one stopped."""
+"""The Docker engine of this machine: a running one is used, else one is started, and only that one is ever stopped."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BRIDGE = "docker0"
 
 
 def place() -> Path:
-    """Where an engine started here keeps its pid file, its log and the lock of its users."""
+    """Directory of an engine started here: its pid file, its log and its users' lock."""
     return cache_dir() / "engine"
 
 
 def answers() -> bool:
-    """Whether a Docker engine answers, whoever started it."""
+    """Whether any Docker engine answers."""
     try:
         connect(timeout_s=10).close()
     except SandboxUnavailableError:
@@ -44,17 +44,17 @@ def is_ours() -> bool:
 
 @contextmanager
 def using() -> Iterator[int]:
-    """Hold the engine: while anybody does, nobody stops it. Yields the descriptor that holds it, for a
-    process that is to hold it longer than we do."""
+    """Keep the engine from being stopped. Yields the lock's descriptor, for a process that needs the engine for
+    longer."""
     with locked(place() / "users.lock", shared=True) as held:
         yield held
 
 
 def ensure() -> bool:
-    """See that an engine answers; True when it had to be started. Call it inside :func:`using`.
+    """Start an engine unless one answers; returns whether it was started. Call it inside :func:`using`.
 
-    Raises SandboxUnavailableError: none runs and none can be started (no root, not installed, its own
-    last words).
+    Raises SandboxUnavailableError when none can be started: not root, not installed, or it failed (with the end of its
+    log).
     """
     if answers():
         return False
@@ -66,15 +66,15 @@ def ensure() -> bool:
 
 
 def stop() -> str:
-    """Stop the engine if it was started here and nobody uses it; what was done, in words."""
+    """Stop the engine if it was started here and is not in use. Returns what was done, as text."""
     if not is_ours():
-        return "left alone: it was not started here" if answers() else "none runs"
+        return "left running: it was not started by agentenv" if answers() else "not running"
     try:
         held = try_lock(place() / "users.lock", create=True)
     except BlockingIOError:
         held = None
     if held is None:
-        return "left running: somebody else uses it"
+        return "left running: another process uses it"
     try:
         _stop()
     finally:
@@ -117,7 +117,7 @@ def _start() -> None:
 def _stop() -> None:
     found = processes.find(_mark())
     processes.end(_mark(), [process for process in found if process.runs("dockerd")], grace_s=_STOP_GRACE_S)
-    processes.end_all(_mark(), grace_s=_STOP_GRACE_S)  # containerd goes with it, or now
+    processes.end_all(_mark(), grace_s=_STOP_GRACE_S)  # containerd, if it did not end with dockerd
     if (place() / "made-bridge").exists():
         with contextlib.suppress(OSError):
             subprocess.run(["ip", "link", "delete", _BRIDGE], capture_output=True, check=False)

@@ -1,8 +1,7 @@
-"""Processes that outlive the one that started them, found again by a mark in their environment.
+"""Processes that outlive their starter, found again by a mark (an environment variable).
 
-No pid is ever written down: a crash between a start and its note would leak the process, and a pid
-that was written down may be somebody else's by now. What a marked process starts inherits the mark
-(Nomad's loggers and executors, containerd), so all of it is found.
+Pids are never stored: a crash between starting and storing would leak the process, and a stored pid may be reused by
+an unrelated process. Children inherit the mark (Nomad's loggers and executors, containerd), so they are found too.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ _ERROR_LINES = 4
 
 @dataclass(frozen=True)
 class Found:
-    """A living process that bears the mark. ``argv`` as the kernel shows it."""
+    """A running process with the mark. ``argv`` as shown by the kernel."""
 
     pid: int
     argv: tuple[str, ...]
 
     def runs(self, *words: str) -> bool:
-        """Whether its command line begins with a program of that name and these arguments (a script's
-        interpreter comes before it)."""
+        """Whether its command line starts with this program name and these arguments, possibly after a script's
+        interpreter."""
         return any(
             Path(self.argv[at]).name.startswith(words[0]) and self.argv[at + 1 : at + len(words)] == words[1:]
             for at in range(min(2, len(self.argv)))
@@ -37,10 +36,9 @@ class Found:
 
 
 def start(argv: Sequence[str], mark: str, environment: Mapping[str, str], log: Path, keep: Mapping[int, int]) -> int:
-    """Start a process in a session of its own, its output in ``log``; its pid. Raises OSError.
+    """Start a process in a new session, with its output appended to ``log``; returns its pid. Raises OSError.
 
-    ``mark`` is ``NAME=value``, what :func:`find` looks for. ``keep`` maps descriptors it is to have to
-    ours; it gets no others.
+    ``mark`` is ``NAME=value``, for :func:`find`. ``keep`` maps its descriptors to ours; it inherits no others.
     """
     name, _, value = mark.partition("=")
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -57,7 +55,7 @@ def start(argv: Sequence[str], mark: str, environment: Mapping[str, str], log: P
 
 
 def find(mark: str) -> list[Found]:
-    """Every living process that bears the mark and that we may look at, oldest pid first."""
+    """All running processes with the mark that we may inspect, lowest pid first."""
     wanted = mark.encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -69,16 +67,16 @@ def find(mark: str) -> list[Found]:
 
 
 def values(name: str) -> set[str]:
-    """What living processes bear as the value of a mark's ``name``."""
+    """Values of the environment variable ``name`` in all running processes."""
     prefix = f"{name}=".encode()
     environments = (_words(entry / "environ") for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return {os.fsdecode(word[len(prefix) :]) for words in environments for word in words if word.startswith(prefix)}
 
 
 def end(mark: str, processes: Iterable[Found], *, grace_s: float) -> list[Found]:
-    """SIGTERM, then SIGKILL past ``grace_s``; returns when they are gone. Those that would not go are returned.
+    """Send SIGTERM, after ``grace_s`` SIGKILL, and wait for their ends. Returns those that still run.
 
-    A process is signalled only while it still bears the mark: a pid used again is not ours.
+    A process is signalled only if it has the mark, because its pid may have been reused.
     """
     descriptors = {process: fd for process in processes if (fd := _hold(process.pid, mark)) is not None}
     try:
@@ -91,12 +89,12 @@ def end(mark: str, processes: Iterable[Found], *, grace_s: float) -> list[Found]
     finally:
         for process, fd in descriptors.items():
             os.close(fd)
-            with contextlib.suppress(ChildProcessError):  # ours to reap only if we are who started it
+            with contextlib.suppress(ChildProcessError):  # only our children can be reaped
                 os.waitpid(process.pid, os.WNOHANG)
 
 
 def end_all(mark: str, *, grace_s: float) -> list[Found]:
-    """:func:`end` for everything that bears the mark, and what it starts meanwhile; what would not go."""
+    """:func:`end` for all marked processes, including new ones. Returns those that still run."""
     stubborn: list[Found] = []
     while found := [process for process in find(mark) if process not in stubborn]:
         stubborn += end(mark, found, grace_s=grace_s)
@@ -104,7 +102,7 @@ def end_all(mark: str, *, grace_s: float) -> list[Found]:
 
 
 def reap(pid: int) -> int | None:
-    """The exit code of a child that ended; None while it runs, or when it is not (any more) our child."""
+    """Exit code of an ended child; None if it runs, is not our child, or has been reaped already."""
     try:
         done, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -113,12 +111,12 @@ def reap(pid: int) -> int | None:
 
 
 def last_words(log: Path, *, characters: int = 800) -> str:
-    """What a log says of errors, else its end: for an error's message."""
+    """The first lines of the relevant error in a log, otherwise the log's end; for an error message."""
     try:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:
         return ""
-    # What comes after the reason are the errors of taking everything down.
+    # The lines after the reason are errors of the shutdown that follows.
     said_so = [at for at, line in enumerate(lines) if "error starting" in line.lower()]
     errors = [at for at, line in enumerate(lines) if "error" in line.lower() and "[WARN]" not in line]
     last = max(said_so or errors, default=None)
@@ -127,7 +125,7 @@ def last_words(log: Path, *, characters: int = 800) -> str:
 
 
 def _hold(pid: int, mark: str) -> int | None:
-    """A descriptor of the process, when it is (still) one that bears the mark."""
+    """Pid descriptor of the process if it has the mark, else None."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

@@ -32,22 +32,22 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 class ReleaseError(SandboxUnavailableError):
-    """The official release cannot be had: unreachable, or its checksum is wrong."""
+    """The official release cannot be downloaded, or its checksum is wrong."""
 
 
 def nomad_program(report: Report, *, search_path: str | None = None) -> Path:
-    """The program, made available when it is not: minutes when it must be built, and only once.
+    """Path of the program. If none is installed it is downloaded or built (minutes), once.
 
-    ``search_path`` replaces ``$PATH`` in the search for one that is installed. Raises
-    SandboxUnavailableError naming what failed.
+    ``search_path`` replaces ``$PATH`` when looking for an installed one. Raises SandboxUnavailableError naming what
+    failed.
     """
-    report(BuildStep("nomad", "looking for it"))
+    report(BuildStep("nomad", "looking for an installed one"))
     installed = shutil.which("nomad", path=search_path)
     if installed is not None and (version := version_of(Path(installed))) is not None and version >= OLDEST:
         return Path(installed)
     kept = cache_dir() / "nomad" / f"nomad-{VERSION}"
     if not kept.exists():
-        waiting = BuildStep("nomad", "another process is getting it")
+        waiting = BuildStep("nomad", "another process is installing it")
         with locked(kept.parent / "lock", waiting=lambda: report(waiting)):
             if not kept.exists():
                 _obtain(kept, report)
@@ -55,7 +55,7 @@ def nomad_program(report: Report, *, search_path: str | None = None) -> Path:
 
 
 def version_of(program: Path) -> tuple[int, ...] | None:
-    """What ``nomad version`` says; None when this is no nomad that runs here."""
+    """Version from ``nomad version``; None if the program does not run here or is not Nomad."""
     try:
         said = subprocess.run([program, "version"], capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -87,8 +87,8 @@ def _obtain(kept: Path, report: Report) -> None:
 def download(output: Path, releases: str, report: Report, *, version: str = VERSION) -> None:
     """Fetch the release for this machine and write the program to ``output``.
 
-    ``releases`` is the address below which releases lie. The zip must have the checksum the release's
-    list states. Raises ReleaseError; nothing is written then.
+    ``releases`` is the base URL of all releases. The zip must have the checksum listed by the release. Raises
+    ReleaseError; then nothing is written.
     """
     machine = _MACHINES.get(platform.machine())
     if machine is None:
@@ -109,7 +109,7 @@ def download(output: Path, releases: str, report: Report, *, version: str = VERS
 
 
 def checksum_of(name: str, sums: str) -> str:
-    """The checksum a ``SHA256SUMS`` file states for a file. Raises ReleaseError: it states none. Pure."""
+    """A file's checksum in a ``SHA256SUMS`` file. Raises ReleaseError if it is not listed. Pure."""
     for line in sums.splitlines():
         digest, _, file = line.partition("  ")
         if file.strip() == name and re.fullmatch(r"[0-9a-f]{64}", digest):
@@ -118,7 +118,7 @@ def checksum_of(name: str, sums: str) -> str:
 
 
 def _fetch(url: str, report: Report) -> bytes:
-    """The body of a URL, told as it arrives. Fails fast where it cannot be reached."""
+    """Body of a URL, with progress reports. Fails fast when the host cannot be reached."""
     parts: list[bytes] = []
     done = 0
     try:
@@ -140,7 +140,7 @@ def _fetch(url: str, report: Report) -> bytes:
 
 
 def build_argv(go: str, output: Path) -> list[str]:
-    """Nomad from its own module, with the web UI, without what only its tests use."""
+    """Command that builds Nomad from its Go module, with the web UI."""
     return [go, "build", "-mod=mod", "-v", "-tags", "ui,release", "-ldflags", "-s -w", "-o", str(output), _MODULE]
 
 
@@ -150,7 +150,7 @@ _MODULE = "github.com/hashicorp/nomad"
 def build(output: Path, directory: Path, report: Report, why: str) -> None:
     """Build the program from ``nomad/agent`` with Go: four minutes and 4 GB of Go's caches, on two cores.
 
-    Raises SandboxUnavailableError with the compiler's last words; ``why`` says why it had to be built.
+    Raises SandboxUnavailableError with the end of the compiler's output. ``why``: the reason for building.
     """
     go = shutil.which("go")
     if go is None:
@@ -171,7 +171,7 @@ def build(output: Path, directory: Path, report: Report, why: str) -> None:
 
 
 def _compile(argv: list[str], module: Path, report: Report) -> list[str]:
-    """Run go in ``module``, telling each package; its last lines."""
+    """Run go in ``module`` and report each package; returns the last lines of its output."""
     words: list[str] = []
     packages = 0
     environment = {**os.environ, "GOFLAGS": "", "GOWORK": "off"}

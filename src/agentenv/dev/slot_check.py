@@ -1,4 +1,4 @@
-"""Does a slot answer on this cluster? A farm of one slot, one command in it, and nothing left of it."""
+"""Checks that slots work on a cluster: starts a farm of one slot, runs one command in it, removes the farm."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _NAME = "agentenv-check"
 
 
 def check(address: str) -> ServerInfo:
-    """What a container that was started there says of itself (``isolation``, ``proofs``, …), once a command has run in
-    its slot.
+    """Run a command in a slot of a new container, and return what the container reports (``isolation``, ``proofs``, …).
 
-    Raises SandboxUnavailableError saying why none did, in Nomad's or the container's own words.
+    Raises SandboxUnavailableError with the reason given by Nomad or the container.
     """
     try:
         return asyncio.run(_answer(address))

@@ -28,7 +28,7 @@ _COMPILED = "sandbox/slotagent/bin"
 
 
 @dataclass(frozen=True)
-class Entry:
+class BuildFile:
     """One file of the build context."""
 
     name: str
@@ -36,28 +36,28 @@ class Entry:
     mode: int = 0o644
 
 
-def package_entries(package: Path, programs: Binaries) -> list[Entry]:
+def package_entries(package: Path, programs: Binaries) -> list[BuildFile]:
     """agentenv as the container needs it, below ``site/``: no client code, and only the compiled programs of this
     list."""
     found = [
-        Entry(f"site/agentenv/{path.relative_to(package)}", path)
+        BuildFile(f"site/agentenv/{path.relative_to(package)}", path)
         for part in OUR_PARTS
         for path in _files(package / part)
         if not str(path.relative_to(package)).startswith(_COMPILED)
     ]
     compiled = [
-        Entry(f"site/agentenv/{_COMPILED}/{program.name}", program, 0o755)
+        BuildFile(f"site/agentenv/{_COMPILED}/{program.name}", program, 0o755)
         for program in (programs.agent, programs.files, programs.launch)
     ]
     return sorted([*found, *compiled], key=lambda entry: entry.name)
 
 
-def wheel_entries(site: Path) -> list[Entry]:
+def wheel_entries(site: Path) -> list[BuildFile]:
     """The unpacked wheels, below ``site/``, without console scripts."""
-    return [Entry(f"site/{path.relative_to(site)}", path) for path in _files(site) if path.parent != site / "bin"]
+    return [BuildFile(f"site/{path.relative_to(site)}", path) for path in _files(site) if path.parent != site / "bin"]
 
 
-def content_hash(entries: Iterable[Entry], dockerfile: bytes, pins: str) -> str:
+def content_hash(entries: Iterable[BuildFile], dockerfile: bytes, pins: str) -> str:
     """Hash of the image's content as 16 hexadecimal digits: names and bytes, no times or paths."""
     digest = hashlib.sha256()
     for part in (dockerfile, pins.encode()):
@@ -68,7 +68,7 @@ def content_hash(entries: Iterable[Entry], dockerfile: bytes, pins: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def write_context(file: IO[bytes], entries: Iterable[Entry], dockerfile: bytes) -> None:
+def write_context(file: IO[bytes], entries: Iterable[BuildFile], dockerfile: bytes) -> None:
     """The context as a tar file, bit for bit the same for the same entries."""
     with tarfile.open(fileobj=file, mode="w") as archive:
         _add(archive, "Dockerfile", io.BytesIO(dockerfile), len(dockerfile), 0o644)

@@ -22,7 +22,7 @@ from agentenv.image.context import (
     DOCKERFILE,
     IMAGE,
     LABEL_CONTENT,
-    Entry,
+    BuildFile,
     content_hash,
     package_entries,
     wheel_entries,
@@ -155,11 +155,11 @@ def wanted_content() -> str:
     return _content(_package_entries())
 
 
-def _package_entries() -> list[Entry]:
+def _package_entries() -> list[BuildFile]:
     return package_entries(shipped.PACKAGE, ensure_built())
 
 
-def _content(entries: list[Entry]) -> str:
+def _content(entries: list[BuildFile]) -> str:
     return content_hash(entries, _dockerfile(), shipped.path("constraints.txt").read_text())
 
 

@@ -8,7 +8,7 @@ SLOT_UNREAD_BYTES = 32 * 1024 * 1024
 """Limit for all terminals, background processes and tmux sessions of a slot together."""
 
 
-class Holder(Protocol):
+class OutputHolder(Protocol):
     """Keeps output until it is taken."""
 
     def shed(self) -> None:
@@ -22,14 +22,14 @@ class Unread:
     def __init__(self, most_bytes: int = SLOT_UNREAD_BYTES) -> None:
         self.total_bytes = 0
         self._most_bytes = most_bytes
-        self._held: dict[Holder, int] = {}
+        self._held: dict[OutputHolder, int] = {}
 
     @property
     def holders(self) -> int:
         """Number of holders with output."""
         return len(self._held)
 
-    def holds(self, holder: Holder, held_bytes: int) -> None:
+    def holds(self, holder: OutputHolder, held_bytes: int) -> None:
         """``holder`` keeps this much now. It may have to drop all of it before this returns."""
         before = self._held.get(holder, 0)
         if held_bytes:

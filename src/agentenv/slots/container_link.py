@@ -24,7 +24,7 @@ from agentenv.wire.leases import LeaseKey, LeaseLoss, LeaseRequest, RenewRequest
 from agentenv.wire.states import SlotState
 
 
-class Verdict(StrEnum):
+class Liveness(StrEnum):
     """State of a container judged by its silence."""
 
     well = "well"
@@ -58,13 +58,13 @@ class Silence:
         self._last = now
         self._silent_s = 0.0
 
-    def tick(self, now: float) -> Verdict:
-        """Time has passed without an answer; return the verdict."""
+    def tick(self, now: float) -> Liveness:
+        """Time has passed without an answer; return the liveness."""
         self._silent_s += min(max(0.0, now - self._last), 2 * self.step_s)
         self._last = now
         if self._silent_s >= self._gone_after_s:
-            return Verdict.gone
-        return Verdict.suspect if self._silent_s >= self._suspect_after_s else Verdict.well
+            return Liveness.gone
+        return Liveness.suspect if self._silent_s >= self._suspect_after_s else Liveness.well
 
     def __repr__(self) -> str:
         return f"<Silence {self._silent_s:.1f} s of {self._gone_after_s:.1f} s>"
@@ -204,7 +204,7 @@ class ContainerLink:
     async def keep_in_touch(
         self,
         heard: Callable[[Stale], None],
-        silent: Callable[[Verdict], None],
+        silent: Callable[[Liveness], None],
     ) -> None:
         """Send heartbeats until the container is given up (``silent(gone)`` comes last) or this is cancelled.
 
@@ -229,10 +229,10 @@ class ContainerLink:
             await self._pause(self.beat_s if stale is not None else min(self.beat_s, silence.step_s))
             silence.tick(self._clock())
 
-    def _judge(self, verdict: Verdict, silent: Callable[[Verdict], None]) -> bool:
-        if verdict is not Verdict.well:
-            silent(verdict)
-        return verdict is Verdict.gone
+    def _judge(self, liveness: Liveness, silent: Callable[[Liveness], None]) -> bool:
+        if liveness is not Liveness.well:
+            silent(liveness)
+        return liveness is Liveness.gone
 
     async def _beat(self, held: Mapping[int, LeaseKey]) -> Stale | None:
         """One heartbeat; returns the leases that ended, or None without a valid answer."""

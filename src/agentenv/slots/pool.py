@@ -34,7 +34,7 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.container_link import ContainerLink, RequestLimits, Stale, Verdict
+from agentenv.slots.container_link import ContainerLink, Liveness, RequestLimits, Stale
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
 from agentenv.slots.pool_errors import check_arguments, timeout_error, unavailable_error
@@ -357,7 +357,7 @@ class SlotPool:
         try:
             await link.keep_in_touch(
                 lambda stale: self._leases_ended(container, stale),
-                lambda verdict: self._silent(container, verdict),
+                lambda liveness: self._silent(container, liveness),
             )
         except Exception as error:  # nobody would renew its leases any more
             logger.exception("the heartbeat of %s failed", container)
@@ -372,8 +372,8 @@ class SlotPool:
         if link is not None and link.supervisor_silent_s > self._settings.reset_timeout_s:
             self._stuck(container, f"its supervisor has not responded for {link.supervisor_silent_s:.0f} s")
 
-    def _silent(self, container: str, verdict: Verdict) -> None:
-        if verdict is Verdict.gone:
+    def _silent(self, container: str, liveness: Liveness) -> None:
+        if liveness is Liveness.gone:
             self._give_up(container, f"it has not responded for {self._settings.gone_after_s:g} s")
         else:
             self._ledger.suspect(container)

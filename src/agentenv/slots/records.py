@@ -1,4 +1,4 @@
-"""What the ledger keeps of each slot, container and lease: its state, which moves along a table, and counts."""
+"""The ledger's records of slots, containers and leases: states with their table of legal moves, and counts."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class SlotState(StrEnum):
 
 
 class SlotPhase(StrEnum):
-    """What the supervisor is doing with a slot."""
+    """The supervisor's state of a slot."""
 
     absent = "absent"
     starting = "starting"

@@ -262,7 +262,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("engine")
 def test_engine_is_started_where_none_runs_and_stopped_when_nobody_uses_it() -> None:
-    assert docker_engine.stop() == "none runs"
+    assert docker_engine.stop() == "not running"
     with docker_engine.using():
         assert docker_engine.ensure() is True
         assert docker_engine.ensure() is False
@@ -270,7 +270,7 @@ def test_engine_is_started_where_none_runs_and_stopped_when_nobody_uses_it() -> 
         with docker_engine.using():
             pass
 
-        assert docker_engine.stop() == "left running: somebody else uses it"
+        assert docker_engine.stop() == "left running: another process uses it"
         assert docker_engine.answers()
 
     assert docker_engine.stop() == "stopped"
@@ -284,7 +284,7 @@ def test_engine_started_by_somebody_else_is_left_alone(engine: Path) -> None:
             with docker_engine.using():
                 assert docker_engine.ensure() is False
             assert not docker_engine.is_ours()
-            assert docker_engine.stop() == "left alone: it was not started here"
+            assert docker_engine.stop() == "left running: it was not started by agentenv"
             assert docker_engine.answers()
         finally:
             theirs.send_signal(signal.SIGTERM)

@@ -13,7 +13,7 @@ import pytest
 
 import agentenv
 from agentenv import shipped
-from agentenv.image.context import OUR_PARTS, Entry, content_hash, package_entries, wheel_entries, write_context
+from agentenv.image.context import OUR_PARTS, BuildFile, content_hash, package_entries, wheel_entries, write_context
 from agentenv.image.wheels import pip_argv
 from agentenv.sandbox.slotagent.build import Binaries
 
@@ -78,11 +78,11 @@ def test_wheels_leave_their_scripts_behind(tmp_path: Path) -> None:
     assert [entry.name for entry in wheel_entries(tmp_path)] == ["site/aiohttp/__init__.py", "site/aiohttp/bin/data"]
 
 
-def entries(directory: Path, **files: str) -> list[Entry]:
+def entries(directory: Path, **files: str) -> list[BuildFile]:
     found = []
     for name, text in files.items():
         (directory / name).write_text(text)
-        found.append(Entry(name, directory / name))
+        found.append(BuildFile(name, directory / name))
     return found
 
 
@@ -100,7 +100,7 @@ def test_hash_follows_names_bytes_modes_recipe_and_pins_and_nothing_else(tmp_pat
         content_hash(entries(two, a="12", b=""), b"FROM x", "aiohttp==1"),
         content_hash(entries(two, a="1", b="2"), b"FROM y", "aiohttp==1"),
         content_hash(entries(two, a="1", b="2"), b"FROM x", "aiohttp==2"),
-        content_hash([Entry("a", two / "a", 0o755), Entry("b", two / "b")], b"FROM x", "aiohttp==1"),
+        content_hash([BuildFile("a", two / "a", 0o755), BuildFile("b", two / "b")], b"FROM x", "aiohttp==1"),
     }
     assert len(others | {base}) == 7
 

@@ -8,7 +8,7 @@ from agentenv.config import ContainerSettings
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.acceptance import unacceptable
 from agentenv.slots.backends.base import StartFailed
-from agentenv.slots.container_link import Silence, Verdict
+from agentenv.slots.container_link import Liveness, Silence
 from agentenv.slots.ledger import Expire
 from agentenv.slots.pool_errors import check_arguments, timeout_error, unavailable_error
 from agentenv.slots.statistics import Durations, PoolStatistics
@@ -17,20 +17,20 @@ from agentenv.wire.states import ContainerState, SlotState
 from tests.clock import ManualClock
 
 
-def _ticks(silence: Silence, clock: ManualClock, seconds: float) -> Verdict:
-    verdict = Verdict.well
+def _ticks(silence: Silence, clock: ManualClock, seconds: float) -> Liveness:
+    liveness = Liveness.well
     for _ in range(round(seconds / silence.step_s)):
-        verdict = silence.tick(clock.advance(silence.step_s))
-    return verdict
+        liveness = silence.tick(clock.advance(silence.step_s))
+    return liveness
 
 
 def test_silence_makes_suspect_then_gone() -> None:
     clock = ManualClock()
     silence = Silence(4, 12, clock())
-    assert _ticks(silence, clock, 3) is Verdict.well
-    assert _ticks(silence, clock, 1) is Verdict.suspect
-    assert _ticks(silence, clock, 7) is Verdict.suspect
-    assert _ticks(silence, clock, 1) is Verdict.gone
+    assert _ticks(silence, clock, 3) is Liveness.well
+    assert _ticks(silence, clock, 1) is Liveness.suspect
+    assert _ticks(silence, clock, 7) is Liveness.suspect
+    assert _ticks(silence, clock, 1) is Liveness.gone
 
 
 def test_an_answer_ends_the_silence() -> None:
@@ -38,13 +38,13 @@ def test_an_answer_ends_the_silence() -> None:
     silence = Silence(4, 12, clock())
     _ticks(silence, clock, 11)
     silence.answered(clock())
-    assert _ticks(silence, clock, 3) is Verdict.well
+    assert _ticks(silence, clock, 3) is Liveness.well
 
 
 def test_our_own_blocked_loop_is_no_evidence() -> None:
     clock = ManualClock()
     silence = Silence(4, 12, clock())
-    assert silence.tick(clock.advance(3_600)) is Verdict.well
+    assert silence.tick(clock.advance(3_600)) is Liveness.well
     assert silence.silent_s == 2.0
     assert repr(silence) == "<Silence 2.0 s of 12.0 s>"
 

@@ -56,7 +56,7 @@ class _Prepared:
     began_at: float = 0.0
 
 
-class CallRunner:
+class ExternalCallRunner:
     """Runs calls; never raises except for cancellation, and results hold no secret's value."""
 
     def __init__(

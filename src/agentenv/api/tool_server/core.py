@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, Self
 
 from agentenv._version import __version__
 from agentenv.api.tool_server.audit import AuditLog
-from agentenv.api.tool_server.calls import CallRunner, TrajectoryState
+from agentenv.api.tool_server.calls import ExternalCallRunner, TrajectoryState
 from agentenv.api.tool_server.secrets import Secrets
 from agentenv.api.tool_server.settings import ToolServerSettings
 from agentenv.api.tool_server.tool import ExternalTool
@@ -93,7 +93,7 @@ class ToolServer:
         self._resources = resources
         self._trajectories: dict[str, _Held] = {}
         self._stack = AsyncExitStack()
-        self._runner: CallRunner | None = None
+        self._runner: ExternalCallRunner | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._told_off: asyncio.Future[None]
 
@@ -106,7 +106,7 @@ class ToolServer:
             stack.callback(audit.close)
             for resource in self._resources:
                 await stack.enter_async_context(resource)
-            self._runner = CallRunner(self._tools, self.catalog, self._settings, self._secrets, audit)
+            self._runner = ExternalCallRunner(self._tools, self.catalog, self._settings, self._secrets, audit)
             self._told_off = asyncio.get_running_loop().create_future()
             self._sweeping = asyncio.create_task(self._sweep(), name="tool-server-sweep")
             self._stack = stack.pop_all()

@@ -18,7 +18,7 @@ _ESCAPE: Final = re.compile(  # begins with a set of characters, which is quick 
 _CONTROLS: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 
 
-class Reading:
+class Decoded:
     """``text``: ``of`` with one layer of escapes decoded, with the positions of its parts in ``of``."""
 
     def __init__(self, of: str) -> None:

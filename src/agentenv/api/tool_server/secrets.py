@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from agentenv.api.tool_server.escapes import Reading
+from agentenv.api.tool_server.escapes import Decoded
 from agentenv.errors import ConfigError
 
 _SHORTEST: Final = 6
@@ -78,9 +78,9 @@ class Redactor:
         if self._pattern is None:
             return text
         spans = list(self._found(text))
-        layers: list[Reading] = []
+        layers: list[Decoded] = []
         read = text
-        while len(layers) < _ESCAPED_OVER and (layer := Reading(read)):
+        while len(layers) < _ESCAPED_OVER and (layer := Decoded(read)):
             layers.insert(0, layer)
             read = layer.text
             for begin, end, name in self._found(read):

@@ -56,7 +56,7 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class Metric:
+class ServerMetric:
     """One metric of the server; ``field`` names its value in :class:`Statistics`, if it is there."""
 
     name: str
@@ -66,58 +66,66 @@ class Metric:
     labels: tuple[str, ...] = ()
 
 
-INFO = Metric(
+INFO = ServerMetric(
     "agentenv_sandbox_info", "gauge", "Always 1; the labels tell what is running.", "", ("version", "isolation")
 )
-SLOTS = Metric("agentenv_sandbox_slots", "gauge", "Slots by state.", "", ("state",))
+SLOTS = ServerMetric("agentenv_sandbox_slots", "gauge", "Slots by state.", "", ("state",))
 COUNTED = (
-    Metric("agentenv_sandbox_calls_total", "counter", "Finished tool calls.", "calls"),
-    Metric("agentenv_sandbox_calls_cold_total", "counter", "Bash calls that found no spare shell ready.", "calls_cold"),
-    Metric("agentenv_sandbox_calls_timed_out_total", "counter", "Calls that timed out.", "calls_timed_out"),
-    Metric("agentenv_sandbox_calls_cancelled_total", "counter", "Calls cancelled by their caller.", "calls_cancelled"),
-    Metric(
+    ServerMetric("agentenv_sandbox_calls_total", "counter", "Finished tool calls.", "calls"),
+    ServerMetric(
+        "agentenv_sandbox_calls_cold_total", "counter", "Bash calls that found no spare shell ready.", "calls_cold"
+    ),
+    ServerMetric("agentenv_sandbox_calls_timed_out_total", "counter", "Calls that timed out.", "calls_timed_out"),
+    ServerMetric(
+        "agentenv_sandbox_calls_cancelled_total", "counter", "Calls cancelled by their caller.", "calls_cancelled"
+    ),
+    ServerMetric(
         "agentenv_sandbox_calls_oom_killed_total",
         "counter",
         "Calls with a process killed by the slot's memory limit.",
         "calls_oom_killed",
     ),
-    Metric("agentenv_sandbox_calls_faulted_total", "counter", "Results with a fault other than none.", "calls_faulted"),
-    Metric(
+    ServerMetric(
+        "agentenv_sandbox_calls_faulted_total", "counter", "Results with a fault other than none.", "calls_faulted"
+    ),
+    ServerMetric(
         "agentenv_sandbox_calls_asked_again_total", "counter", "Calls resubmitted by their client.", "calls_asked_again"
     ),
-    Metric("agentenv_sandbox_batches_total", "counter", "Batches received.", "batches"),
-    Metric("agentenv_sandbox_messages_refused_total", "counter", "Messages rejected as malformed.", "messages_refused"),
-    Metric("agentenv_sandbox_results_bytes_total", "counter", "Bytes of results sent (JSON).", "results_bytes"),
-    Metric("agentenv_sandbox_leases_granted_total", "counter", "Leases granted.", "leases_granted"),
-    Metric(
+    ServerMetric("agentenv_sandbox_batches_total", "counter", "Batches received.", "batches"),
+    ServerMetric(
+        "agentenv_sandbox_messages_refused_total", "counter", "Messages rejected as malformed.", "messages_refused"
+    ),
+    ServerMetric("agentenv_sandbox_results_bytes_total", "counter", "Bytes of results sent (JSON).", "results_bytes"),
+    ServerMetric("agentenv_sandbox_leases_granted_total", "counter", "Leases granted.", "leases_granted"),
+    ServerMetric(
         "agentenv_sandbox_leases_expired_total", "counter", "Leases expired for lack of a heartbeat.", "leases_expired"
     ),
-    Metric("agentenv_sandbox_slots_lost_total", "counter", "Slots whose agent died unexpectedly.", "slots_lost"),
-    Metric(
+    ServerMetric("agentenv_sandbox_slots_lost_total", "counter", "Slots whose agent died unexpectedly.", "slots_lost"),
+    ServerMetric(
         "agentenv_sandbox_held_bytes",
         "gauge",
         "Memory held by queued and running calls: JSON and attachments.",
         "held_bytes",
     ),
-    Metric("agentenv_sandbox_streams", "gauge", "Open call streams.", "streams"),
-    Metric("agentenv_sandbox_calls_running", "gauge", "Running calls.", "calls_running"),
-    Metric(
+    ServerMetric("agentenv_sandbox_streams", "gauge", "Open call streams.", "streams"),
+    ServerMetric("agentenv_sandbox_calls_running", "gauge", "Running calls.", "calls_running"),
+    ServerMetric(
         "agentenv_sandbox_calls_queued", "gauge", "Calls queued behind earlier calls of their slot.", "calls_queued"
     ),
 )
 PROCESS = (
-    Metric("agentenv_sandbox_server_resident_bytes", "gauge", "Resident memory of the server process."),
-    Metric("agentenv_sandbox_server_cpu_seconds_total", "counter", "CPU time of the server process."),
-    Metric("agentenv_sandbox_server_open_files", "gauge", "Open file descriptors of the server process."),
+    ServerMetric("agentenv_sandbox_server_resident_bytes", "gauge", "Resident memory of the server process."),
+    ServerMetric("agentenv_sandbox_server_cpu_seconds_total", "counter", "CPU time of the server process."),
+    ServerMetric("agentenv_sandbox_server_open_files", "gauge", "Open file descriptors of the server process."),
 )
 LOOP = (
-    Metric(
+    ServerMetric(
         "agentenv_sandbox_loop_stalls_total", "counter", "Event loop iterations longer than 50 ms.", labels=("process",)
     ),
-    Metric(
+    ServerMetric(
         "agentenv_sandbox_loop_longest_stall_seconds", "gauge", "Longest event loop iteration.", labels=("process",)
     ),
-    Metric(
+    ServerMetric(
         "agentenv_sandbox_loop_recent_stall_seconds",
         "gauge",
         "Longest event loop iteration in the last one to two minutes.",
@@ -158,7 +166,7 @@ def own_process() -> tuple[float, float, float]:
     return pages * resource.getpagesize(), used.ru_utime + used.ru_stime, descriptors
 
 
-def _lines(metric: Metric, values: Mapping[str, float]) -> Iterator[str]:
+def _lines(metric: ServerMetric, values: Mapping[str, float]) -> Iterator[str]:
     yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
     for labels, value in values.items():
         yield f"{metric.name}{{{labels}}} {value!r}\n" if labels else f"{metric.name} {value!r}\n"

@@ -176,7 +176,7 @@ async def _end_of(ended: asyncio.Task[str]) -> str:
 
 
 class FleetBackend:
-    """What a backend does by its fleet. It is open once ``_fleet`` is set."""
+    """Base class of backends that start and watch containers themselves. Open once ``_fleet`` is set."""
 
     _fleet: Fleet | None = None
 

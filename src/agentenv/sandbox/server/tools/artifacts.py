@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from typing import BinaryIO
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
-from agentenv.sandbox.server.tools.file_records import Record, encode
+from agentenv.sandbox.server.tools.file_records import FileRecord, encode
 from agentenv.wire.base import MAX_FILE_BYTES
 from agentenv.wire.tools import ArtifactFile, ArtifactsReply
 
@@ -38,7 +38,7 @@ def readable_name(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
-def pack(records: Iterable[Record]) -> ArtifactsReply:
+def pack(records: Iterable[FileRecord]) -> ArtifactsReply:
     """An uncompressed GNU tar of the records, in their order. Names keep their exact bytes.
 
     Raises TooLargeError when the tar exceeds MAX_FILE_BYTES.
@@ -63,7 +63,7 @@ def pack(records: Iterable[Record]) -> ArtifactsReply:
     )
 
 
-def listed(records: Iterable[Record]) -> ArtifactsReply:
+def listed(records: Iterable[FileRecord]) -> ArtifactsReply:
     """The files among the records, in order: the list that :func:`pack` returns, without a tar.
 
     Raises TooLargeError for more than slotfiles may send: MAX_FILE_BYTES of content, MAX_ENTRIES.
@@ -87,7 +87,7 @@ def single(path: str, content: bytes | memoryview) -> ArtifactsReply:
     return ArtifactsReply(data=data, files=(file,), total_bytes=len(content))
 
 
-def _member(record: Record) -> tarfile.TarInfo:
+def _member(record: FileRecord) -> tarfile.TarInfo:
     member = tarfile.TarInfo(os.fsdecode(record.path))
     member.mode = record.mode & 0o777
     member.mtime = min(max(record.modified_ns // 10**9, 0), _MAX_MTIME_S)
@@ -97,7 +97,7 @@ def _member(record: Record) -> tarfile.TarInfo:
     return member
 
 
-def _described(record: Record) -> ArtifactFile:
+def _described(record: FileRecord) -> ArtifactFile:
     digest = hashlib.sha256(record.content)
     for piece in record.pieces:
         digest.update(piece)
@@ -165,9 +165,9 @@ class _Plan:
 
     def __init__(self, tar: tarfile.TarFile) -> None:
         self._tar = tar
-        self._records: list[Record] = []
-        self._modes: list[Record] = []
-        self._files: dict[bytes, Record] = {}
+        self._records: list[FileRecord] = []
+        self._modes: list[FileRecord] = []
+        self._files: dict[bytes, FileRecord] = {}
         self._links: set[str] = set()
         self._entries = 0
         self._total_bytes = 0
@@ -183,9 +183,9 @@ class _Plan:
         if member.issym():
             self._add_link(name, member)
         elif member.isdir():
-            self._records.append(Record("d", os.fsencode(name)))
+            self._records.append(FileRecord("d", os.fsencode(name)))
             # Only after all its entries: the directory may be read-only.
-            self._modes.append(Record("m", os.fsencode(name), mode=member.mode & 0o777))
+            self._modes.append(FileRecord("m", os.fsencode(name), mode=member.mode & 0o777))
         elif member.isreg() or member.islnk():
             self._add_file(name, member)
         else:
@@ -193,7 +193,7 @@ class _Plan:
 
     def instructions(self) -> bytes:
         """The records for slotfiles."""
-        ordered = [*self._records, *reversed(self._modes), Record("e")]
+        ordered = [*self._records, *reversed(self._modes), FileRecord("e")]
         return b"".join(encode(record) for record in ordered)
 
     def reply(self) -> ArtifactsReply:
@@ -222,14 +222,14 @@ class _Plan:
             raise ValueError("a link contains a NUL byte")
         self._links.add(name)
         self._files.pop(os.fsencode(name), None)
-        self._records.append(Record("l", os.fsencode(name), os.fsencode(target)))
+        self._records.append(FileRecord("l", os.fsencode(name), os.fsencode(target)))
 
     def _add_file(self, name: str, member: tarfile.TarInfo) -> None:
         path = os.fsencode(name)
         if member.islnk():
             record = self._hard_linked(path, member)
         else:
-            record = Record(
+            record = FileRecord(
                 "f", path, b"", member.mode & 0o777, 0, self._modified_ns(member), content=self._content(member)
             )
         self._total_bytes += len(record.content)
@@ -238,12 +238,12 @@ class _Plan:
         self._files[path] = record
         self._records.append(record)
 
-    def _hard_linked(self, path: bytes, member: tarfile.TarInfo) -> Record:
+    def _hard_linked(self, path: bytes, member: tarfile.TarInfo) -> FileRecord:
         """A copy: the target of a hard link must come earlier in the same archive."""
         original = self._files.get(os.fsencode(self._safe_name(member.linkname)))
         if original is None:
             raise ValueError(f"{_shown(member.name)} is a link to a file that is not in the archive")
-        return Record(**{**vars(original), "path": path})
+        return FileRecord(**{**vars(original), "path": path})
 
     def _content(self, member: tarfile.TarInfo) -> bytes:
         if member.issparse() or not 0 <= member.size <= MAX_FILE_BYTES:

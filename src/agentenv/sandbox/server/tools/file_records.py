@@ -16,7 +16,7 @@ _KINDS = b"fndlohpwxe"
 
 
 @dataclass(frozen=True)
-class Record:
+class FileRecord:
     """One entry. ``kind`` is f(ile), n(ew file), d(irectory), l(ink), o(ther), h(it of a search),
     p(art of a patch), w(hy a patch is refused), x (failed here) or e(nd)."""
 
@@ -43,13 +43,13 @@ class RecordReader:
     def __init__(self, printed: bytes | memoryview) -> None:
         self._rest = memoryview(printed)
 
-    def record(self) -> Record:
+    def record(self) -> FileRecord:
         """The next record, without content."""
         kind, truncated, mode, path_bytes, link_bytes, _, size, modified_ns = _HEADER.unpack(self._take(_HEADER.size))
         if kind not in _KINDS or max(path_bytes, link_bytes) > _MAX_NAME_BYTES or mode > 0o7777 or size >= 2**63:
             raise ProtocolError("slotfiles printed a malformed record")
         path, link = self._take(path_bytes), self._take(link_bytes)
-        return Record(chr(kind), path, link, mode, size, modified_ns, bool(truncated))
+        return FileRecord(chr(kind), path, link, mode, size, modified_ns, bool(truncated))
 
     def numbers(self, count: int) -> tuple[int, ...]:
         """This many u64."""
@@ -60,7 +60,7 @@ class RecordReader:
         taken, self._rest = self._rest, self._rest[:0]
         return taken
 
-    def entries(self, *, with_content: bool) -> Iterator[Record]:
+    def entries(self, *, with_content: bool) -> Iterator[FileRecord]:
         """Records up to the end record; the last one yielded is the end record, and nothing follows it."""
         while True:
             record = self.record()
@@ -72,7 +72,9 @@ class RecordReader:
             if not _is_plain_name(record.path):
                 raise ProtocolError("slotfiles printed an invalid path")
             yield (
-                Record(**{**vars(record), "pieces": self._content()}) if with_content and record.kind == "f" else record
+                FileRecord(**{**vars(record), "pieces": self._content()})
+                if with_content and record.kind == "f"
+                else record
             )
 
     def _content(self) -> tuple[memoryview, ...]:
@@ -101,7 +103,7 @@ def _is_plain_name(path: bytes) -> bool:
     return b"\0" not in path and not any(part in (b"", b".", b"..") for part in path.split(b"/"))
 
 
-def encode(record: Record) -> bytes:
+def encode(record: FileRecord) -> bytes:
     """The record for slotfiles' stdin, followed by its content."""
     header = _HEADER.pack(
         ord(record.kind),

@@ -25,7 +25,7 @@ from agentenv.sandbox.server.tools.artifacts import (
     single,
     unpack,
 )
-from agentenv.sandbox.server.tools.file_records import Record, RecordReader
+from agentenv.sandbox.server.tools.file_records import FileRecord, RecordReader
 from agentenv.sandbox.server.tools.patch import PatchFailedError, check_patched, patch_text, patched
 from agentenv.sandbox.server.tools.registry import parse_arguments
 from agentenv.sandbox.server.tools.runner import Finished, SlotRunner
@@ -130,7 +130,7 @@ class _Files:
         except UnicodeDecodeError:
             return ReadFileReply(text=str(data, "utf-8", "replace"), lossy=True, **common)
 
-    async def _read(self, asked: ReadFileArguments) -> tuple[Record, memoryview, dict[str, Any]]:
+    async def _read(self, asked: ReadFileArguments) -> tuple[FileRecord, memoryview, dict[str, Any]]:
         """The file's record, the requested bytes, and the matching reply fields."""
         limit = MAX_FILE_BYTES if asked.limit is None else asked.limit
         offset = min(asked.offset, 2**63 - 1)
@@ -303,7 +303,7 @@ def _check_size(data: bytes) -> None:
         raise InvalidArgumentsError(f"{len(data)} bytes exceed the limit of {MAX_FILE_BYTES} bytes per call")
 
 
-def _without_end(printed: bytes | memoryview) -> Iterator[Record]:
+def _without_end(printed: bytes | memoryview) -> Iterator[FileRecord]:
     return (record for record in RecordReader(printed).entries(with_content=True) if record.kind != "e")
 
 
@@ -314,7 +314,7 @@ def _listing(printed: bytes | memoryview, limit: int) -> ListFilesReply:
     return ListFilesReply(entries=tuple(_entry(record) for record in records), truncated=end.truncated)
 
 
-def _entry(record: Record) -> FileEntry:
+def _entry(record: FileRecord) -> FileEntry:
     kind: Any = _KINDS.get(record.kind)
     if kind is None:
         raise ProtocolError(f"slotfiles listed something of kind {record.kind!r}")

@@ -1,7 +1,7 @@
-"""Containers that cost little and isolate nothing, for tests, simulations and trying things out.
+"""Cheap containers without isolation, for tests, simulations and experiments.
 
-Each is a real sandbox server, on the caller's event loop, over a stand-in for its supervisor. Commands run as ordinary
-processes of the caller's user, in a temporary directory per slot: never give it anything you would not run yourself.
+Each is a real sandbox server, on the caller's event loop, with a stand-in for its supervisor. Commands run as ordinary
+processes of the caller's user, in a temporary directory per slot: do not run commands here that you do not trust.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from agentenv.tasks import TaskSet, finish
 from agentenv.wire.spec import SandboxSpec
 
 _CLEANUP_S = 0.01
-"""How long the handlers of a server that was aborted may take to notice."""
+"""Time for the handlers of an aborted server to end."""
 
 
 class FakeBackend(FleetBackend):
-    """A backend whose containers live in this process. Its switches, such as :meth:`kill`, break them on purpose.
+    """A backend whose containers live in this process. Methods such as :meth:`kill` inject failures.
 
-    ``start_delay_s`` is how long each start takes, ``starts_at_once`` how many may be under way.
+    ``start_delay_s`` is added to each start; ``starts_at_once`` limits concurrent starts.
     """
 
     name = "fake"
@@ -57,8 +57,8 @@ class FakeBackend(FleetBackend):
 
     async def __aenter__(self) -> Self:
         if self._fleet is not None:
-            raise SandboxUnavailableError("a FakeBackend is opened once", next_step="make a new one")
-        # Three descriptors for each slot, and some for each container, are this process's.
+            raise SandboxUnavailableError("a FakeBackend can be opened only once", next_step="create a new one")
+        # This process has three descriptors for each slot, and some for each container.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._binaries = await asyncio.to_thread(ensure_built)
@@ -75,39 +75,39 @@ class FakeBackend(FleetBackend):
         finally:
             await self._scratch.remove()
 
-    # -- switches -----------------------------------------------------------------------------
+    # -- failures on request ------------------------------------------------------------------
 
     @property
     def containers(self) -> list[ContainerHandle]:
-        """Those that live, by index."""
+        """Running containers, by index."""
         return sorted((one.handle for one in self._containers.values()), key=lambda handle: handle.index)
 
     def kill(self, container_id: str, reason: str = "killed on purpose") -> None:
-        """End a container at once, as SIGKILL or a lost machine would; another is started."""
+        """End a container immediately, as SIGKILL or a lost machine would; a new one is started."""
         self._containers.pop(container_id).kill(reason)
 
     def crash_and_restart(self, container_id: str) -> None:
-        """Its server crashes and returns with a new boot: leases live on, replies and running calls are lost."""
+        """Crash the server and restart it (a new boot): leases continue, replies and running calls are lost."""
         self._containers[container_id].crash()
 
     def stall(self, container_id: str, seconds: float) -> None:
-        """It answers nothing for a while; then it answers what it was asked."""
+        """The container's server answers nothing for this long, then continues."""
         self._containers[container_id].server.stall(seconds)
 
     def cut(self, container_id: str) -> None:
-        """Cut its open connections, once."""
+        """Cut the container's open connections, once."""
         self._containers[container_id].server.cut()
 
     async def destroy_slot(self, container_id: str, slot: int) -> None:
-        """As if what ran in the slot had killed its first process: its lease ends as the policy's doing."""
-        await self._containers[container_id].stand_in.lose(slot, Loss.ended, "it was destroyed on purpose")
+        """Lose a slot as if its commands had killed its first process: its lease ends with a policy fault."""
+        await self._containers[container_id].stand_in.lose(slot, Loss.ended, "destroyed by FakeBackend.destroy_slot")
 
     def quarantine_next_reset(self, container_id: str) -> None:
-        """The next reset of one of its slots cannot be proved."""
+        """Make the next reset of one of the container's slots fail, which quarantines the slot."""
         self._containers[container_id].stand_in.fail_next_reset = True
 
     def fail_next_start(self, reason: str, *, permanent: bool = False, next_step: str = "") -> None:
-        """The next container does not start. May be called several times."""
+        """Make the next start fail. Calls accumulate."""
         self._failures.append(StartFailed(reason, next_step, permanent))
 
     # -----------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class FakeBackend(FleetBackend):
         try:
             await container.start()
         except BaseException:
-            await finish(asyncio.create_task(container.stop("its start was broken off")))
+            await finish(asyncio.create_task(container.stop("its start was cancelled")))
             raise
         self._containers[name] = container
         container.end.add_done_callback(lambda _: self._containers.pop(name, None))
@@ -133,7 +133,7 @@ class FakeBackend(FleetBackend):
 
 
 class FakeContainer:
-    """A stand-in for a supervisor, and the server of the moment."""
+    """One container: a stand-in for the supervisor, and the current server."""
 
     def __init__(self, name: str, index: int, settings: ContainerSettings, directory: Path, binaries: Binaries) -> None:
         spec = SandboxSpec.launch(
@@ -152,15 +152,15 @@ class FakeContainer:
         self._cleaning = TaskSet()
 
     async def start(self) -> None:
-        """Until it serves."""
+        """Start the server; returns when it serves."""
         await self.server.start()
 
     async def ended(self) -> str:
-        """Wait for its death; why."""
+        """Wait for its end; returns the reason."""
         return await asyncio.shield(self.end)
 
     def kill(self, reason: str) -> None:
-        """End it at once. :meth:`stop` waits until nothing is left of it. Repeatable."""
+        """End it immediately, without waiting for its processes as :meth:`stop` does. Idempotent."""
         if not self.end.done():
             self.end.set_result(reason)
             self._listener.close()
@@ -168,21 +168,21 @@ class FakeContainer:
             self.stand_in.hang_up()
 
     def crash(self) -> None:
-        """Another server, with another boot, takes over the slots."""
+        """Replace the server by a new one, a new boot, which takes over the slots."""
         self._abort()
         self.server = HostedServer(self.stand_in.greet(), self._listener)
         self._restarting = asyncio.create_task(self.server.start())
         self._restarting.add_done_callback(self._restarted)
 
     async def stop(self, reason: str) -> None:
-        """End it; until nothing is left of it."""
+        """End it, and wait until its processes and files are removed."""
         self.kill(reason)
         await self._cleaning.wait()
         await self.stand_in.aclose()
 
     def _restarted(self, restart: asyncio.Task[None]) -> None:
         if not restart.cancelled() and (error := restart.exception()) is not None:
-            self.kill(f"its server did not come back: {error!r}")
+            self.kill(f"its server did not restart: {error!r}")
 
     def _abort(self) -> None:
         if self._restarting is not None:
@@ -192,8 +192,8 @@ class FakeContainer:
 
 
 class HostedServer:
-    """One life of a sandbox server on the caller's loop, and what can befall it. ``listener`` stays the caller's:
-    whoever connects between two lives waits in its queue."""
+    """One boot of a sandbox server on the caller's loop, with injectable failures. The caller keeps ``listener``, in
+    whose queue connections wait between two boots."""
 
     def __init__(self, control: socket.socket, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
@@ -210,7 +210,7 @@ class HostedServer:
         self._server.application.middlewares.append(self._handle)
 
     async def start(self) -> None:
-        """Until it serves."""
+        """Returns when it serves."""
         await self._runner.setup()
         await self._server.settled()
         assert self._runner.server is not None
@@ -223,12 +223,12 @@ class HostedServer:
         self._server.serving()
 
     def cut(self) -> None:
-        """Cut every connection, without a word."""
+        """Abort every connection."""
         for transport in self._transports():
             transport.abort()
 
     def stall(self, seconds: float) -> None:
-        """Take nothing in for so long: from clients, agents, or the supervisor."""
+        """Read nothing for this long, from clients, agents or the supervisor."""
         if self._stall is not None:
             self._stall.cancel()
         else:
@@ -239,7 +239,7 @@ class HostedServer:
         self._stall = self._loop.call_later(seconds, self._go_on)
 
     def abort(self) -> None:
-        """End it as SIGKILL would."""
+        """End it abruptly, as SIGKILL would."""
         if self._stall is not None:
             self._stall.cancel()
         if self._accepting is not None:
@@ -250,7 +250,7 @@ class HostedServer:
         self._server.close()
 
     async def cleanup(self) -> None:
-        """Until nothing of it runs any more, once aborted."""
+        """After :meth:`abort`: wait until nothing of it runs."""
         await asyncio.gather(*self._handlers, return_exceptions=True)
         await self._runner.cleanup()
 

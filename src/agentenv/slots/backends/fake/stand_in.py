@@ -1,8 +1,7 @@
 """A supervisor that isolates nothing: real slot agents, as ordinary child processes, for a real sandbox server.
 
-It speaks the control protocol (:mod:`agentenv.sandbox.control_protocol`). What it leaves out, namespaces, limits, uids
-and proofs, is the real one's (:mod:`agentenv.sandbox.supervisor`). It needs no privileges, and no program but the
-compiled ones.
+It implements the control protocol (:mod:`agentenv.sandbox.control_protocol`), without the namespaces, limits, uids and
+self-tests of the real one (:mod:`agentenv.sandbox.supervisor`). It needs no privileges, and only the compiled programs.
 """
 
 from __future__ import annotations
@@ -52,36 +51,36 @@ log = logging.getLogger(__name__)
 
 WEAKER = ("the fake backend isolates nothing: commands run as the caller, in a temporary directory",)
 MARK = "AGENTENV_FAKE_SLOT"
-"""The variable by which what runs in a slot is found: where its workspace lies."""
+"""Environment variable of all processes in a slot, by which they are found: the path of its workspace."""
 _HELLO_S = 10.0
 _PASSES, _PASS_S = 200, 0.01
 _END_S = 10.0
-"""How long an agent may take to kill all that runs in its slot, before it is killed itself."""
+"""Time for an agent to kill all processes of its slot, before it is killed itself."""
 _REMOVE = 'read -r _; for _ in 1 2 3 4 5 6 7 8 9; do rm -rf -- "$1" 2>/dev/null && exit; sleep 0.2; done'
 
 
 class Scratch:
-    """A temporary directory, made at its first use. A child process removes it at :meth:`remove`, or when this process
-    has ended, however it did."""
+    """A temporary directory, created by :meth:`make`. A child process removes it at :meth:`remove`, or when this
+    process ends for whatever reason."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.gettempdir()) / f"agentenv-fake-{secrets.token_hex(6)}"
         self._remover: subprocess.Popen[bytes] | None = None
 
     def make(self) -> None:
-        """Repeatable. Raises OSError."""
+        """Create the directory. Idempotent. Raises OSError."""
         if self._remover is None:
             self._remover = subprocess.Popen(
                 ["/bin/sh", "-c", _REMOVE, "sh", str(self.path)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is not for it
+                start_new_session=True,  # so that Ctrl-C does not end it
             )
             self.path.mkdir(mode=0o700)
 
     async def remove(self) -> None:
-        """Repeatable."""
+        """Remove the directory. Idempotent."""
         remover, self._remover = self._remover, None
         if remover is not None:
             assert remover.stdin is not None
@@ -90,38 +89,38 @@ class Scratch:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """What of one life of a slot lies outside of its processes."""
+class EpochFiles:
+    """Files of one epoch of a slot."""
 
     directory: Path
     binaries: Binaries
 
     @property
     def workspace(self) -> Path:
-        """What the slot's processes call so, by whatever path."""
+        """The workspace's path on this machine."""
         return self.directory / "workspace"
 
 
 class Bare:
-    """An agent as an ordinary child: it and what it runs see the machine as it is."""
+    """Starts agents as ordinary child processes, which see the whole machine."""
 
     env: Mapping[str, str] = MappingProxyType({MARK: WORKSPACE})
-    """In the environment of all that runs in a slot."""
+    """Added to the environment of all processes in a slot."""
 
-    def paths(self, place: Place) -> SlotPaths:
-        """Where things lie for what runs in the slot."""
-        return SlotPaths(str(place.workspace), str(place.binaries.files), str(place.directory / "tmux"))
+    def paths(self, files: EpochFiles) -> SlotPaths:
+        """Paths as seen by the slot's processes."""
+        return SlotPaths(str(files.workspace), str(files.binaries.files), str(files.directory / "tmux"))
 
-    def argv(self, place: Place, peer: int) -> list[str]:
-        """The command that becomes the agent, whose socket is descriptor ``peer``."""
-        return [str(place.binaries.agent), str(peer)]
+    def argv(self, files: EpochFiles, peer: int) -> list[str]:
+        """The agent's command; its socket is the descriptor ``peer``."""
+        return [str(files.binaries.agent), str(peer)]
 
 
 BARE: Final = Bare()
 
 
 class Agent:
-    """A slot's agent, from its start to its end. ``on_end`` is called when it ends before it was told to."""
+    """A slot's agent, from its start to its end. ``on_end`` is called if it ends unexpectedly."""
 
     def __init__(self, argv: Sequence[str], peer: int, on_end: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -130,20 +129,20 @@ class Agent:
             argv, pass_fds=[peer], cwd="/", env={}, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
         self._pidfd = os.pidfd_open(self._process.pid)
-        self._told = False
+        self._expected = False
         self.killed = False
-        """It has not ended by itself, and so has not killed what ran in its slot."""
+        """It was killed by a signal, and so has not killed the slot's processes."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
         self._loop.add_reader(self._pidfd, self._reap)
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Pid of its process."""
         return self._process.pid
 
     async def end(self) -> None:
-        """It has been hung up on: wait until all that runs in its slot is killed, and it has ended."""
-        self._told = True
+        """After its socket was closed: wait until it has killed the slot's processes and ended."""
+        self._expected = True
         try:
             async with asyncio.timeout(_END_S):
                 await asyncio.shield(self.ended)
@@ -156,23 +155,23 @@ class Agent:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.ended.set_result(None)
-        if not self._told:
+        if not self._expected:
             self._on_end()
 
 
-class Slot:
-    """One slot. Until a server has something to say to its agent, it is no more than a pair of sockets."""
+class StandInSlot:
+    """One slot. It is only a pair of sockets until a server sends something, which starts its agent."""
 
     def __init__(
-        self, number: int, directory: Path, binaries: Binaries, wrap: Bare, on_lost: Callable[[Slot, str], None]
+        self, number: int, directory: Path, binaries: Binaries, wrap: Bare, on_lost: Callable[[StandInSlot, str], None]
     ) -> None:
         self.number = number
         self.epoch = 0
         self.lease: dict[str, Any] | None = None
         self.failed = ""
-        """Why its last reset could not be proved."""
+        """Reason why its last reset failed; empty if it did not."""
         self.change = asyncio.Lock()
-        """Held while it is sealed, or made anew."""
+        """Held while it is sealed or reset."""
         self.agent: Agent | None = None
         self._directory = directory
         self._binaries = binaries
@@ -180,26 +179,26 @@ class Slot:
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
         self._ours: socket.socket | None = None
-        """A copy of what the server has: the agent outlives a server."""
+        """The server's end, kept because the agent outlives a server."""
         self._peer: socket.socket | None = None
-        """The end of an agent that is not started yet."""
+        """The agent's end, until the agent is started."""
 
     @property
-    def place(self) -> Place:
-        """Another one in each epoch: nothing of an earlier is seen in a later."""
-        return Place(self._directory / f"{self.number}.{self.epoch}", self._binaries)
+    def files(self) -> EpochFiles:
+        """A new directory in each epoch, so that no epoch sees files of an earlier one."""
+        return EpochFiles(self._directory / f"{self.number}.{self.epoch}", self._binaries)
 
     @property
     def paths(self) -> SlotPaths:
         """See :meth:`Bare.paths`."""
-        return self._wrap.paths(self.place)
+        return self._wrap.paths(self.files)
 
     def socket(self) -> socket.socket:
-        """What a server is handed: at the other end the agent is, or will be when it is spoken to."""
+        """The socket to pass to a server. The agent is at its other end, or is started by the first message."""
         if self._ours is None or self.agent is None:
-            self._close()  # what a former server has said to no agent yet, nobody hears
+            self._close()  # unread messages of an earlier server are dropped
             self._ours, self._peer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            self._loop.add_reader(self._peer, self._spoken_to)
+            self._loop.add_reader(self._peer, self._on_message)
         return self._ours
 
     def start(self) -> None:
@@ -209,17 +208,17 @@ class Slot:
         self._loop.remove_reader(self._peer)
         peer, self._peer = self._peer, None
         with peer:
-            self.place.workspace.mkdir(parents=True, exist_ok=True)
-            argv = self._wrap.argv(self.place, peer.fileno())
+            self.files.workspace.mkdir(parents=True, exist_ok=True)
+            argv = self._wrap.argv(self.files, peer.fileno())
             self.agent = Agent(argv, peer.fileno(), lambda: self._on_lost(self, "the slot's agent ended"))
-        # It is for whoever starts an agent; the server, which reads the same end, is not told of it.
+        # HELLO is for the starter of the agent; it must not reach the server, which reads the same end.
         self._ours.settimeout(_HELLO_S)
         hello = protocol.receive(self._ours)
         if hello is None or hello.kind is not protocol.Kind.HELLO:
             raise ProtocolError("the slot's agent did not say hello")
 
     def hang_up(self) -> None:
-        """The agent now kills all that runs in the slot, and ends. Repeatable."""
+        """Close the agent's connection, upon which it kills all processes of the slot and ends. Idempotent."""
         if self.agent is None:
             self._close()
         elif self._ours is not None:
@@ -227,21 +226,21 @@ class Slot:
                 self._ours.shutdown(socket.SHUT_RDWR)
 
     async def end(self) -> None:
-        """Until nothing runs in the slot any more. Repeatable."""
+        """Hang up and wait until no process of the slot runs. Idempotent."""
         self.hang_up()
         agent, self.agent = self.agent, None
         self._close()
         if agent is not None:
             await agent.end()
             if agent.killed:
-                await kill_marked(self.place.workspace)
+                await kill_marked(self.files.workspace)
 
     async def discard(self) -> None:
-        """Remove what the slot has left of its files."""
-        if self.place.directory.exists():
-            await asyncio.to_thread(shutil.rmtree, self.place.directory, ignore_errors=True)
+        """Remove the slot's files."""
+        if self.files.directory.exists():
+            await asyncio.to_thread(shutil.rmtree, self.files.directory, ignore_errors=True)
 
-    def _spoken_to(self) -> None:
+    def _on_message(self) -> None:
         try:
             self.start()
         except (OSError, ProtocolError) as error:
@@ -257,8 +256,8 @@ class Slot:
 
 
 async def kill_marked(workspace: Path) -> None:
-    """Kill what an agent that was killed has left of its slot."""
-    for _ in range(_PASSES):  # they may fork meanwhile, and take a moment to die
+    """Kill the processes of a slot whose agent was killed."""
+    for _ in range(_PASSES):  # they may fork in the meantime, and dying takes a moment
         left = marked(f"{MARK}={workspace}")
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -269,7 +268,7 @@ async def kill_marked(workspace: Path) -> None:
 
 
 def marked(variable: str) -> list[int]:
-    """The processes that were started with this in their environment."""
+    """Pids of all processes with this entry in their initial environment."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -279,10 +278,10 @@ def marked(variable: str) -> list[int]:
 
 
 class StandIn:
-    """Keeps the slots of one container, for one server after the other. The slots' files lie in ``directory``.
+    """Keeps the slots of one container, for one server after another. ``directory`` holds the slots' files.
 
-    ``eager``: agents are started before they are spoken to; for a server in another process, which would be told of
-    their start.
+    ``eager``: start agents at once, not at the first message; for a server in another process, which would receive
+    their HELLO.
     """
 
     def __init__(
@@ -299,14 +298,14 @@ class StandIn:
         env = {**spec.env, **wrap.env}
         self._hello = Hello({**dataclasses.asdict(spec), "env": env}, token, "none", list(WEAKER), [], shell)
         self._eager = eager
-        self.slots = [Slot(number, directory, binaries, wrap, self._lost) for number in range(spec.slots)]
+        self.slots = [StandInSlot(number, directory, binaries, wrap, self._lost) for number in range(spec.slots)]
         self.serving = asyncio.Event()
         self.fail_next_reset = False
         self._link: ServerLink | None = None
         self._tasks = TaskSet()
 
     def greet(self) -> socket.socket:
-        """The control socket of a new server, the caller's now; one before it is not heard any more."""
+        """Create the control socket of a new server, which the caller owns; an earlier server is disconnected."""
         if self._link is not None:
             self._link.drain()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -321,29 +320,29 @@ class StandIn:
         return theirs
 
     def hang_up(self) -> None:
-        """On the server and on every agent, as if the container had been killed. Repeatable."""
+        """Close the connections to the server and all agents, as if the container had been killed. Idempotent."""
         if self._link is not None:
             self._link.close()
         for slot in self.slots:
             slot.hang_up()
 
     async def aclose(self) -> None:
-        """Until nothing is left, of processes and of files. Repeatable."""
+        """Hang up, then wait until all processes and files are removed. Idempotent."""
         self.hang_up()
         await self._tasks.wait()
         await asyncio.gather(*(slot.end() for slot in self.slots))
         await asyncio.gather(*(slot.discard() for slot in self.slots))
 
     async def lose(self, number: int, loss: Loss, reason: str) -> None:
-        """The slot ends, without having been asked to, and is made anew."""
+        """Report the slot as lost, and reset it."""
         slot = self.slots[number]
         self._notify(SlotLost(number, loss, reason))
         await self.reset(slot, slot.epoch)
 
-    # -- what the server asks ----------------------------------------------------------------------
+    # -- requests of the server --------------------------------------------------------------------
 
     def take(self, request: Request) -> None:
-        """One request."""
+        """Handle one request."""
         match request:
             case Serving():
                 self.serving.set()
@@ -358,8 +357,8 @@ class StandIn:
             case Seal():
                 self._tasks.start(f"slot {request.slot}", self.seal(self.slots[request.slot], request.epoch), "seal")
 
-    async def reset(self, slot: Slot, epoch: int) -> None:
-        """End all that runs in the slot, discard its files, begin a new epoch; unless ``epoch`` has ended meanwhile."""
+    async def reset(self, slot: StandInSlot, epoch: int) -> None:
+        """End the slot's processes, remove its files, begin a new epoch; does nothing if ``epoch`` has ended."""
         async with slot.change:
             if slot.epoch != epoch:
                 return
@@ -369,13 +368,13 @@ class StandIn:
             slot.epoch += 1
             if self.fail_next_reset:
                 self.fail_next_reset = False
-                slot.failed = "a reset was made to fail"
+                slot.failed = "this reset was configured to fail"
                 self._notify_failed(slot)
             else:
                 self._notify_ready(slot, kept=False)
 
-    async def seal(self, slot: Slot, epoch: int) -> None:
-        """End all that runs in the slot; its files stay. Nothing happens when ``epoch`` has ended meanwhile."""
+    async def seal(self, slot: StandInSlot, epoch: int) -> None:
+        """End the slot's processes, keep its files; does nothing if ``epoch`` has ended."""
         async with slot.change:
             if slot.epoch == epoch:
                 await slot.end()
@@ -383,13 +382,13 @@ class StandIn:
 
     # ----------------------------------------------------------------------------------------------
 
-    def _lost(self, slot: Slot, reason: str) -> None:
+    def _lost(self, slot: StandInSlot, reason: str) -> None:
         self._tasks.start(f"slot {slot.number}", self.lose(slot.number, Loss.ended, reason), "loss")
 
     def _broken(self, reason: str) -> None:
         log.info("the server: %s", reason)
 
-    def _notify_ready(self, slot: Slot, *, kept: bool) -> None:
+    def _notify_ready(self, slot: StandInSlot, *, kept: bool) -> None:
         if self._link is not None and not slot.failed:
             agent = slot.socket()
             if self._eager and slot.agent is None:
@@ -397,7 +396,7 @@ class StandIn:
             packet = SlotReady(slot.number, slot.epoch, slot.lease, kept, LimitFiles(), slot.paths)
             self._link.send(packet, agent.fileno())
 
-    def _notify_failed(self, slot: Slot) -> None:
+    def _notify_failed(self, slot: StandInSlot) -> None:
         self._notify(SlotFailed(slot.number, slot.epoch, slot.failed))
 
     def _notify(self, packet: SupervisorPacket) -> None:

@@ -21,7 +21,7 @@ from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.nomad.api import NomadApi
 from agentenv.slots.backends.nomad.explain import NomadError, slow_start, start_failure
 from agentenv.slots.backends.nomad.facts import Allocation
-from agentenv.slots.container_link import Silence, Verdict
+from agentenv.slots.container_link import Liveness, Silence
 from agentenv.tasks import TaskSet
 from agentenv.wire.states import SlotState
 
@@ -132,7 +132,7 @@ class AllocationTasks:
                 reports = (await control.slots(timeout_s=_SUSPECT_S / 4)).slots
             except AgentEnvError:
                 calm = 0
-                if silence.tick(loop.time()) is Verdict.gone:
+                if silence.tick(loop.time()) is Liveness.gone:
                     return True
                 continue
             silence.answered(loop.time())

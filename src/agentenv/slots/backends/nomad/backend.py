@@ -51,7 +51,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class NomadStatus:
-    """What the backend is doing and waiting for, for operators."""
+    """The backend's current activity, for operators."""
 
     address: str
     namespace: str
@@ -225,7 +225,7 @@ class NomadBackend:
             self._perform([StopAllocation(allocation, reason)])
 
     def status(self) -> NomadStatus:
-        """What it is doing and waiting for now."""
+        """Current activity and reasons for waiting."""
         opened, unplaced = self._opened(), self._view.unplaced
         return NomadStatus(
             address=self._address,

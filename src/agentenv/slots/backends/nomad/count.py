@@ -121,5 +121,5 @@ class CountKeeper:
 
 
 def _difference(job: Job | None) -> str:
-    """What somebody changed about the job by hand."""
+    """A change made to the job by hand."""
     return "is gone" if job is None or job.stopped else f"has a count of {job.count}"

@@ -19,11 +19,11 @@ JOB_FILE = "nomad/sandbox.nomad.hcl"
 SPEC = "spec"
 """The job file's variable that is a whole ContainerSpec, as JSON."""
 SERVER_MIB = 512
-"""Of a container beyond its slots: 256 MiB of calls that wait, the template tree (at most 128), server, supervisor."""
+"""Memory of a container besides its slots: waiting calls (256), the template tree (at most 128), the two processes."""
 SERVER_PROCESSES = 512
-"""Processes and threads of a container beyond its slots': launcher, supervisor, server, what they start."""
+"""Processes and threads of a container besides its slots: launcher, supervisor, server, their children."""
 SLOT_OWN_PROCESSES = 10
-"""What a slot has beside its own: its agent and its bwrap, and up to eight behind its network."""
+"""Processes of a slot that its own limit does not count: agent, bwrap, and up to eight for its network."""
 _LEAST_PIDS = 16_384
 _FIELDS = frozenset(field.name for field in dataclasses.fields(ContainerSpec))
 _SLOTS = re.compile(r'"slots":\s*(\d+)')
@@ -87,18 +87,18 @@ def _overridden(
 
 
 def enough_mib(slots: int, slot_memory_bytes: int) -> int:
-    """What a container needs for all its slots to use what each is allowed at once."""
+    """Memory with which all slots of a container can use their full limit at once."""
     return slots * -(-slot_memory_bytes // MIB) + SERVER_MIB
 
 
 def enough_pids(slots: int, slot_processes: int) -> int:
-    """What a container needs for all its slots to have as many processes as each may have at once."""
+    """Process limit with which all slots of a container can use their full limit at once."""
     return max(_LEAST_PIDS, slots * (slot_processes + SLOT_OWN_PROCESSES) + SERVER_PROCESSES)
 
 
 @dataclass(frozen=True)
 class JobShape:
-    """What a job says of the size of its containers. ``memory_max_mib`` and ``pids_limit`` 0: none."""
+    """Resources of a job's containers. ``memory_max_mib`` and ``pids_limit`` 0: no limit."""
 
     slots: int
     slot_memory_bytes: int
@@ -129,7 +129,8 @@ class JobShape:
 
 
 def check_shape(shape: JobShape, containers: ContainerSettings, settings: NomadSettings) -> None:
-    """Raises ConfigError for containers that are not as asked, or too small for their slots when nobody said so."""
+    """Raises ConfigError when the job's containers differ from the settings, or are too small for their slots without
+    having been set so."""
     if shape.slots != containers.slots_per_container:
         raise ConfigError(
             "slots_per_container",
@@ -193,7 +194,7 @@ def _values(spec: ContainerSpec, settings: NomadSettings, *, whole: bool) -> dic
 
 
 def _computed(settings: NomadSettings) -> Set[str]:
-    """Values that nobody named."""
+    """Values that the user did not set."""
     return {"memory_max_mib", "pids_limit", *(("memory_mib",) if settings.memory_mib is None else ())}
 
 
