@@ -52,16 +52,16 @@ class Server:
         self.poller = Poller(self._loop)
         self._supervisor = SupervisorLink(control, self._supervisor_full)
         self.over = asyncio.Event()
-        """It is to end: the supervisor has gone away, for example."""
+        """Set when the server must end, for example because the supervisor has ended."""
         self._settled = asyncio.Event()
         self._pinging: asyncio.TimerHandle | None = None
-        face, self._container = self._made(self._hello(), watch)
-        self.application = face.application()
+        app, self._container = self._made(self._hello(), watch)
+        self.application = app.application()
         self.poller.add(self._supervisor.fileno(), self._control)
 
     async def settled(self) -> None:
-        """A server that says it is ready has slots to lease; a slot that is long in the making does not
-        keep the others waiting for ever."""
+        """Wait for slots, so that a server reported as ready can lease some; one slow slot does not delay the
+        others."""
         try:
             async with asyncio.timeout(_SETTLE_TIMEOUT_S):
                 await self._settled.wait()
@@ -78,7 +78,7 @@ class Server:
         self._container.draining = True
 
     def close(self) -> None:
-        """Let go of everything, without a word to anybody; slots live on in the supervisor's hands."""
+        """Close everything without notifying anyone; the slots stay with the supervisor."""
         if self._pinging is not None:
             self._pinging.cancel()
         self._container.close()
