@@ -70,7 +70,7 @@ def test_status_says_by_its_exit_code_whether_it_is_up(
 def test_down_says_what_became_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentenv.dev.cluster.down", lambda **given: "left running: it was not started by agentenv")
 
-    assert "left alone" in run("dev", "down")[1]
+    assert "left running" in run("dev", "down")[1]
 
 
 @pytest.mark.parametrize(
