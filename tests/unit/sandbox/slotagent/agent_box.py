@@ -242,6 +242,14 @@ class AgentBox:
         assert self.status(run) == 0, (output, run.output(1))
         return output
 
+    def compiled(self, source: str) -> Path:
+        """A C program that the sandbox can run, whatever libraries it has."""
+        program = self.directory / "program"
+        program.with_suffix(".c").write_text(source)
+        subprocess.run(["cc", "-static", "-o", program, program.with_suffix(".c")], check=True, timeout=60)
+        program.chmod(0o755)
+        return program
+
     # -- looking -----------------------------------------------------------------------------------
 
     def state(self, pid: int) -> str:

@@ -190,9 +190,7 @@ int main(void) {
 
 def test_a_chain_that_is_quicker_than_a_scan_is_killed(agent: AgentBox) -> None:
     """Each of its processes lives for less time than a scan takes, in a session and a group of its own."""
-    program = agent.directory / "chain"
-    program.with_suffix(".c").write_text(QUICK_CHAIN)
-    subprocess.run(["cc", "-O2", "-static", "-o", program, program.with_suffix(".c")], check=True, timeout=60)
+    program = agent.compiled(QUICK_CHAIN)
     for _ in range(20):
         run = agent.bash(f"{program}; echo lit; sleep 1000")
         assert run.line() == "lit"

@@ -14,6 +14,9 @@ enum { FORKED_NO_EXEC = 0x40 /* PF_FORKNOEXEC, a flag in /proc/PID/stat */ };
 /* A directory entry as getdents64 returns it. */
 struct entry { uint64_t inode; int64_t offset; uint16_t bytes; unsigned char type; char name[]; };
 
+/* Goes through a directory's names; begins with `got` and `at` 0. */
+struct listing { _Alignas(8) char buffer[32768]; long got, at; };
+
 static int proc;
 static pid_t self;
 
@@ -62,6 +65,19 @@ static size_t read_text(int directory, const char *path, char *text, size_t room
     close(fd);
     text[got > 0 ? got : 0] = 0;
     return got > 0 ? (size_t)got : 0;
+}
+
+/* The next name; NULL at the end of the directory. */
+static const char *next_name(struct listing *listing, int directory) {
+    if (listing->at == listing->got) {
+        listing->at = 0;
+        listing->got = syscall(SYS_getdents64, directory, listing->buffer, sizeof listing->buffer);
+        if (listing->got <= 0)
+            return NULL;
+    }
+    const struct entry *entry = (const void *)(listing->buffer + listing->at);
+    listing->at += entry->bytes;
+    return entry->name;
 }
 
 /* ---- processes ---- */
@@ -128,9 +144,10 @@ static void add_process(struct table *now, const struct table *before, const cha
     size_t at = position(now, pid);
     if (!pid || now->count == MAX_PROCESSES || holds(now, at, pid) || !read_process(name, &found))
         return;
-    size_t old = before ? position(before, pid) : 0;
-    if (before && holds(before, old, pid))
-        found.sent = before->at[old].sent && before->at[old].started == found.started;
+    if (before) {
+        size_t old = position(before, pid);
+        found.sent = holds(before, old, pid) && before->at[old].sent && before->at[old].started == found.started;
+    }
     memmove(&now->at[at + 1], &now->at[at], (now->count - at) * sizeof found);
     now->at[at] = found;
     now->count++;
@@ -138,14 +155,10 @@ static void add_process(struct table *now, const struct table *before, const cha
 
 /* Adds our children to the table, unless `now` is NULL. Returns how many there are; -1 when this kernel does not say. */
 static long list_children(struct table *now, const struct table *before) {
-    char path[32], digits[12], text[4096], name[12];
-    const char *own = write_pid(digits, self);
-    size_t bytes = strlen(own), length = 0;
+    char text[4096], name[12];
+    size_t length = 0;
     long count = 0;
-    memcpy(path, "self/task/", 10);
-    memcpy(path + 10, own, bytes);
-    memcpy(path + 10 + bytes, "/children", 10);
-    int fd = openat(proc, path, O_RDONLY | O_CLOEXEC);
+    int fd = openat(proc, "thread-self/children", O_RDONLY | O_CLOEXEC); /* we are one thread, so all of them */
     if (fd < 0)
         return -1;
     for (ssize_t got; (got = read(fd, text, sizeof text)) > 0;)
@@ -170,12 +183,12 @@ long count_children(void) {
 /* The listing goes up from pid to pid and so misses what is forked behind its place, which happens when the pids have
  * started again from the smallest. A process that forks and ends forever could hide there; but it is our child. */
 long scan(struct table *now, const struct table *before) {
-    static char buffer[32768] __attribute__((aligned(8)));
+    static struct listing listing;
+    listing.got = listing.at = 0;
     now->count = 0;
     lseek(proc, 0, SEEK_SET);
-    for (long got; (got = syscall(SYS_getdents64, proc, buffer, sizeof buffer)) > 0;)
-        for (long at = 0; at < got; at += ((const struct entry *)(const void *)(buffer + at))->bytes)
-            add_process(now, before, ((const struct entry *)(const void *)(buffer + at))->name);
+    for (const char *name; (name = next_name(&listing, proc));)
+        add_process(now, before, name);
     return list_children(now, before);
 }
 
@@ -200,24 +213,24 @@ static pid_t read_tracer(int tasks, const char *thread) {
 }
 
 size_t add_tracers(pid_t pid, pid_t *found, size_t count) {
-    static char buffer[4096] __attribute__((aligned(8)));
-    char path[32], name[12];
-    const char *digits = write_pid(name, pid);
+    static struct listing listing;
+    char path[32], written[12];
+    const char *digits = write_pid(written, pid);
     size_t bytes = strlen(digits);
     memcpy(path, digits, bytes);
     memcpy(path + bytes, "/task", 6);
     int tasks = openat(proc, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    for (long got; tasks >= 0 && (got = syscall(SYS_getdents64, tasks, buffer, sizeof buffer)) > 0;)
-        for (long at = 0; at < got; at += ((const struct entry *)(const void *)(buffer + at))->bytes) {
-            const struct entry *entry = (const void *)(buffer + at);
-            pid_t tracer = parse_pid(entry->name) ? read_tracer(tasks, entry->name) : 0;
-            size_t known = 0;
-            while (known < count && found[known] != tracer)
-                known++;
-            if (tracer && tracer != self && known == count && count < MAX_TRACERS)
-                found[count++] = tracer;
-        }
-    if (tasks >= 0)
-        close(tasks);
+    if (tasks < 0)
+        return count;
+    listing.got = listing.at = 0;
+    for (const char *thread; (thread = next_name(&listing, tasks));) {
+        pid_t tracer = parse_pid(thread) ? read_tracer(tasks, thread) : 0;
+        size_t known = 0;
+        while (known < count && found[known] != tracer)
+            known++;
+        if (tracer && tracer != self && known == count && count < MAX_TRACERS)
+            found[count++] = tracer;
+    }
+    close(tasks);
     return count;
 }
