@@ -6,6 +6,7 @@ extracted files are opened by slotfiles, inside the slot, beneath the destinatio
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import os
@@ -243,7 +244,7 @@ class _Plan:
         original = self._files.get(os.fsencode(self._safe_name(member.linkname)))
         if original is None:
             raise ValueError(f"{_shown(member.name)} is a link to a file that is not in the archive")
-        return FileRecord(**{**vars(original), "path": path})
+        return dataclasses.replace(original, path=path)
 
     def _content(self, member: tarfile.TarInfo) -> bytes:
         if member.issparse() or not 0 <= member.size <= MAX_FILE_BYTES:

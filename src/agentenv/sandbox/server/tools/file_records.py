@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentenv.errors import ProtocolError
 
@@ -71,11 +71,7 @@ class RecordReader:
                 return
             if not _is_plain_name(record.path):
                 raise ProtocolError("slotfiles printed an invalid path")
-            yield (
-                FileRecord(**{**vars(record), "pieces": self._content()})
-                if with_content and record.kind == "f"
-                else record
-            )
+            yield replace(record, pieces=self._content()) if with_content and record.kind == "f" else record
 
     def _content(self) -> tuple[memoryview, ...]:
         parts: list[memoryview] = []
