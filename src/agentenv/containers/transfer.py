@@ -72,8 +72,9 @@ async def upload(lease: TransferLease, local: Path, remote: str, *, progress: Pr
     entries; a file replaces an existing one of its name.
 
     Raises: OSError: ``local`` cannot be read, or the slot cannot take it (no space, a directory in the way).
-    InvalidArgumentsError: ``local`` holds a device, a socket or a pipe. PolicyRefusalError: ``remote`` leads
-    outside the workspace. InfraError: the slot or the connection failed.
+    InvalidArgumentsError: ``local`` holds a device, a socket or a pipe. PolicyRefusalError: links in the
+    slot lead out of ``remote``, or ``remote`` outside the workspace of a fake slot. InfraError: the slot or the
+    connection failed.
     """
     total = await asyncio.to_thread(size_of, local)
 
@@ -111,7 +112,7 @@ async def download(
     Raises:
         OSError: ``remote`` is missing or cannot be read, ``local`` cannot be written, the content exceeds
             ``max_bytes``, a link leads out of ``local``, or something in the slot stopped or killed the transfer.
-        PolicyRefusalError: ``remote`` leads outside the workspace.
+        PolicyRefusalError: ``remote`` leads outside the workspace, on a backend without isolation.
         InfraError: the slot or the connection failed.
     """
 
@@ -208,8 +209,8 @@ def _failure(broken: BrokenOffError, remote: str) -> Exception:
     where = "/".join(part for part in (remote, os.fsdecode(broken.path)) if part)
     if broken.code == OUTSIDE:
         return errors.PolicyRefusalError(
-            f"{where!r} is outside the workspace (or behind a link with an absolute target)",
-            next_step="use a path inside /workspace",
+            f"{where!r} is outside the workspace, or behind a link that leads out of the directory being filled",
+            next_step="use a path inside /workspace: the fake backend's file tools reach no other",
         )
     if broken.code == NOT_REGULAR:
         return OSError(errno.EINVAL, "is not a regular file", where)

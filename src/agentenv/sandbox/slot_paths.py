@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +17,10 @@ class SlotPaths:
     workspace: str = WORKSPACE
     files: str = "/run/agentenv/slotfiles"
     tmux_socket: str = "/tmp/tmux.agentenv"  # noqa: S108 (the slot's own /tmp)
+    home: str = WORKSPACE
+    """What ``~`` stands for: the slot's ``$HOME``, even while it is sealed, so that a path keeps its meaning."""
+    beneath_workspace: bool = False
+    """Whether file operations are kept in the workspace: where nothing else keeps them off this machine's files."""
 
     def in_slot(self, path: str) -> str:
         """``path`` as a process of the slot must name it: paths below ``/workspace`` become paths below the
@@ -23,9 +28,19 @@ class SlotPaths:
         below = path == WORKSPACE or path.startswith(WORKSPACE + "/")
         return self.workspace + path.removeprefix(WORKSPACE) if below else path
 
+    def named(self, path: str) -> str:
+        """``path`` as a call names it: like :meth:`in_slot`, with ``~`` for the home."""
+        at_home = path == "~" or path.startswith("~/")
+        return self.in_slot(self.home + path.removeprefix("~") if at_home else path)
+
+    def directory(self, path: str | None) -> str:
+        """The directory a call names for a command to run in; relative ones are below the workspace (the default)."""
+        return posixpath.join(self.workspace, self.named(path or ""))
+
     def slotfiles(self, operation: str, path: str, *rest: str) -> list[str]:
         """The command of one file operation."""
-        return [self.files, self.workspace, operation, self.in_slot(path), *rest]
+        fence = ["--beneath"] if self.beneath_workspace else []
+        return [self.files, *fence, self.workspace, operation, self.named(path), *rest]
 
 
 USUAL_PATHS: Final = SlotPaths()

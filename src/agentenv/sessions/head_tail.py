@@ -81,6 +81,17 @@ class HeadTail:
         dropped = self.total_bytes - len(head) - len(tail)
         return head.decode("utf-8", "replace") + seam(dropped) + tail.decode("utf-8", "replace"), dropped
 
+    def read(self, begin: int, limit: int) -> tuple[int, bytes]:
+        """At most ``limit`` of the kept bytes from offset ``begin`` of the stream, and the offset of the first of them:
+        larger than ``begin`` where bytes were dropped."""
+        if begin >= self.total_bytes:
+            return self.total_bytes, b""
+        if self._tail is None or begin < len(self._head):
+            return begin, bytes(self._head[begin : begin + limit])
+        oldest = self.total_bytes - len(self._tail)
+        begin = max(begin, oldest)
+        return begin, self.parts()[1][begin - oldest :][:limit]
+
     def _overflow(self, chunk: bytes) -> None:
         head_cap = self._cap // 2
         everything = memoryview(bytes(self._head) + chunk) if self._head else memoryview(chunk)

@@ -74,6 +74,9 @@ class Host(Protocol):
     def workspace(self) -> str:
         """Path of the slot's workspace, as its programs see it."""
 
+    def directory(self, workdir: str | None) -> str:
+        """Path of the directory that a call names, as the slot's programs see it; by default the workspace."""
+
     @property
     def tmux_socket(self) -> str:
         """Path of the socket of the slot's own tmux server."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import posixpath
 import signal
 from collections.abc import Mapping
 
@@ -73,8 +72,7 @@ class ProcessCalls:
         check_interval_s: float | None,
     ) -> Order:
         """What to start; by default in the workspace."""
-        cwd = posixpath.join(self._host.workspace, workdir or ".")
-        return Order(command, cwd, dict(env or {}), pty, check_interval_s)
+        return Order(command, self._host.directory(workdir), dict(env or {}), pty, check_interval_s)
 
     def notices(self) -> tuple[str, ...]:
         """State of the processes whose ``check_interval`` has passed since the last report."""

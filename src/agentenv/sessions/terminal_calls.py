@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import posixpath
+import shlex
 from dataclasses import replace
 
 from agentenv.errors import InvalidArgumentsError, UnknownSessionError
@@ -87,14 +88,25 @@ class TerminalCalls:
             terminal = self._start(arguments)
         else:
             _check_same(terminal, arguments)
-        terminal.run(command)
-        during_s = terminal.command_began_s
         wait_s = deadline_s if arguments.timeout_s is None else self._host.loop.time() + arguments.timeout_s
-        await self._until_done(terminal, min(wait_s, deadline_s))
+        until_s = min(wait_s, deadline_s)
+        if started or arguments.workdir is None or await self._entered(terminal, arguments.workdir, deadline_s):
+            terminal.run(command)
+            await self._until_done(terminal, until_s)
+        else:
+            note = "the command was not run: its workdir could not be entered"
+        during_s = terminal.command_began_s
         if terminal.start_error:
             self._setups.pop(name, None)  # otherwise every later command would meet the same error
         await self._last_look(terminal, arguments, deadline_s)
         return self._answer(name, terminal, during_s, started=started, note=note)
+
+    async def _entered(self, terminal: Terminal, workdir: str, deadline_s: float) -> bool:
+        """Change the directory of a running shell; False if that failed, or was not done by the deadline. Raises
+        SessionBusyError."""
+        terminal.run(f"\\builtin cd -- {shlex.quote(self._host.directory(workdir))}")
+        await self._until_done(terminal, deadline_s)
+        return not terminal.busy and terminal.take_result(terminal.command_began_s) == 0
 
     async def _background(self, arguments: TerminalArguments) -> SessionAnswer:
         name = arguments.session
@@ -115,8 +127,7 @@ class TerminalCalls:
             cwd=posixpath.normpath(process.order.cwd),
             pty=process.order.pty,
             process=process.state(),
-            note=f"started as background process {process.name} in {posixpath.normpath(process.order.cwd)}: "
-            "use the process tool",
+            note=f"started as background process {process.name} in {posixpath.normpath(process.order.cwd)}",
             notices=self._processes.notices(),
         )
         fields = {} if process.exit_code is None else {"exit_code": process.exit_code}
@@ -238,7 +249,7 @@ class TerminalCalls:
         workdir, env, pty = arguments.workdir, arguments.env, arguments.pty
         setup = replace(
             former,
-            cwd=former.cwd if workdir is None else posixpath.join(self._host.workspace, workdir),
+            cwd=former.cwd if workdir is None else self._host.directory(workdir),
             env=former.env if env is None else dict(env),
             pty=former.pty if pty is None else pty,
         )
@@ -345,9 +356,9 @@ def _check_reachable(terminal: Terminal, name: str, *, harmless: bool) -> None:
 def _check_same(terminal: Terminal, arguments: TerminalArguments) -> None:
     """Settings fixed at a session's start cannot be changed later. Raises InvalidArgumentsError."""
     changed = "pty" if arguments.pty not in (None, terminal.setup.pty) else ""
-    changed = changed or ("workdir" if arguments.workdir is not None else "env" if arguments.env is not None else "")
+    changed = changed or ("env" if arguments.env is not None else "")
     if changed and not terminal.busy:
         raise InvalidArgumentsError(
             f"session {arguments.session!r} is already running: its {changed} was set when it started",
-            next_step="use cd or export in it, another session, or reset=true",
+            next_step="use export in it, another session, or reset=true",
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import posixpath
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -81,7 +80,7 @@ class TmuxCalls:
         setup = TmuxSetup(
             name=name,
             command=arguments.command or None,
-            cwd=posixpath.join(self._host.workspace, arguments.workdir or "."),
+            cwd=self._host.directory(arguments.workdir),
             env=dict(arguments.env or {}),
             rows=arguments.rows,
             columns=arguments.columns,

@@ -9,20 +9,28 @@ the body of a request of its own, ``/v1/attachments/{call id}/{field}``, with th
 :data:`agentenv.wire.transfers.LEASE_HEADER`. An argument is PUT before its call is sent, piece by piece
 (``?from=N``: after the first N bytes); each PUT is answered by an :class:`Attachment` with the size received so
 far. A result's attachment is fetched by GET (``?from=N`` skips N bytes) until the call is forgotten.
+
+``GET /v1/calls/{call id}/output?stdout=N&stderr=M`` waits up to :data:`LIVE_WAIT_S` for more output of a running call
+than these numbers of bytes, and answers with a :class:`LiveOutput`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue, TypeAdapter
 
 from agentenv.errors import AgentEnvError, Fault
-from agentenv.wire.base import MAX_BATCH_CALLS, MAX_TIMEOUT_S, Arguments, CallId, WireModel
+from agentenv.wire.base import MAX_BATCH_CALLS, MAX_TIMEOUT_S, Arguments, Base64, CallId, WireModel
 from agentenv.wire.leases import LeaseKey
 
+LIVE_WAIT_S = 10.0
 MAX_ATTACHMENTS = 4
 """Per call, and per result."""
+_UNSHOWN = frozenset({"id", "duration_s", "queue_s", "cpu_s", "peak_memory_bytes", "attachments"})
+_SHOWN_CHARACTERS = 1_000
 
 
 class Attachment(WireModel):
@@ -86,10 +94,54 @@ class CallResult(WireModel):
     attachments: Annotated[tuple[Attachment, ...], Field(max_length=MAX_ATTACHMENTS)] = ()
     """Attachments to fetch; available until the call is forgotten."""
 
+    @property
+    def success(self) -> bool:
+        """Whether the tool did its work, and a command ended in time with exit code 0."""
+        return self.fault == "none" and not (self.exit_code or self.timed_out or self.cancelled)
+
+    @property
+    def printed(self) -> str:
+        """stdout, then stderr."""
+        seam = "\n" if self.stdout and self.stderr and not self.stdout.endswith("\n") else ""
+        return f"{self.stdout}{seam}{self.stderr}"
+
+    @property
+    def output(self) -> str:
+        """What a tool answers with: what it printed. For a tool that prints nothing: the text of its content,
+        otherwise its JSON. A command in a session that printed nothing has none: the content is the session's
+        state."""
+        named = self.content if isinstance(self.content, dict) else {}
+        if self.stdout or self.stderr or self.content is None or named.get("session") is not None:
+            return self.printed
+        return text if isinstance(text := named.get("text"), str) else json.dumps(self.content, ensure_ascii=False)
+
+    def __repr_args__(self) -> Iterator[tuple[str, Any]]:
+        """What somebody at a prompt looks for: the exit code, the output, and whatever is not as usual."""
+        for name, value in super().__repr_args__():
+            if name == "exit_code" or (name not in _UNSHOWN and value != type(self).model_fields[str(name)].default):
+                yield str(name), _shortened(value)
+
     @classmethod
     def refused(cls, call_id: str, error: AgentEnvError) -> CallResult:
         """The result of a call that failed with ``error`` and has no other content."""
         return cls(id=call_id, fault=error.fault, error=error.code, message=str(error))
+
+
+def _shortened(value: Any) -> Any:
+    if not isinstance(value, str) or len(value) <= _SHOWN_CHARACTERS:
+        return value
+    return f"{value[:_SHOWN_CHARACTERS]}… ({len(value)} characters)"
+
+
+class LiveOutput(WireModel):
+    """What a running ``bash`` call has printed: the next bytes of each stream, and the offset of the first of them
+    (larger than the requested one where bytes were dropped). ``ended``: the call's result exists, and has the rest."""
+
+    stdout: Base64 = b""
+    stdout_from: int = 0
+    stderr: Base64 = b""
+    stderr_from: int = 0
+    ended: bool = False
 
 
 class CallKey(WireModel):

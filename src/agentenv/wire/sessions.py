@@ -1,13 +1,14 @@
 """The tools whose state outlives a call (terminal, process, tmux): arguments, replies, rows; and all tools' rows.
 
-Field descriptions are written for a language model: they become the JSON schema it is given.
+Field descriptions are written for a language model: they become the JSON schema it is given. Some arguments are also
+accepted under the names that models trained on other harnesses use (``AliasChoices``); the schema does not show these.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 
 from agentenv.wire.base import MAX_COMMAND_BYTES, WireModel
 from agentenv.wire.tools import BASH, FILE_TOOLS, SlotTool
@@ -46,6 +47,21 @@ def _environment(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+def _as_capture(given: dict[str, Any]) -> dict[str, Any]:
+    """What other harnesses send for a capture: ``stream``, which returns what a session printed since the last call,
+    and ``capture_entire``. A wait of null is the default."""
+    kept = dict(given)
+    if kept.get("max_wait_s", 0) is None:
+        del kept["max_wait_s"]
+    if kept.get("action") == "stream":
+        kept.pop("max_bytes", None)
+        kept |= {"action": "capture", "what": "scrollback" if kept.pop("reset", False) is True else "difference"}
+    if isinstance(entire := kept.get("capture_entire"), bool):
+        del kept["capture_entire"]
+        kept.setdefault("what", "scrollback" if entire else "screen")
+    return kept
+
+
 SessionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")]
 CommandText = Annotated[str, AfterValidator(_command)]
 InputText = Annotated[str, AfterValidator(_input)]
@@ -69,6 +85,7 @@ class TerminalArguments(WireModel):
     session: SessionName = Field(default="default", description="Name of the session. A new name starts a new session.")
     timeout_s: WaitS | None = Field(
         default=None,
+        validation_alias=AliasChoices("timeout_s", "timeout"),
         description="Seconds to wait for the command to finish. It keeps running after that; an empty command waits "
         "again. With pty, the result comes early when the program waits for input.",
     )
@@ -92,8 +109,8 @@ class TerminalArguments(WireModel):
     )
     workdir: PathText | None = Field(
         default=None,
-        description="Initial directory of a new session, or of a background process (by default the session's "
-        "current directory).",
+        description="Directory to change to before the command; the session stays there. By default its current "
+        "directory, initially the workspace.",
     )
     env: Environment | None = Field(
         default=None,
@@ -101,7 +118,7 @@ class TerminalArguments(WireModel):
         "also gets the session's `env`, but not what was exported later.",
     )
     background: bool = Field(
-        default=False, description="Run the command as a background process (see the `process` tool)."
+        default=False, description="Run the command as a background process; the result has its id."
     )
     check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
         default=None,
@@ -165,7 +182,11 @@ class ProcessArguments(WireModel):
         "offset; wait: until it ends; kill it; write input; submit: write input, then Enter; close: end "
         "of input."
     )
-    process: SessionName | None = Field(default=None, description="Process id, such as p1.")
+    process: SessionName | None = Field(
+        default=None,
+        validation_alias=AliasChoices("process", "session_id"),
+        description="Process id, such as p1.",
+    )
     command: CommandText | None = Field(default=None, description="For start: the bash command.")
     workdir: PathText | None = Field(
         default=None, description="For start: working directory; by default the workspace."
@@ -175,8 +196,16 @@ class ProcessArguments(WireModel):
     check_interval: Annotated[float, Field(ge=1, le=MAX_WAIT_S)] | None = Field(
         default=None, description="For start: later results report on the process, at most once in this many seconds."
     )
-    input: InputText | None = Field(default=None, description="For write and submit: the text to write.")
-    timeout_s: WaitS | None = Field(default=None, description="For wait: maximum number of seconds to wait.")
+    input: InputText | None = Field(
+        default=None,
+        validation_alias=AliasChoices("input", "data"),
+        description="For write and submit: the text to write.",
+    )
+    timeout_s: WaitS | None = Field(
+        default=None,
+        validation_alias=AliasChoices("timeout_s", "timeout"),
+        description="For wait: maximum number of seconds to wait.",
+    )
     signal: Literal["KILL", "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "STOP", "CONT"] = Field(
         default="KILL",
         description="For kill: the signal to send. KILL ends the process and everything it started; other signals go "
@@ -228,8 +257,16 @@ class TmuxArguments(WireModel):
         default=None, description="For start: working directory; by default the workspace."
     )
     env: Environment | None = Field(default=None, description="For start: additional environment variables.")
-    rows: Rows = Field(default=40, description="For start and resize: height of the screen.")
-    columns: Columns = Field(default=120, description="For start and resize: width of the screen.")
+    rows: Rows = Field(
+        default=40,
+        validation_alias=AliasChoices("rows", "pane_height"),
+        description="For start and resize: height of the screen.",
+    )
+    columns: Columns = Field(
+        default=120,
+        validation_alias=AliasChoices("columns", "pane_width"),
+        description="For start and resize: width of the screen.",
+    )
     record: bool = Field(default=True, description="For start: record the session as an asciicast.")
     text: InputText | None = Field(
         default=None, description="For send_keys: text to type, before `keys`. For wait: the text to wait for."
@@ -255,6 +292,11 @@ class TmuxArguments(WireModel):
         default="screen",
         description="For capture: the visible screen; the scrollback as well; or what is new since the last capture.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _capture(cls, given: Any) -> Any:
+        return _as_capture(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _complete(self) -> TmuxArguments:
@@ -305,7 +347,7 @@ SESSION_TOOLS: Final = (
             "kept between calls. Several named sessions can be used side by side. A command that exceeds "
             "`timeout_s` keeps running: send an empty command to get more of its output, `keys` such as C-c to "
             "control it, or `reset` to start over. Set `pty` for programs that need a terminal. `background` "
-            "starts the command as a background process, see the `process` tool."
+            "starts the command as a background process."
         ),
         arguments=TerminalArguments,
         reply=TerminalReply,
@@ -314,9 +356,9 @@ SESSION_TOOLS: Final = (
     SlotTool(
         name="process",
         description=(
-            "Manage background processes: start, list, poll (state and new output), log (kept output), wait, "
-            "kill, write, submit (write, then Enter) and close (end of input). The last 200 kB of output are "
-            "kept. All processes end with the task."
+            "Manage background processes, whatever tool started them: start, list, poll (state and new output), log "
+            "(kept output), wait, kill, write, submit (write, then Enter) and close (end of input). The last 200 kB of "
+            "output are kept. All processes end with the task."
         ),
         arguments=ProcessArguments,
         reply=ProcessReply,

@@ -20,24 +20,6 @@ MIB = 1024 * 1024
 MEMORY_HEADROOM_BYTES = 64 * MIB
 """Minimum memory left for a slot's processes when all its file systems are full."""
 
-SEALED_ENV: Mapping[str, str] = MappingProxyType(
-    {
-        "HOME": "/nonexistent",
-        "XDG_CACHE_HOME": "/tmp/.cache",  # noqa: S108 - of the slot's own, which a seal makes anew
-        "PYTHONNOUSERSITE": "1",
-        "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_CONFIG_COUNT": "2",
-        "GIT_CONFIG_KEY_0": "core.fsmonitor",
-        "GIT_CONFIG_VALUE_0": "false",
-        "GIT_CONFIG_KEY_1": "core.hooksPath",
-        "GIT_CONFIG_VALUE_1": "/dev/null",
-    }
-)
-"""Environment of every command in a sealed slot; a call's own variables are added to it. Home is no longer the
-workspace but a directory that does not exist, and cannot be created where the root is read-only: the files that
-programs execute or obey in a home directory (usercustomize, .bashrc, .gitconfig, .local/bin, pip.conf) could have
-been written by the policy."""
-
 Isolation = Literal["auto", "full", "user"]
 ATTACHED = "attached"
 """In :attr:`ContainerSpec.closed_networks`: all networks the container itself is attached to."""

@@ -2,7 +2,10 @@
 :data:`FILE_TOOLS`; :data:`agentenv.wire.sessions.SESSION_TOOLS`).
 
 Tool and field descriptions are written for a language model: they become the JSON schema it is given.
-Paths are relative to the workspace, or absolute below ``/workspace``.
+Paths are relative to the workspace, or absolute, or begin with ``~/`` (the home directory, which is the workspace
+unless a setting changes it). They reach what the slot's own commands reach; on the fake backend, only the workspace.
+Some arguments are also accepted under the names that models trained on other harnesses use (``AliasChoices``); the
+schema does not show these.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AliasChoices, Field, field_validator
 
 from agentenv.wire.base import MAX_COMMAND_BYTES, MAX_FILE_BYTES, Base64, WireModel
 
@@ -70,9 +73,9 @@ class BashArguments(WireModel):
 
 
 class ReadFileArguments(WireModel):
-    """Read a file in the workspace."""
+    """Read a file."""
 
-    path: PathArgument = Field(description="File to read, relative to the workspace.")
+    path: PathArgument = Field(description="File to read: relative to the workspace, or absolute.")
     offset: Annotated[int, Field(ge=0)] = Field(default=0, description="Offset of the first byte to read.")
     limit: Annotated[int, Field(ge=1, le=MAX_FILE_BYTES)] | None = Field(
         default=None,
@@ -98,10 +101,12 @@ class ReadFileReply(WireModel):
 
 
 class WriteFileArguments(WireModel):
-    """Write a whole file in the workspace; missing parent directories are created."""
+    """Write a whole file; missing parent directories are created."""
 
-    path: PathArgument = Field(description="File to write, relative to the workspace.")
-    text: str | None = Field(default=None, description="The new content as text.")
+    path: PathArgument = Field(description="File to write: relative to the workspace, or absolute.")
+    text: str | None = Field(
+        default=None, validation_alias=AliasChoices("text", "content"), description="The new content as text."
+    )
     data: Base64 | None = Field(default=None, description="The new content as base64, instead of text.")
     mode: Annotated[int, Field(ge=0, le=0o777)] | None = Field(
         default=None,
@@ -118,9 +123,9 @@ class WriteFileReply(WireModel):
 
 
 class ListFilesArguments(WireModel):
-    """List a directory in the workspace."""
+    """List a directory."""
 
-    path: PathArgument = Field(default=".", description="Directory to list, relative to the workspace.")
+    path: PathArgument = Field(default=".", description="Directory to list: relative to the workspace, or absolute.")
     depth: Annotated[int, Field(ge=1, le=64)] = Field(default=1, description="Number of levels to descend.")
     limit: Annotated[int, Field(ge=1, le=100_000)] = Field(default=2_000, description="Maximum number of entries.")
     hidden: bool = Field(default=True, description="Include names that begin with a dot.")
@@ -174,7 +179,7 @@ class ArtifactsReply(WireModel):
 
 
 class PatchArguments(WireModel):
-    """Apply a unified diff to files in the workspace: all of it, or nothing."""
+    """Apply a unified diff to files: all of it, or nothing."""
 
     patch: str = Field(
         description="A unified diff (git or plain) of one or more files. Line numbers may be wrong; context lines "
@@ -209,12 +214,15 @@ class PatchReply(WireModel):
 
 
 class SearchArguments(WireModel):
-    """Search files in the workspace for a regular expression, line by line."""
+    """Search files for a regular expression, line by line."""
 
     pattern: Annotated[str, Field(min_length=1, max_length=1000)] = Field(
-        description="Regular expression, matched against each line. Look-around and back-references are not supported."
+        validation_alias=AliasChoices("pattern", "query"),
+        description="Regular expression, matched against each line. Look-around and back-references are not supported.",
     )
-    path: PathArgument = Field(default=".", description="File or directory to search, relative to the workspace.")
+    path: PathArgument = Field(
+        default=".", description="File or directory to search: relative to the workspace, or absolute."
+    )
     glob: Annotated[str, Field(min_length=1, max_length=500)] | None = Field(
         default=None,
         description="Search only files with this name, such as *.py, or with this path if it contains a slash "
@@ -263,7 +271,7 @@ BASH: Final = SlotTool(
 FILE_TOOLS: Final = (
     SlotTool(
         name="read_file",
-        description="Read a file in the workspace: as text, or as base64 if `binary` is true.",
+        description="Read a file: as text, or as base64 if `binary` is true.",
         arguments=ReadFileArguments,
         reply=ReadFileReply,
         toolset="file",
@@ -271,7 +279,7 @@ FILE_TOOLS: Final = (
     SlotTool(
         name="write_file",
         description=(
-            "Write a file in the workspace, replacing any existing content. Give the content as `text`, or "
+            "Write a file, replacing any existing content. Give the content as `text`, or "
             "base64-encoded as `data`. Missing parent directories are created."
         ),
         arguments=WriteFileArguments,
@@ -281,10 +289,7 @@ FILE_TOOLS: Final = (
     ),
     SlotTool(
         name="list_files",
-        description=(
-            "List a directory in the workspace, with types, sizes and modification times. Symbolic links are not "
-            "followed."
-        ),
+        description=("List a directory, with types, sizes and modification times. Symbolic links are not followed."),
         arguments=ListFilesArguments,
         reply=ListFilesReply,
         toolset="file",
@@ -292,7 +297,7 @@ FILE_TOOLS: Final = (
     SlotTool(
         name="search",
         description=(
-            "Search files in the workspace for a regular expression, line by line. Returns the path, line number "
+            "Search files for a regular expression, line by line. Returns the path, line number "
             "and text of each match, sorted by path. Binary files and .git directories are skipped."
         ),
         arguments=SearchArguments,

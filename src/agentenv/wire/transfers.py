@@ -34,7 +34,8 @@ LENGTH = struct.Struct("<I")
 DIGEST_BYTES = 32
 MAX_NAME_BYTES = 8191
 OUTSIDE, NOT_REGULAR, TOO_LARGE = 200, 202, 204
-"""Exit codes of slotfiles besides errnos: a path outside the workspace, not a regular file, too many entries."""
+"""Exit codes of slotfiles besides errnos: a path outside the directory it is kept beneath, not a regular file, too
+many entries."""
 _KINDS = b"fdlmxe"
 
 

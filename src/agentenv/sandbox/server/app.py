@@ -19,6 +19,7 @@ from agentenv.sandbox.server import metrics
 from agentenv.sandbox.server.attachment_routes import AttachmentRoutes
 from agentenv.sandbox.server.connections import BatchOutlet, StreamOutlet
 from agentenv.sandbox.server.container import Container
+from agentenv.sandbox.server.output_routes import OutputRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
@@ -72,6 +73,7 @@ class SandboxApp:
         router.add_post("/v1/leases/end", self._post_end)
         router.add_post("/v1/leases/seal", self._post_seal)
         AttachmentRoutes(self.container).add_to(router)
+        OutputRoutes(self.container).add_to(router)
         TransferRoutes(self.container).add_to(router)
         return application
 

@@ -149,12 +149,18 @@ class Container:
     def fetched(self, key: LeaseKey, call_id: str, field: str) -> Raw:
         """Attachments of a finished call's result; empty once it is forgotten. Raises StaleLeaseError,
         CallLostError when there is no such call."""
-        memory = self._slot(key.slot).admit(key)
-        asked = self._known(call_id, key)
-        raw = None if asked is None or asked.memory is not memory else asked.attachments.get(field)
+        raw = self.in_flight(key, call_id).attachments.get(field)
         if raw is None:
             raise CallLostError(f"the call's {field} is not remembered (any longer)")
         return raw
+
+    def in_flight(self, key: LeaseKey, call_id: str) -> CallInFlight:
+        """A call whose result is not forgotten. Raises StaleLeaseError, CallLostError when there is no such call."""
+        memory = self._slot(key.slot).admit(key)
+        asked = self._known(call_id, key)
+        if asked is None or asked.memory is not memory:
+            raise CallLostError("the call is not remembered (any longer)")
+        return asked
 
     def sent(self, asked: CallInFlight) -> None:
         """This answer was handed to a connection."""

@@ -26,7 +26,7 @@ from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
-from agentenv.sandbox.server.tools.bash import command_env
+from agentenv.sandbox.slot_env import command_env
 from agentenv.wire.server import Proof, ServerInfo
 from agentenv.wire.states import IllegalMoveError
 

@@ -36,6 +36,7 @@ class SlotHost:
         self.env = env
         self.workspace = io.paths.workspace
         self.tmux_socket = io.paths.tmux_socket
+        self.directory = io.paths.directory
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:

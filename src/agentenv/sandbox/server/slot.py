@@ -30,10 +30,10 @@ from agentenv.sandbox.server.leases import Lease
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
 from agentenv.sandbox.server.session_calls import SessionCalls
+from agentenv.sandbox.slot_env import SEALED_ENV
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport
-from agentenv.wire.spec import SEALED_ENV
 from agentenv.wire.states import SERVER_SLOT_MOVES, SlotState, move
 
 MAX_QUEUED_CALLS = 2_000
@@ -387,7 +387,8 @@ class Slot:
         link = AgentLink(agent, context.poller, era, self._agent_lost, max_descriptors=context.descriptors)
         if era > 0:
             link.kill_former_runs()
-        io = SlotIo(link, context.poller, LimitWatch(packet.limits), packet.paths)
+        paths = replace(packet.paths, home=env["HOME"])
+        io = SlotIo(link, context.poller, LimitWatch(packet.limits), paths)
         self._runner = CallRunner(context, io, self._call_ended, self._agent_lost)
         self._session_calls.open(io, context.env)
         if self.lease is not None:

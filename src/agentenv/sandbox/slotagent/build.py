@@ -1,6 +1,7 @@
 """Compiles the static programs of a slot: ``python -m agentenv.sandbox.slotagent.build``.
 
-An image contains them built (``slotagent/bin/``); a source checkout builds them on first use.
+An image and a wheel contain them built (``slotagent/bin/``); a source checkout builds them on first use, and where it
+may not be written to, into the cache directory.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from agentenv.errors import SandboxUnavailableError
 
 _HERE = Path(__file__).resolve().parent
+_OWN = _HERE / "bin"
 _PROGRAMS = {"slotagent": "agent", "slotfiles": "files", "slotlaunch": "launch"}
 """The folder of each program. All C files in it are compiled, and nothing outside of it is included."""
 _WARNINGS = (
@@ -42,13 +44,21 @@ class Binaries:
     launch: Path
 
 
-def ensure_built() -> Binaries:
-    """The release binaries of exactly these sources, compiled first if they are missing.
+def ensure_built(cache: Path | None = None) -> Binaries:
+    """The release binaries of exactly these sources, compiled first if they are missing. ``cache``: the directory to
+    keep them in where the package has none and its own directory is not this user's to write to.
 
     Safe to run from several processes at once. Raises SandboxUnavailableError when they are not available: no
     compiler, no static libc, or the directory is not writable.
     """
-    return _build_all(_HERE / "bin", _RELEASE)
+    if cache is None or os.access(_HERE, os.W_OK) or all(path.exists() for path in _paths(_OWN, _RELEASE)):
+        return build_release(_OWN)
+    return build_release(cache / "slotagent")
+
+
+def build_release(directory: Path) -> Binaries:
+    """The release binaries in this directory, compiled first if they are missing."""
+    return _build_all(directory, _RELEASE)
 
 
 def build_sanitized(directory: Path) -> Binaries:
@@ -60,24 +70,30 @@ def build_sanitized(directory: Path) -> Binaries:
 
 
 def _build_all(directory: Path, flags: Sequence[str]) -> Binaries:
-    return Binaries(*(_built(name, directory, flags) for name in _PROGRAMS))
+    paths = _paths(directory, flags)
+    for name, path in zip(_PROGRAMS, paths, strict=True):
+        if not path.exists():
+            _compile(name, path, flags)
+    return Binaries(*paths)
 
 
-def _built(name: str, directory: Path, flags: Sequence[str]) -> Path:
-    """The program, named by a hash of its inputs: file times are unreliable (installers and git set them to now),
-    and two versions used at once must not overwrite each other."""
-    folder = _HERE / _PROGRAMS[name]
-    sources, headers = sorted(folder.glob("*.c")), sorted(folder.glob("*.h"))
-    digest = hashlib.sha256(" ".join([platform.machine(), *_WARNINGS, *flags]).encode())
-    for path in [*sources, *headers]:
-        digest.update(path.read_bytes())
-    binary = directory / f"{name}-{digest.hexdigest()[:16]}"
-    if not binary.exists():
-        _compile(name, sources, binary, flags)
-    return binary
+def _paths(directory: Path, flags: Sequence[str]) -> list[Path]:
+    """The programs, each named by a hash of its inputs: file times are unreliable (installers and git set them to
+    now), and two versions used at once must not overwrite each other."""
+    paths = []
+    for name, folder in _PROGRAMS.items():
+        digest = hashlib.sha256(" ".join([platform.machine(), *_WARNINGS, *flags]).encode())
+        for path in [*_sources(folder), *sorted((_HERE / folder).glob("*.h"))]:
+            digest.update(path.read_bytes())
+        paths.append(directory / f"{name}-{digest.hexdigest()[:16]}")
+    return paths
 
 
-def _compile(name: str, sources: Sequence[Path], output: Path, flags: Sequence[str]) -> None:
+def _sources(folder: str) -> list[Path]:
+    return sorted((_HERE / folder).glob("*.c"))
+
+
+def _compile(name: str, output: Path, flags: Sequence[str]) -> None:
     """Compile beside ``output`` and rename over it, so that nobody ever sees a partial program."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
@@ -94,7 +110,8 @@ def _compile(name: str, sources: Sequence[Path], output: Path, flags: Sequence[s
         ) from error
     os.close(handle)
     try:
-        _run_compiler([compiler, *_WARNINGS, *flags, "-o", temporary, *map(str, sources)], name)
+        sources = map(str, _sources(_PROGRAMS[name]))
+        _run_compiler([compiler, *_WARNINGS, *flags, "-o", temporary, *sources], name)
         Path(temporary).chmod(0o755)
         Path(temporary).replace(output)
     finally:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.sandbox.slot_env import GITCONFIG
 from agentenv.sandbox.slot_paths import WORKSPACE, SlotPaths
-from agentenv.wire.spec import Bind, SandboxSpec, SlotLimits
+from agentenv.wire.spec import Bind, SlotLimits
 
 FULL = "full"
 USER = "user"
@@ -26,7 +27,6 @@ SHELL_PATH = "/run/agentenv/bash"
 KEYS_LIST = "/proc/keys"
 MAX_TERMINALS = 64
 """Terminals a slot may have open at once; the kernel's own count covers the whole machine."""
-SLOT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 ROOT_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ROOT_DIRECTORIES = ("usr", "etc", "proc", "dev", "tmp", "run/agentenv", "workspace", "var", "root", "home")
@@ -56,7 +56,7 @@ def choose_mode(wanted: str, uid: int) -> str:
         )
     raise SandboxUnavailableError(
         "isolation=user is not possible as root: a slot must never run as uid 0",
-        next_step="start it as an ordinary user, or use isolation=full",
+        next_step="start it as an ordinary user, or use isolation=full (and unset AGENTENV_ISOLATION)",
     )
 
 
@@ -162,6 +162,7 @@ def etc_files(identity: Identity, slots: int, *, allow_network: bool) -> dict[st
         "hosts": "127.0.0.1 localhost slot\n::1 localhost ip6-localhost\n",
         "nsswitch.conf": f"passwd: files\ngroup: files\nshadow: files\nhosts: files{' dns' * allow_network}\n",
         "hostname": "slot\n",
+        "gitconfig": GITCONFIG,
     }
     if allow_network:
         files["resolv.conf"] = f"nameserver {DNS_ADDRESS}\n"
@@ -169,15 +170,6 @@ def etc_files(identity: Identity, slots: int, *, allow_network: bool) -> dict[st
 
 
 _NOBODY = "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin"
-
-
-def command_environment(spec: SandboxSpec) -> dict[str, str]:
-    """The whole environment of a command in a slot, before the call's own."""
-    base = {
-        "PATH": SLOT_PATH, "HOME": WORKSPACE, "USER": "agent", "LOGNAME": "agent", "LC_CTYPE": "C.UTF-8",
-        "TMPDIR": "/tmp", "TERM": "dumb",  # noqa: S108
-    }  # fmt: skip
-    return base | spec.env
 
 
 def check_binds(binds: Sequence[Bind]) -> None:

@@ -44,6 +44,7 @@ from agentenv.wire.spec import SandboxSpec
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MIN_TOKEN_CHARACTERS = 16
 _UID_BLOCKS = 40
+_SHARE = "stop some of them, or let sandboxes share containers: agentenv.Farm(slots=50) serves 50 from 5 of them"
 _STDERR = 2
 
 
@@ -66,6 +67,7 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
     parser = argparse.ArgumentParser(prog="python -m agentenv.sandbox")
     parser.add_argument("spec", type=Path, help="the container's specification (JSON)")
     parser.add_argument("--lifeline", action="store_true", help="stop when standard input reaches EOF")
+    parser.add_argument("--cache", type=Path, help="where to build programs that are missing, if not beside us")
     options = parser.parse_args(arguments)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s supervisor %(levelname)s %(message)s"
@@ -76,7 +78,7 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
             _check_lifeline()
         spec = SandboxSpec.load(options.spec)
         argv = server_argv or server_process.default_argv()
-        return _contain(spec, argv, lifeline=options.lifeline)
+        return _contain(spec, argv, options.cache, lifeline=options.lifeline)
     except AgentEnvError as error:
         return events.emit_failure(error)
     except OSError as error:
@@ -97,12 +99,12 @@ def _check_lifeline() -> None:
         raise ConfigError("--lifeline", "standard input is neither a pipe nor a socket nor a terminal")
 
 
-def _contain(spec: SandboxSpec, server_argv: Sequence[str], *, lifeline: bool) -> int:
+def _contain(spec: SandboxSpec, server_argv: Sequence[str], cache: Path | None, *, lifeline: bool) -> int:
     directory = Path(spec.data_dir).absolute() / spec.container
     token = read_token(Path(spec.token_file))
     held = _hold(directory, claim=os.geteuid() == 0 and spec.uid_block < 0)
     try:
-        launch = _prepare(spec, directory, token, held, server_argv, lifeline=lifeline)
+        launch = _prepare(spec, directory, token, held, server_argv, cache, lifeline=lifeline)
         return _fork_supervisor(launch)
     finally:
         os.close(held.lock)
@@ -160,7 +162,7 @@ def claim_uids() -> socket.socket:
         else:
             return claim
     # Not permanent: any of them may end at any time.
-    raise MachineFullError(f"{_UID_BLOCKS} containers run on this machine already", next_step="stop some of them")
+    raise MachineFullError(f"{_UID_BLOCKS} containers run on this machine already", next_step=_SHARE)
 
 
 def _block_of(spec: SandboxSpec, held: HeldLocks) -> int:
@@ -175,13 +177,20 @@ def _block_of(spec: SandboxSpec, held: HeldLocks) -> int:
 
 
 def _prepare(
-    spec: SandboxSpec, directory: Path, token: str, held: HeldLocks, server_argv: Sequence[str], *, lifeline: bool
+    spec: SandboxSpec,
+    directory: Path,
+    token: str,
+    held: HeldLocks,
+    server_argv: Sequence[str],
+    cache: Path | None,
+    *,
+    lifeline: bool,
 ) -> Launch:
     """Do everything that can fail before a namespace is entered, each with its own clear error."""
     mode = isolation.choose_mode(spec.isolation, os.geteuid())
     isolation.check_binds(spec.binds)
     bwrap = find_bwrap()
-    built = ensure_built()
+    built = ensure_built(cache)
     network_tool = network.find_tool() if spec.allow_network else None
     listener = listen(spec.host, spec.port)
     identity = Identity(mode, os.geteuid(), os.getegid(), _block_of(spec, held))

@@ -165,12 +165,18 @@ class Shown:
     blocker: Path
 
 
+def import_directories() -> list[Path]:
+    """Directories outside the interpreter's prefix that agentenv and its packages are imported from: its own, which is
+    on no path in a checkout that is not installed, and those of PYTHONPATH."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return [Path(__file__).resolve().parents[3], *(Path(text) for text in named if Path(text).is_absolute())]
+
+
 def interpreter_directories() -> list[Path]:
-    """Directories the running interpreter needs to run agentenv again: its prefixes and this package."""
-    package = Path(__file__).resolve().parents[3]
+    """Directories the running interpreter needs to run agentenv again."""
     prefixes = (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
     paths = {Path(text) for text in prefixes} | {Path(text).resolve() for text in prefixes}
-    paths |= {package, Path(sys.executable).parent, Path(sys.executable).resolve().parent}
+    paths |= {*import_directories(), Path(sys.executable).parent, Path(sys.executable).resolve().parent}
     return sorted(path for path in paths if path.is_dir())
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from agentenv.errors import ConfigError
+from agentenv.sandbox.slot_env import PATH, PROGRAMS
 from agentenv.sandbox.supervisor import mounts
 from agentenv.sandbox.supervisor.isolation import ETC_COPIES, ROOT_DIRECTORIES, ROOT_LINKS
 from agentenv.wire.spec import Bind
@@ -55,6 +56,7 @@ def build(
         target = tree.root / "run/agentenv" / name
         shutil.copyfile(source, target)
         target.chmod(0o755)
+    link_programs(tree.root / PROGRAMS.lstrip("/"))
     tree.empty.mkdir()
     show = partial(mounts.show_read_only, empty=str(tree.empty))
     show("/usr", str(tree.root / "usr"))
@@ -79,6 +81,14 @@ def root_entry(source: Path, target: Path, show: Callable[[str, str], None] = mo
     elif source.is_dir():
         target.mkdir()
         show(str(source), str(target))
+
+
+def link_programs(directory: Path) -> None:
+    """Make the directory that comes last on PATH: models type ``python``, which many machines only have as
+    ``python3``. The link leads to the machine's, which has the same path in a slot."""
+    directory.mkdir()
+    if python := shutil.which("python3", path=PATH):
+        (directory / "python").symlink_to(python)
 
 
 def _fill_etc(etc: Path, written: dict[str, str]) -> None:

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agentenv.errors import ProtocolError, SelfTestError, StartTimeoutError
+from agentenv.sandbox.slot_env import command_env
 from agentenv.sandbox.slot_paths import WORKSPACE
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.protocol import Kind, Message
@@ -27,7 +28,6 @@ from agentenv.sandbox.supervisor.isolation import (
     FILES_PATH,
     MAX_TERMINALS,
     USER,
-    command_environment,
 )
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES
 from agentenv.sandbox.supervisor.reaper import readable
@@ -213,10 +213,10 @@ def guard_proof(ran: Ran) -> Verdict:
 
 
 def files_proof(ran: Ran) -> Verdict:
-    """Result of an attempt of slotfiles to leave the workspace."""
+    """Result of an attempt of slotfiles to leave the directory it is kept in (as when it unpacks an archive)."""
     lacking = ran.status == _UNSUPPORTED_KERNEL
     return Verdict(
-        "files beneath the workspace",
+        "files kept beneath a directory",
         ran.status == _OUTSIDE,
         detail="there is no openat2" if lacking else f"reading outside of it ended with {ran.status}",
         cure="use Linux 5.6 or newer, and a seccomp profile that allows openat2" if lacking else "",
@@ -260,7 +260,7 @@ async def _prove(
     address: tuple[str, int],
 ) -> list[Verdict]:
     spec = setup.spec
-    env = command_environment(spec)
+    env = command_env(spec.env)
     probe = {"PROBE_ADDRESS": address[0], "PROBE_PORT": str(address[1])} if spec.allow_network else {}
     want = Expected(
         uid=setup.identity.slot_uid(slot.slot),
@@ -281,7 +281,7 @@ async def _prove(
     return [
         *judge(report, want),
         guard_proof(await runner.run([AGENT_PATH, "prove"], {})),
-        files_proof(await runner.run([FILES_PATH, WORKSPACE, "read", "../etc/passwd", "0", "1"], {})),
+        files_proof(await runner.run([FILES_PATH, "--beneath", WORKSPACE, "read", "../etc/passwd", "0", "1"], {})),
         await _process_limit(setup, slot, runner, env, report),
         _memory_limit(setup, slot, report),
         await _kill_all(slot, runner, env),

@@ -31,14 +31,14 @@ _ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "HOME
 
 def default_argv() -> list[str]:
     """The server under this interpreter. ``-P -s`` keep the working directory and the user's own packages out;
-    ``-I`` would too, but it also ignores PYTHONPATH, which a checkout that is not installed needs (see
-    :func:`environment`)."""
+    ``-I`` would too, but it also ignores PYTHONPATH (see :func:`environment`)."""
     return [sys.executable, "-P", "-s", "-B", "-X", "utf8", "-m", "agentenv.sandbox.serve"]
 
 
 def environment() -> dict[str, str]:
-    """The server's whole environment; nothing of the caller's."""
-    return {**_ENVIRONMENT, "PYTHONPATH": str(Path(__file__).resolve().parents[3]), "PYTHONDONTWRITEBYTECODE": "1"}
+    """The server's whole environment; nothing of the caller's but where packages are imported from."""
+    path = os.pathsep.join(map(str, mounts.import_directories()))
+    return {**_ENVIRONMENT, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from agentenv.errors import InfraError, InvalidArgumentsError
 from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
-from agentenv.sandbox.slot_paths import WORKSPACE
 from agentenv.sandbox.slotagent.bootstrap import BOOTSTRAP, encode_script, needs_cold_shell
 from agentenv.sandbox.slotagent.protocol import SpawnStep
 from agentenv.sessions.head_tail import seam
@@ -30,20 +29,6 @@ MAX_SPARE_SCRIPT_BYTES = 2048
 MAX_ARGV_SCRIPT_BYTES = 32 * 1024
 CANNOT_START = 126
 """Exit code of a call whose shell could not be started (the shell convention for commands that cannot run)."""
-
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-PAGERS = {"PAGER": "cat", "MANPAGER": "cat", "GIT_PAGER": "cat", "LESS": "-FRX"}
-
-
-def command_env(extra: Mapping[str, str]) -> dict[str, str]:
-    """The environment every command starts with; ``extra`` wins.
-
-    LC_CTYPE alone makes text UTF-8. LANG would do the same, but every program would open and map a dozen locale
-    files equal to those of C: 0.1 core-ms for each of thousands a second. Pagers print and exit, because nobody
-    turns pages.
-    """
-    fixed = {"PATH": _PATH, "HOME": WORKSPACE, "USER": "agent", "LOGNAME": "agent", "SHELL": "/bin/bash"}
-    return {**fixed, **PAGERS, "LC_CTYPE": "C.UTF-8", "TMPDIR": "/tmp", "TERM": "dumb", **extra}  # noqa: S108
 
 
 @dataclass
@@ -117,8 +102,7 @@ class Shells:
     ) -> Process:
         argv = ["bash", "-c", arguments.command if literal else BOOTSTRAP]
         env = {**self.env, **arguments.env} if arguments.env else self.env
-        paths = self.io.paths
-        cwd = os.path.join(paths.workspace, paths.in_slot(arguments.cwd or ""))  # noqa: PTH118 (pure text: the path is the slot's)
+        cwd = self.io.paths.directory(arguments.cwd)
         stdin = attached or (None if arguments.stdin is None else arguments.stdin.encode())
         process = Process(self.io, self.cap_bytes, on_end)
         try:

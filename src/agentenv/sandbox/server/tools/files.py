@@ -91,8 +91,9 @@ async def run_file_tool(
     """Run one file tool. ``arguments``: the tool's model, or input for it; ``attached``: arguments sent as
     attachments, which are empty in the model.
 
-    Raises: InvalidArgumentsError, UnknownToolError: the call is wrong; nothing ran. PolicyRefusalError: a path (or
-    an archive's entry) leads outside the workspace. ProtocolError: the output is not in slotfiles' format.
+    Raises: InvalidArgumentsError, UnknownToolError: the call is wrong; nothing ran. PolicyRefusalError: an archive's
+    entry leads outside the destination, or (with ``paths.beneath_workspace``) a path outside the workspace.
+    ProtocolError: the output is not in slotfiles' format.
     """
     model = arguments if isinstance(arguments, WireModel) else parse_arguments(tool, dict(arguments))
     operation = _OPERATIONS.get(type(model))

@@ -314,7 +314,7 @@ def found(printed: bytes, asked: SearchArguments, paths: SlotPaths = USUAL_PATHS
     """The reply. Raises ProtocolError when the slot printed anything else than it must."""
     reader = RecordReader(printed)
     matches: list[SearchMatch] = []
-    base = _base(paths.in_slot(asked.path), paths.workspace)
+    base = _base(paths.named(asked.path), paths.workspace)
     while (record := reader.record()).kind == "h":
         name = readable_name(record.path)
         path = "/".join(part for part in (base, name) if part)
@@ -338,5 +338,6 @@ def found(printed: bytes, asked: SearchArguments, paths: SlotPaths = USUAL_PATHS
 
 def _base(path: str, workspace: str) -> str:
     """``path`` as it stands before what was found below it."""
-    base = path.removeprefix(workspace) if path == workspace or path.startswith(workspace + "/") else path
-    return "/".join(part for part in base.split("/") if part not in ("", "."))
+    inside = path == workspace or path.startswith(workspace + "/")
+    parts = [part for part in (path.removeprefix(workspace) if inside else path).split("/") if part not in ("", ".")]
+    return "/".join(["", *parts] if path.startswith("/") and not inside else parts)

@@ -21,14 +21,14 @@ def check_verdict(exit_code: int, path: str) -> None:
     """Return if ``exit_code`` (not 0) is an ordinary failure of the operation, for :func:`as_data`.
 
     Raises:
-        PolicyRefusalError: the path leads outside the workspace.
+        PolicyRefusalError: something leads out of the directory that the operation is kept beneath.
         ProtocolError: slotfiles has no such exit code. The kernel's openat2 is tested before anything is
             served, so a code that denies it was forged in the slot.
     """
     if exit_code == _OUTSIDE:
         raise PolicyRefusalError(
-            f"{path!r} is outside the workspace (or behind a link with an absolute target)",
-            next_step="use a path inside /workspace",
+            f"{path!r} is outside the workspace, or behind a link that leads out of the directory being filled",
+            next_step="use a path inside /workspace: the fake backend's file tools reach no other",
         )
     if exit_code not in _TEXT_OF and not 0 < exit_code < _OUTSIDE:
         raise ProtocolError(f"slotfiles ended with {exit_code}")

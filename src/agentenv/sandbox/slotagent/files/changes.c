@@ -46,7 +46,7 @@ static void stage_change(const struct file *file) {
     change->path = strdup(file->path);
     if (!change->path)
         fail(ENOMEM);
-    find_place(root(), below_root(file->path), &change->place);
+    find_place(root(), from_root(file->path), &change->place);
     change_count++;
     const struct place *place = &change->place;
     if (place->exists && !S_ISREG(place->found.st_mode))

@@ -1,4 +1,4 @@
-/* slotfiles: one file operation inside a slot, under the slot's uid, beneath its workspace.
+/* slotfiles: one file operation inside a slot, under the slot's uid.
  *
  *   slotfiles ROOT read PATH OFFSET LIMIT
  *   slotfiles ROOT write PATH MODE|- BYTES          content on stdin
@@ -11,7 +11,7 @@
  *   slotfiles ROOT search PATH FLAGS LIMIT GLOB NEEDLE PATTERN
  *
  * docs/slot-agent.md has the exit codes and the records; sandbox/tools/files.py is the other side.
- * PATH is relative to ROOT, or absolute below it; nothing leads out of ROOT (see paths.h).
+ * PATH is relative to ROOT (the workspace) or absolute. With --beneath before ROOT, nothing leads out of it (see paths.h).
  */
 #define _GNU_SOURCE
 #include "io.h"
@@ -30,7 +30,7 @@
 
 static void run_read(const char *path, uint64_t offset, uint64_t limit) {
     /* O_NONBLOCK: else opening a FIFO that nobody writes to would wait for ever. */
-    int fd = open_beneath(root(), below_root(path), O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    int fd = open_beneath(root(), from_root(path), O_RDONLY | O_NONBLOCK | O_NOCTTY);
     struct stat found;
     if (fd < 0 || fstat(fd, &found))
         fail(errno == ENXIO ? NOT_REGULAR : errno);
@@ -54,7 +54,7 @@ static void run_read(const char *path, uint64_t offset, uint64_t limit) {
 
 static void run_write(const char *path, const char *mode, uint64_t bytes) {
     struct place place;
-    find_target(below_root(path), &place);
+    find_target(from_root(path), &place);
     if (place.exists && !S_ISREG(place.found.st_mode))
         fail(S_ISDIR(place.found.st_mode) ? EISDIR : NOT_REGULAR);
     /* A rename would replace a read-only file without asking; a shell's `>` would not. */
@@ -94,10 +94,12 @@ static void run(int argc, char **argv) {
 
 int main(int argc, char **argv) {
     prctl(PR_SET_DUMPABLE, 0); /* the slot's other processes have our uid, but get no ptrace and no /proc/PID/mem */
+    bool fence = argc > 1 && !strcmp(argv[1], "--beneath");
+    argc -= fence, argv += fence;
     if (argc < 4 || argv[1][0] != '/')
         fail(USAGE);
     umask(022);
-    open_root(argv[1]);
+    open_root(argv[1], fence);
     run(argc, argv);
     flush();
     return 0;

@@ -58,7 +58,7 @@ static void read_content(struct file *into, int fd, uint64_t size) {
 static void read_file(struct file *into) {
     struct stat found;
     blame(into->path);
-    int fd = open_beneath(root(), below_root(into->path), O_RDONLY | O_NONBLOCK | O_NOCTTY);
+    int fd = open_beneath(root(), from_root(into->path), O_RDONLY | O_NONBLOCK | O_NOCTTY);
     if (fd < 0 && (errno == ENOENT || errno == ENOTDIR))
         return;
     if (fd < 0 || fstat(fd, &found))
@@ -190,12 +190,12 @@ static void take_text(struct patch *patch, uint64_t bytes) {
     patch->text = text, patch->bytes = bytes;
 }
 
-/* `path` as the beginning of names below it: without a slash at its end, and empty for the workspace itself. */
+/* `path` as the beginning of names below it: without slashes at its end, and empty for the workspace itself. */
 static void set_base(const char *path) {
     char *copy = strdup(path);
     if (!copy)
         fail(ENOMEM);
-    for (size_t count = strlen(copy); count && copy[count - 1] == '/';)
+    for (size_t count = strlen(copy); count > 1 && copy[count - 1] == '/';)
         copy[--count] = 0;
     if (!strcmp(copy, ".") || is_root(copy))
         *copy = 0;

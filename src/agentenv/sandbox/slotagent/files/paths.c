@@ -15,9 +15,11 @@ enum { MAX_LINKS = 40 };
 
 static const char *root_name;
 static int root_fd;
+static bool fenced;
 
-void open_root(const char *name) {
+void open_root(const char *name, bool fence) {
     root_name = name;
+    fenced = fence;
     root_fd = open(name, O_PATH | O_DIRECTORY | O_CLOEXEC);
     if (root_fd < 0)
         fail(errno);
@@ -47,25 +49,30 @@ static bool climbs_out(const char *path) {
 }
 
 int open_beneath(int base, const char *path, uint64_t flags) {
-    struct open_how how = {.flags = flags | O_CLOEXEC, .resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS};
+    bool beneath = fenced || base != root_fd;
+    struct open_how how = {.flags = flags | O_CLOEXEC, .resolve = RESOLVE_NO_MAGICLINKS};
+    how.resolve |= beneath ? RESOLVE_BENEATH : 0;
     long fd;
     int tries = 0;
     do /* EAGAIN: a rename raced with `..`, so the kernel could not be sure */
         fd = syscall(SYS_openat2, base, path, &how, sizeof how);
     while (fd < 0 && (errno == EAGAIN || errno == EINTR) && ++tries < 1000);
-    if (fd < 0 && (errno == EXDEV || ((errno == ENOENT || errno == ENOTDIR) && climbs_out(path))))
+    if (fd < 0 && beneath && (errno == EXDEV || ((errno == ENOENT || errno == ENOTDIR) && climbs_out(path))))
         fail(OUTSIDE);
     if (fd < 0 && errno == ENOSYS)
         fail(UNSUPPORTED_KERNEL);
     return (int)fd;
 }
 
-const char *below_root(const char *path) {
+const char *from_root(const char *path) {
     if (*path != '/')
         return *path ? path : ".";
     size_t bytes = strlen(root_name);
-    if (strncmp(path, root_name, bytes) || (path[bytes] && path[bytes] != '/'))
-        fail(OUTSIDE);
+    if (strncmp(path, root_name, bytes) || (path[bytes] && path[bytes] != '/')) {
+        if (fenced)
+            fail(OUTSIDE);
+        return path;
+    }
     path += bytes;
     path += strspn(path, "/");
     return *path ? path : ".";
@@ -106,7 +113,7 @@ void find_place(int base, const char *path, struct place *place) {
     char directory[PATH_BYTES];
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (!*name || !strcmp(name, ".") || !strcmp(name, ".."))
-        fail(climbs_out(path) ? OUTSIDE : EISDIR);
+        fail((fenced || base != root_fd) && climbs_out(path) ? OUTSIDE : EISDIR);
     if (strlen(name) >= sizeof place->name || strlen(path) >= sizeof directory)
         fail(ENAMETOOLONG);
     strcpy(place->name, name);
@@ -135,7 +142,7 @@ void find_target(const char *path, struct place *place) {
         link[bytes] = 0;
         close(place->directory);
         size_t keep = *link == '/' ? 0 : strlen(current) - strlen(place->name);
-        const char *rest = below_root(link);
+        const char *rest = from_root(link);
         if (keep + strlen(rest) >= sizeof current)
             fail(ENAMETOOLONG);
         memmove(current + keep, rest, strlen(rest) + 1);

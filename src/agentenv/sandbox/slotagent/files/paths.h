@@ -1,5 +1,6 @@
-/* Paths below ROOT. The kernel keeps every lookup there (openat2, RESOLVE_BENEATH), so neither symlinks nor `..` nor
- * races of the slot's processes lead out of it. */
+/* Paths, relative to ROOT or absolute. They reach what the slot's user may reach, unless ROOT is a fence: then the
+ * kernel keeps every lookup beneath it (openat2, RESOLVE_BENEATH), so neither symlinks nor `..` nor races of the slot's
+ * processes lead out of it. What is unpacked is always kept beneath its destination in this way. */
 #ifndef PATHS_H
 #define PATHS_H
 
@@ -7,16 +8,17 @@
 #include <stdint.h>
 #include <sys/stat.h>
 
-void open_root(const char *name);
+void open_root(const char *name, bool fence);
 
 /* Its descriptor, and whether that is its name. */
 int root(void);
 bool is_root(const char *name);
 
-/* The path below ROOT that `path` names; does not return when it names another. */
-const char *below_root(const char *path);
+/* `path` as it is to be opened from ROOT: without ROOT's name in front. Does not return when it names a place outside
+ * of a fence. */
+const char *from_root(const char *path);
 
-/* -1 with errno on failure; does not return when the path leaves `base`. */
+/* -1 with errno on failure; does not return when the path leaves a `base` other than ROOT, or the fence. */
 int open_beneath(int base, const char *path, uint64_t flags);
 
 /* Opens a directory, and makes whatever part of it is missing. -1 with errno on failure. */

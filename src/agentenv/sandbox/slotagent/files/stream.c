@@ -141,7 +141,7 @@ static void extract_record(int base, const struct record *record) {
 }
 
 void run_extract(const char *path) {
-    int base = make_directories(root(), below_root(path));
+    int base = make_directories(root(), from_root(path));
     if (base < 0)
         fail(errno);
     for (;;) {
@@ -182,7 +182,7 @@ void run_receive(const char *path) {
     tell_failures(TELL_RECORD);
     blame(path);
     take(&record, sizeof record);
-    int base = take_root(below_root(path), &record);
+    int base = take_root(from_root(path), &record);
     uint64_t entries = 1;
     for (;; entries++) {
         take(&record, sizeof record);

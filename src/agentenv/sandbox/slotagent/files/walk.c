@@ -129,7 +129,7 @@ static void walk_directory(struct walk *walk, int fd, uint64_t depth) {
 }
 
 void run_walk(struct walk *walk, const char *path) {
-    path = below_root(path);
+    path = from_root(path);
     int fd = open_beneath(root(), path, O_RDONLY | O_NONBLOCK | O_NOCTTY);
     struct stat found;
     if (fd < 0 || fstat(fd, &found))
