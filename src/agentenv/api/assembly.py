@@ -19,6 +19,8 @@ from agentenv.api.web.search import HttpSearch, SearchProvider, SearchTool
 from agentenv.api.web.tools import WebTools
 from agentenv.errors import ConfigError
 
+__all__ = ["tool_server"]
+
 _NO_HOSTS = "no host may be reached: the tool server's allow list is empty ([[network.allow]] in its config)"
 
 
@@ -55,14 +57,17 @@ def _shipped(
     tools = [SearchTool(search).tool(), *WebTools(fetcher, closed, secrets.redactor.text).tools()]
     if settings.browser.enabled:
         try:
-            from agentenv.api.web.browser import BrowserTools, chromium
+            from agentenv.api.web.browser import BrowserTools
+            from agentenv.api.web.chromium import chromium
         except ImportError as error:
             raise ConfigError(
                 "browser", f"needs Playwright: {error}", next_step="pip install 'agentenv[farm]'"
             ) from error
         missing = "" if chromium(settings.browser) else "there is no Chromium on this machine (apt install chromium)"
-        browser = BrowserTools(settings.browser, allowed, closed or missing, secrets.redactor.text)
-        resources.append(browser)
+        browser = BrowserTools(
+            settings.browser, allowed, closed or missing, secrets.redactor.text, settings.max_result_bytes
+        )
+        resources.append(browser.chromium)
         tools += browser.tools()
     return tools, resources
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 
 from agentenv.config import ExecutorSettings
 from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.live_output import LiveView, OnOutput
 from agentenv.errors import (
     AgentEnvError,
     ContainerLostError,
@@ -162,13 +163,21 @@ class ToolSession:
         await self.aclose()
 
     async def call(
-        self, tool: str, arguments: Mapping[str, Any] | str, *, timeout_s: float | None = None
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | str,
+        *,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
     ) -> CallResult:
         """Run one call and return its result; ``arguments`` may be JSON text.
 
         ``timeout_s`` bounds the run in the slot (None: the tool's default); waiting behind the slot's earlier calls
         does not count. A call the model got wrong, or that the rules forbid, is a result with ``fault`` "model" or
         "policy" and a message for the model. Cancelling the awaiting task cancels the call in the slot.
+
+        ``on_output`` (of ``bash``) is called with "stdout" or "stderr" and text, as the command prints it. What it
+        raises cancels the command and is raised here.
 
         Raises: SlotDestroyedError: what ran in the slot destroyed it; nothing is left to call. InfraError: the
         failure was ours; its class says which (:mod:`agentenv.errors`). InvalidArgumentsError: ``timeout_s`` itself
@@ -190,7 +199,10 @@ class ToolSession:
             pending = client.submit(self._lease_json, tool, checked, limit_s)
         except ToolCallError as error:
             return self._counted(tool, CallResult.refused(client.next_id(), error))
-        result = await self._result_of(client, pending, tool)
+        if on_output is None:
+            result = await self._result_of(client, pending, tool)
+        else:
+            result = await self._shown(client, pending, tool, on_output)
         total_s = asyncio.get_running_loop().time() - started_at
         self.last_timing = CallTiming(
             pending.id, tool, pending.batch_wait_s, result.queue_s, result.duration_s, total_s
@@ -231,6 +243,22 @@ class ToolSession:
                 f"timeout_s is {timeout_s!r}", next_step=f"give seconds, more than 0 and at most {MAX_TIMEOUT_S:g}"
             )
         return float(timeout_s)
+
+    async def _shown(self, client: SandboxClient, pending: PendingCall, tool: str, on_output: OnOutput) -> CallResult:
+        view = LiveView(client.handle, self._lease_json, pending.id, on_output)
+        following = asyncio.create_task(view.follow(), name=f"output-{pending.id}")
+        ending = asyncio.create_task(self._result_of(client, pending, tool), name=f"result-{pending.id}")
+        try:
+            await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if following.done():
+                following.result()
+            result = await ending
+        finally:
+            following.cancel()
+            ending.cancel()  # of a command that still runs: cancels it
+            await asyncio.gather(following, ending, return_exceptions=True)
+        view.finish(result)
+        return result
 
     async def _result_of(self, client: SandboxClient, pending: PendingCall, tool: str) -> CallResult:
         self._outstanding.add(pending)

@@ -10,6 +10,8 @@ from agentenv.slots.ledger import Expire
 from agentenv.slots.statistics import PoolStatistics
 from agentenv.wire.base import control_character_in
 
+_LONGER = "acquire_timeout_s; of a Sandbox or Farm: start_timeout_s"
+
 
 def timeout_error(expire: Expire, now: PoolStatistics, start_failed: StartFailed | None) -> AcquireTimeoutError:
     """The error for a waiter whose deadline has passed."""
@@ -33,10 +35,13 @@ def _next_step(now: PoolStatistics, at_maximum: bool, start_failed: StartFailed 
     if start_failed is not None and start_failed.next_step:
         return start_failed.next_step
     if not now.slots_total:
-        return "raise acquire_timeout_s: no container has become ready yet"
+        return f"wait longer ({_LONGER}): no container has become ready yet"
     if at_maximum:
-        return "raise max_containers or slots_per_container, run fewer trajectories at once, or raise acquire_timeout_s"
-    return "raise acquire_timeout_s: more containers are starting"
+        return (
+            "allow more slots (max_containers or slots_per_container; of a Farm: slots), use fewer at once, or wait "
+            f"longer ({_LONGER})"
+        )
+    return f"wait longer ({_LONGER}): more containers are starting"
 
 
 def unavailable_error(failed: StartFailed) -> SandboxUnavailableError:

@@ -118,7 +118,7 @@ class ToolCatalog:
         try:
             checked = _as_sent(spec.arguments.model_validate(given), keep_bytes=spec.kind == "slot")
         except ValidationError as error:
-            self._refuse(tool, explain_arguments(self._schemas[tool], error), cause=error)
+            self._refuse(tool, explain_arguments(spec.arguments, self._schemas[tool], error), cause=error)
         if (where := unencodable(checked)) is not None:
             self._refuse(tool, f"argument '{where}' has half of a surrogate pair; write the whole character")
         return checked

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,7 +18,7 @@ from typing import Any, Final
 from agentenv.errors import ConfigError
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.schema import closest
-from agentenv.tools.toolsets import tools_of
+from agentenv.tools.toolsets import members, tools_of
 
 _FIELD: Final = "distribution"
 
@@ -50,6 +50,17 @@ class Distribution:
         drawn = tuple(name for name, chance in self.chances.items() if _uniform(seed, key, name) < chance)
         return drawn or (max(self.chances, key=self.chances.__getitem__),)
 
+    def without(self, disabled: Iterable[str], whole: ToolCatalog) -> Distribution:
+        """The distribution of the sets that have a tool left when these sets (or tools) are disabled.
+
+        Raises: ConfigError: none has.
+        """
+        removed = {tool for name in disabled for tool in members(name, whole)}
+        left = {name: chance for name, chance in self.chances.items() if set(members(name, whole)) - removed}
+        if not any(left.values()):
+            raise ConfigError("disabled_toolsets", f"leaves no tool of {self.name}", next_step="disable fewer of them")
+        return Distribution(self.name, left)
+
     def catalog(self, whole: ToolCatalog, seed: int, key: str) -> ToolCatalog:
         """The tools of ``whole`` drawn for ``key``. Raises ConfigError as :meth:`check` does."""
         return whole.subset(tools_of(_FIELD, self.draw(seed, key), whole))
@@ -61,13 +72,27 @@ class Distribution:
 
 DISTRIBUTIONS: Final[Mapping[str, Mapping[str, float]]] = MappingProxyType(
     {
-        "terminal_only": {"terminal": 1.0},
         "terminal_and_files": {"terminal": 1.0, "file": 0.5},
         "sandbox": {"terminal": 0.97, "file": 0.7, "process": 0.4, "tmux": 0.2},
-        "research": {"web": 0.95, "browser": 0.6, "terminal": 0.5, "file": 0.3},
-        "balanced": {"terminal": 0.6, "file": 0.5, "process": 0.4, "web": 0.5, "browser": 0.3},
+        "terminal_only": {"terminal": 1.0, "file": 1.0},
+        "terminal_web": {"terminal": 1.0, "file": 1.0, "web": 1.0},
+        "terminal_tasks": {"terminal": 0.97, "file": 0.97, "web": 0.97, "browser": 0.75},
+        "mixed_tasks": {"browser": 0.92, "terminal": 0.92, "file": 0.92, "web": 0.35},
+        "development": {"terminal": 0.8, "file": 0.8, "web": 0.3},
+        "science": {"web": 0.94, "terminal": 0.94, "file": 0.94, "browser": 0.5},
+        "research": {"web": 0.9, "browser": 0.7, "terminal": 0.1},
+        "reasoning": {"web": 0.3, "terminal": 0.2},
+        "balanced": {"web": 0.5, "terminal": 0.5, "file": 0.5, "browser": 0.5},
+        "default": {"web": 1.0, "terminal": 1.0, "file": 1.0, "browser": 1.0},
+        "safe": {"web": 0.8, "browser": 0.7},
+        "minimal": {"web": 1.0},
+        "browser_use": {"browser": 1.0, "web": 0.8},
+        "browser_only": {"browser": 1.0},
+        "browser_tasks": {"browser": 0.97, "terminal": 0.15},
     }
 )
+"""All but the first two are hermes-agent's ``toolset_distributions.py``, without the toolsets that do not exist here
+(:data:`agentenv.tools.toolsets.ABSENT`)."""
 
 
 def distribution(text: str) -> Distribution:

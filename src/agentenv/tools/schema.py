@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, ValidationError
 
 from agentenv.errors import ConfigError
 
@@ -109,27 +109,70 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def explain_arguments(schema: Mapping[str, Any], error: ValidationError) -> str:
+def explain_arguments(arguments: type[BaseModel], schema: Mapping[str, Any], error: ValidationError) -> str:
     """Describe the first five problems in one sentence each, naming the argument and what is allowed."""
     problems = error.errors(include_url=False)
-    sentences = [_sentence(schema, dict(problem)) for problem in problems[:_MOST_PROBLEMS]]
+    others = _other_names(arguments)
+    sentences = [_sentence(schema, others, dict(problem)) for problem in problems[:_MOST_PROBLEMS]]
     if len(problems) > _MOST_PROBLEMS:
         sentences.append(f"and {len(problems) - _MOST_PROBLEMS} more problems")
     return "; ".join(sentences)
 
 
-def _sentence(schema: Mapping[str, Any], problem: dict[str, Any]) -> str:
+def _other_names(arguments: type[BaseModel]) -> dict[str, str]:
+    """The names under which arguments are accepted although the schema does not show them."""
+    aliases = {name: field.validation_alias for name, field in arguments.model_fields.items()}
+    return {
+        str(other): name
+        for name, alias in aliases.items()
+        if isinstance(alias, AliasChoices)
+        for other in alias.choices
+        if other != name
+    }
+
+
+def _sentence(schema: Mapping[str, Any], others: Mapping[str, str], problem: dict[str, Any]) -> str:
     where = ".".join(str(part) for part in problem["loc"])[:200]
     properties: dict[str, Any] = schema["properties"]
     if problem["type"] == "missing":
         return f"missing argument '{where}'{_purpose(properties.get(where, {}))}"
+    if problem["type"] == "extra_forbidden" and where in others:  # alone it would have been accepted
+        return f"'{where}' and '{others[where]}' mean the same; give only one of them"
     if problem["type"] == "extra_forbidden":
         match = closest(where, properties)
         hint = f"; did you mean '{match}'?" if match else ""
         return f"unknown argument '{where}'{hint} (allowed: {', '.join(properties) or 'none'})"
-    message = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     subject = f"argument '{where}'" if where else "invalid arguments:"
-    return f"{subject} {message[:1].lower()}{message[1:]} (got {shown(problem['input'])})"
+    return f"{subject} {_violation(problem)} (got {shown(problem['input'])})"
+
+
+_KINDS: Final = {
+    "string": "a string",
+    "bytes": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "tuple": "a list",
+    "list": "a list",
+    "dict": "an object",
+    "model": "an object",
+    "mapping": "an object",
+}
+"""pydantic's kinds (the first word of an error's type) in the words of JSON."""
+
+
+def _violation(problem: Mapping[str, Any]) -> str:
+    """What the value should have been, in the words of JSON, never of Python."""
+    kind, _, rest = problem["type"].partition("_")
+    limits = problem.get("ctx", {})
+    if kind in _KINDS and rest in ("type", "parsing", "from_float", "attributes_type"):
+        return f"must be {_KINDS[kind]}"
+    if problem["type"] in ("too_long", "too_short"):
+        most = problem["type"] == "too_long"
+        return f"must have at {'most' if most else 'least'} {limits['max_length' if most else 'min_length']} items"
+    message = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
+    message = f"{message[:1].lower()}{message[1:]}"
+    return f"must {message.removeprefix('should ')}" if message.startswith("should ") else message
 
 
 def _purpose(field: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ class TrajectoryState:
 
     stateful: bool = False
     chain: str = ""
-    skipped: list[tuple[ExternalTool, BaseModel]] = field(default_factory=list)
+    skipped: list[tuple[ExternalTool, BaseModel, Recording]] = field(default_factory=list)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -152,8 +152,8 @@ class ExternalCallRunner:
             recording = await cassette.answer(key, ask)
         if call.tool.stateful:
             call.state.chain = key if recording is not None else key_of("not kept", {}, key)
-            if not made:
-                call.state.skipped.append((call.tool, call.arguments))
+            if not made and recording is not None:
+                call.state.skipped.append((call.tool, call.arguments, recording))
         if made:
             return made[0]
         assert recording is not None  # no request was made, so it was known
@@ -208,11 +208,19 @@ class ExternalCallRunner:
             return await self._outcome(call, min(call.request.timeout_s, call.tool.timeout_s))
 
     async def _catch_up(self, call: _Prepared) -> None:
-        """Make the calls that a cassette had answered, so that the tool is in the state the trajectory expects."""
+        """Make the calls that a cassette had answered, so that the tool is in the state the trajectory expects.
+
+        Raises: InfraError: it is not, because one of them now ended otherwise (the site has changed)."""
         skipped, call.state.skipped = call.state.skipped, []
-        for tool, arguments in skipped:
+        for tool, arguments, recorded in skipped:
             earlier = _Prepared(call.request, tool, arguments, {}, call.state, began_at=time.monotonic())
-            await self._outcome(earlier, tool.timeout_s)
+            result, _ = await self._outcome(earlier, tool.timeout_s)
+            if _essence(tool, result) != _essence(tool, recorded):
+                raise InfraError(
+                    f"{call.tool.name} needs the state that {tool.name} {arguments!r} left when it was recorded, and "
+                    "that call now ends otherwise",
+                    next_step="the site has changed since: delete the cassette of this item",
+                )
 
     async def _outcome(self, call: _Prepared, limit_s: float) -> tuple[CallResult, bool]:
         try:
@@ -248,6 +256,12 @@ class ExternalCallRunner:
         told = "".join(traceback.format_exception(error))
         logger.error("tool %s failed:\n%s", call.tool.name, self._secrets.redactor.text(told))
         return InfraError(f"the tool {call.tool.name} failed: {type(error).__name__}: {error}")
+
+
+def _essence(tool: ExternalTool, result: CallResult | Recording) -> list[Any]:
+    """What two results of the same call must agree in, if they leave the same state."""
+    content = result.content if isinstance(result.content, dict) else {}
+    return [result.exit_code, *(content.get(name) for name in tool.same)]
 
 
 def _not_replayed(tool: str, refused: Recording | None) -> AgentEnvError:

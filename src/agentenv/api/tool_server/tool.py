@@ -56,8 +56,8 @@ class ExternalTool:
     ``run`` returns a JSON value or a pydantic model. ``concurrent`` bounds how many calls run at once,
     ``per_trajectory`` and ``per_group`` how many are made in total (None: no limit). ``stateful``: it keeps state
     for the trajectory (closed by ``ended``), so a result depends on earlier stateful calls. ``repeatable``: running
-    it twice is harmless. ``recorded``: its results are recorded in cassettes. ``unavailable``: why it refuses every
-    call.
+    it twice is harmless. ``recorded``: its results are recorded in cassettes. ``same``: fields of a stateful tool's
+    result that a recorded call must have again when it is made up for. ``unavailable``: why it refuses every call.
     """
 
     spec: ToolSpec
@@ -70,6 +70,7 @@ class ExternalTool:
     stateful: bool = False
     repeatable: bool = False
     recorded: bool = True
+    same: tuple[str, ...] = ()
     unavailable: str = ""
     wants_run: str | None = None
     """Name of the parameter that takes the :class:`ToolRun`."""

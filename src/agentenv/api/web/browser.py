@@ -1,69 +1,72 @@
-"""``browser_navigate`` and ``browser_snapshot``: one Chromium, one context with one page per trajectory."""
+"""The browser tools: see a page as an accessibility tree, and act on its elements by the refs in it."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import shutil
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Final, Self
+import base64
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Any, Final, Literal
 
-from playwright.async_api import Browser, BrowserContext, Page, Playwright, Response, async_playwright
 from playwright.async_api import Error as PlaywrightError
+from playwright.async_api import Locator, Page, Response
 from playwright.async_api import TimeoutError as PlaywrightTimeoutError
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from agentenv.api.tool_server.settings import BrowserSettings
 from agentenv.api.tool_server.tool import ExternalTool, ToolFailure, ToolRun, external_tool
-from agentenv.api.web.egress import REFUSED_HEADER, EgressProxy
+from agentenv.api.web.chromium import Chromium, Tabs, quietly, reason
 from agentenv.api.web.network import AllowList
-from agentenv.config import launch_environment
-from agentenv.errors import AcquireTimeoutError, CallLostError, PolicyRefusalError, SandboxUnavailableError
+from agentenv.api.web.page_watch import Watch
+from agentenv.errors import InvalidArgumentsError
 
-logger = logging.getLogger(__name__)
-
-_NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
-_FLAGS: Final = (  # a closed network must not be queried for updates, and no packet may bypass the proxy
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
-)
-_START_S: Final = 60.0
-_CLOSE_S: Final = 10.0
 _BROKEN_OFF: Final = "is interrupted by another navigation"  # in Playwright's message; it has no type of its own
 _MOST_SNAPSHOT_CHARS: Final = 2_000_000
+_SHOWN_CHARS: Final = 10_000
+_LONGEST_NAME: Final = 200
+_ACTION_S: Final = 5.0
+_VIEW_S: Final = 10.0
+_TITLE_S: Final = 2.0
+_MOST_SCREENSHOTS: Final = 20
+_SCREENSHOT_BYTES: Final = 128 * 1024
+_QUALITIES: Final = (70, 40, 10, 1)
+_REF: Final = re.compile(r"(?:@|ref=)?((?:f[0-9]{1,9})?e[0-9]{1,9})")
+_HINDRANCES: Final = (  # in Playwright's message or call log → told to the model
+    ("Download is starting", "it is a download, which is not kept"),
+    ("intercepts pointer events", "another element covers it"),
+    ("element is not enabled", "it is disabled"),
+    ("element is not editable", "it is read-only"),
+    ("element is not visible", "it is not visible"),
+    ("did not find some options", "it has no such option"),
+)
+_STUCK: Final = "the page was closed because a script in it does not end"
+_SCROLL: Final = """(down) => {
+    let box = document.elementFromPoint(innerWidth / 2, innerHeight / 2);
+    const scrolls = (one) => one.scrollHeight > one.clientHeight && /auto|scroll/.test(getComputedStyle(one).overflowY);
+    while (box && !scrolls(box)) box = box.parentElement;
+    box = box || document.scrollingElement || document.documentElement;
+    box.scrollBy({top: (down ? 0.8 : -0.8) * innerHeight, behavior: "instant"});
+    return [box.scrollTop | 0, (box.scrollHeight - box.clientHeight) | 0];
+}"""
 
 
-def chromium(settings: BrowserSettings) -> Path | None:
-    """Path of the browser's executable; None if there is none."""
-    if settings.executable is not None:
-        return settings.executable if settings.executable.exists() else None
-    found = next((path for name in _NAMES if (path := shutil.which(name))), None)
-    return Path(found) if found else None
+def plain_ref(text: str) -> str:
+    """``e5`` for ``e5``, ``@e5``, ``ref=e5`` or ``[ref=e5]``. Raises: ValueError, written for the model."""
+    found = _REF.fullmatch(text.strip().removeprefix("[").removesuffix("]"))
+    if found is None:
+        raise ValueError("is not a ref; take one from browser_snapshot, such as e5")
+    return found[1]
 
 
-@dataclass
-class _Open:
-    context: BrowserContext
-    page: Page
+Ref = Annotated[
+    str, AfterValidator(plain_ref), Field(max_length=40, description="The element's ref in the snapshot, such as e5.")
+]
+Act = Callable[[Page], Awaitable[dict[str, Any] | None]]
 
 
 class BrowserTools:
-    """Starts Chromium at first use, closes it at the end; an async context manager.
-
-    A trajectory's page lives until :meth:`ended`. When Chromium dies, its trajectories' next calls raise
-    CallLostError (their pages are gone: infra), and the next one to navigate gets a new Chromium.
-    """
+    """The tools over ``chromium``, which is to be opened and closed with the server."""
 
     def __init__(
         self,
@@ -71,54 +74,38 @@ class BrowserTools:
         allowed: AllowList,
         unavailable: str = "",
         redact: Callable[[str], str] = lambda text: text,
+        max_result_bytes: int = 256 * 1024,
     ) -> None:
-        """``redact`` removes secrets from a whole snapshot before a part of it is returned."""
+        """``redact`` removes secrets from a whole snapshot before a part of it is returned. A screenshot in base64
+        stays below ``max_result_bytes``."""
         self._settings = settings
         self._allowed = allowed
         self._unavailable = unavailable
         self._redact = redact
-        self._proxy = EgressProxy(allowed)
-        self._stack = AsyncExitStack()
-        self._playwright: Playwright | None = None
-        self._browser: Browser | None = None
-        self._starting = asyncio.Lock()
-        self._open: dict[str, _Open] = {}
-        self._opening = 0
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for trajectory in tuple(self._open):
-            await self.ended(trajectory)
-        await self._give_up()
-
-    async def ended(self, trajectory: str) -> None:
-        """Close the trajectory's page and everything it stored. Repeatable."""
-        opened = self._open.pop(trajectory, None)
-        if opened is not None:
-            await _quietly(opened.context.close())
+        self._screenshot_bytes = min(_SCREENSHOT_BYTES, (max_result_bytes // 4 - 512) * 3)
+        self.chromium = Chromium(settings, allowed)
 
     def tools(self) -> tuple[ExternalTool, ...]:
-        """Both tools."""
+        """All of them."""
         slack_s = self._settings.navigation_timeout_s + 30.0  # Chromium may have to be started first
-        return tuple(
-            external_tool(
-                function,
-                name=name,
-                timeout_s=slack_s,
-                concurrent=8,
-                stateful=True,
-                repeatable=True,
-                unavailable=self._unavailable,
-            )
-            for name, function in (
-                ("browser_navigate", self.browser_navigate),
-                ("browser_snapshot", self.browser_snapshot),
-            )
+
+        def made(function: Callable[..., Awaitable[Any]], **fields: Any) -> ExternalTool:
+            fields = {"timeout_s": slack_s, "concurrent": 8, "unavailable": self._unavailable, **fields}
+            return external_tool(function, stateful=True, **fields)
+
+        return (
+            made(self.browser_navigate, repeatable=True, same=("status",)),
+            made(self.browser_snapshot, repeatable=True),
+            made(self.browser_click, same=("element",)),
+            made(self.browser_type, same=("element",)),
+            made(self.browser_select_option, same=("element",)),
+            made(self.browser_press),
+            made(self.browser_scroll),
+            made(self.browser_back),
+            made(self.browser_screenshot, repeatable=True, per_trajectory=_MOST_SCREENSHOTS),
         )
+
+    # -- tools -------------------------------------------------------------------------------------
 
     async def browser_navigate(
         self,
@@ -126,23 +113,16 @@ class BrowserTools:
         *,
         run: ToolRun,
     ) -> dict[str, Any]:
-        """Open a URL in the browser. Cookies and storage are kept; use browser_snapshot to see the page."""
+        """Open a URL in the browser and return a snapshot of the page. Cookies and storage are kept."""
         target = str(self._allowed.judged(url))
-        page = await self._page(run.scope.trajectory)
         timeout_s = self._settings.navigation_timeout_s
-        try:
+
+        async def go(page: Page) -> dict[str, Any]:
             answer = await gone_to(page, target, timeout_s)
-            refused = None if answer is None else answer.headers.get(REFUSED_HEADER)
-            if refused:
-                await gone_to(page, "about:blank", timeout_s)
-        except PlaywrightTimeoutError as error:
-            raise ToolFailure(f"{target} did not load within {timeout_s:g} s") from error
-        except PlaywrightError as error:
-            self._refuse_lost(run.scope.trajectory, error)
-            raise ToolFailure(f"cannot open {target}: {_reason(error)}") from error
-        if refused:
-            raise PolicyRefusalError(refused)
-        return {"url": page.url, "status": answer.status if answer else None, "title": await _title(page)}
+            return {"status": answer.status if answer else None}
+
+        tabs = await self.chromium.tabs(run.scope.trajectory)
+        return await self._acted(run, tabs, go, f"open {target}", navigates=True)
 
     async def browser_snapshot(
         self,
@@ -152,15 +132,10 @@ class BrowserTools:
         run: ToolRun,
     ) -> dict[str, Any]:
         """Return the page as an accessibility tree: roles, names, states, links. [ref=e5] identifies an element."""
-        if run.scope.trajectory not in self._open:
-            raise ToolFailure("no page is open; use browser_navigate first", keep=True)
-        page = await self._page(run.scope.trajectory)
-        try:
-            text = await page.aria_snapshot(mode="ai", timeout=self._settings.navigation_timeout_s * 1e3)
-        except PlaywrightError as error:
-            self._refuse_lost(run.scope.trajectory, error)
-            raise ToolFailure(f"cannot take a snapshot: {_reason(error)}") from error
-        text = self._redact(text[:_MOST_SNAPSHOT_CHARS])
+        tabs = await self._opened(run)
+        async with self._explained(run, "take a snapshot"):
+            page = await tabs.current()
+            text = await self._snapshot(tabs, page, self._settings.navigation_timeout_s)
         more = offset + limit < len(text)
         return {
             "url": page.url,
@@ -170,82 +145,201 @@ class BrowserTools:
             "next_offset": offset + limit if more else None,
         }
 
-    # -- Chromium ----------------------------------------------------------------------------------
+    async def browser_click(self, ref: Ref, *, run: ToolRun) -> dict[str, Any]:
+        """Click an element and return a snapshot of the page after it."""
+        return await self._acted_on(run, ref, "click", lambda found: found.click(timeout=_ACTION_S * 1e3))
 
-    async def _page(self, trajectory: str) -> Page:
-        opened = self._open.get(trajectory)
-        if opened is not None:
-            if opened.page.is_closed() or not self._running():
-                del self._open[trajectory]
-                raise CallLostError(f"the browser page of {trajectory} is gone")
-            return opened.page
-        async with self._starting:
-            browser = self._browser if self._browser and self._browser.is_connected() else await self._start()
-        living = sum(not opened.page.is_closed() for opened in self._open.values())
-        if living + self._opening >= self._settings.max_contexts:
-            raise AcquireTimeoutError(
-                f"all {self._settings.max_contexts} browser contexts are in use", next_step="raise browser.max_contexts"
-            )
-        self._opening += 1
+    async def browser_type(
+        self,
+        ref: Ref,
+        text: Annotated[str, Field(max_length=100_000, description="The field's new text.")],
+        submit: Annotated[bool, Field(description="Press Enter after typing.")] = False,
+        *,
+        run: ToolRun,
+    ) -> dict[str, Any]:
+        """Clear a field, type text into it, and return a snapshot of the page after it."""
+
+        async def fill(found: Locator) -> None:
+            await found.fill(text, timeout=_ACTION_S * 1e3)
+            if submit:
+                await found.press("Enter", timeout=_ACTION_S * 1e3)
+
+        return await self._acted_on(run, ref, "type into", fill)
+
+    async def browser_select_option(
+        self,
+        ref: Ref,
+        values: Annotated[
+            list[Annotated[str, Field(max_length=1_000)]],
+            Field(max_length=100, description="Values or labels of the options; all others are deselected."),
+        ],
+        *,
+        run: ToolRun,
+    ) -> dict[str, Any]:
+        """Select options of a drop-down list and return a snapshot of the page after it."""
+
+        async def select(found: Locator) -> None:
+            await found.select_option(values, timeout=_ACTION_S * 1e3)
+
+        return await self._acted_on(run, ref, "select in", select)
+
+    async def browser_press(
+        self,
+        key: Annotated[
+            str,
+            Field(min_length=1, max_length=60, description="Such as Enter, Tab, Escape, ArrowDown, a, Control+a."),
+        ],
+        *,
+        run: ToolRun,
+    ) -> dict[str, Any]:
+        """Press a key in the focused element and return a snapshot of the page after it."""
+
+        async def press(page: Page) -> None:
+            try:
+                await page.keyboard.press(key)
+            except PlaywrightError as error:
+                if "Unknown key" not in error.message:
+                    raise
+                names = "use a name such as Enter, Tab, Escape, ArrowDown, a or Control+a"
+                raise InvalidArgumentsError(f"{reason(error)}", next_step=names) from error
+
+        return await self._acted(run, await self._opened(run), press, f"press {key}")
+
+    async def browser_scroll(self, direction: Literal["up", "down"], *, run: ToolRun) -> dict[str, Any]:
+        """Scroll the page by most of a screen and return a snapshot after it. A snapshot has the whole page: scroll
+        only to load more of it, or for a screenshot."""
+
+        async def scroll(page: Page) -> dict[str, Any]:
+            top, most = await page.evaluate(_SCROLL, direction == "down")
+            return {"scrolled": f"{top} of {most} pixels"}
+
+        return await self._acted(run, await self._opened(run), scroll, f"scroll {direction}")
+
+    async def browser_back(self, *, run: ToolRun) -> dict[str, Any]:
+        """Go back to the page before and return a snapshot of it. A tab that a page opened is closed instead."""
+        tabs = await self._opened(run)
+
+        async def back(_: Page) -> None:
+            if not await _gone_back(tabs, self._settings.navigation_timeout_s):
+                raise ToolFailure("there is no page before this one", keep=True)
+
+        return await self._acted(run, tabs, back, "go back", navigates=True)
+
+    async def browser_screenshot(self, *, run: ToolRun) -> dict[str, Any]:
+        """Keep a picture of the visible part of the page with the transcript. It is not shown to you: use
+        browser_snapshot to see the page."""
+        tabs = await self._opened(run)
+        async with self._explained(run, "take a screenshot"):
+            page = await tabs.current()
+            for quality in _QUALITIES:
+                raw = await page.screenshot(type="jpeg", quality=quality, timeout=_VIEW_S * 1e3)
+                if len(raw) <= self._screenshot_bytes:
+                    break
+            else:
+                raise ToolFailure(f"the picture is larger than {self._screenshot_bytes} bytes")
+        return {
+            "url": page.url,
+            "title": await _title(page),
+            "type": "image/jpeg",
+            "size_bytes": len(raw),
+            "image": base64.b64encode(raw).decode(),
+        }
+
+    # -- actions -----------------------------------------------------------------------------------
+
+    async def _opened(self, run: ToolRun) -> Tabs:
+        if not self.chromium.has(run.scope.trajectory):
+            raise ToolFailure("no page is open; use browser_navigate first", keep=True)
+        return await self.chromium.tabs(run.scope.trajectory)
+
+    async def _acted_on(
+        self, run: ToolRun, ref: str, verb: str, act: Callable[[Locator], Awaitable[None]]
+    ) -> dict[str, Any]:
+        """One action on the element with this ref. Raises: ToolFailure: it is not in the page any more."""
+        tabs = await self._opened(run)
+        element = tabs.element(ref)
+        stale = f"the page has no element {ref} now: take a browser_snapshot and use a ref from it"
+        if element is None:
+            raise ToolFailure(stale, keep=True)
+
+        async def on_element(page: Page) -> dict[str, Any]:
+            found = page.locator(f"aria-ref={ref}")
+            if not await _exists(found):
+                raise ToolFailure(stale, keep=True)
+            try:
+                await act(found)
+            except PlaywrightTimeoutError as error:
+                if await _exists(found):
+                    raise
+                raise ToolFailure(stale) from error  # it went away meanwhile
+            return {"element": element[:_LONGEST_NAME]}
+
+        return await self._acted(run, tabs, on_element, f"{verb} {element[:_LONGEST_NAME]}")
+
+    async def _acted(self, run: ToolRun, tabs: Tabs, act: Act, what: str, *, navigates: bool = False) -> dict[str, Any]:
+        """Run one action, wait for what it causes, and return the page after it.
+
+        Raises: ToolFailure: the action failed. CallLostError: Chromium did.
+        """
+        timeout_s = self._settings.navigation_timeout_s
+        limit_s = timeout_s if navigates else _ACTION_S
+        told: dict[str, Any] = {}
+        async with self._explained(run, what):
+            page = await tabs.current()
+            with Watch(tabs, page, self._allowed, self._redact) as watch:
+                try:
+                    async with asyncio.timeout(2 * limit_s):  # what Playwright has no limit for
+                        told = await act(page) or {}
+                except (PlaywrightError, TimeoutError) as error:
+                    if isinstance(error, PlaywrightError):
+                        await self.chromium.refuse_lost(run.scope.trajectory, error)
+                    if not watch.refused and not page.is_closed():
+                        if await tabs.closed_if_stuck(page):
+                            watch.notes.append(_STUCK)
+                        slow = f"it did not {'load' if navigates else 'finish'} within {limit_s:g} s"
+                        raise _failure(what, error, slow, watch.notes) from error
+                await watch.settled(timeout_s)
+            if watch.refused:
+                if not await _gone_back(tabs, timeout_s):
+                    await gone_to(await tabs.current(), "about:blank", timeout_s)
+                if navigates:
+                    raise ToolFailure(watch.refused, keep=True)
+                watch.notes.append(f"a page could not be opened: {watch.refused}")
+            return await self._view(run, tabs, told, watch.notes)
+
+    @asynccontextmanager
+    async def _explained(self, run: ToolRun, what: str) -> AsyncIterator[None]:
+        """Raises for Playwright's errors: CallLostError if Chromium is gone, else ToolFailure."""
         try:
-            self._open[trajectory] = opened = await _opened(browser)
-        except Exception as error:  # Chromium is gone, or the driver between, and nobody had noticed
-            await self._give_up()
-            raise CallLostError(f"no page could be opened for {trajectory}: {_reason(error)}") from error
-        finally:
-            self._opening -= 1
-        return opened.page
+            yield
+        except PlaywrightError as error:
+            await self.chromium.refuse_lost(run.scope.trajectory, error)
+            raise ToolFailure(f"cannot {what}: {reason(error)}") from error
 
-    def _running(self) -> bool:
-        return self._browser is not None and self._browser.is_connected()
-
-    async def _start(self) -> Browser:
-        program = chromium(self._settings)
-        if program is None:
-            raise SandboxUnavailableError("there is no Chromium", next_step="apt install chromium")
-        if self._playwright is None:
-            await self._stack.enter_async_context(self._proxy)
-            self._playwright = await self._stack.enter_async_context(async_playwright())
-        proxy = self._proxy
+    async def _view(self, run: ToolRun, tabs: Tabs, told: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+        """The page after an action: the beginning of its snapshot, what the action told, and notes."""
+        page = await tabs.current()
         try:
-            self._browser = await self._playwright.chromium.launch(
-                executable_path=program,
-                args=list(_FLAGS),
-                chromium_sandbox=self._settings.sandbox and os.geteuid() != 0,  # it does not start as root
-                env={**launch_environment()},  # it needs none of our variables, least of all our secrets
-                proxy={
-                    "server": proxy.url,
-                    "bypass": "<-loopback>",  # loopback goes through the proxy as well
-                    "username": proxy.username,
-                    "password": proxy.password,
-                },
-                handle_sigint=False,
-                handle_sigterm=False,
-                handle_sighup=False,
-                timeout=_START_S * 1e3,
-            )
-        except Exception as error:  # Playwright's driver reports its death with a plain Exception
-            await self._give_up()
-            raise SandboxUnavailableError(
-                f"Chromium at {program} does not start: {_reason(error)}",
-                next_step="check that it starts by hand; if it reports no usable sandbox, set browser.sandbox=false",
-            ) from error
-        return self._browser
+            text = await self._snapshot(tabs, page, _VIEW_S)
+        except PlaywrightError as error:
+            await self.chromium.refuse_lost(run.scope.trajectory, error)
+            why = _STUCK if await tabs.closed_if_stuck(page) else f"the page cannot be read now: {reason(error)}"
+            text, notes = "", [*notes, why]
+        if len(text) > _SHOWN_CHARS:
+            notes = [*notes, f"the snapshot goes on: browser_snapshot with offset={_SHOWN_CHARS}"]
+        return {
+            "url": page.url,
+            "title": await _title(page),
+            **told,
+            "note": "; ".join(notes),
+            "text": text[:_SHOWN_CHARS],
+            "total_chars": len(text),
+        }
 
-    async def _give_up(self) -> None:
-        """Discard what is left of Chromium and the driver: the next navigation starts new ones."""
-        browser, self._browser, self._playwright = self._browser, None, None
-        if browser is not None:
-            await _quietly(browser.close())
-        await _quietly(self._stack.aclose())
-
-    def _refuse_lost(self, trajectory: str, error: PlaywrightError) -> None:
-        """Raise CallLostError when Chromium died, rather than the page failing."""
-        opened = self._open.get(trajectory)
-        gone = any(word in error.message for word in ("crashed", "has been closed", "Connection closed"))
-        if not self._running() or opened is None or opened.page.is_closed() or gone:
-            self._open.pop(trajectory, None)
-            raise CallLostError(f"the browser page of {trajectory} is gone: {_reason(error)}") from error
+    async def _snapshot(self, tabs: Tabs, page: Page, timeout_s: float) -> str:
+        text = await page.aria_snapshot(mode="ai", timeout=timeout_s * 1e3)
+        tabs.snapshot = self._redact(text[:_MOST_SNAPSHOT_CHARS])
+        return tabs.snapshot
 
 
 async def gone_to(page: Page, url: str, timeout_s: float) -> Response | None:
@@ -265,43 +359,42 @@ async def gone_to(page: Page, url: str, timeout_s: float) -> Response | None:
                 raise
 
 
-async def _opened(browser: Browser) -> _Open:
-    """A new context with a page. If this is cancelled while Chromium creates it, it is closed as soon as it exists."""
+async def _gone_back(tabs: Tabs, timeout_s: float) -> bool:
+    """Go to the page before, which is that of an older tab if this one has none; False if there is none at all."""
+    page = await tabs.current()
+    session = await tabs.context.new_cdp_session(page)
+    history = await session.send("Page.getNavigationHistory")
+    await quietly(session.detach())
+    entries, at = history["entries"], history["currentIndex"]
+    if at > 0 and entries[at - 1]["url"] != "about:blank":  # what every tab begins with
+        await page.go_back(wait_until="load", timeout=timeout_s * 1e3)
+    elif len(tabs) > 1:
+        await page.close()
+    else:
+        return False
+    return True
 
-    async def make() -> _Open:
-        context = await browser.new_context(accept_downloads=False, service_workers="block")
-        try:
-            return _Open(context, await context.new_page())
-        except BaseException:
-            await _quietly(context.close())
-            raise
 
-    making = asyncio.create_task(make())
+async def _exists(found: Locator) -> bool:
+    """Whether the element of a ref is still in its page."""
     try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        await asyncio.wait({making}, timeout=_CLOSE_S)
-        if making.done() and not making.cancelled() and making.exception() is None:
-            await _quietly(making.result().context.close())
-        raise
+        return await found.count() > 0
+    except PlaywrightError as error:
+        if "Invalid frame" not in error.message:
+            raise
+        return False
+
+
+def _failure(what: str, error: Exception, slow: str, notes: list[str]) -> ToolFailure:
+    """Why an action failed, in words for the model; ``slow``: that it took too long."""
+    otherwise = slow if isinstance(error, PlaywrightTimeoutError | TimeoutError) else reason(error)
+    why = next((told for logged, told in _HINDRANCES if logged in str(error)), otherwise)
+    return ToolFailure("; ".join([f"cannot {what}: {why}", *notes]))
 
 
 async def _title(page: Page) -> str:
     try:
-        return (await page.title())[:500]
-    except PlaywrightError:  # it is navigating on by itself
+        async with asyncio.timeout(_TITLE_S):
+            return (await page.title())[:500]
+    except (PlaywrightError, TimeoutError):  # it is navigating on by itself, or a script of it does not end
         return ""
-
-
-async def _quietly(closing: Any) -> None:
-    """Close something that may already be gone, with a time limit."""
-    try:
-        async with asyncio.timeout(_CLOSE_S):
-            await closing
-    except Exception as error:
-        logger.debug("closing: %r", error)
-
-
-def _reason(error: Exception) -> str:
-    """The first line of Playwright's message, without method name and call log."""
-    return str(error).split("\n")[0].removeprefix("Page.goto: ")[:300]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, PlainSerializer, WithJsonSchema
 
 from agentenv.api.tool_server.tool import ExternalTool, ToolFailure, external_tool
 from agentenv.api.web.fetch import Page, WebFetcher
@@ -18,6 +18,25 @@ from agentenv.config import launch_environment
 _READING_S: Final = 20.0
 
 Url = Annotated[str, Field(min_length=1, max_length=8_192, description="Absolute http:// or https:// URL.")]
+MOST_PAGES: Final = 5
+
+
+def _listed(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+def _unlisted(urls: tuple[str, ...]) -> str | tuple[str, ...]:
+    return urls[0] if len(urls) == 1 else urls
+
+
+Pages = Annotated[
+    tuple[Url, ...],
+    Field(min_length=1, max_length=MOST_PAGES, validation_alias=AliasChoices("url", "urls")),
+    BeforeValidator(_listed),
+    PlainSerializer(_unlisted),
+    WithJsonSchema({"type": "string", "minLength": 1, "description": "Absolute http:// or https:// URL."}),
+]
+"""One URL, as the schema says. Models trained on other harnesses send a list, as ``urls``."""
 Offset = Annotated[int, Field(ge=0, description="First character of the text to return, to continue reading.")]
 Limit = Annotated[int, Field(ge=1, le=100_000, description="Maximum number of characters of the text.")]
 
@@ -59,8 +78,24 @@ class WebTools:
             for name, function in (("web_extract", self.web_extract), ("http_fetch", self.http_fetch))
         )
 
-    async def web_extract(self, url: Url, offset: Offset = 0, limit: Limit = 20_000) -> WebText:
+    async def web_extract(self, url: Pages, offset: Offset = 0, limit: Limit = 20_000) -> WebText:
         """Read a web page as Markdown: its main text with links and tables, without navigation and scripts."""
+        if len(url) == 1:
+            return await self._extract(url[0], offset, limit)
+        parts = [await self._headed(each, offset, max(1, limit // len(url))) for each in url]
+        text = "\n\n".join(parts)
+        return WebText(url=" ".join(url), status=200, text=text, total_chars=len(text))
+
+    async def _headed(self, url: str, offset: int, limit: int) -> str:
+        """One of several pages; one that cannot be read does not hide the others."""
+        try:
+            read = await self._extract(url, offset, limit)
+        except ToolFailure as failure:
+            return f"# {url}\n\n{failure}"
+        more = f"\n\n[{read.total_chars} characters; next_offset {read.next_offset}]" if read.next_offset else ""
+        return f"# {url}\n\n{read.text}{more}"
+
+    async def _extract(self, url: str, offset: int, limit: int) -> WebText:
         page = await self._fetcher.fetch(url)
         _refuse_failed(page)
         _refuse_binary(page)

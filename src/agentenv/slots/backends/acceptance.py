@@ -6,21 +6,25 @@ from agentenv.config import ContainerSettings
 from agentenv.slots.backends.base import StartFailed
 from agentenv.wire.server import ServerInfo
 
+ACCEPT_USER = (
+    "accept less explicitly: AGENTENV_ISOLATION=user in the environment, isolation='user' in Python, or the option "
+    "--isolation user (of an environment: --env.isolation user)"
+)
+
 
 def unacceptable(info: ServerInfo, settings: ContainerSettings) -> StartFailed | None:
     """Why a server must not be used under these settings; None if it may. Pure."""
     if settings.isolation in ("full", "user") and info.isolation != settings.isolation:
         return StartFailed(
             f"isolation {settings.isolation!r} was requested, {info.container} provides {info.isolation!r}",
-            next_step="run as root for 'full', or set the isolation you accept",
+            next_step=f"run as root for 'full', or {ACCEPT_USER}",
             permanent=True,
         )
     if settings.isolation == "auto" and settings.require_sandbox and info.isolation != "full":
         weaker = f": {info.weaker[0]}" if info.weaker else ""
         return StartFailed(
             f"the sandbox of {info.container} is weaker than promised ({info.isolation!r}){weaker}",
-            next_step="run as root, or accept less explicitly: isolation='user' (--isolation user), "
-            "or require_sandbox=False",
+            next_step=f"run as root, or {ACCEPT_USER}",
             permanent=True,
         )
     broken = [proof for proof in info.proofs if proof.required and not proof.holds]

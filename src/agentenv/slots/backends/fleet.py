@@ -138,11 +138,14 @@ class Fleet:
                 return await self._start(index)
             except StartFailedError:
                 raise
-            except Exception as error:
-                if not isinstance(error, (OSError, AgentEnvError)):
-                    logger.exception("the start of container %d failed", index)
-                event = StartFailed(f"container {index} did not start: {error}", next_step="see the log")
+            except (OSError, AgentEnvError) as error:
+                why, cure = (error.message, error.next_step) if isinstance(error, AgentEnvError) else (error, "")
+                event = StartFailed(f"container {index} did not start: {why}", next_step=cure or "see the log")
                 raise StartFailedError(event) from error
+            except Exception as error:  # a bug, or settings of a wrong type: trying again cannot help
+                logger.exception("the start of container %d failed", index)
+                reason = f"container {index} did not start: {type(error).__name__}: {error}"
+                raise StartFailedError(StartFailed(reason, next_step="see the log", permanent=True)) from error
 
     async def _watch(self, running: Running) -> None:
         """Watch a container from its start to its end, whatever ends it."""

@@ -13,7 +13,7 @@ from typing import Self
 import aiohttp
 
 from agentenv import shipped
-from agentenv.config import ContainerSettings, launch_environment, state_dir
+from agentenv.config import ContainerSettings, isolation_here, launch_environment, state_dir
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
@@ -37,6 +37,7 @@ _SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
 class LocalBackend(FleetBackend):
     """Runs ``python -m agentenv.sandbox`` once per container, on loopback, each on a free port.
 
+    ``isolation="auto"`` means what ``$AGENTENV_ISOLATION`` says, if it is set.
     ``state_dir`` (see :func:`agentenv.config.state_dir`) holds the files of running containers; files left by dead
     ones are removed at the next start. If this process dies, by whatever signal, its containers end with it.
     """
@@ -51,7 +52,8 @@ class LocalBackend(FleetBackend):
         start_timeout_s: float = 60.0,
         stop_grace_s: float = 5.0,
     ) -> None:
-        self._settings = settings or ContainerSettings()
+        asked = settings or ContainerSettings()
+        self._settings = asked.model_copy(update={"isolation": isolation_here(asked.isolation)})
         self._state_dir = state_dir
         self._start_timeout_s = start_timeout_s
         self._stop_grace_s = stop_grace_s

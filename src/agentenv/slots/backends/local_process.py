@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from agentenv.config import cache_dir
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import StartFailedError
 from agentenv.wire.signals import signal_name
@@ -47,6 +48,8 @@ class LocalProcess:
             "agentenv.sandbox",
             str(spec),
             "--lifeline",
+            "--cache",
+            str(cache_dir()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
-from agentenv.errors import ConfigError
+from agentenv.errors import ConfigError, missing_extra
 
 if TYPE_CHECKING:  # the command line lists the backends before it needs one
     from agentenv.config import ContainerSettings, NomadSettings
@@ -44,11 +44,10 @@ def make_backend(
             return LocalBackend(containers, start_timeout_s=start_timeout_s)
         case "nomad":
             try:
+                from agentenv.image import ensure_image
                 from agentenv.slots.backends.nomad.backend import NomadBackend
             except ModuleNotFoundError as error:
-                cure = "pip install 'agentenv[farm]'"
-                raise ConfigError(field, f"'nomad' requires {error.name}", next_step=cure) from error
-            from agentenv.image import ensure_image
+                raise missing_extra(f"{field}: nomad", error) or error from None
 
             return NomadBackend(
                 containers, nomad, start_timeout_s=start_timeout_s, reshape=reshape, ensure_image=ensure_image

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from agentenv.config import ContainerSettings
+from agentenv.config import ContainerSettings, cache_dir
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss
@@ -27,10 +27,10 @@ from agentenv.sandbox.server.app import Handler
 from agentenv.sandbox.server.server import BACKLOG, Server
 from agentenv.sandbox.slotagent.build import Binaries, ensure_built
 from agentenv.slots.backends.base import StartFailed
-from agentenv.slots.backends.fake.stand_in import Scratch, StandIn
+from agentenv.slots.backends.fake.stand_in import Scratch, StandIn, environment
 from agentenv.slots.backends.fleet import Fleet, FleetBackend, StartFailedError
 from agentenv.tasks import TaskSet, finish
-from agentenv.wire.spec import SandboxSpec
+from agentenv.wire.spec import ContainerSpec, SandboxSpec
 
 _CLEANUP_S = 0.01
 """Time for the handlers of an aborted server to end."""
@@ -61,8 +61,9 @@ class FakeBackend(FleetBackend):
         # This process has three descriptors for each slot, and some for each container.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        self._binaries = await asyncio.to_thread(ensure_built)
+        self._binaries = await asyncio.to_thread(ensure_built, cache_dir())
         self._scratch.make()
+        self._environment = environment(self._scratch.path)
         self._fleet = Fleet(self._start, starts_at_once=self._starts_at_once)
         return self
 
@@ -118,7 +119,9 @@ class FakeBackend(FleetBackend):
         if self._failures:
             raise StartFailedError(self._failures.popleft())
         name = f"fake-{index}-{secrets.token_hex(4)}"
-        container = FakeContainer(name, index, self._settings, self._scratch.path / name, self._binaries)
+        asked = self._settings.spec()
+        spec = dataclasses.replace(asked, spare_shells=False, env={**self._environment, **asked.env})
+        container = FakeContainer(name, index, spec, self._scratch.path / name, self._binaries)
         try:
             await container.start()
         except BaseException:
@@ -135,13 +138,8 @@ class FakeBackend(FleetBackend):
 class FakeContainer:
     """One container: a stand-in for the supervisor, and the current server."""
 
-    def __init__(self, name: str, index: int, settings: ContainerSettings, directory: Path, binaries: Binaries) -> None:
-        spec = SandboxSpec.launch(
-            dataclasses.replace(settings.spec(), spare_shells=False),
-            container=name,
-            token_file=directory / "token",
-            data_dir=directory,
-        )
+    def __init__(self, name: str, index: int, asked: ContainerSpec, directory: Path, binaries: Binaries) -> None:
+        spec = SandboxSpec.launch(asked, container=name, token_file=directory / "token", data_dir=directory)
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
         url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.handle = ContainerHandle(name, index, url, secrets.token_hex(16), slots=spec.slots)

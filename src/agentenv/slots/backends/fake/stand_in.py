@@ -40,9 +40,11 @@ from agentenv.sandbox.control_protocol import (
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
+from agentenv.sandbox.slot_env import GITCONFIG, PATH
 from agentenv.sandbox.slot_paths import WORKSPACE, SlotPaths
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.slotagent.build import Binaries
+from agentenv.sandbox.supervisor.rootfs import link_programs
 from agentenv.sandbox.supervisor.server_link import ServerLink
 from agentenv.tasks import TaskSet
 from agentenv.wire.spec import SandboxSpec
@@ -88,6 +90,13 @@ class Scratch:
             await asyncio.to_thread(remover.wait)
 
 
+def environment(directory: Path) -> dict[str, str]:
+    """Variables that stand for a slot's own ``/run/agentenv/bin`` and ``/etc/gitconfig``, made in ``directory``."""
+    link_programs(directory / "bin")
+    (directory / "gitconfig").write_text(GITCONFIG)
+    return {"PATH": f"{PATH}:{directory / 'bin'}", "GIT_CONFIG_SYSTEM": str(directory / "gitconfig")}
+
+
 @dataclasses.dataclass(frozen=True)
 class EpochFiles:
     """Files of one epoch of a slot."""
@@ -109,7 +118,8 @@ class Bare:
 
     def paths(self, files: EpochFiles) -> SlotPaths:
         """Paths as seen by the slot's processes."""
-        return SlotPaths(str(files.workspace), str(files.binaries.files), str(files.directory / "tmux"))
+        workspace, tmux = str(files.workspace), str(files.directory / "tmux")
+        return SlotPaths(workspace, str(files.binaries.files), tmux, workspace, beneath_workspace=True)
 
     def argv(self, files: EpochFiles, peer: int) -> list[str]:
         """The agent's command; its socket is the descriptor ``peer``."""
