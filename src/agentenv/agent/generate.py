@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any, Protocol
 
 from agentenv.agent.group import end_all
-from agentenv.errors import InfraError
+from agentenv.agent.results import faults_text
+from agentenv.errors import AgentEnvError, InfraError, TaskError
 
 
 class GroupSource(Protocol):
     """Produces groups: an AgentEnv."""
 
     curr_step: int
+    counts: Counter[str]
+    """Among others ``fault_task``, ``fault_infra``, ...: rollouts so far that were ended by it."""
 
     async def get_next_item(self) -> Any:
         """The next item, or None."""
@@ -35,9 +39,15 @@ class ProcessRun:
         self._returned: list[Any] = []
         self._exhausted = False
         self._failed_in_a_row = 0
+        self._faults_before: Counter[str] = Counter()
+        """Faults up to the newest group with a score."""
 
     async def run(self) -> None:
-        """Run until enough groups are written. Raises: InfraError when too many groups failed in a row."""
+        """Run until enough groups are written, or there are no more items.
+
+        Raises: InfraError (TaskError when all the faults are the task's) when too many groups failed in a row, or
+        when no group at all has a score. TaskError when there was no item.
+        """
         running: set[asyncio.Task[None]] = set()
         try:
             while True:
@@ -47,6 +57,10 @@ class ProcessRun:
                         break
                     running.add(asyncio.create_task(self._group(item)))
                 if not running:
+                    if self._failed_in_a_row and not self._env.curr_step:
+                        raise self._given_up()
+                    if self._exhausted and not self._env.curr_step:
+                        raise no_items()
                     return
                 done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -68,8 +82,31 @@ class ProcessRun:
         if group is None:
             self._failed_in_a_row += 1
             if self._failed_in_a_row >= self._give_up_after:
-                raise InfraError(f"{self._failed_in_a_row} groups in a row had no scored member; the log says why")
+                raise self._given_up()
             return
         self._failed_in_a_row = 0
+        self._faults_before = faults_of(env.counts)
         await env.keep_group(group, item)
         env.curr_step += 1
+
+    def _given_up(self) -> AgentEnvError:
+        return nothing_scored(
+            f"{self._failed_in_a_row} groups in a row had no scored member",
+            faults_of(self._env.counts) - self._faults_before,
+        )
+
+
+def faults_of(counts: Counter[str]) -> Counter[str]:
+    """The counts named ``fault_...``, by fault."""
+    return Counter({name.removeprefix("fault_"): n for name, n in counts.items() if name.startswith("fault_")})
+
+
+def no_items() -> TaskError:
+    """The error that ends a command for lack of items."""
+    return TaskError("get_next_item returned None at once: there is nothing to do")
+
+
+def nothing_scored(what: str, faults: Counter[str]) -> AgentEnvError:
+    """The error that ends a command for lack of scores. It is the task's only if every fault was."""
+    kind = TaskError if set(faults) == {"task"} else InfraError
+    return kind(f"{what} (faults: {faults_text(faults)}); the log says why")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal
 
 from agentenv.agent.jsonable import clean_text, item_id
+from agentenv.agent.results import Results, faults_text
 from agentenv.agent.transcript import Transcript
 
 logger = logging.getLogger(__name__)
@@ -85,12 +86,12 @@ class ItemRetries:
         """``[item]`` to retry it, or nothing when it is dropped."""
         key = item_id(item)
         self._failures[key] += 1
-        errors = sorted({transcript.error for transcript in transcripts})
+        faults = faults_text(Counter(t.fault for t in transcripts if t.fault != "none"))
         if self._failures[key] <= self._limit:
-            logger.warning("item %s: no member of its group could be scored; it will be retried. %s", key, errors)
+            logger.info("item %s: no member of its group has a score (faults: %s); it will be retried", key, faults)
             return [item]
         del self._failures[key]
-        logger.error("item %s dropped: %d groups failed. %s", key, self._limit + 1, errors)
+        logger.error("item %s dropped: %d groups failed (faults: %s)", key, self._limit + 1, faults)
         return []
 
     def succeeded(self, item: Any) -> None:
@@ -104,8 +105,6 @@ SAMPLE_FIELDS = {"trajectory", "item_id", "score", "fault", "error", "finish_rea
 
 def summary(transcripts: Sequence[Transcript]) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Return (metrics, samples). Unscored rollouts are counted, but are in no mean."""
-    scores = [transcript.score for transcript in transcripts if transcript.score is not None]
-    metrics = {"items": float(len(transcripts)), "scored": float(len(scores))}
-    if scores:
-        metrics["mean_score"] = sum(scores) / len(scores)
-    return metrics, [transcript.model_dump(mode="json", include=SAMPLE_FIELDS) for transcript in transcripts]
+    results = Results()
+    results.add(transcripts)
+    return results.metrics(), [transcript.model_dump(mode="json", include=SAMPLE_FIELDS) for transcript in transcripts]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Protocol, TypeVar
 
-from agentenv.agent.loop import AgentResult
 from agentenv.agent.protocols import Handle
+from agentenv.agent.result import AgentResult
 from agentenv.agent.settings import AgentSettings
-from agentenv.errors import InfraError, SlotDestroyedError, TaskError
+from agentenv.errors import AgentEnvError, InfraError, SlotDestroyedError, TaskError
 
 T = TypeVar("T")
 
@@ -48,6 +49,53 @@ class Hooks(Protocol):
         """The score of a rollout whose slot the policy destroyed, without a slot to inspect; None: no score."""
 
 
+HOOK_KEYWORDS: Final[Mapping[str, frozenset[str]]] = {
+    "build_task": frozenset(),
+    "score_trajectory": frozenset(),
+    "build_agent_config": frozenset(),
+    "setup_trajectory_workspace": frozenset({"trajectory_id", "exec_tool"}),
+    "verify_and_score_trajectory": frozenset({"trajectory_id", "exec_tool", "agent_result", "workspace_meta"}),
+    "score_destroyed_slot": frozenset({"trajectory_id", "workspace_meta"}),
+}
+"""The keywords a hook may declare; it is given those that it does."""
+_POSITIONAL: Final = {"score_trajectory": 2, "verify_and_score_trajectory": 2, "score_destroyed_slot": 2}
+"""Arguments given by position, where there is another than the item."""
+
+
+def check_signatures(hooks: object) -> None:
+    """:func:`check_signature` of every hook that a rollout calls."""
+    for name, keywords in HOOK_KEYWORDS.items():
+        check_signature(hooks, name, _POSITIONAL.get(name, 1), keywords)
+
+
+def check_signature(hooks: object, name: str, positional: int, keywords: Collection[str] = ()) -> None:
+    """Raises: TypeError when a hook could not be called with so many arguments, and those of the keywords that it
+    declares; names the hook and the parameter."""
+    function = getattr(hooks, name)
+    given = declared(function, dict.fromkeys(keywords))
+    try:
+        inspect.signature(function).bind(*[None] * positional, **given)
+    except TypeError as error:
+        known = f"; keywords it may declare: {', '.join(sorted(keywords))}" if keywords else ""
+        raise TypeError(f"{type(hooks).__name__}.{name} cannot be called: {error}{known}") from None
+
+
+def check_not_overridden(kind: type, base: type, name: str, instead: str) -> None:
+    """Raises: TypeError when a class has a method of its own in place of one of ``base`` that is never called; says
+    what to write instead."""
+    if getattr(kind, name) is not getattr(base, name):
+        raise TypeError(f"{kind.__name__}.{name} would never be called: {instead}")
+
+
+def declared(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the keywords that a function declares; all of them if it takes any."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(given)
+    names = {parameter.name for parameter in parameters}
+    return {name: value for name, value in given.items() if name in names}
+
+
 def genuinely_cancelled() -> bool:
     """Whether the current task was really asked to stop (a stray CancelledError is not such a request)."""
     task = asyncio.current_task()
@@ -55,13 +103,13 @@ def genuinely_cancelled() -> bool:
 
 
 async def call_hook(name: str, function: Callable[..., T | Awaitable[T]], *args: Any, **kwargs: Any) -> T:
-    """Call a plain or async hook.
+    """Call a plain or async hook, with those of ``kwargs`` that it declares.
 
     Raises: InfraError and SlotDestroyedError that the hook did not catch; TaskError for everything else it raised,
     including SystemExit and stray CancelledErrors. Cancellation of the caller propagates.
     """
     try:
-        value = function(*args, **kwargs)
+        value = function(*args, **declared(function, kwargs))
         return await value if inspect.isawaitable(value) else value
     except (InfraError, SlotDestroyedError, TaskError, KeyboardInterrupt):
         raise
@@ -70,7 +118,33 @@ async def call_hook(name: str, function: Callable[..., T | Awaitable[T]], *args:
             raise
         raise TaskError(f"{name} raised CancelledError without being cancelled") from error
     except BaseException as error:
-        raise TaskError(f"{name} raised {type(error).__name__}: {error}") from error
+        raise _bug(name, error) from error
+
+
+def _bug(name: str, error: BaseException) -> TaskError:
+    return TaskError(f"{name} raised {type(error).__name__}: {error}")
+
+
+@contextmanager
+def outside_rollouts(name: str) -> Iterator[None]:
+    """For a hook that no rollout calls. Raises: TaskError for whatever it raised, but an AgentEnvError as it is."""
+    try:
+        yield
+    except (AgentEnvError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        raise _bug(name, error) from error
+
+
+def watched(name: str, function: Callable[[], Any]) -> Callable[[], Coroutine[Any, Any, Any]]:
+    """A plain or async hook as an async function that raises what :func:`outside_rollouts` does."""
+
+    async def called() -> Any:
+        with outside_rollouts(name):
+            value = function()
+            return await value if inspect.isawaitable(value) else value
+
+    return called
 
 
 def expected(name: str, value: Any, kind: type[T]) -> T:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentenv.agent.context_budget import ContextBudget
@@ -25,10 +25,11 @@ from agentenv.agent.protocols import (
     Session,
     ToolDefinition,
 )
-from agentenv.agent.settings import AgentSettings
+from agentenv.agent.result import AgentResult
+from agentenv.agent.settings import AgentSettings, default_system_prompt, opening
 from agentenv.agent.timeline import Timeline
-from agentenv.agent.transcript import FinishReason, Phase, Shortening, Step, StepOutcome, ToolRecord
-from agentenv.errors import CallLostError, ConfigError, InfraError, SlotDestroyedError, from_wire
+from agentenv.agent.transcript import Shortening, Step, StepOutcome, ToolRecord, text_of
+from agentenv.errors import CallLostError, ConfigError, InfraError, LeaseLostError, SlotDestroyedError, from_wire
 from agentenv.tools.schema import explain_unknown
 from agentenv.wire.calls import CallResult
 
@@ -43,25 +44,6 @@ UNREADABLE_BYTES = 4096
 
 MODEL_READ_BYTES = 1024 * 1024
 """How much of a file a model may read in one call."""
-
-
-@dataclass
-class AgentResult:
-    """Outcome of one agent run. ``messages`` is the whole conversation, valid also when the run was cut short.
-
-    ``model_faults`` counts calls the model got wrong (unreadable, unknown tool, bad arguments, refused path).
-    ``shortenings`` records which old tool outputs were removed from ``messages``, and when.
-    """
-
-    messages: list[Message]
-    steps: list[Step] = field(default_factory=list)
-    final_response: str = ""
-    finish_reason: FinishReason = "stop"
-    model_faults: int = 0
-    phases: list[Phase] = field(default_factory=list)
-    shortenings: list[Shortening] = field(default_factory=list)
-    tools: list[str] = field(default_factory=list)
-    """The tools the model was offered, by name."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +91,7 @@ def _sendable_id(given: Any, fallback: str) -> str:
 def as_history(message: Message, calls: Sequence[RequestedCall]) -> Message:
     """The assistant message as it is sent back to the model: with ids, valid names, and arguments that are valid
     JSON. Servers reject the whole conversation for one malformed call, which would let the model end its rollouts."""
-    history: Message = {"role": "assistant", "content": clean_text(_text_of(message.get("content")))}
+    history: Message = {"role": "assistant", "content": clean_text(text_of(message.get("content")))}
     if calls:
         history["tool_calls"] = [
             {
@@ -137,13 +119,6 @@ def with_reasoning(history: Message, sent: Message) -> Message:
     """``history`` with the reasoning fields of its original message, for servers that require them."""
     kept = {name: clean_text(sent[name]) for name in REASONING_FIELDS if isinstance(sent.get(name), str)}
     return {**history, **kept}
-
-
-def _text_of(content: Any) -> str:
-    """A message's content as text; some servers send it in parts."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return str(content or "")
 
 
 def _as_object(arguments: dict[str, Any] | str) -> dict[str, Any]:
@@ -181,8 +156,14 @@ class AgentLoop:
         self._names = [tool["function"]["name"] for tool in self._tools]
         self._calls_made = 0
         self._began_s = 0.0
+        self._last_call_s = 0.0
         self._budget = ContextBudget(settings)
         self.result = AgentResult(messages=[], phases=self._timeline.phases, tools=self._names)
+
+    def opening(self, task: str) -> list[Message]:
+        """The first messages of a conversation about ``task``."""
+        prompt = self._settings.system_prompt
+        return opening(default_system_prompt(self._names) if prompt is None else prompt, task)
 
     async def run(self, messages: Sequence[Message]) -> AgentResult:
         """Continue ``messages`` until the model answers without a tool call or a limit is met.
@@ -193,7 +174,7 @@ class AgentLoop:
         """
         result = self.result
         result.messages = list(messages)
-        self._began_s = self._timeline.now()
+        self._began_s = self._last_call_s = self._timeline.now()
         for index in range(self._settings.max_steps):
             if index and self._out_of_time():
                 result.finish_reason = "max_time"
@@ -275,8 +256,8 @@ class AgentLoop:
     async def _turn(self, index: int) -> tuple[Step, Completion]:
         started_s = self._timeline.now()
         with self._timeline.phase("model", f"step {index + 1}"):
-            completion: Completion = await self._model.complete(
-                self.result.messages, self._tools, **self._settings.sampling()
+            completion: Completion = await self._within_idle_limit(
+                self._model.complete(self.result.messages, self._tools, **self._settings.sampling())
             )
         step = Step(
             index=index,
@@ -291,10 +272,23 @@ class AgentLoop:
         self.result.steps.append(step)
         return step, completion
 
+    async def _within_idle_limit(self, turn: Awaitable[Completion]) -> Completion:
+        limit_s = self._settings.max_idle_s
+        left_s = None if limit_s is None else self._last_call_s + limit_s - self._timeline.now()
+        try:
+            async with asyncio.timeout(left_s) as within:
+                return await turn
+        except TimeoutError as error:
+            if not within.expired():
+                raise
+            raise LeaseLostError(f"the slot was given up after {limit_s:g} s without a tool call") from error
+
     async def _run_call(self, step: Step, call: RequestedCall, number: int) -> None:
         if self._calls_made and self._settings.tool_delay_s:
             await asyncio.sleep(self._settings.tool_delay_s)
         self._calls_made += 1
+        if call.tool not in self._names:
+            call = replace(call, tool=self._settings.tool_aliases.get(call.tool, call.tool))
         now = self._timeline.now()
         record = ToolRecord(call_id=call.call_id, tool=call.tool, arguments=call.arguments, started_s=now, ended_s=now)
         step.tool_calls.append(record)
@@ -305,7 +299,7 @@ class AgentLoop:
             record.result = CallResult(id=call.call_id, fault=error.fault, error=error.code, message=error.message)
             raise
         finally:
-            record.ended_s = self._timeline.now()
+            record.ended_s = self._last_call_s = self._timeline.now()
         self.result.model_faults += record.result.fault in ("model", "policy")
         record.shown = clean_text(shown(call.tool, record.result, self._settings.shown_bytes))
         self.result.messages.append({"role": "tool", "tool_call_id": call.call_id, "content": record.shown})

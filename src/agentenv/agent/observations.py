@@ -175,12 +175,18 @@ def _written(content: dict[str, Any], _: int) -> str:
     return f"{'created' if content.get('created') else 'overwritten'}, {content['size_bytes']} bytes"
 
 
+def _screenshot(content: dict[str, Any], _: int) -> str:
+    """A picture is for people: the model is told that there is one."""
+    return f"screenshot of {content.get('url')} kept ({content.get('size_bytes')} bytes); it is not shown here"
+
+
 RENDERERS: Final[Mapping[str, tuple[str, Callable[[dict[str, Any], int], str]]]] = {
     "read_file": ("text", _file_text),
     "write_file": ("size_bytes", _written),
     "list_files": ("entries", _listing),
     "search": ("matches", _matches),
     "artifacts": ("files", _artifacts),
+    "browser_screenshot": ("image", _screenshot),
 }
 """By tool: the field that its content has when it succeeded, and how that is shown within a number of bytes."""
 

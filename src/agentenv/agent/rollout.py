@@ -8,18 +8,19 @@ propagates, after the slot was released. What is retried: :mod:`agentenv.agent.c
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentenv.agent.culprit import before_the_model, unexpected, worth_another
+from agentenv.agent.failure_log import FailureLog, same_kind
 from agentenv.agent.hooks import Hooks, call_hook, call_hook_on_slot, checked_score, expected, genuinely_cancelled
 from agentenv.agent.jsonable import clean_text, jsonable
-from agentenv.agent.loop import AgentLoop, AgentResult
+from agentenv.agent.loop import AgentLoop
 from agentenv.agent.protocols import Handle, Model, Session, SessionOpener, ToolDefinition, opened
-from agentenv.agent.settings import AgentSettings, opening
+from agentenv.agent.result import AgentResult
+from agentenv.agent.settings import AgentSettings
 from agentenv.agent.timeline import Timeline, totals
 from agentenv.agent.tmux_recordings import last_recordings
 from agentenv.agent.token_sequences import TokenSequence, sequences_of
@@ -27,8 +28,6 @@ from agentenv.agent.transcript import FinishReason, PhaseName, SequenceSummary, 
 from agentenv.agent.turns import Turns
 from agentenv.backoff import pause_s
 from agentenv.errors import AgentEnvError, SlotDestroyedError, TaskError
-
-logger = logging.getLogger(__name__)
 
 MAX_RETRY_DELAY_S = 30.0
 
@@ -51,6 +50,9 @@ class RolloutServices:
     infra_retry_delay_s: float = 0.0
     """Pause, without a slot, before the second attempt; doubled before each further one, up to 30 s."""
     verification: Literal["live", "sealed"] = "live"
+    failures: FailureLog = field(default_factory=FailureLog)
+    agent: AgentSettings = field(default_factory=AgentSettings)
+    """For what the settings of a hook leave open."""
 
 
 @dataclass
@@ -94,11 +96,20 @@ class Rollout:
             error = await self._attempt(attempt)
             if isinstance(error, SlotDestroyedError):
                 return self._transcript(attempt, trajectory, await self._destroyed(attempt, error), earlier)
-            if error is None or not self._another(error, attempt, number):
+            if error is None:
+                return self._transcript(attempt, trajectory, None, earlier)
+            again = self._another(error, attempt, number)
+            if error.fault != "task":
+                self._log_attempt(error, trajectory, number, again=again)
+            if not again:
                 return self._transcript(attempt, trajectory, error, earlier)
-            logger.warning("%s: attempt %d failed for infrastructure, retrying: %s", trajectory, number, _named(error))
             earlier.append(_named(error))
             await asyncio.sleep(pause_s(self._farm.infra_retry_delay_s, MAX_RETRY_DELAY_S, number))
+
+    def _log_attempt(self, error: AgentEnvError, trajectory: str, number: int, *, again: bool) -> None:
+        then = "a new attempt follows" if again else "not scored"
+        text = f"attempt {number} failed, {then}: {_named(error)}"
+        self._farm.failures.add(same_kind(f"{then}: {_named(error)}"), f"{trajectory}: {text}")
 
     def _another(self, error: AgentEnvError, attempt: Attempt, number: int) -> bool:
         """Whether to make another attempt; counts it for the group."""
@@ -117,24 +128,25 @@ class Rollout:
             if isinstance(error, asyncio.CancelledError) and genuinely_cancelled():
                 raise
             if attempt.failure is None and attempt.score is not None:
-                logger.exception("%s: the slot could not be released; the score stands", attempt.trajectory)
+                text = f"{attempt.trajectory}: the slot could not be released, the score stands: {_named(error)}"
+                self._farm.failures.add(same_kind(f"the slot could not be released: {_named(error)}"), text)
                 return None
             return self._failure(attempt, attempt.failure or error)
         return None
 
     def _failure(self, attempt: Attempt, error: BaseException) -> AgentEnvError:
         if not isinstance(error, AgentEnvError):
-            logger.error("%s: unexpected failure", attempt.trajectory, exc_info=error)
+            self._farm.failures.unexpected(error, trajectory=attempt.trajectory)
             return unexpected(error)
         if isinstance(error, SlotDestroyedError) and not attempt.acted:
             return before_the_model(error)
         if error.fault == "task":
-            logger.error("%s: it cannot be scored", attempt.trajectory, exc_info=error)
+            self._farm.failures.hook_failed(error, item=self._item_id, trajectory=attempt.trajectory)
         return error
 
     async def _destroyed(self, attempt: Attempt, error: SlotDestroyedError) -> AgentEnvError:
         """Scored by the environment's hook: there is no slot left to verify on."""
-        logger.warning("%s: %s", attempt.trajectory, _named(error))
+        self._farm.failures.add(same_kind(_named(error)), f"{attempt.trajectory}: {_named(error)}")
         try:
             returned = await call_hook(
                 "score_destroyed_slot",
@@ -146,7 +158,7 @@ class Rollout:
             )
             attempt.score = None if returned is None else checked_score(returned)[0]
         except AgentEnvError as failure:
-            logger.exception("%s: score_destroyed_slot failed", attempt.trajectory)
+            self._farm.failures.hook_failed(failure, item=self._item_id, trajectory=attempt.trajectory)
             return failure if isinstance(failure, TaskError) else TaskError(f"score_destroyed_slot: {_named(failure)}")
         return error
 
@@ -154,7 +166,7 @@ class Rollout:
         hooks, item = self._hooks, self._item
         task = expected("build_task", await call_hook("build_task", hooks.build_task, item), str)
         settings = await call_hook("build_agent_config", hooks.build_agent_config, item)
-        settings = expected("build_agent_config", settings, AgentSettings)
+        settings = expected("build_agent_config", settings, AgentSettings).completed(self._farm.agent)
         async with self._session(attempt) as session:
             try:
                 await self._prepare(attempt, session)
@@ -171,7 +183,7 @@ class Rollout:
             attempt.agent = loop.result
             attempt.acted = True
             try:
-                await loop.run(opening(settings.system_prompt, task))
+                await loop.run(loop.opening(task))
             finally:
                 # also for a rollout that ends half way, because it may be scored
                 attempt.sequences = sequences_of(model)

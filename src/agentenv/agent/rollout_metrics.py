@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from agentenv.agent.jsonable import jsonable
 from agentenv.agent.observations import SESSION_TOOL_NAMES, cut_middle
+from agentenv.agent.protocols import Message
 from agentenv.agent.transcript import ToolRecord, Transcript
 
 KEPT_VALUES = 10_000
@@ -17,6 +20,9 @@ CALL_FAULTS = ("model", "policy", "task")
 
 READABLE_BYTES = 32 * 1024
 MESSAGE_BYTES = 4 * 1024
+MOST_TOOL_ERRORS = 50
+"""Number of failed calls whose details are kept until a report."""
+ERROR_BYTES = 300
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -154,6 +160,52 @@ class RolloutMetrics:
         return {**completeness, **gathered.of_rollouts(), **gathered.of_turns(), **gathered.of_calls()}
 
 
+class ToolErrors:
+    """Counts failed tool calls until they are drained, with the details of the first :data:`MOST_TOOL_ERRORS`."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._details: list[str] = []
+
+    def add(self, transcripts: Iterable[Transcript]) -> None:
+        """Add a finished group."""
+        for transcript in transcripts:
+            for step in transcript.steps:
+                for call in filter(is_error, step.tool_calls):
+                    self._count += 1
+                    if len(self._details) < MOST_TOOL_ERRORS:
+                        self._details.append(f"[turn {step.index + 1}] {_call_text(call)} -> {_error_text(call)}")
+
+    def drain(self) -> dict[str, int | str]:
+        """``tool_errors_count``, and ``tool_error_details`` with a line per call if there were any."""
+        count, details, self._count, self._details = self._count, self._details, 0, []
+        if not count:
+            return {"tool_errors_count": 0}
+        if count > len(details):
+            details.append(f"and {count - len(details)} more")
+        return {"tool_errors_count": count, "tool_error_details": "\n".join(details)}
+
+
+def _call_text(call: ToolRecord) -> str:
+    given = call.arguments if isinstance(call.arguments, str) else json.dumps(jsonable(call.arguments))
+    return f"{call.tool}({_one_line(given)})"
+
+
+def _error_text(call: ToolRecord) -> str:
+    result = call.result
+    if result is None:
+        return "no result"
+    if result.fault != "none":
+        return f"{result.fault} fault: {_one_line(result.message or result.error or '')}"
+    how = "timed out" if is_timeout(call) else f"exit code {result.exit_code}"
+    said = _one_line((result.stderr or result.stdout)[-ERROR_BYTES:])
+    return f"{how}: {said}" if said else how
+
+
+def _one_line(text: str) -> str:
+    return " ".join(cut_middle(text, ERROR_BYTES).split())
+
+
 def is_error(call: ToolRecord) -> bool:
     """Whether a call failed: a fault, a timeout, or a nonzero exit code."""
     result = call.result
@@ -175,8 +227,9 @@ ROLLOUT_COLUMNS = (
 )  # fmt: skip
 
 
-def rollout_row(transcript: Transcript) -> list[object]:
-    """One row of the table of rollouts, with the columns :data:`ROLLOUT_COLUMNS`."""
+def rollout_row(transcript: Transcript, text_of: Callable[[list[Message]], str]) -> list[object]:
+    """One row of the table of rollouts, with the columns :data:`ROLLOUT_COLUMNS`. ``text_of``: a conversation for human
+    readers."""
     return [
         transcript.item_id,
         transcript.trajectory,
@@ -187,16 +240,19 @@ def rollout_row(transcript: Transcript) -> list[object]:
         sum(1 for _ in _calls(transcript)),
         transcript.model_faults,
         cut_middle(transcript.final_response, MESSAGE_BYTES),
-        readable(transcript),
+        readable(transcript, text_of),
     ]
 
 
-def readable(transcript: Transcript) -> str:
-    """The conversation for human readers: roles, calls and reasoning labelled, long parts cut."""
-    parts = [_message_text(str(message.get("role")), message) for message in transcript.messages]
-    if transcript.error:
-        parts.append(f"## ended by {transcript.fault}\n{transcript.error}")
-    return cut_middle("\n\n".join(parts), READABLE_BYTES)
+def readable(transcript: Transcript, text_of: Callable[[list[Message]], str]) -> str:
+    """The conversation for human readers, and what ended it if that was a failure."""
+    ended = f"\n\n## ended by {transcript.fault}\n{transcript.error}" if transcript.error else ""
+    return cut_middle(text_of(transcript.messages) + ended, READABLE_BYTES)
+
+
+def conversation(messages: Sequence[Message]) -> str:
+    """Messages for human readers: roles and calls labelled, long parts cut."""
+    return "\n\n".join(_message_text(str(message.get("role")), message) for message in messages)
 
 
 def _message_text(role: str, message: dict[str, object]) -> str:

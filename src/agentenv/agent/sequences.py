@@ -57,7 +57,7 @@ def placeholder_tokens(tokenizer: Tokenizer, messages: Sequence[Message]) -> lis
     return [int(token) for token in tokens] or [0]
 
 
-def exact_group(transcripts: Sequence[Transcript]) -> dict[str, Any]:
+def exact_group(transcripts: Sequence[Transcript], *, include_messages: bool = True) -> dict[str, Any]:
     """The scored members' own tokens, masks and logprobs as an atropos ``ScoredDataGroup``.
 
     All sequences of a member are included with the member's score, so ``group_overrides`` gives the number of
@@ -69,14 +69,13 @@ def exact_group(transcripts: Sequence[Transcript]) -> dict[str, Any]:
         if member.score is not None
         for number, sequence in enumerate(member.token_sequences)
     ]
-    return {
+    group = {
         "tokens": [sequence.tokens for _, _, sequence in entries],
         "masks": [sequence.masks for _, _, sequence in entries],
         "inference_logprobs": [sequence.logprobs for _, _, sequence in entries],
         "scores": [member.score for member, _, _ in entries],
         "advantages": None,
         "ref_logprobs": None,
-        "messages": [for_trainer(member.messages) for member, _, _ in entries],
         "group_overrides": {"group_size": len(entries)},
         "overrides": [
             {"trajectory": member.trajectory, "sequence": number, "sequences": len(member.token_sequences)}
@@ -84,21 +83,28 @@ def exact_group(transcripts: Sequence[Transcript]) -> dict[str, Any]:
         ],
         "images": None,
     }
+    if include_messages:
+        group["messages"] = [for_trainer(member.messages) for member, _, _ in entries]
+    return group
 
 
-def scored_group(tokenizer: Tokenizer, transcripts: Sequence[Transcript]) -> dict[str, Any]:
+def scored_group(
+    tokenizer: Tokenizer, transcripts: Sequence[Transcript], *, include_messages: bool = True
+) -> dict[str, Any]:
     """The scored members as an atropos ``ScoredDataGroup``; ``group_overrides`` gives their number."""
     members = [transcript for transcript in transcripts if transcript.score is not None]
     messages = [for_trainer(member.messages) for member in members]
     tokens = [placeholder_tokens(tokenizer, conversation) for conversation in messages]
-    return {
+    group = {
         "tokens": tokens,
         "masks": [[IGNORED] * len(sequence) for sequence in tokens],
         "scores": [member.score for member in members],
         "advantages": None,
         "ref_logprobs": None,
-        "messages": messages,
         "group_overrides": {"group_size": len(members), "trainable": False},
         "overrides": [dict(NOT_TRAINABLE) for _ in members],
         "images": None,
     }
+    if include_messages:
+        group["messages"] = messages
+    return group

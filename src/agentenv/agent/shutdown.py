@@ -7,22 +7,26 @@ import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+_ENDING = (signal.SIGTERM, signal.SIGINT)
+
 
 @asynccontextmanager
 async def closed_at_end(close: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Await ``close()`` at the end of the body, also after SIGTERM, which cancels the body as Ctrl-C does and then
-    ends the process with status 143. Outside the main thread, signals are left to the caller."""
+    """Await ``close()`` at the end of the body, also after SIGTERM or SIGINT (Ctrl-C), which cancel the body and then
+    end the process with status 143, or raise KeyboardInterrupt. Outside the main thread, signals are left to the
+    caller."""
     main, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert main is not None
-    terminated = asyncio.Event()
+    came: list[signal.Signals] = []
 
-    def on_sigterm() -> None:
-        if not terminated.is_set():  # once: a second signal must not interrupt the closing
-            terminated.set()
+    def on_signal(number: signal.Signals) -> None:
+        if not came:  # once: a second signal must not interrupt the closing
             main.cancel()
+        came.append(number)
 
     with suppress(NotImplementedError, RuntimeError, ValueError):
-        loop.add_signal_handler(signal.SIGTERM, on_sigterm)
+        for number in _ENDING:
+            loop.add_signal_handler(number, on_signal, number)
     try:
         yield
     finally:
@@ -30,8 +34,9 @@ async def closed_at_end(close: Callable[[], Awaitable[None]]) -> AsyncIterator[N
         try:
             await asyncio.shield(closing)
         except asyncio.CancelledError:
-            await closing  # Ctrl-C while closing: finish closing
+            await closing  # cancelled while closing: finish closing
         with suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.remove_signal_handler(signal.SIGTERM)
-        if terminated.is_set():
-            raise SystemExit(128 + signal.SIGTERM)
+            for number in _ENDING:
+                loop.remove_signal_handler(number)
+        if came:
+            raise KeyboardInterrupt if came[0] is signal.SIGINT else SystemExit(128 + signal.SIGTERM)

@@ -10,6 +10,8 @@ from agentenv.agent.protocols import Session
 from agentenv.agent.transcript import Step, ToolRecord, Transcript
 from agentenv.sessions.asciicast import recordings
 
+__all__ = ["recordings_of"]
+
 TMUX = "tmux"
 _KEPT = ("session", "recording")
 _LONGEST_S = 30.0

@@ -11,8 +11,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentenv.agent.token_sequences import TokenSequence
+from agentenv.agent.tool_call import ToolResult
 from agentenv.errors import Fault
 from agentenv.wire.calls import CallResult
+
+__all__ = ["GroupRecord", "Phase", "SequenceSummary", "Shortening", "Step", "ToolRecord", "Transcript"]
 
 PhaseName = Literal["slot_wait", "prepare", "model", "tool", "verify", "release"]
 FinishReason = Literal["stop", "max_steps", "max_time", "length", "context_overflow", "slot_destroyed", "fault"]
@@ -21,6 +24,13 @@ limit; ``context_overflow``: there was no room for another turn; ``slot_destroye
 destroyed its slot (``fault`` is "policy")."""
 StepOutcome = Literal["answer", "tool_calls", "malformed", "truncated"]
 """``malformed``: something that looked like a call could not be parsed; ``truncated``: cut at the token limit."""
+
+
+def text_of(content: Any) -> str:
+    """A message's content as text; some servers send it in parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return str(content or "")
 
 
 class Record(BaseModel):
@@ -55,6 +65,16 @@ class ToolRecord(Record):
     result: CallResult | None = None
     shown: str = ""
 
+    @property
+    def name(self) -> str:
+        """The tool, by the name this has in other harnesses; empty for what could not be read as a call."""
+        return self.tool
+
+    @property
+    def uniq_id(self) -> str:
+        """The call's id, by the name this has in other harnesses."""
+        return self.call_id
+
 
 class Step(Record):
     """One model turn and the tool calls it made."""
@@ -71,6 +91,26 @@ class Step(Record):
     reasoning: str = ""
     raw: str | None = None
     """The message exactly as the model wrote it, markup included (managed servers)."""
+
+    @property
+    def tool_results(self) -> list[ToolResult]:
+        """The results of its calls, in order; a call without a result is not included."""
+        return [ToolResult.of(call.result, call.call_id) for call in self.tool_calls if call.result is not None]
+
+    @property
+    def step_number(self) -> int:
+        """The turn's number, 1 for the first."""
+        return self.index + 1
+
+    @property
+    def assistant_message(self) -> str:
+        """What the model wrote: with its markup where that is known (``raw``), its reasoning if there is no text."""
+        return (text_of(self.message.get("content")) if self.raw is None else self.raw) or self.reasoning
+
+    @property
+    def has_tool_calls(self) -> bool:
+        """Whether it made a call, perhaps a refused one; what could not be read as a call is none."""
+        return any(call.tool for call in self.tool_calls)
 
 
 class Shortening(Record):

@@ -6,35 +6,52 @@ in the frozen models of :mod:`agentenv.config`, which the methods at the end bui
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from agentenv.agent.parsers import PARSERS, parser_named
-from agentenv.agent.settings import SYSTEM_PROMPT, AgentSettings
-from agentenv.config import ContainerSettings, Driver, ExecutorSettings, NomadSettings, PoolSettings, explain
+from agentenv.agent.settings import AgentSettings
+from agentenv.config import (
+    ContainerSettings,
+    Driver,
+    ExecutorSettings,
+    NomadSettings,
+    PoolSettings,
+    explain,
+    no_such_setting,
+    parse_bind,
+)
+from agentenv.env.older_names import as_set, in_step, take_aliases, with_names_of_here
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.registry import BackendName
 from agentenv.tools.distributions import distribution
-from agentenv.tools.toolsets import TOOLSETS
-from agentenv.wire.spec import MIB, Bind, Isolation, SlotLimits
+from agentenv.tools.schema import closest
+from agentenv.tools.toolsets import TOOL_ALIASES, refuse_absent
+from agentenv.wire.spec import MIB, Isolation, SlotLimits
 
 S = TypeVar("S", bound=BaseModel)
 
 TOOL_CALL_PARSERS = tuple(PARSERS)
-
-ALIASES = {
-    "max_agent_turns": "agent_max_steps",
-    "terminal_timeout": "tool_timeout_s",
-    "terminal_lifetime": "lease_ttl_s",
-}
-"""Names used by the older sibling → names used here."""
-
 
 _NOMAD_NAMES = {
     "nomad_address": "address",
@@ -74,20 +91,30 @@ class AgentFields(BaseModel):
     """Settings of an agent environment. Raises ConfigError naming the field of the first contradiction."""
 
     model_config = ConfigDict(extra="forbid")
+    temperature_there: ClassVar[float] = 0.7
+    """The default of ``agent_temperature`` in the harness of which this is the config."""
+    last_turn_scored_there: ClassVar[bool] = False
+    """Whether a rollout that reaches its last turn is scored in that harness, as it is here."""
 
     # Where tools run
     tool_pool_mode: BackendName = Field(
         default="local", description="local: processes here; nomad: a cluster's; fake: no isolation, for tests"
     )
     allow_network: bool = Field(default=False, description="Give slots network access")
-    require_sandbox: bool = Field(default=True, description="Refuse to run if isolation is weaker than promised")
-    require_stateful_sandbox: bool = Field(
-        default=False, description="Refuse to run without a persistent-shell tool (terminal or tmux)"
+    require_sandbox: bool | None = Field(
+        default=None,
+        description="Refuse to run if isolation is weaker than promised; by default true, except with fake",
     )
-    isolation: Isolation = Field(default="auto", description="Isolation mode of the slots")
-    slots_per_container: int = Field(default=10, ge=1, le=1000)
-    min_containers: int = Field(default=1, ge=0, le=10_000)
-    max_containers: int = Field(default=10, ge=1, le=10_000)
+    require_stateful_sandbox: bool = Field(
+        default=False, description="Refuse to run if the processes of sessions are not isolated (fake)"
+    )
+    isolation: Isolation = Field(
+        default="auto",
+        description="Isolation mode of the slots; auto: what AGENTENV_ISOLATION says, otherwise full or a refusal",
+    )
+    slots_per_container: int = Field(default=10, ge=1, le=1000, description="Slots of each container")
+    min_containers: int = Field(default=1, ge=0, le=10_000, description="Containers kept running without demand")
+    max_containers: int = Field(default=10, ge=1, le=10_000, description="Most containers, whatever the demand")
     target_idle_slots: int = Field(
         default=0, ge=0, le=100_000, description="Spare slots kept free beyond the current demand"
     )
@@ -98,16 +125,20 @@ class AgentFields(BaseModel):
     acquire_timeout_s: float = Field(default=30.0, gt=0, description="Maximum wait for a slot of the pool")
     lease_ttl_s: float = Field(default=30.0, gt=0, description="A lease expires after this long without a heartbeat")
     start_timeout_s: float = Field(default=60.0, gt=0, description="Maximum time for a container to start")
-    slot_processes: int = Field(default=400, ge=1)
-    slot_memory_mib: int = Field(default=2048, ge=1)
-    slot_workspace_mib: int = Field(default=1024, ge=1)
+    slot_processes: int = Field(default=400, ge=1, description="Most processes and threads of a slot")
+    slot_memory_mib: int = Field(default=2048, ge=1, description="Memory of a slot, its files included")
+    slot_workspace_mib: int = Field(default=1024, ge=1, description="Size of a workspace; it is in memory")
     sandbox_env: TextObject = Field(default_factory=dict, description="Environment variables of every command (JSON)")
     sandbox_binds: Names = Field(default_factory=list, description="Host paths mounted read-only: source:target,...")
     # With tool_pool_mode="nomad"; token, namespace, region and TLS come from Nomad's own NOMAD_* variables
     nomad_address: str | None = Field(default=None, description="http(s)://host:port; NOMAD_ADDR by default")
     sandbox_job_id: str = Field(default="agentenv-sandbox", description="Nomad job of the farm; one farm per job")
-    sandbox_image: str = Field(default="agentenv-sandbox:local", min_length=1)
-    driver: Driver = "docker"
+    sandbox_image: str = Field(
+        default="agentenv-sandbox:local",
+        min_length=1,
+        description="Image of the containers; a tag `local` is built",
+    )
+    driver: Driver = Field(default="docker", description="How Nomad runs containers; raw_exec and apptainer: no Docker")
     container_memory_mib: int | None = Field(
         default=None, ge=64, description="Memory limit of a container with its slots; by default enough for all of them"
     )
@@ -118,21 +149,25 @@ class AgentFields(BaseModel):
     sandbox_job_variables: TextObject = Field(
         default_factory=dict, description="Additional job file variables: HCL expressions by name (JSON)"
     )
-    purge_job_on_start: bool = False
-    purge_job_on_shutdown: bool = True
+    purge_job_on_start: bool = Field(default=False, description="Replace a farm left running under this job")
+    purge_job_on_shutdown: bool = Field(default=True, description="End the farm with the environment that started it")
     # Tool calls
     tool_batch_window_ms: float = Field(
         default=20.0, ge=0, description="How long a call may wait to be batched with others"
     )
-    tool_max_batch_size: int = Field(default=200, ge=1, le=1000)
+    tool_max_batch_size: int = Field(default=200, ge=1, le=1000, description="Most calls sent to a container at once")
     tool_timeout_s: float = Field(default=60.0, gt=0, description="Time limit of one tool call")
     enabled_toolsets: Names | None = Field(default=None, description="Toolsets or tool names; all by default")
-    disabled_toolsets: Names | None = None
+    disabled_toolsets: Names | None = Field(default=None, description="Toolsets or tool names that are left out")
     distribution: str | None = Field(
         default=None,
         description="Distribution the toolsets of a group are drawn from: a name, or JSON of probabilities",
     )
     distribution_seed: int = Field(default=0, description="Seed of the draws: the same seed draws the same tools")
+    accept_tool_aliases: bool = Field(
+        default=False,
+        description="Run calls of terminal_stateful and bash_stateful, which are not offered, as terminal",
+    )
     tool_server_url: str | None = Field(default=None, description="External tools: a URL, or inprocess")
     tool_server_token: str | None = Field(
         default=None, repr=False, description="Bearer token of the tool server, or file:PATH"
@@ -147,16 +182,16 @@ class AgentFields(BaseModel):
     )
     metrics_host: str = Field(default="127.0.0.1", min_length=1, description="Address to serve metrics on")
     # The agent
-    agent_max_steps: int = Field(default=50, ge=1)
+    agent_max_steps: int = Field(default=50, ge=1, description="Most model turns of a rollout")
     agent_max_s: float | None = Field(
         default=5400.0,
         gt=0,
         description="Time limit of a rollout: no turn or call starts later, and it is verified as it is. "
         "Must be below worker_timeout",
     )
-    agent_temperature: float | None = Field(default=None, ge=0)
+    agent_temperature: float | None = Field(default=None, ge=0, description="By default the server's")
     agent_max_tokens: int | None = Field(default=None, ge=1, description="Maximum tokens per model turn")
-    agent_tool_delay_s: float = Field(default=0.0, ge=0)
+    agent_tool_delay_s: float = Field(default=0.0, ge=0, description="Pause between tool calls")
     agent_context_tokens: int | None = Field(
         default=None, ge=1, description="Maximum tokens of prompt and answer of a turn together"
     )
@@ -171,7 +206,9 @@ class AgentFields(BaseModel):
     agent_shown_bytes: int = Field(
         default=32 * 1024, ge=256, description="Maximum bytes of a tool output shown to the model"
     )
-    system_prompt: str = SYSTEM_PROMPT
+    system_prompt: str | None = Field(
+        default=None, description="By default one that describes the offered tools; an empty one is not sent"
+    )
     extra_body: JsonObject | None = Field(default=None, description="Additional fields of each model request (JSON)")
     model_timeout_s: float = Field(
         default=1200.0, gt=0, description="Timeout of a model turn, including the server's queue"
@@ -180,7 +217,9 @@ class AgentFields(BaseModel):
         default=False, description="Send the trajectory's name as `user` in model requests"
     )
     # Failures
-    verification: Literal["live", "sealed"] = "live"
+    verification: Literal["live", "sealed"] = Field(
+        default="live", description="sealed: every process of the policy is killed before the verifier runs"
+    )
     infra_retries: int = Field(
         default=2, ge=0, le=100, description="Attempts on a new slot after an infrastructure failure"
     )
@@ -193,32 +232,57 @@ class AgentFields(BaseModel):
     give_up_after_failed_groups: int = Field(
         default=10, ge=1, description="Consecutive failed groups after which `process` stops"
     )
+    trainer_wait_s: float = Field(
+        default=1800.0,
+        ge=0,
+        description="How long `serve` waits for the trainer's API, and at its start for the model's server",
+    )
     # Items and records
     dataset_name: str | None = Field(default=None, description="A .jsonl file, or a dataset for `datasets`")
-    dataset_split: str = "train"
-    prompt_field: str = "prompt"
+    dataset_split: str = Field(default="train", description="Split of a dataset for `datasets`")
+    prompt_field: str = Field(default="prompt", description="Field of an item that is its task, without build_task()")
     eval_items: int = Field(default=0, ge=0, description="Number of items evaluate() runs; 0: none")
     rollouts_path: str | None = Field(default=None, description="Append each group's transcripts to this .jsonl")
-    # Names of the older sibling
+    terminal_lifetime: float | None = Field(
+        default=None, gt=0, description="A slot is given up after this long without a tool call; no limit by default"
+    )
+    # Names of other harnesses
     max_agent_turns: int | None = Field(default=None, ge=1, description="Same as agent_max_steps")
     terminal_timeout: float | None = Field(default=None, gt=0, description="Same as tool_timeout_s")
-    terminal_lifetime: float | None = Field(default=None, gt=0, description="Same as lease_ttl_s")
+    _aliases_set: frozenset[str] = PrivateAttr(default=frozenset())
 
     def __init__(self, **values: Any) -> None:
         """Raises: ConfigError naming the field, what it got and what is allowed."""
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise explain(error) from error
+            raise explain(error, type(self).model_fields) from error
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A setting that has two names is changed under both."""
+        for each, new in in_step({name: value}).items():
+            super().__setattr__(each, new)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic's. Raises: ConfigError when a setting that has two names would have two values."""
+        return super().model_copy(update=in_step(update or {}), deep=deep)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_other_harnesses(cls, given: Any) -> Any:
+        return with_names_of_here(given) if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _consistent(self) -> AgentFields:
-        _take_aliases(self)
-        _refuse_stateless_tools(self)
+        self._aliases_set = take_aliases(self, self.model_fields_set)
         _refuse_contradictions(self)
         for build in (self.container_settings, self.pool_settings, self.executor_settings):
             build()
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_set(self, dump: SerializerFunctionWrapHandler, how: SerializationInfo) -> dict[str, Any]:
+        return as_set(self, dump(self), self._aliases_set, only_set=how.exclude_unset)
 
     def container_settings(self) -> ContainerSettings:
         """Settings of every container."""
@@ -227,7 +291,7 @@ class AgentFields(BaseModel):
             ContainerSettings,
             slots_per_container=self.slots_per_container,
             isolation=self.isolation,
-            require_sandbox=self.require_sandbox,
+            require_sandbox=self.require_sandbox is not False,
             allow_network=self.allow_network,
             limits=limits,
             binds=tuple(_bind(text) for text in self.sandbox_binds),
@@ -281,6 +345,8 @@ class AgentFields(BaseModel):
             temperature=self.agent_temperature,
             max_tokens=self.agent_max_tokens,
             extra_body=self.extra_body or {},
+            max_idle_s=self.terminal_lifetime,
+            tool_aliases=TOOL_ALIASES if self.accept_tool_aliases else {},
             tool_delay_s=self.agent_tool_delay_s,
             shown_bytes=self.agent_shown_bytes,
             system_prompt=self.system_prompt,
@@ -299,6 +365,42 @@ def joined_negatives(arguments: Sequence[str]) -> list[str]:
         else:
             joined.append(argument)
     return joined
+
+
+CONFIG_SECTIONS = ("env", "openai", "slurm", "testing")
+"""What atropos reads of a ``--config`` file."""
+
+
+def check_arguments(arguments: Sequence[str], fields: Collection[str]) -> None:
+    """Raises ConfigError for what atropos answers with a traceback or without a hint: a flag of no setting, a
+    ``--config`` that is no file, cannot be read, or has a section that nobody reads. ``fields``: the settings after
+    ``--env.``."""
+    for given, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
+        flag, equals, value = given.partition("=")
+        if flag == "--config":
+            _check_config_file(value if equals else following)
+        if flag.startswith("--env.") and flag.removeprefix("--env.") not in fields:
+            raise no_such_setting(flag, [f"--env.{name}" for name in fields])
+
+
+def _check_config_file(path: str) -> None:
+    if not Path(path).is_file():
+        raise ConfigError("--config", f"there is no file {path!r}")
+    try:
+        read = yaml.safe_load(Path(path).read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError("--config", f"{path} cannot be read: {error}") from error
+    if read is not None and not isinstance(read, dict):
+        raise ConfigError("--config", f"{path} has no sections", next_step="put settings below 'env:'")
+    for section in read or {}:
+        if section not in CONFIG_SECTIONS:
+            meant = closest(str(section), CONFIG_SECTIONS)
+            sections = ", ".join(CONFIG_SECTIONS)
+            raise ConfigError(
+                "--config",
+                f"{path} has a section {section!r}, which nothing reads",
+                next_step=f"did you mean {meant!r}?" if meant else f"sections: {sections}",
+            )
 
 
 @contextmanager
@@ -320,6 +422,14 @@ def explained(env: object, config: AgentFields) -> Iterator[None]:
                 "data_path_to_save_groups", said, next_step="name a file in a directory you can write to"
             ) from error
         raise
+    except Exception as error:
+        if type(error).__name__ != "OpenAIError":  # the openai client's for a missing key; not imported for its class
+            raise
+        raise ConfigError(
+            "openai.api_key",
+            "is not set",
+            next_step="pass --openai.api_key, or set OPENAI_API_KEY; any value if the server checks none",
+        ) from error
 
 
 def _built(kind: type[S], **values: Any) -> S:
@@ -329,38 +439,11 @@ def _built(kind: type[S], **values: Any) -> S:
         raise explain(error) from error
 
 
-def _bind(text: str) -> Bind:
-    source, colon, target = text.partition(":")
-    if not colon or not source.startswith("/") or not target.startswith("/"):
-        raise ConfigError("sandbox_binds", f"got {text!r}", next_step="allowed: /source:/target, separated by commas")
-    return Bind(source, target)
-
-
-def _take_aliases(config: AgentFields) -> None:
-    """Move values of older names to the names used here. A dump of a whole config (what atropos' CLI merges into)
-    contains every field, so there only non-default values count as set."""
-    fields = type(config).model_fields
-    said = config.model_fields_set if len(config.model_fields_set) < len(fields) else set()
-    for alias, name in ALIASES.items():
-        value, current = getattr(config, alias), getattr(config, name)
-        if value is None:
-            continue
-        if value != current and (name in said or current != fields[name].default):
-            raise ConfigError(alias, f"{alias}={value} and {name}={current} disagree", next_step=f"set only {name}")
-        setattr(config, name, value)
-        setattr(config, alias, None)
-
-
-def _refuse_stateless_tools(config: AgentFields) -> None:
-    """Every backend has persistent shells; only a tool that uses them may be missing."""
-    named = {tool for name in config.enabled_toolsets or TOOLSETS for tool in TOOLSETS.get(name, (name,))}
-    named -= {tool for name in config.disabled_toolsets or () for tool in TOOLSETS.get(name, (name,))}
-    if config.require_stateful_sandbox and not named & {"terminal", "tmux"}:
-        raise ConfigError(
-            "require_stateful_sandbox",
-            "is set, but the toolsets leave out both tools with persistent shells",
-            next_step="enable terminal or tmux",
-        )
+def _bind(text: str) -> Any:
+    try:
+        return parse_bind(text)
+    except ValueError as error:
+        raise ConfigError("sandbox_binds", f"got {text!r}", next_step=f"{error}, separated by commas") from None
 
 
 def _refuse_tool_contradictions(config: AgentFields) -> None:
@@ -373,6 +456,7 @@ def _refuse_tool_contradictions(config: AgentFields) -> None:
         raise ConfigError("tool_server_token", "is missing", next_step="give file:PATH of the server's token file")
     if config.tool_server_config is not None and url != "inprocess":
         raise ConfigError("tool_server_config", "is for tool_server_url='inprocess'", next_step="unset it")
+    refuse_absent("enabled_toolsets", config.enabled_toolsets or ())
     if config.distribution is not None:
         distribution(config.distribution)
         if config.enabled_toolsets is not None:
@@ -388,7 +472,11 @@ def _refuse_contradictions(config: AgentFields) -> None:
         problem = f"{config.hook_slots} of {slots} slots leaves none for rollouts"
         raise ConfigError("hook_slots", problem, next_step=f"allowed: 0 to {slots - 1} (max_containers times slots)")
     _refuse_tool_contradictions(config)
-    if not config.require_sandbox and config.isolation == "full":
+    for field in ("require_sandbox", "require_stateful_sandbox"):
+        if getattr(config, field) and config.tool_pool_mode == "fake":
+            problem = "is set, but tool_pool_mode='fake' has no isolation"
+            raise ConfigError(field, problem, next_step="use tool_pool_mode local or nomad, or unset it")
+    if config.require_sandbox is False and config.isolation == "full":
         raise ConfigError(
             "require_sandbox", "false contradicts isolation='full'", next_step="allowed: isolation auto or user"
         )

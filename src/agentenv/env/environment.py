@@ -14,26 +14,33 @@ import signal
 import sys
 import time
 import uuid
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Iterator
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, get_origin
 
-import aiohttp
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig, generate_html
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
 from pydantic import Field, ValidationError
-from tenacity import RetryError
+from typing_extensions import TypeVar
 
 from agentenv.agent.alone import run_alone
 from agentenv.agent.datasets import load_items
-from agentenv.agent.generate import ProcessRun
+from agentenv.agent.failure_log import authors_traceback
+from agentenv.agent.generate import ProcessRun, no_items, nothing_scored
 from agentenv.agent.group import ItemRetries, end_all, outcome_of, run_group, summary
-from agentenv.agent.hooks import call_hook
+from agentenv.agent.hooks import (
+    call_hook,
+    check_not_overridden,
+    check_signature,
+    check_signatures,
+    outside_rollouts,
+    watched,
+)
 from agentenv.agent.jsonable import item_id
-from agentenv.agent.loop import AgentResult
-from agentenv.agent.protocols import Model
+from agentenv.agent.protocols import Model, ToolDefinition
+from agentenv.agent.result import AgentResult
 from agentenv.agent.rollout import Rollout, RolloutServices
 from agentenv.agent.rollout_log import RolloutLog
 from agentenv.agent.sequences import exact_group, scored_group
@@ -42,12 +49,15 @@ from agentenv.agent.shutdown import closed_at_end
 from agentenv.agent.transcript import Transcript
 from agentenv.agent.turns import Turns
 from agentenv.config import explain
-from agentenv.env.config import AgentFields, explained, joined_negatives
-from agentenv.env.model_servers import SERVERS, server_type_of, with_tokenizer
+from agentenv.env.config import AgentFields, check_arguments, explained, joined_negatives
+from agentenv.env.model_servers import SERVERS, address_of, expect_servers, server_type_of, with_tokenizer
 from agentenv.env.models import EnvModels
+from agentenv.env.older_names import differing_defaults, with_flags_of_here
+from agentenv.env.progress import RunProgress, set_up_logging
 from agentenv.env.tools import EnvTools, GroupServices, default_tool_server
 from agentenv.env.tracking import WandbReporting
-from agentenv.errors import AgentEnvError, ConfigError, InfraError
+from agentenv.env.trainer import TrainerLink
+from agentenv.errors import AgentEnvError, ConfigError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.exporter import Meter
 from agentenv.sdk.tool_context import ToolContext
@@ -61,6 +71,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_WITHOUT_ARGUMENTS = (
+    "setup_agent_env",
+    "get_next_item",
+    "build_tools",
+    "build_tool_server",
+    "build_backend",
+    "evaluate",
+)
+"""Hooks that are called with nothing."""
+_USAGE = """\
+usage: {program} serve|process|evaluate [--SETTING VALUE ...]
+
+  serve     feed a trainer, through atropos' run-api
+  process   roll out --env.total_steps groups into --env.data_path_to_save_groups
+  evaluate  score --env.eval_items items
+
+`{program} process --help` lists every setting; --config FILE.yaml has them in sections env and openai."""
+
 
 class AgentEnvConfig(AgentFields, BaseEnvConfig):  # type: ignore[misc]
     """atropos' settings and ours in one flat model. Raises: ConfigError (see :class:`AgentFields`)."""
@@ -70,12 +98,17 @@ class AgentEnvConfig(AgentFields, BaseEnvConfig):  # type: ignore[misc]
     )
 
 
-class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
-    """Base of agent environments. Hooks may be plain or ``async``; a hook that raises is a TaskError,
-    reported and never scored. ``async with env`` sets it up and closes it outside atropos' commands."""
+ConfigT = TypeVar("ConfigT", bound=AgentEnvConfig, default=AgentEnvConfig)
+
+
+class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type: ignore[misc]
+    """Base of agent environments. Hooks may be plain or ``async``, and declare the keywords that they use; a hook
+    that raises is a TaskError, reported and never scored. ``AgentEnv[MyConfig]`` gives ``self.config`` its type.
+    ``async with env`` sets it up and closes it outside atropos' commands."""
 
     name = "agentenv"
-    env_config_cls = AgentEnvConfig
+    config: ConfigT
+    env_config_cls: type[AgentEnvConfig] = AgentEnvConfig
     server_cls: type[APIServer] = APIServer
     _items: Iterator[Any] | None
 
@@ -87,9 +120,12 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
 
     # -- hooks an environment must implement ------------------------------------------------------
 
-    @abstractmethod
     def build_task(self, item: Any) -> str | Awaitable[str]:
-        """The task's text for the model."""
+        """The task's text for the model; by default the item's field ``prompt_field``."""
+        field = self.config.prompt_field
+        if not isinstance(item, Mapping) or not isinstance(item.get(field), str):
+            raise TaskError(f"the item has no text in {field!r}", next_step="write build_task, or set prompt_field")
+        return str(item[field])
 
     def score_trajectory(self, item: Any, final_response: str) -> float | Awaitable[float]:
         """The score, judged by the final answer only; alternatively implement ``verify_and_score_trajectory``."""
@@ -137,8 +173,9 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         return 0.0
 
     def build_agent_config(self, item: Any) -> AgentSettings | Awaitable[AgentSettings]:  # noqa: ARG002
-        """Limits and sampling for this item; by default from the config."""
-        return self.config.agent_settings()  # type: ignore[no-any-return]
+        """Limits and sampling for this item; by default from the config. What is left None or empty is from there
+        too."""
+        return self.config.agent_settings()
 
     def build_tools(self) -> ToolCatalog:
         """The tools of this environment; by default the built-in ones and the tool server's that the config enables."""
@@ -150,15 +187,18 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
 
     # -- for use by environments --------------------------------------------------------------------
 
-    async def run_agent(self, task: str, *, settings: AgentSettings | None = None) -> AgentResult:
-        """Run one agent on a fresh slot, outside any group; nothing is scored.
+    async def run_agent(
+        self, task: str, *, settings: AgentSettings | None = None, trajectory_id: str | None = None
+    ) -> AgentResult:
+        """Run one agent on a fresh slot, outside any group; nothing is scored. ``final_response, debug = await
+        run_agent(task)`` unpacks the result.
 
         A hook may call it if ``hook_slots`` reserves slots for that; docs/environments.md describes its failures.
 
         Raises: InfraError, SlotDestroyedError (never in a hook); ConfigError when the first prompt does not fit the
         model, or in a hook without ``hook_slots``.
         """
-        return await run_alone(self._opened(), settings or self.config.agent_settings(), task)
+        return await run_alone(self._opened(), settings or self.config.agent_settings(), task, trajectory_id)
 
     async def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Roll out ``eval_items`` items once each; return the mean score, logged the way atropos logs evaluations."""
@@ -168,9 +208,13 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         items = [
             item for item in [await self.get_next_item() for _ in range(self.config.eval_items)] if item is not None
         ]
-        transcripts = list(itertools.chain(*await asyncio.gather(*(self._roll_out(item, 1) for item in items))))
-        metrics, samples = summary(transcripts)
-        logger.info("evaluation: %s", metrics)
+        counted = self.progress.verb != "serve"  # where the results are those of training
+        rollouts = await asyncio.gather(*(self._roll_out(item, 1, counted=counted) for item in items))
+        metrics, samples = summary(list(itertools.chain(*rollouts)))
+        if not counted:
+            self.progress.say(f"evaluation at step {self.curr_step}: {metrics}")
+        if self.config.data_dir_to_save_evals is None:
+            return metrics
         await self.evaluate_log(metrics, start_time=began_s, end_time=time.time(), samples=samples, verbose=False)
         return metrics
 
@@ -183,12 +227,13 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         slurm: bool = False,
         testing: bool = False,
     ) -> None:
-        """Opens nothing yet. Raises: ConfigError when the model's server, its tokenizer or the file cannot be used."""
-        own, base = type(self), AgentEnv
-        if own.score_trajectory is base.score_trajectory and (
-            own.verify_and_score_trajectory is base.verify_and_score_trajectory
-        ):
-            raise TypeError(f"{own.__name__} must write score_trajectory or verify_and_score_trajectory")
+        """Opens nothing yet. Raises: ConfigError when the model's server, its tokenizer, the file or a toolset cannot
+        be used; TypeError when a hook is missing, could not be called, or would never be called."""
+        self._check_hooks()
+        self._env_tools = EnvTools(config)
+        if type(self).build_tools is AgentEnv.build_tools:  # another may know more names
+            self._env_tools.check_names()
+        self._warn_of_differences(config)
         configs = server_configs if isinstance(server_configs, list) else [server_configs]
         kind = server_type_of(configs, config.tool_call_parser)
         configs = [with_tokenizer(server, config.tokenizer_name) for server in configs]
@@ -200,16 +245,44 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         with explained(self, config):
             super().__init__(config, configs if several else configs[0], slurm, testing)
         self._models = EnvModels(config, kind, self.server, self.tokenizer, self._trainer_limit)
+        self._warn_of_queueing(configs)
         self.counts: Counter[str] = Counter()
         self._items = None
+        self.get_next_item = watched("get_next_item", self.get_next_item)  # type: ignore[method-assign]  # for atropos
         self._farm: RolloutServices | None = None
         self._group_farms: GroupServices
-        self._env_tools = EnvTools(config)
         self._resources = AsyncExitStack()
         self._retries = ItemRetries(config.item_retries)
         self._tokenizing = asyncio.Lock()
         self._log = RolloutLog(config.rollouts_path)
+        self.progress = RunProgress()
         self.prepare_reports()
+        self.prepare_link()
+
+    def _check_hooks(self) -> None:
+        own, base = type(self), AgentEnv
+        if own.score_trajectory is base.score_trajectory and (
+            own.verify_and_score_trajectory is base.verify_and_score_trajectory
+        ):
+            raise TypeError(f"{own.__name__} must write score_trajectory or verify_and_score_trajectory")
+        instead = "write setup_trajectory_workspace, verify_and_score_trajectory or collect_trajectories instead"
+        check_not_overridden(own, base, "collect_trajectory", instead)
+        check_signatures(self)
+        for name in _WITHOUT_ARGUMENTS:
+            check_signature(self, name, 0)
+
+    def _warn_of_differences(self, config: AgentEnvConfig) -> None:
+        own_settings = type(self).build_agent_config is not AgentEnv.build_agent_config
+        if _is_typed(type(self)) and (found := differing_defaults(config, own_settings=own_settings)):
+            logger.warning("this is not as in other harnesses, and may change scores: %s", "; ".join(found))
+
+    def _warn_of_queueing(self, servers: list[APIServerConfig]) -> None:
+        if sum(server.num_max_requests_at_once for server in servers) < self.config.group_size:
+            logger.warning(
+                "the model's server takes fewer requests at once (num_max_requests_at_once) than a group has members "
+                "(group_size=%d): their turns wait for each other",
+                self.config.group_size,
+            )
 
     async def setup(self) -> None:
         """Start the pool and the executor, check that a slot is available, then call ``setup_agent_env``.
@@ -219,9 +292,12 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         config: AgentEnvConfig = self.config
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._env_tools.opened(self.build_tool_server))
-            catalog = self.build_tools()
+            with outside_rollouts("build_tools"):
+                catalog = self.build_tools()
             meter = Meter(config.tool_pool_mode, config.metrics_port, config.metrics_host)
-            pool = await stack.enter_async_context(SlotPool(self.build_backend(), config.pool_settings()))
+            with outside_rollouts("build_backend"):
+                backend = self.build_backend()
+            pool = await stack.enter_async_context(SlotPool(backend, config.pool_settings()))
             tools, run = self._env_tools.runnable(catalog)
             executor = await stack.enter_async_context(
                 ToolExecutor(pool, tools, config.executor_settings(), external=run, observer=meter.observer)
@@ -240,6 +316,7 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
                 infra_retries=config.infra_retries,
                 infra_retry_delay_s=config.infra_retry_delay_s,
                 verification=config.verification,
+                agent=config.agent_settings(),
             )
             self._group_farms = self._env_tools.group_farms(self._farm, executor, catalog)
             await call_hook("setup_agent_env", self.setup_agent_env)
@@ -250,6 +327,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         tasks = {*self.workers, *self.eval_workers, *([self.eval_runner] if self.eval_runner else [])}
         tasks.discard(asyncio.current_task())
         await end_all(tasks)
+        if self._farm is not None:
+            self._farm.failures.close()
         self._farm = None
         await self._resources.aclose()
         await end_all([task for server in self.server.servers if (task := getattr(server, "check_task", None))])
@@ -258,6 +337,10 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
                 await client.close()
         if self.jsonl_writer is not None:
             self.jsonl_writer.close()
+
+    async def shutdown_tool_backend(self) -> None:
+        """:meth:`close`, by the name it has in other harnesses."""
+        await self.close()
 
     async def __aenter__(self) -> Self:
         await self.setup()
@@ -296,7 +379,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         self.report_group(self.config.group_size, transcripts)
         outcome = outcome_of(transcripts)
         self.counts[f"groups_{outcome}"] += 1
-        group = exact_group(transcripts) if self._models.exact else None
+        messages = {"include_messages": self.config.include_messages}
+        group = exact_group(transcripts, **messages) if self._models.exact else None
         if outcome == "retry" or (group is not None and not group["tokens"]):  # an overridden model_for may give none
             if group is not None and outcome != "retry":
                 logger.error("item %s: its models gave no tokens; there is nothing to train on", item_id(item))
@@ -307,14 +391,19 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         if group is not None:
             return group, []
         async with self._tokenizing:  # a fast tokenizer used by two threads at once may fail
-            return await asyncio.to_thread(scored_group, self.tokenizer, transcripts), []
+            return await asyncio.to_thread(scored_group, self.tokenizer, transcripts, **messages), []
 
-    async def _roll_out(self, item: Any, size: int) -> list[Transcript]:
+    def tools_of_group(self, item: str) -> Sequence[ToolDefinition]:
+        """The tools of the next group of an item: all that are offered, or drawn from the ``distribution``."""
+        return self._group_farms.draws.draw(item).openai_tools()
+
+    async def _roll_out(self, item: Any, size: int, *, counted: bool = True) -> list[Transcript]:
         key = item_id(item)
         group = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)[:80]}-{uuid.uuid4().hex[:8]}"
         self._opened()
         together = max(size, self.config.infra_retries)
-        rollout = Rollout(self._group_farms.of(group, key), self, item, key, retries_together=together)
+        services = self._group_farms.of(group, self.tools_of_group(key), key)
+        rollout = Rollout(services, self, item, key, retries_together=together)
         transcripts = await run_group([f"{group}-{n}" for n in range(size)], rollout.run, key)
         for transcript in transcripts:
             self.counts["rollouts"] += 1
@@ -323,6 +412,8 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
                 self.counts["rollouts_without_tokens"] += 1
             if transcript.fault != "none":
                 self.counts[f"fault_{transcript.fault}"] += 1
+        if counted:
+            self.progress.add(key, transcripts)
         if not await self._log.add(group, item, size, transcripts):
             self.counts["records_lost"] += 1
         return transcripts
@@ -334,45 +425,67 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
 
     # -- atropos' commands ------------------------------------------------------------------------
 
+    def _shown(self, verb: str, what: str, goal: int | None, **files: str | None) -> AbstractContextManager[None]:
+        """Shows the progress of one of atropos' commands, and where its results are."""
+        servers = self.server.servers
+        model = getattr(servers[0].config, "model_name", "?") if servers else "?"
+        urls = sorted({url for server in servers if (url := address_of(server))})
+        about = f"{what}; model {model} at {', '.join(urls)}; slots: {self.config.tool_pool_mode}"
+        written = [*files.items(), ("records", self.config.rollouts_path)]
+        return self.progress.shown(verb, about, goal, [(name, path) for name, path in written if path])
+
+    async def _expect_model(self, wait_s: float = 0.0) -> None:
+        if type(self).model_for is AgentEnv.model_for:
+            await expect_servers(self.server.servers, wait_s=wait_s)
+
     async def env_manager(self) -> None:
         """``serve``: atropos' loop, with everything closed however it ends. Raises: InfraError when the trainer's
-        API is unreachable or fails."""
-        async with closed_at_end(self.close):
-            try:
+        API, or at the start the model's server, does not answer for ``trainer_wait_s``."""
+        with self._shown("serve", f"groups of {self.config.group_size}", None):
+            async with closed_at_end(self.close):
+                await self._expect_model(self.config.trainer_wait_s)
                 await super().env_manager()
-            except (aiohttp.ClientError, RetryError) as error:
-                cause = error.last_attempt.exception() if isinstance(error, RetryError) else error
-                raise InfraError(
-                    f"the trainer's API at {self.config.rollout_server_url} failed: {cause}",
-                    next_step="start it with `run-api`, or set --env.rollout_server_url",
-                ) from error
 
     async def _run_evaluate(self) -> None:
-        """``evaluate``."""
-        if self.config.eval_items == 0 and type(self).evaluate is AgentEnv.evaluate:
+        """``evaluate``. Raises: InfraError (TaskError when all the faults are the task's) when nothing has a score;
+        TaskError when there was no item."""
+        own = type(self).evaluate is not AgentEnv.evaluate
+        if self.config.eval_items == 0 and not own:
             raise ConfigError("eval_items", "is 0: nothing to evaluate", next_step="set it, or write evaluate()")
-        async with closed_at_end(self.close):
-            await self.setup()
-            await self.evaluate()
+        goal = None if own else self.config.eval_items
+        what = "its own evaluation" if own else f"{goal} items"
+        with self._shown("evaluate", what, goal, metrics=self.config.data_dir_to_save_evals):
+            async with closed_at_end(self.close):
+                await self._expect_model()
+                await self.setup()
+                with outside_rollouts("evaluate"):
+                    await self.evaluate()
+        results = self.progress.results
+        if not own and not results.rollouts:
+            raise no_items()
+        if results.rollouts and not results.scored:
+            raise nothing_scored(f"none of {results.rollouts} rollouts has a score", results.faults)
 
     async def process_manager(self) -> None:
         """``process``: ``total_steps`` groups into ``data_path_to_save_groups``.
 
         atropos' own implementation runs one group at a time, forgets items to retry and never gives up; this one
-        keeps ``max_num_workers`` groups running, and raises InfraError after ``give_up_after_failed_groups`` failed
-        groups in a row.
+        keeps ``max_num_workers`` groups running, and raises InfraError (TaskError when all the faults are the task's)
+        after ``give_up_after_failed_groups`` failed groups in a row.
         """
-        self.config.group_size = self.group_size_to_process
+        config, wanted = self.config, self.n_groups_to_process
+        config.group_size = self.group_size_to_process
         self.curr_step = 0
-        self.max_token_len = self.config.max_token_length  # only used in warnings here: nothing is skipped
-        async with closed_at_end(self.close):
-            self.start_wandb()
-            await self.setup()
-            await ProcessRun(
-                self, self.n_groups_to_process, self.max_num_workers, self.config.give_up_after_failed_groups
-            ).run()
-            logger.info("processed %d groups: %s", self.curr_step, dict(self.counts))
-        await asyncio.to_thread(generate_html, self.config.data_path_to_save_groups)
+        self.max_token_len = config.max_token_length  # only used in warnings here: nothing is skipped
+        page = str(Path(config.data_path_to_save_groups).with_suffix(".html"))
+        files = {"groups": config.data_path_to_save_groups, "page": page}
+        with self._shown("process", f"{wanted} groups of {config.group_size}", wanted, **files):
+            async with closed_at_end(self.close):
+                self.start_wandb()
+                await self._expect_model()
+                await self.setup()
+                await ProcessRun(self, wanted, self.max_num_workers, config.give_up_after_failed_groups).run()
+            await asyncio.to_thread(generate_html, config.data_path_to_save_groups)
 
     async def keep_group(self, group: dict[str, Any], item: Any) -> None:
         """Write a group of ``process`` to its file; nothing is sent to a trainer."""
@@ -383,9 +496,16 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
 
     @classmethod
     def cli(cls) -> NoReturn:
-        """``serve``, ``process``, ``evaluate``. An AgentEnvError ends it with one line and status 2 (config) or 1."""
+        """``serve``, ``process``, ``evaluate``. An AgentEnvError ends it with one line and status 2 (config) or 1; a
+        hook's bug also with the frames of the author's code."""
         sys.argv[1:] = joined_negatives(sys.argv[1:])
+        if not sys.argv[1:]:
+            sys.exit(_USAGE.format(program=Path(sys.argv[0]).name))
+        set_up_logging()
+        APIServerConfig.model_fields["api_key"].repr = False  # atropos prints the settings it starts with
         try:
+            sys.argv[1:] = with_flags_of_here(sys.argv[1:])
+            check_arguments(sys.argv[1:], cls.env_config_cls.model_fields)
             super().cli()
         except ValidationError as error:
             _exit_with(explain(error), 2)
@@ -398,6 +518,14 @@ class AgentEnv(WandbReporting, BaseEnv):  # type: ignore[misc]
         sys.exit(0)
 
 
+def _is_typed(kind: type) -> bool:
+    """Whether an environment is written as ``AgentEnv[Config]``, itself or by one of its bases."""
+    bases = (base for each in kind.__mro__ for base in vars(each).get("__orig_bases__", ()))
+    return any(get_origin(base) is AgentEnv for base in bases)
+
+
 def _exit_with(error: AgentEnvError, status: int) -> NoReturn:
+    if isinstance(error, TaskError) and error.__cause__ is not None and (frames := authors_traceback(error.__cause__)):
+        sys.stderr.write(f"{frames}\n")
     sys.stderr.write(f"{type(error).__name__}: {error}\n")
     sys.exit(status)

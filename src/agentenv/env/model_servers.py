@@ -9,11 +9,13 @@ drop the body of an error, so that a conversation that is too long looks like a 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
+import openai
 from atroposlib.envs.server_handling.openai_server import OpenAIServer
 from atroposlib.envs.server_handling.server_baseline import APIServer, APIServerConfig, ServerBaseline
 from atroposlib.envs.server_handling.sglang_server import SGLangServer
@@ -23,9 +25,12 @@ from agentenv.agent.models.openai import ended_by
 from agentenv.backoff import pause_s
 from agentenv.errors import ConfigError, ModelServerError
 
+logger = logging.getLogger(__name__)
+
 ATTEMPTS = 3
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+PROBE_TIMEOUT_S = 5.0
 TRAJECTORY_HEADER = "X-Trajectory"
 """Header with the trajectory's name for a managed server, sent when ``send_trajectory_id`` is set."""
 
@@ -42,13 +47,19 @@ class OnceRetryingServer(OpenAIServer):  # type: ignore[misc]
     """An OpenAI-style server with the openai client's own retries only."""
 
     async def chat_completion(self, **kwargs: Any) -> Any:
-        """One ChatCompletion. Raises what the openai client raises."""
+        """One ChatCompletion. Raises: ModelServerError when it could not be reached; else what the openai client
+        raises."""
         kwargs["model"] = self.config.model_name
         semaphore = self.sem if kwargs.pop("split", "train") == "train" else self.eval_sem
         kwargs = self._inject_reasoning_kwargs(kwargs)
         async with semaphore:
             started_at = time.time()
-            reply = await self._chat_completion_wrapper(**kwargs)
+            try:
+                reply = await self._chat_completion_wrapper(**kwargs)
+            except openai.APIConnectionError as error:
+                if isinstance(error, openai.APITimeoutError):
+                    raise
+                raise unreachable(address_of(self), error.__cause__ or error) from error
             self.request_timings.append(time.time() - started_at)
             self.attempts_list.append(1)
         return reply
@@ -66,8 +77,8 @@ class _TokenServer:
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> tuple[list[int], list[Any], list[Any], list[Any]]:
         """(prompt tokens, and per answer: tokens, logprobs, finish reason).
 
-        Raises: Refused; ModelServerError when an answer is incomplete; aiohttp.ClientError when the server was
-        unreachable in three attempts.
+        Raises: Refused; ModelServerError when an answer is incomplete, or the server was unreachable in three
+        attempts.
         """
         semaphore = self.sem if kwargs.pop("split", "train") == "train" else self.eval_sem
         kwargs.pop("model", None)
@@ -93,8 +104,10 @@ class _TokenServer:
                 return await self._post(body, headers), attempt
             except (aiohttp.ClientConnectionError, Refused) as error:
                 final = isinstance(error, Refused) and error.status_code < 500 and error.status_code != 429
-                if final or attempt == ATTEMPTS:
+                if final or (attempt == ATTEMPTS and isinstance(error, Refused)):
                     raise
+                if attempt == ATTEMPTS:
+                    raise unreachable(address_of(self), error) from error
             await asyncio.sleep(pause_s(FIRST_DELAY_S, LONGEST_DELAY_S, attempt))
         raise AssertionError("unreachable")
 
@@ -144,6 +157,54 @@ class TokensFromSGLang(_TokenServer, SGLangServer):  # type: ignore[misc]
         tokens = [[int(entry[1]) for entry in answer] for answer in chosen]
         logprobs = [[float(entry[0]) for entry in answer] for answer in chosen]
         return tokens, logprobs, [answer["finish_reason"] for answer in described]
+
+
+def address_of(server: Any) -> str | None:
+    """The base URL of a server of atropos, None if it has none."""
+    client = getattr(server, "openai", None)
+    return server.config.base_url or (str(client.base_url) if client is not None else None)
+
+
+def unreachable(url: str | None, error: BaseException) -> ModelServerError:
+    """The failure of a request that did not get to a server."""
+    return ModelServerError(
+        f"no model server answers at {url}: {error}", next_step="start it, or set --openai.base_url"
+    )
+
+
+async def expect_servers(servers: Sequence[Any], *, wait_s: float) -> None:
+    """Return when a model's server answers anything at all, over HTTP. Raises: ModelServerError naming the addresses
+    when none does within ``wait_s`` seconds (and three attempts)."""
+    urls = sorted({url for server in servers if (url := address_of(server))})
+    ends_s, attempt = time.monotonic() + wait_s, 0
+    while urls:
+        attempt += 1
+        problems = [problem for problem in await asyncio.gather(*map(_problem, urls)) if problem is not None]
+        if len(problems) < len(urls):
+            return
+        if attempt >= ATTEMPTS and time.monotonic() >= ends_s:
+            raise unreachable(", ".join(urls), problems[0])
+        if attempt == ATTEMPTS:
+            logger.warning("%s; waiting up to %g s", unreachable(", ".join(urls), problems[0]).message, wait_s)
+        await asyncio.sleep(pause_s(FIRST_DELAY_S, LONGEST_DELAY_S, attempt))
+
+
+async def _problem(url: str) -> BaseException | None:
+    """Why nothing can be connected to there; None if something answers, however."""
+    timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=True) as client,
+            client.get(f"{url.rstrip('/')}/models") as reply,
+        ):
+            await reply.read()
+    except aiohttp.ClientSSLError:
+        return None
+    except aiohttp.ClientConnectorError as error:
+        return error
+    except (aiohttp.ClientError, TimeoutError):
+        return None
+    return None
 
 
 def with_tokenizer(server: ServerBaseline, tokenizer_name: str) -> ServerBaseline:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from agentenv.agent.protocols import ToolDefinition
 from agentenv.agent.rollout import RolloutServices
 from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError
@@ -57,9 +58,9 @@ class OutsideTools:
         """
         why = {tool.name: tool.unavailable for tool in self.tools if tool.unavailable}
         for name in named:
-            members = [tool for tool in TOOLSETS.get(name, (name,)) if tool in {each.name for each in self.tools}]
-            lacking = [tool for tool in members if tool in why]
-            if lacking and len(lacking) == len(members):
+            outside = [tool for tool in TOOLSETS.get(name, (name,)) if tool in {each.name for each in self.tools}]
+            lacking = [tool for tool in outside if tool in why]
+            if lacking and len(lacking) == len(outside):
                 raise ConfigError(name, f"{lacking[0]} cannot be used: {why[lacking[0]]}")
         for tool, reason in why.items():
             logger.warning("the tool %s is not offered: %s", tool, reason)
@@ -146,11 +147,11 @@ class GroupServices:
     executor: ToolExecutor
     draws: GroupTools
 
-    def of(self, group: str, item: str) -> RolloutServices:
-        """The services of this group. Long item ids are replaced by their digest for tool servers."""
+    def of(self, group: str, tools: Sequence[ToolDefinition], item: str) -> RolloutServices:
+        """The services of this group, with these tools. Long item ids are replaced by their digest for tool servers."""
         told = item if len(item) <= _MOST_ITEM_CHARS else hashlib.sha256(item.encode("utf-8", "replace")).hexdigest()
         sessions = GroupSessions(self.executor, group, told)
-        return replace(self.farm, sessions=sessions, tools=tuple(self.draws.draw(item).openai_tools()))
+        return replace(self.farm, sessions=sessions, tools=tuple(tools))
 
 
 class EnvTools:
@@ -161,6 +162,12 @@ class EnvTools:
         self._config = config
         self._distribution = distribution(config.distribution) if config.distribution else None
         self._outside = OutsideTools()
+
+    def check_names(self) -> None:
+        """Raises: ConfigError for a toolset or tool that is unknown or not here. With a tool server nothing is: what it
+        has is known once :meth:`opened`."""
+        if self._config.tool_server_url is None:
+            self._group_tools(self.offered())
 
     @asynccontextmanager
     async def opened(self, build: Callable[[], ToolServer]) -> AsyncIterator[None]:
@@ -180,5 +187,11 @@ class EnvTools:
         return self._outside.runnable(offered), self._outside.run
 
     def group_farms(self, farm: RolloutServices, executor: ToolExecutor, offered: ToolCatalog) -> GroupServices:
-        """Raises: ConfigError when the distribution names a tool that is not offered."""
-        return GroupServices(farm, executor, GroupTools(offered, self._distribution, self._config.distribution_seed))
+        """Raises: ConfigError when the distribution names a tool that is not offered, or none that is left."""
+        return GroupServices(farm, executor, self._group_tools(offered))
+
+    def _group_tools(self, offered: ToolCatalog) -> GroupTools:
+        config, drawn = self._config, self._distribution
+        if drawn is not None and config.disabled_toolsets:
+            drawn = drawn.without(config.disabled_toolsets, offered)
+        return GroupTools(offered, drawn, config.distribution_seed)

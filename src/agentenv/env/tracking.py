@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import wandb
 
-from agentenv.agent.rollout_metrics import ROLLOUT_COLUMNS, RolloutMetrics, rollout_row
+from agentenv.agent.protocols import Message
+from agentenv.agent.rollout_metrics import ROLLOUT_COLUMNS, RolloutMetrics, ToolErrors, conversation, rollout_row
 from agentenv.agent.transcript import Transcript
 from agentenv.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 class WandbReporting:
@@ -20,25 +24,39 @@ class WandbReporting:
 
     name: str | None
     config: Any
-    tokenizer: Any
     counts: Counter[str]
-    rollouts_for_wandb: list[Any]
     wandb_project: str | None
     wandb_group: str | None
     rollout_metrics: RolloutMetrics
     readable_rollouts: deque[list[Any]]
+    tool_errors: ToolErrors
+    text_of: Callable[[list[Message]], str]
+    rollouts_for_wandb: list[Any]
 
     def prepare_reports(self) -> None:
         """Called once by the constructor."""
         self.rollout_metrics = RolloutMetrics()
+        self.tool_errors = ToolErrors()
+        self.text_of = conversation
         self.readable_rollouts = deque(maxlen=max(1, self.config.num_rollouts_to_keep))
 
     def report_group(self, size: int, transcripts: Sequence[Transcript]) -> None:
         """Include a finished group in the next report, also one without a score."""
         self.rollout_metrics.add(size, transcripts)
+        self.tool_errors.add(transcripts)
         wanted = self.config.num_rollouts_per_group_for_logging
         chosen = transcripts if wanted == -1 else transcripts[: max(0, wanted)]
-        self.readable_rollouts.extend(rollout_row(transcript) for transcript in chosen)
+        self.readable_rollouts.extend(self._row(transcript) for transcript in chosen)
+
+    def _row(self, transcript: Transcript) -> list[object]:
+        try:
+            return rollout_row(transcript, self.text_of)
+        except Exception:
+            if self.text_of is conversation:
+                raise
+            logger.exception("an environment's own format of conversations failed, and is not used any more")
+            self.text_of = conversation
+            return rollout_row(transcript, conversation)
 
     async def setup_wandb(self) -> None:
         """As in atropos, for ``serve``. Raises: ConfigError when wandb cannot be used."""
@@ -57,26 +75,26 @@ class WandbReporting:
                 config=self.config.model_dump(exclude={"tool_server_token"}),
             )
 
-    async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:  # noqa: ARG002
-        """As in atropos, also for groups with fewer members than ``group_size``."""
-        wanted = self.config.num_rollouts_per_group_for_logging
-        number = len(scored_data["tokens"]) if wanted == -1 else min(wanted, len(scored_data["tokens"]))
-        rows = [(self.tokenizer.decode(scored_data["tokens"][n]), scored_data["scores"][n]) for n in range(number)]
-        self.rollouts_for_wandb = [*self.rollouts_for_wandb, rows][-self.config.num_rollouts_to_keep :]
+    async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:
+        """Nothing: :meth:`report_group` has kept the rollouts as conversations; atropos would keep their tokens."""
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
-        """Log also the counts of rollouts, retries and faults since the start, and the rates since the last report."""
+        """Log also the counts of rollouts, retries and faults since the start, and the rates and the errors of tool
+        calls since the last report."""
         ours = {**self.counts, **self.rollout_metrics.drain()}
         named = {f"agentenv/{name}": number for name, number in ours.items()}
-        await super().wandb_log({**(wandb_metrics or {}), **named})  # type: ignore[misc]
+        errors = {f"train/{name}": value for name, value in self.tool_errors.drain().items()}
+        await super().wandb_log({**(wandb_metrics or {}), **named, **errors})  # type: ignore[misc]
 
     async def create_rollout_table(self, wandb_metrics: dict[str, Any]) -> dict[str, Any]:
-        """atropos' ``train/rollouts`` (text, score), and ``agentenv/rollout_table`` for reading."""
-        metrics: dict[str, Any] = await super().create_rollout_table(wandb_metrics)  # type: ignore[misc]
+        """``train/rollouts``: the newest rollouts, as conversations; as in atropos if the environment's own
+        ``add_rollouts_for_wandb`` has kept some."""
         rows, self.readable_rollouts = list(self.readable_rollouts), deque(maxlen=self.readable_rollouts.maxlen)
+        if self.rollouts_for_wandb and self.config.use_wandb:
+            return await super().create_rollout_table(wandb_metrics)  # type: ignore[misc,no-any-return]
         if rows and self.config.use_wandb:
-            metrics["agentenv/rollout_table"] = wandb.Table(columns=list(ROLLOUT_COLUMNS), data=rows)
-        return metrics
+            wandb_metrics["train/rollouts"] = wandb.Table(columns=list(ROLLOUT_COLUMNS), data=rows)
+        return wandb_metrics
 
 
 @contextmanager

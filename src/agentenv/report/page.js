@@ -1,11 +1,12 @@
 // Everything that came from a run is put on the page as text (textContent, attributes set by name),
-// never as markup. Trajectories are drawn when they are unfolded.
+// never as markup. Trajectories are drawn when they are expanded.
 "use strict";
 
 const FOLD_LINES = 24;
 const FOLD_CHARACTERS = 4000;
 const UNFOLD_AT_ONCE = 60;
 const SHORT_ARGUMENT = 60;
+const WATCH_MS = 2000;
 const SVG = "http://www.w3.org/2000/svg";
 const KIND_NAMES = {
   slot_wait: "slot wait", prepare: "prepare", model: "model", batch_wait: "batch wait", queue: "queued in slot",
@@ -47,7 +48,10 @@ function bytes(value) {
   return `${value.toFixed(1)} ${units[unit]}`;
 }
 
-const scoreKind = (score) => (score === null ? "unscored" : score >= 1 ? "full" : score <= 0 ? "none" : "part");
+const { axis: [LOWEST, HIGHEST], groups: GROUPS } = parsed("data-groups");
+
+const scoreKind = (score) => (score === null ? "unscored" : score >= HIGHEST ? "full" : score <= LOWEST ? "none" : "part");
+const onAxis = (score) => (score - LOWEST) / (HIGHEST - LOWEST || 1);
 const scoreText = (score) => (score === null ? "–" : Number.isInteger(score) ? String(score) : score.toFixed(2));
 
 // Terminal colours are dropped; other control characters are shown as their pictures, so that nothing hides.
@@ -81,7 +85,7 @@ function folded(text, kind = "", fromEnd = false) {
   const some = fromEnd ? lines.slice(-FOLD_LINES).join("\n").slice(-FOLD_CHARACTERS) : lines.slice(0, FOLD_LINES).join("\n").slice(0, FOLD_CHARACTERS);
   const preview = preformatted(some, kind);
   const whole = element("details", { class: "fold" });
-  whole.append(element("summary", {}, `${fromEnd ? "end" : "beginning"} shown; unfold all ${lines.length.toLocaleString("en")} lines, ${text.length.toLocaleString("en")} characters`));
+  whole.append(element("summary", {}, `${fromEnd ? "end" : "beginning"} shown; expand all ${lines.length.toLocaleString("en")} lines, ${text.length.toLocaleString("en")} characters`));
   whole.addEventListener("toggle", () => {
     preview.hidden = whole.open;
     if (whole.open && whole.children.length === 1) whole.append(preformatted(text, kind));
@@ -100,13 +104,41 @@ function pairs(rows) {
 
 // --- one trajectory --------------------------------------------------------------------------
 
-function strip(bars, total, height) {
+// Multiples of 1, 2 or 5 times a power of ten: at most six of them, from 0 to the end.
+function ticks(end) {
+  const least = end / 5 || 1;
+  const power = 10 ** Math.floor(Math.log10(least));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((value) => value >= least * (1 - 1e-9));
+  return Array.from({ length: Math.floor(end / step + 1e-9) + 1 }, (_, index) => index * step);
+}
+
+const tickText = (value, end) => (value === 0 ? "0" : end >= 1 ? `${+value.toPrecision(6)} s` : `${+(value * 1000).toPrecision(6)} ms`);
+
+function scale(end) {
+  const made = element("span", { class: "scale", "aria-hidden": "true" });
+  for (const value of ticks(end)) {
+    const label = element("span", {}, tickText(value, end));
+    label.style.left = `${(100 * value) / (end || 1)}%`;
+    if (value > 0.9 * end && value > 0) label.style.transform = "translateX(-100%)";
+    made.append(label);
+  }
+  return made;
+}
+
+// ``bars`` begin at ``start`` of an axis from 0 to ``end``; the grid marks what scale() names.
+function strip(bars, end, height, start = 0) {
   const picture = drawn("svg", { class: "strip", viewBox: `0 0 1000 ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
-  for (const [kind, start, end] of bars) {
-    const width = Math.max(1, (1000 * (end - start)) / (total || 1));
-    picture.append(drawn("rect", { class: `k-${kind}`, x: (1000 * start) / (total || 1), y: 0, width, height }, `${KIND_NAMES[kind]} ${seconds(end - start)}`));
+  const x = (value) => (1000 * value) / (end || 1);
+  for (const value of ticks(end)) picture.append(drawn("line", { class: "grid", x1: x(value), x2: x(value), y1: 0, y2: height }));
+  for (const [kind, from, to] of bars) {
+    picture.append(drawn("rect", { class: `k-${kind}`, x: x(start + from), y: 0, width: Math.max(1, x(to - from)), height }, `${KIND_NAMES[kind]} ${seconds(to - from)}`));
   }
   return picture;
+}
+
+function legend(bars) {
+  const kinds = Object.keys(KIND_NAMES).filter((kind) => bars.some(([used]) => used === kind));
+  return element("ul", { class: "legend" }, ...kinds.map((kind) => element("li", {}, element("i", { class: `k-${kind}` }), KIND_NAMES[kind])));
 }
 
 function waterfall(bars, total) {
@@ -128,9 +160,8 @@ function waterfall(bars, total) {
     const name = row.isCall ? row.label : row.label && row.label !== KIND_NAMES[row.kind] ? `${KIND_NAMES[row.kind]} · ${row.label}` : KIND_NAMES[row.kind];
     grid.append(element("div", { class: "row", title: tip }, element("span", { title: tip }, visible(name)), element("span", { title: tip }, picture), element("span", { class: "took", title: tip }, seconds(row.end - row.start))));
   }
-  const ticks = element("div", { class: "scale" }, ...[0, 0.25, 0.5, 0.75, 1].map((part) => element("span", {}, seconds(part * total))));
-  grid.append(element("span"), ticks, element("span"));
-  return grid;
+  grid.append(element("span"), scale(total), element("span"));
+  return element("div", {}, legend(bars), grid);
 }
 
 function callTop(call) {
@@ -174,6 +205,8 @@ function toolCall(call) {
   if (call.message) made.append(element("p", { class: "said bad" }, visible(call.message)));
   made.append(...callOutput("stdout", call.out, ""), ...callOutput("stderr", call.err, "err"));
   if (call.content) made.append(element("div", { class: "label" }, "reply"), ...folded(call.content));
+  if (call.image) made.append(element("img", { class: "screenshot", src: call.image, alt: "screenshot" }));
+  if (call.image === "") made.append(element("p", { class: "said" }, "The screenshot is left out of this page; the records have it."));
   if (call.shown) made.append(element("div", { class: "label" }, "shown to the model"), ...folded(call.shown));
   return made;
 }
@@ -196,7 +229,7 @@ function section(title, ...content) {
   return content.length ? [element("h3", {}, title), ...content] : [];
 }
 
-// Its addresses live as long as the page: a few, and only of what was unfolded.
+// Its addresses live as long as the page: a few, and only of what was expanded.
 function recordings(casts) {
   return Object.entries(casts).map(([name, cast]) => {
     const address = URL.createObjectURL(new Blob([cast], { type: "application/x-asciicast" }));
@@ -227,16 +260,17 @@ function trajectoryRow(member, group) {
   if (member.finish !== "stop" && member.finish !== "fault") badges.push(element("span", { class: "badge" }, member.finish.replace("_", " ")));
   if (member.timedOut) badges.push(element("span", { class: "badge warn" }, `${member.timedOut} timed out`));
   if (member.callFaults) badges.push(element("span", { class: "badge warn" }, `${member.callFaults} call fault${member.callFaults > 1 ? "s" : ""}`));
-  const short = member.id.startsWith(group.id) ? member.id.slice(group.id.length).replace(/^[-:/._]+/, "") || member.id : member.id;
-  const link = element("a", { class: "link", href: `#${encodeURIComponent(member.id)}`, title: "Link to this trajectory", "aria-label": `Link to trajectory ${member.id}` }, "#");
+  const rest = member.id.startsWith(group.id) ? member.id.slice(group.id.length).replace(/^[-:/._]+/, "") || member.id : member.id;
+  const short = /^\d+$/.test(rest) ? `rollout ${rest}` : rest;
+  const link = element("a", { class: "link", href: `#${encodeURIComponent(member.id)}`, title: "Link to this trajectory" }, visible(short));
   summary.append(
     element("span", { class: `value ${scoreKind(member.score)}`, "aria-label": member.score === null ? "not scored" : `score ${scoreText(member.score)}` }, scoreText(member.score)),
-    element("span", { class: "name mono", title: member.id }, link, " ", visible(short)),
-    badges.length ? element("span", { class: "marks" }, ...badges) : strip(member.bars, member.total, 10),
+    element("span", { class: "name mono", title: member.id }, link),
+    strip(member.bars, group.span, 10, member.start),
     element("span", { class: "counts" }, `${member.steps} step${member.steps === 1 ? "" : "s"}, ${member.calls} call${member.calls === 1 ? "" : "s"}`),
     element("span", { class: "took" }, seconds(member.total)),
   );
-  if (badges.length) summary.querySelector(".marks").append(strip(member.bars, member.total, 10));
+  if (badges.length) summary.append(element("span", { class: "marks" }, ...badges));
   const row = element("details", { class: "trajectory", id: `t:${member.id}` }, summary);
   row.addEventListener("toggle", () => { if (row.open) drawBody(row, member.body); });
   return row;
@@ -258,16 +292,21 @@ function statistics(group) {
 function dots(group, numbers) {
   const picture = drawn("svg", { class: "dots", viewBox: "0 0 200 34", role: "img", "aria-label": `Scores: ${group.members.map((member) => (member.score === null ? "not scored" : scoreText(member.score))).join(", ")}` });
   picture.append(drawn("line", { class: "rail", x1: 10, x2: 190, y1: 22, y2: 22 }));
+  for (const [x, score] of [[10, LOWEST], [190, HIGHEST]]) {
+    const label = drawn("text", { x, y: 34 });
+    label.textContent = scoreText(score);
+    picture.append(label);
+  }
   const stacked = new Map();
   for (const member of group.members) {
     if (member.score === null) continue;
-    const x = 10 + 180 * Math.min(1, Math.max(0, member.score));
+    const x = 10 + 180 * onAxis(member.score);
     const place = Math.round(x / 9);
     const level = stacked.get(place) || 0;
     stacked.set(place, level + 1);
     picture.append(drawn("circle", { class: scoreKind(member.score), cx: x, cy: 22 - Math.min(level, 4) * 6, r: 4.5 }, `${member.id}: ${scoreText(member.score)}`));
   }
-  if (numbers.mean !== null) picture.append(drawn("rect", { x: 9.25 + 180 * Math.min(1, Math.max(0, numbers.mean)), y: 28, width: 1.5, height: 6, fill: "currentColor" }, `mean ${numbers.mean.toFixed(2)}`));
+  if (numbers.mean !== null) picture.append(drawn("rect", { x: 9.25 + 180 * onAxis(numbers.mean), y: 28, width: 1.5, height: 6, fill: "currentColor" }, `mean ${numbers.mean.toFixed(2)}`));
   return picture;
 }
 
@@ -284,15 +323,27 @@ function groupCard(group) {
     card.append(about);
   }
   const rows = group.members.map((member) => trajectoryRow(member, group));
-  card.append(element("div", { class: "members" }, ...rows));
-  const text = [group.item, group.id, ...group.members.map((member) => member.id)].join("\n").toLowerCase();
-  return { group, card, rows, numbers, text };
+  const axis = element("div", { class: "axis-row" }, scale(group.span));
+  card.append(element("div", { class: "members" }, ...(group.members.length ? [axis] : []), ...rows));
+  return { group, card, rows, numbers };
 }
 
 // --- filters, order, links ---------------------------------------------------------------------
 
-const cards = parsed("data-groups").map(groupCard);
+const cards = GROUPS.map(groupCard);
 const list = byId("groups");
+const texts = new Map(); // of a body's number: all its text, once it was searched
+const LEFT_OUT = "characters are left out of this page"; // as the page's data marks its cuts
+
+function strings(value) {
+  if (value === null || typeof value !== "object") return String(value);
+  return Object.values(value).map(strings).join("\n");
+}
+
+function textOf(group, member) {
+  if (!texts.has(member.body)) texts.set(member.body, `${group.item}\n${strings(parsed(`data-${member.body}`))}`.toLowerCase());
+  return texts.get(member.body);
+}
 
 function fits(member) {
   const wanted = byId("score").value;
@@ -303,11 +354,10 @@ function fits(member) {
 function applyFilters() {
   const words = byId("find").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
   let count = 0;
-  for (const { group, card, rows, text } of cards) {
-    const found = words.every((word) => text.includes(word));
+  for (const { group, card, rows } of cards) {
     let here = 0;
     group.members.forEach((member, index) => {
-      const shown = found && fits(member);
+      const shown = fits(member) && words.every((word) => textOf(group, member).includes(word));
       rows[index].hidden = !shown;
       here += shown ? 1 : 0;
     });
@@ -316,14 +366,16 @@ function applyFilters() {
     count += here;
   }
   const total = cards.reduce((sum, { rows }) => sum + rows.length, 0);
-  byId("shown").textContent = count === total ? `${total} trajectories` : `${count} of ${total} trajectories`;
+  const trajectories = count === total ? `${total} trajectories` : `${count} of ${total} trajectories`;
+  const cut = words.length > 0 && [...texts.values()].some((text) => text.includes(LEFT_OUT));
+  byId("shown").textContent = cut ? `${trajectories}; what is left out of this page was not searched` : trajectories;
   byId("nothing").hidden = cards.some(({ card }) => !card.hidden);
 }
 
 function applyOrder() {
-  const keys = { run: () => 0, mean: (card) => card.numbers.mean ?? 2, spread: (card) => -card.numbers.spread, long: (card) => -card.numbers.longest };
+  const keys = { run: () => 0, mean: (card) => card.numbers.mean ?? Infinity, spread: (card) => -card.numbers.spread, long: (card) => -card.numbers.longest };
   const key = keys[byId("order").value];
-  list.append(...[...cards].sort((a, b) => key(a) - key(b)).map(({ card }) => card));
+  list.append(...[...cards].sort((a, b) => key(a) - key(b) || 0).map(({ card }) => card));
 }
 
 function follow() {
@@ -358,7 +410,44 @@ byId("fold").addEventListener("click", () => list.querySelectorAll("details.traj
 byId("theme").addEventListener("click", switchTheme);
 window.addEventListener("hashchange", follow);
 
+// --- a page that is served while its run goes on --------------------------------------------------
+
+const CONTROLS = ["find", "score", "order"];
+
+function remember() {
+  const controls = Object.fromEntries(CONTROLS.map((id) => [id, byId(id).value]));
+  const open = [...list.querySelectorAll("details.trajectory[open]")].map((row) => row.id);
+  sessionStorage.setItem("view", JSON.stringify({ controls, faulty: byId("faulty").checked, open, at: window.scrollY }));
+}
+
+function recall() {
+  const kept = JSON.parse(sessionStorage.getItem("view") || "null");
+  if (kept === null) return;
+  for (const id of CONTROLS) byId(id).value = kept.controls[id];
+  byId("faulty").checked = kept.faulty;
+  applyOrder();
+  applyFilters();
+  for (const id of kept.open) if (byId(id)) byId(id).open = true;
+  requestAnimationFrame(() => window.scrollTo(0, kept.at));
+}
+
+async function watch() {
+  try {
+    const reply = await fetch("version");
+    if (reply.ok && (await reply.text()) !== document.body.dataset.version) {
+      remember();
+      location.reload();
+      return;
+    }
+  } catch { /* the server has ended, or does not answer yet */ }
+  setTimeout(watch, WATCH_MS);
+}
+
 applyOrder();
 applyFilters();
 follow();
+if (document.body.dataset.version) {
+  recall();
+  setTimeout(watch, WATCH_MS);
+}
 document.documentElement.dataset.ready = "yes";

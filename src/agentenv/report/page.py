@@ -57,8 +57,7 @@ def write_report(
 
     Raises: OSError: the page cannot be written; an older one is left unchanged.
     """
-    groups = list(records)
-    page = _render(groups, title, dict(run or {}))
+    page = render(records, title=title, run=run)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -80,7 +79,12 @@ def embed(value: Any) -> Markup:
     return Markup(text)  # noqa: S704 - nothing that could be markup is left in it
 
 
-def _render(groups: list[GroupRecord], title: str, run: dict[str, object]) -> Iterator[str]:
+def render(
+    records: Iterable[GroupRecord], *, title: str, run: Mapping[str, object] | None = None, version: str = ""
+) -> Iterator[str]:
+    """The page in parts; see :func:`write_report`. With a ``version`` it asks its server for ``version`` every few
+    seconds, and loads itself again when the answer is another."""
+    groups, run = list(records), dict(run or {})
     cap = text_cap(groups)
     bodies = (trajectory_body(t, cap) for group in groups for t in group.trajectories)
     rows, first = [], 0
@@ -95,12 +99,14 @@ def _render(groups: list[GroupRecord], title: str, run: dict[str, object]) -> It
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    summary = summarise(groups)
     return environment.get_template("page.html.j2").generate(
         title=title,
+        version=version,
         scripted=run.pop("scripted", None),
         run=run,
-        summary=summarise(groups),
-        groups=embed(rows),
+        summary=summary,
+        groups=embed({"axis": summary["axis"], "groups": rows}),
         bodies=map(embed, bodies),
         style=Markup(style),  # noqa: S704 - our own files
         script=Markup(script),  # noqa: S704

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentenv.agent.observations import RENDERERS, SESSION_TOOL_NAMES, content_shown, session_standing
+from agentenv.agent.rollout_metrics import is_timeout
 from agentenv.agent.tmux_recordings import recordings_of
 from agentenv.agent.transcript import GroupRecord, Phase, Step, ToolRecord, Transcript
 
@@ -18,6 +20,7 @@ LABEL_LENGTH = 48
 LABEL_WORDS = 8
 LABEL_ARGUMENTS = ("action", "process", "text", "keys", "input", "pattern", "url", "query")
 """Arguments shown in the waterfall for a call with neither command nor path."""
+BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 LONGEST_RECORDING = 1024 * 1024
 """Characters of one recording of a screen that the page carries."""
 
@@ -29,14 +32,22 @@ def text_cap(groups: Iterable[GroupRecord]) -> int:
 
 
 def group_row(group: GroupRecord, first: int, cap: int) -> dict[str, Any]:
-    """A group's row in the list; ``first`` is the number of its first trajectory's body."""
+    """A group's row in the list; ``first`` is the number of its first trajectory's body. ``start`` of a member and
+    ``span`` are seconds on one axis that begins with the group's first member."""
+    began = min((t.began_unix_s for t in group.trajectories), default=0.0)
+    starts = [round(t.began_unix_s - began, 4) for t in group.trajectories]
+    ends = [start + duration_s(t) for start, t in zip(starts, group.trajectories, strict=True)]
     return {
         "id": group.group,
         "item": group.item_id,
         "size": group.group_size,
         "outcome": group.outcome,
         "details": [[key, _plain(value, cap)] for key, value in group.item.items()],
-        "members": [_member_row(t, first + index) for index, t in enumerate(group.trajectories)],
+        "span": round(max(ends, default=0.0), 4),
+        "members": [
+            {**_member_row(t, first + index), "start": start}
+            for index, (start, t) in enumerate(zip(starts, group.trajectories, strict=True))
+        ],
     }
 
 
@@ -54,13 +65,8 @@ def _member_row(transcript: Transcript, body: int) -> dict[str, Any]:
         "calls": len(calls),
         "total": round(duration_s(transcript), 4),
         "bars": [[kind, round(start, 4), round(end, 4)] for kind, _, start, end in bars(transcript)],
-        "timedOut": sum(map(timed_out, calls)),
+        "timedOut": sum(map(is_timeout, calls)),
     }
-
-
-def timed_out(call: ToolRecord) -> bool:
-    """Whether the call timed out and was stopped. Sessions and background processes keep running."""
-    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOL_NAMES
 
 
 def trajectory_body(transcript: Transcript, cap: int) -> dict[str, Any]:
@@ -170,6 +176,7 @@ def _call(call: ToolRecord, cap: int) -> dict[str, Any]:
     result = call.result
     if result is None:
         return row | {"lost": True, "shown": _plain(call.shown, cap)}
+    image = _image(call.tool, result.content, cap)
     flags = [flag for flag in ("oom_killed", "cancelled") if getattr(result, flag)]
     return row | {
         "exit": result.exit_code,
@@ -179,10 +186,11 @@ def _call(call: ToolRecord, cap: int) -> dict[str, Any]:
         "out": _stream(result.stdout, result.stdout_dropped_bytes, cap),
         "err": _stream(result.stderr, result.stderr_dropped_bytes, cap),
         "content": None if result.content is None else _plain(_content(call.tool, result.content, cap), cap),
-        "flags": ["timed_out", *flags] if timed_out(call) else flags,
+        "flags": ["timed_out", *flags] if is_timeout(call) else flags,
         "goesOn": result.timed_out and call.tool in SESSION_TOOL_NAMES,
         "queue": round(result.queue_s, 5),
         "run": round(result.duration_s, 5),
+        "image": image,
         "cpu": result.cpu_s,
         "memory": result.peak_memory_bytes,
     }
@@ -193,6 +201,14 @@ def _content(tool: str, content: Any, cap: int) -> Any:
     if isinstance(content, dict) and tool in SESSION_TOOL_NAMES:
         return session_standing(content)
     return content_shown(tool, content, cap) if isinstance(content, dict) and tool in RENDERERS else content
+
+
+def _image(tool: str, content: Any, cap: int) -> str | None:
+    """A screenshot as a data URI, empty if it exceeds the page's budget; None without one."""
+    data = content.get("image") if tool == "browser_screenshot" and isinstance(content, dict) else None
+    if not isinstance(data, str) or not BASE64.fullmatch(data):
+        return None
+    return f"data:image/jpeg;base64,{data}" if len(data) <= 4 * cap else ""
 
 
 def _arguments(arguments: Any, cap: int) -> Any:

@@ -7,10 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from agentenv.agent.jsonable import clean_text
+from agentenv.agent.results import DistinctErrors
+from agentenv.agent.rollout_metrics import is_timeout
 from agentenv.agent.transcript import GroupRecord, Transcript
-from agentenv.report.shaping import bars, timed_out
+from agentenv.report.shaping import bars
 
 BINS = 10
+LONGEST_ERROR = 400
+"""Characters of an error shown in the table of errors; all of it is with the rollout."""
 PERCENTILES = (50, 90, 99)
 KINDS = {
     "slot_wait": "Waiting for a slot",
@@ -48,13 +53,15 @@ def summarise(groups: Sequence[GroupRecord]) -> dict[str, Any]:
         "scored": len(scores),
         "unscored": len(transcripts) - len(scores),
         "mean": sum(scores) / len(scores) if scores else None,
+        "axis": score_axis(scores),
         "histogram": _histogram(scores),
         "retries": sum(max(0, t.attempt - 1) for t in transcripts),
         "faults": _faults(transcripts),
+        "errors": _errors(transcripts),
         "calls": len(calls),
         "tools": dict(Counter(call.tool for call in calls).most_common()),
         "commands_failed": sum(1 for call in calls if call.result and call.result.exit_code),
-        "timed_out": sum(map(timed_out, calls)),
+        "timed_out": sum(map(is_timeout, calls)),
         "oom_killed": sum(1 for call in calls if call.result and call.result.oom_killed),
         "truncated": sum(1 for call in calls if call.result and call.result.truncated),
         "latencies": _latencies(transcripts),
@@ -68,14 +75,57 @@ def _has_spread(group: GroupRecord) -> bool:
     return len({t.score for t in group.trajectories if t.score is not None}) > 1
 
 
+def score_axis(scores: Sequence[float]) -> tuple[float, float]:
+    """The lowest and the highest score drawn: 0 and 1, unless a score is outside of them."""
+    low, high = min(scores, default=0.0), max(scores, default=1.0)
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+
+
 def _histogram(scores: Sequence[float]) -> list[dict[str, Any]]:
-    """Exactly 0, ten tenths, exactly 1; scores outside [0, 1] count at the nearer end."""
-    tenths = [(f"{i / BINS:.1f}–{(i + 1) / BINS:.1f}", f"<{(i + 1) / BINS:g}") for i in range(BINS)]
-    bins = [{"label": label, "short": short, "count": 0} for label, short in [("0", "0"), *tenths, ("1", "1")]]
+    """Between 0 and 1: exactly 0, ten tenths, exactly 1. Otherwise about ten bins with round limits."""
+    low, high = score_axis(scores)
+    if (low, high) == (0.0, 1.0):
+        tenths = [_bin(i / BINS, (i + 1) / BINS, f"<{(i + 1) / BINS:g}") for i in range(BINS)]
+        bins = [_bin(0, 0, "0", "none"), *tenths, _bin(1, 1, "1", "full")]
+        for score in scores:
+            bins[0 if score <= 0 else BINS + 1 if score >= 1 else 1 + min(BINS - 1, int(score * BINS))]["count"] += 1
+        return bins
+    step = _round_step(high / BINS - low / BINS or abs(high) / BINS)
+    first, last = (math.floor(score / step + 1e-9) for score in (low, high))
+    bins = [_bin(i * step, (i + 1) * step, f"≥{i * step:.6g}") for i in range(first, last + 1)]
     for score in scores:
-        index = 0 if score <= 0 else BINS + 1 if score >= 1 else 1 + min(BINS - 1, int(score * BINS))
-        bins[index]["count"] += 1  # type: ignore[operator]
+        bins[math.floor(score / step + 1e-9) - first]["count"] += 1
     return bins
+
+
+def _bin(low: float, high: float, short: str, kind: str = "part") -> dict[str, Any]:
+    label = f"{low:.6g}–{high:.6g}" if low < high else f"{low:g}"
+    return {"label": label, "short": short, "kind": kind, "count": 0}
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 5, 10, ... (times a power of ten) that is not below ``least``."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+
+
+def _errors(transcripts: Iterable[Transcript]) -> list[dict[str, Any]]:
+    """The different errors that ended attempts, the most frequent first."""
+    found = DistinctErrors()
+    for transcript in transcripts:
+        if transcript.error:
+            found.add(transcript.fault, transcript.error, transcript.trajectory)
+        for text in transcript.earlier_attempts:
+            found.add("infra", text, transcript.trajectory)
+    return [
+        {
+            "count": error.count,
+            "fault": error.fault,
+            "text": clean_text(error.text[:LONGEST_ERROR]),
+            "trajectory": clean_text(error.trajectory),
+        }
+        for error in found.most_frequent()
+    ]
 
 
 def _faults(transcripts: Iterable[Transcript]) -> dict[str, dict[str, int]]:

@@ -1,0 +1,212 @@
+"""What a user sees of ``process``, ``serve`` and ``evaluate``: how far they are, and what came of them.
+
+On a terminal one line is kept up to date; elsewhere a line is written per group, fewer the longer a run takes.
+Progress goes to stderr, the results at the end to stdout.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from agentenv.agent.failure_log import MOST_KINDS, is_shown, same_kind
+from agentenv.agent.results import Results, faults_text, scores_text
+from agentenv.agent.transcript import Transcript
+from agentenv.config import debug
+from agentenv.durations import duration
+
+LEAST_GAP = 0.02
+"""Without a terminal a line comes no sooner than this part of the run's time after the one before: at most 35 lines
+each time the run becomes twice as long."""
+ERRORS_SHOWN = 10
+ERROR_CHARACTERS = 300
+
+
+class RunProgress:
+    """The progress of one command. Does nothing outside :meth:`shown`, so an environment that is used without atropos'
+    commands prints nothing."""
+
+    def __init__(self) -> None:
+        self.results = Results()
+        self._shown: _Shown | None = None
+
+    @contextmanager
+    def shown(self, verb: str, about: str, goal: int | None, files: Sequence[tuple[str, str]]) -> Iterator[None]:
+        """Show the progress of ``verb`` within the body, and the results at its end, however it ends.
+
+        ``about`` says what is run. ``goal`` is the number of groups, None if it is not known. ``files``: (what, where)
+        of everything that may be written.
+        """
+        self.results = Results()
+        self._shown = _Shown(Console(stderr=True, highlight=False), verb, goal)
+        self._shown.say(f"{verb}: {about}")
+        try:
+            with self._shown.live():
+                yield
+        finally:
+            took_s, self._shown = self._shown.elapsed_s(), None
+            _print_results(self.results, took_s, [(name, path) for name, path in files if Path(path).exists()])
+
+    @property
+    def verb(self) -> str:
+        """The command that runs; empty outside :meth:`shown`."""
+        return self._shown.verb if self._shown is not None else ""
+
+    def say(self, text: str) -> None:
+        """Write a line."""
+        if self._shown is not None:
+            self._shown.say(text)
+
+    def add(self, item: str, transcripts: Sequence[Transcript]) -> None:
+        """A group has finished, with or without scores."""
+        self.results.add(transcripts)
+        if self._shown is not None:
+            self._shown.group(item, transcripts, self.results)
+
+
+class _Shown:
+    """The line of a command that runs."""
+
+    def __init__(self, console: Console, verb: str, goal: int | None) -> None:
+        self.verb = verb
+        self._console = console
+        self._goal = goal
+        self._began = time.monotonic()
+        self._said = self._began
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._bars = Progress(*columns, console=console, transient=True)
+        self._bar = self._bars.add_task(verb, total=goal)
+
+    def live(self) -> Progress | nullcontext[None]:
+        return self._bars if self._console.is_terminal else nullcontext()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def group(self, item: str, transcripts: Sequence[Transcript], results: Results) -> None:
+        mean = "no score yet" if results.mean is None else f"mean score {results.mean:.3g}"
+        faults = f", faults: {faults_text(results.faults)}" if results.faults else ""
+        self._bars.update(self._bar, completed=results.groups, description=escape(f"{self.verb}: {mean}{faults}"))
+        now = time.monotonic()
+        ended = results.groups == self._goal
+        if self._console.is_terminal or (not ended and now - self._said < LEAST_GAP * (now - self._began)):
+            return
+        self._said = now
+        done = f"{results.groups}/{self._goal}" if self._goal is not None else str(results.groups)
+        scores = scores_text(transcripts) if any(t.score is not None for t in transcripts) else "no score"
+        left = self._left(results.groups)
+        self.say(f"group {done}: {item[:60]}: {scores}; {mean}{faults}; {duration(self.elapsed_s())}{left}")
+
+    def _left(self, done: int) -> str:
+        if self._goal is None or not 0 < done < self._goal:
+            return ""
+        return f", about {duration(self.elapsed_s() / done * (self._goal - done))} left"
+
+
+def _print_results(results: Results, took_s: float, files: Sequence[tuple[str, str]]) -> None:
+    if not results.rollouts:
+        return
+    console = Console(highlight=False)
+    for name, text in result_rows(results, took_s, files):
+        console.print(f"{name:<8} {text}", markup=False, soft_wrap=True)
+
+
+def result_rows(results: Results, took_s: float, files: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(name, text) of every line that is printed at the end of a command."""
+    rows = [("scored", f"{results.scored} of {results.rollouts} rollouts, in {duration(took_s)}")]
+    if results.mean is not None:
+        spread = f" (sd {results.deviation:.3f})" if results.deviation is not None else ""
+        rows.append(("mean", f"{results.mean:.3f}{spread}"))
+    rows.append(("faults", faults_text(results.faults)))
+    errors = results.errors.most_frequent()
+    for number, error in enumerate(errors[:ERRORS_SHOWN]):
+        text = " ".join(error.text.split())
+        cut = text if len(text) <= ERROR_CHARACTERS else f"{text[:ERROR_CHARACTERS]} …"
+        rows.append(("" if number else "errors", f"{error.count} × {cut}"))
+    if (more := len(errors) - ERRORS_SHOWN) > 0:
+        rows.append(("", f"{more} more kinds"))
+    rows += files
+    records = next((where for name, where in files if name == "records"), "")
+    then = f"agentenv report {shlex.quote(records)}" if records else "set --env.rollouts_path to keep every rollout"
+    return [*rows, ("next", then)]
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what ``sys.stderr`` is at that moment: a line kept up to date on a terminal replaces it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: TextIO) -> None:
+        """Fixed."""
+
+
+class _Repetitions(logging.Filter):
+    """Of other packages' messages that differ in nothing but numbers the 1st, 10th, 100th, ... is shown: atropos logs
+    some for every group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to show it."""
+        if record.name.split(".")[0] == "agentenv":
+            return True
+        kind = same_kind(record.getMessage())
+        if kind in self._seen or len(self._seen) < MOST_KINDS:
+            self._seen[kind] += 1
+        return is_shown(self._seen[kind])
+
+
+def set_up_logging() -> None:
+    """Warnings and errors to stderr, of atropos too, whose loggers are set to DEBUG each. With ``AGENTENV_DEBUG``
+    everything. Handlers that a program has installed already are kept."""
+    root = logging.getLogger()
+    if debug():
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.getLogger("agentenv").setLevel(logging.DEBUG)
+        return
+    if not root.handlers:
+        handler = _Stderr()
+        handler.setLevel(logging.WARNING)
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        handler.addFilter(_Repetitions())
+        root.addHandler(handler)
+    for name in list(logging.Logger.manager.loggerDict):
+        if name.split(".")[0] == "atroposlib":
+            logging.getLogger(name).setLevel(logging.WARNING)
