@@ -22,7 +22,7 @@ BACKEND ?=
 NOMAD_PORT ?= 4646
 SLOTAGENT := src/agentenv/sandbox/slotagent
 
-.PHONY: help setup system testing containers slotagent image nomad-dev nomad-dev-down nomad-dev-status
+.PHONY: help setup system testing containers as-root slotagent image nomad-dev nomad-dev-down nomad-dev-status
 .PHONY: demo test check check-bare format bench doctor clean
 
 help: ## Say what can be made
@@ -61,8 +61,11 @@ slotagent: setup ## Compile the three static C programs that run inside a slot
 image: slotagent containers ## Build the image of the farm's containers, unless it is there and current
 	@exec $(BIN)/agentenv image build
 
-nomad-dev: slotagent containers ## A Nomad cluster on this machine: engine, image, agent; root (NOMAD_PORT)
+nomad-dev: as-root slotagent containers ## A Nomad cluster on this machine: engine, image, agent; root (NOMAD_PORT)
 	@exec $(BIN)/agentenv dev up --port $(NOMAD_PORT)
+
+as-root:
+	@[ "$$(id -u)" = 0 ] || { echo "it needs root, to start a Docker engine and a Nomad client" >&2; exit 1; }
 
 nomad-dev-down: setup ## Stop that cluster and leave nothing of it
 	@exec $(BIN)/agentenv dev down

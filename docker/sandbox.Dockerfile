@@ -9,8 +9,8 @@ FROM ${BASE}
 RUN export DEBIAN_FRONTEND=noninteractive \
  && apt-get update -qq \
  && apt-get install -y -qq --no-install-recommends \
-      bash-static bubblewrap ca-certificates curl git jq less patch procps python3 ripgrep \
-      slirp4netns tmux unzip xz-utils >/dev/null \
+      bash-static bubblewrap ca-certificates curl git jq less patch procps python-is-python3 \
+      python3 python3-pip python3-venv ripgrep slirp4netns tmux unzip xz-utils >/dev/null \
  && rm -rf /var/lib/apt/lists/* /var/cache/* /var/log/* /usr/share/doc/*/changelog* \
  && find /usr -name __pycache__ -type d -prune -exec rm -rf {} + \
  && find / -xdev -perm /6000 -type f -exec chmod a-s {} +
@@ -18,7 +18,7 @@ RUN export DEBIAN_FRONTEND=noninteractive \
 # Not below /usr: slots see all of /usr, and need none of this.
 COPY site /opt/agentenv
 # The root file system is read-only when it runs, so what Python would cache is made now.
-RUN python3 -m compileall -q --invalidation-mode unchecked-hash -x 'lib2to3/tests' /opt/agentenv /usr/lib/python3.11
+RUN python3 -m compileall -q --invalidation-mode unchecked-hash -x 'lib2to3/tests' /opt/agentenv /usr/lib/python3 /usr/lib/python3.11
 
 ENV PYTHONPATH=/opt/agentenv PYTHONDONTWRITEBYTECODE=1 LANG=C.UTF-8
 ENTRYPOINT ["/usr/bin/python3", "-P", "-s", "-m", "agentenv.sandbox"]

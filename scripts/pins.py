@@ -36,9 +36,10 @@ class Installed:
 
 
 def asked(project: Mapping[str, Any]) -> list[Requirement]:
-    """What pyproject.toml's ``[project]`` asks for, every extra included."""
+    """What pyproject.toml's ``[project]`` asks for, every extra included (but not itself, in an extra of extras)."""
     lists = [project["dependencies"], *project["optional-dependencies"].values()]
-    return [Requirement(text) for texts in lists for text in texts]
+    found = [Requirement(text) for texts in lists for text in texts]
+    return [one for one in found if one.name != project["name"]]
 
 
 def lowest_python(project: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs/tools.md"
 SITE: Final = "http://site.example"
 """What the page calls the web server of the examples, whose port is another each time."""
-ANOTHER: Final = frozenset({"runs_s", "running_s", "modified_s", "data"})
+ANOTHER: Final = frozenset({"runs_s", "running_s", "modified_s", "data", "image"})
 """Fields of replies that are never the same twice: shown as "…"."""
 UNSHOWN: Final = frozenset({"waited_s", "recording"})
 """Fields that are not even always there. An example may name more (``unshown``): what it does not wait for."""

@@ -1,89 +1,141 @@
 """agentenv: a farm of sandbox slots for reinforcement learning of LLM agents.
 
 The public names below are imported at first use, so that ``import agentenv`` is cheap and works with any extras
-installed: ``AgentEnv`` needs ``agentenv[env]``, the rest does not.
+installed: ``AgentEnv`` needs ``agentenv[env]``, the rest does not. A name whose extra is not installed raises
+:class:`agentenv.errors.MissingExtraError`, an ImportError.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from agentenv._version import __version__
+from agentenv.exports import exported
 
 if TYPE_CHECKING:
+    from agentenv.agent.loop import AgentLoop
+    from agentenv.agent.result import AgentResult
     from agentenv.agent.settings import AgentSettings
-    from agentenv.config import ContainerSettings, ExecutorSettings, PoolSettings
+    from agentenv.agent.tool_call import ToolCall, ToolResult
+    from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
     from agentenv.env.environment import AgentEnv, AgentEnvConfig
-    from agentenv.errors import AgentEnvError, InfraError
+    from agentenv.errors import (
+        AcquireTimeoutError,
+        AgentEnvError,
+        ConfigError,
+        ContainerLostError,
+        InfraError,
+        InvalidArgumentsError,
+        ModelServerError,
+        PolicyRefusalError,
+        PoolClosedError,
+        SandboxUnavailableError,
+        SlotDestroyedError,
+        TaskError,
+        ToolCallError,
+    )
     from agentenv.executor.session import ToolSession
     from agentenv.executor.tool_executor import ToolExecutor
-    from agentenv.sdk.async_sandbox import AsyncSandbox
-    from agentenv.sdk.sandbox import Sandbox
+    from agentenv.sdk.async_sandbox import AsyncFarm, AsyncSandbox
+    from agentenv.sdk.sandbox import Farm, Sandbox
     from agentenv.sdk.tool_context import ToolContext
     from agentenv.slots.backends.fake import FakeBackend
     from agentenv.slots.backends.local import LocalBackend
+    from agentenv.slots.backends.nomad.backend import NomadBackend
     from agentenv.slots.lease import SlotLease
     from agentenv.slots.pool import SlotPool
     from agentenv.tools.catalog import ToolCatalog
     from agentenv.tools.spec import ToolSpec
     from agentenv.wire.calls import CallResult
+    from agentenv.wire.spec import Bind, SlotLimits
 
 _HOMES: Final = {
+    "AcquireTimeoutError": "agentenv.errors",
     "AgentEnv": "agentenv.env.environment",
     "AgentEnvConfig": "agentenv.env.environment",
     "AgentEnvError": "agentenv.errors",
+    "AgentLoop": "agentenv.agent.loop",
+    "AgentResult": "agentenv.agent.result",
     "AgentSettings": "agentenv.agent.settings",
+    "AsyncFarm": "agentenv.sdk.async_sandbox",
     "AsyncSandbox": "agentenv.sdk.async_sandbox",
+    "Bind": "agentenv.wire.spec",
     "CallResult": "agentenv.wire.calls",
+    "ConfigError": "agentenv.errors",
+    "ContainerLostError": "agentenv.errors",
     "ContainerSettings": "agentenv.config",
     "ExecutorSettings": "agentenv.config",
     "FakeBackend": "agentenv.slots.backends.fake",
+    "Farm": "agentenv.sdk.sandbox",
     "InfraError": "agentenv.errors",
+    "InvalidArgumentsError": "agentenv.errors",
     "LocalBackend": "agentenv.slots.backends.local",
+    "ModelServerError": "agentenv.errors",
+    "NomadBackend": "agentenv.slots.backends.nomad.backend",
+    "NomadSettings": "agentenv.config",
+    "PolicyRefusalError": "agentenv.errors",
+    "PoolClosedError": "agentenv.errors",
     "PoolSettings": "agentenv.config",
     "Sandbox": "agentenv.sdk.sandbox",
+    "SandboxUnavailableError": "agentenv.errors",
+    "SlotDestroyedError": "agentenv.errors",
     "SlotLease": "agentenv.slots.lease",
+    "SlotLimits": "agentenv.wire.spec",
     "SlotPool": "agentenv.slots.pool",
+    "TaskError": "agentenv.errors",
+    "ToolCall": "agentenv.agent.tool_call",
+    "ToolCallError": "agentenv.errors",
     "ToolCatalog": "agentenv.tools.catalog",
     "ToolContext": "agentenv.sdk.tool_context",
     "ToolExecutor": "agentenv.executor.tool_executor",
+    "ToolResult": "agentenv.agent.tool_call",
     "ToolSession": "agentenv.executor.session",
     "ToolSpec": "agentenv.tools.spec",
 }
 
 __all__ = [
+    "AcquireTimeoutError",
     "AgentEnv",
     "AgentEnvConfig",
     "AgentEnvError",
+    "AgentLoop",
+    "AgentResult",
     "AgentSettings",
+    "AsyncFarm",
     "AsyncSandbox",
+    "Bind",
     "CallResult",
+    "ConfigError",
+    "ContainerLostError",
     "ContainerSettings",
     "ExecutorSettings",
     "FakeBackend",
+    "Farm",
     "InfraError",
+    "InvalidArgumentsError",
     "LocalBackend",
+    "ModelServerError",
+    "NomadBackend",
+    "NomadSettings",
+    "PolicyRefusalError",
+    "PoolClosedError",
     "PoolSettings",
     "Sandbox",
+    "SandboxUnavailableError",
+    "SlotDestroyedError",
     "SlotLease",
+    "SlotLimits",
     "SlotPool",
+    "TaskError",
+    "ToolCall",
+    "ToolCallError",
     "ToolCatalog",
     "ToolContext",
     "ToolExecutor",
+    "ToolResult",
     "ToolSession",
     "ToolSpec",
     "__version__",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value  # the next look-up does not come here
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = exported(__name__, _HOMES)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import os
 import socket
 import stat
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from agentenv.errors import ConfigError
 from agentenv.wire.base import MAX_TIMEOUT_S
@@ -32,6 +34,31 @@ def _bounds(setting: str) -> Any:
     return Field(ge=stated["least"], le=stated["most"])
 
 
+def parse_bind(given: Any) -> Any:
+    """A bind from ``"/source:/target"``; anything else is returned as it is. Raises ValueError."""
+    if not isinstance(given, str):
+        return given
+    source, colon, target = given.partition(":")
+    if not colon or not source.startswith("/") or not target.startswith("/"):
+        raise ValueError("allowed: /source:/target, absolute paths here and in the slot")
+    return Bind(source, target)
+
+
+class ContainerFields(TypedDict, total=False):
+    """:class:`ContainerSettings` as keyword arguments."""
+
+    slots_per_container: int
+    isolation: Isolation
+    require_sandbox: bool
+    allow_network: bool
+    closed_networks: Sequence[str]
+    limits: SlotLimits | Mapping[str, int]
+    binds: Sequence[Bind | str]
+    env: Mapping[str, str]
+    output_bytes: int
+    spare_shells: bool
+
+
 class ContainerSettings(Settings):
     """Settings of every container of a farm (see :class:`agentenv.wire.spec.ContainerSpec` for their meaning), and
     how strictly containers are checked."""
@@ -44,7 +71,8 @@ class ContainerSettings(Settings):
     allow_network: bool = ContainerSpec.allow_network
     closed_networks: tuple[str, ...] = ContainerSpec.closed_networks
     limits: SlotLimits = ContainerSpec.limits
-    binds: tuple[Bind, ...] = ContainerSpec.binds
+    binds: tuple[Annotated[Bind, BeforeValidator(parse_bind)], ...] = ContainerSpec.binds
+    """Read-only binds; ``"/source:/target"`` is accepted for each."""
     env: dict[str, str] = Field(default_factory=dict)
     output_bytes: Annotated[int, _bounds("output_bytes")] = ContainerSpec.output_bytes
     spare_shells: bool = ContainerSpec.spare_shells
@@ -54,11 +82,24 @@ class ContainerSettings(Settings):
         self.spec()
         return self
 
+    @classmethod
+    def made(cls, base: ContainerSettings | None, fields: ContainerFields) -> ContainerSettings:
+        """``base`` with these fields changed. Raises ConfigError naming the field."""
+        if base is not None and not isinstance(base, ContainerSettings):
+            raise ConfigError("settings", f"must be ContainerSettings (got {base!r})", next_step=_SETTINGS_CURE)
+        try:
+            return cls.model_validate({**dict(base or {}), **fields})
+        except ValidationError as error:
+            raise explain(error) from None
+
     def spec(self) -> ContainerSpec:
         """The same as a plain dataclass. Raises ConfigError naming the field."""
         given = dict(self)
         del given["require_sandbox"]
         return ContainerSpec(slots=given.pop("slots_per_container"), **given)
+
+
+_SETTINGS_CURE = "give its fields as arguments instead, such as isolation='user'"
 
 
 class PoolSettings(Settings):
@@ -184,11 +225,26 @@ class ExecutorSettings(Settings):
 
 def cache_dir() -> Path:
     """Directory for what is costly to make and kept between runs (programs, images): ``$AGENTENV_CACHE_DIR``, else
-    ``$XDG_CACHE_HOME/agentenv``, else ``~/.cache/agentenv``."""
+    ``$XDG_CACHE_HOME/agentenv``, else ``~/.cache/agentenv``; for a user without a home, in the state directory."""
     if named := os.environ.get("AGENTENV_CACHE_DIR"):
         return Path(named)
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "agentenv"
+    if home := os.environ.get("XDG_CACHE_HOME"):
+        return Path(home) / "agentenv"
+    try:
+        return Path.home() / ".cache" / "agentenv"
+    except RuntimeError:
+        return state_dir() / "cache"
+
+
+def isolation_here(asked: Isolation) -> Isolation:
+    """Isolation of a container on this machine: as asked, and for ``auto`` what ``$AGENTENV_ISOLATION`` says.
+
+    Raises ConfigError when the variable has another value than ``auto``, ``full`` or ``user``.
+    """
+    named = os.environ.get("AGENTENV_ISOLATION") or "auto"
+    if named not in (allowed := get_args(Isolation)):
+        raise ConfigError("AGENTENV_ISOLATION", f"got {named!r}", next_step=f"allowed: {', '.join(allowed)}")
+    return cast("Isolation", named) if asked == "auto" else asked
 
 
 def docker_host() -> str:
@@ -246,11 +302,20 @@ def environment_value(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def explain(error: ValidationError) -> ConfigError:
-    """The first problem pydantic found, as a ConfigError that names the field and the allowed values."""
+def explain(error: ValidationError, fields: Collection[str] = ()) -> ConfigError:
+    """The first problem pydantic found, as a ConfigError that names the field and the allowed values. ``fields``: the
+    model's, to suggest one for a field that it does not have."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "settings"
+    if first["type"] == "extra_forbidden":
+        return no_such_setting(where, fields)
     return ConfigError(where, f"{first['msg']} (got {first['input']!r})")
+
+
+def no_such_setting(name: str, fields: Collection[str]) -> ConfigError:
+    """ConfigError for a setting that does not exist, with the one that was probably meant."""
+    close = difflib.get_close_matches(name, fields, n=1)
+    return ConfigError(name, "there is no such setting", next_step=f"did you mean {close[0]}?" if close else "")
 
 
 def cannot_listen(error: OSError, host: str, port: int, *, prefix: str = "") -> ConfigError:

@@ -4,6 +4,7 @@ Every class tells whose failure it is (``fault``), what survived and what to do 
 
     AgentEnvError
     ├── ConfigError                 a setting is missing, contradicts another, or is out of range
+    │   └── MissingExtraError           also an ImportError: a package of an extra is not installed
     ├── ToolCallError               fault=model: the call itself is wrong; the model may correct it
     │   ├── UnknownToolError
     │   ├── InvalidArgumentsError
@@ -34,7 +35,7 @@ A failing *command* is not in this tree: it is data (``CallResult.exit_code``).
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
 Fault = Literal["none", "model", "task", "infra", "policy"]
 """Whose failure a result reports; ``none`` when the tool did its work (whatever the exit code)."""
@@ -76,6 +77,29 @@ class ConfigError(AgentEnvError):
         self.field = field
 
 
+class MissingExtraError(ConfigError, ImportError):
+    """A package is not installed that belongs to one of agentenv's extras, which the message names."""
+
+    code = "missing_extra"
+
+
+_OF_ENV: Final = frozenset(
+    {"atroposlib", "datasets", "greenlet", "openai", "tokenizers", "transformers", "wandb", "yaml"}
+)
+"""Packages of agentenv[env]. The others that may be missing belong to agentenv[farm]."""
+
+
+def missing_extra(what: str, error: ModuleNotFoundError) -> MissingExtraError | None:
+    """What a failed import means for ``what``; None if the missing module is agentenv's own."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", "agentenv"):
+        return None
+    extra = "env" if package in _OF_ENV else "farm"
+    return MissingExtraError(
+        what, f"needs agentenv[{extra}] ({package} is not installed)", next_step=f"pip install 'agentenv[{extra}]'"
+    )
+
+
 class ToolCallError(AgentEnvError):
     """The model's call is wrong. Nothing ran; the message is written for the model."""
 
@@ -108,7 +132,7 @@ class UnknownSessionError(ToolCallError):
 
 
 class PolicyRefusalError(AgentEnvError):
-    """The call is well formed but forbidden (a path outside the workspace, say). Nothing ran."""
+    """The call is well formed but forbidden (an archive with an entry outside its destination, say). Nothing ran."""
 
     code = "refused"
     fault: ClassVar[Fault] = "policy"

@@ -6,15 +6,17 @@ import importlib
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 from agentenv._version import __version__
+from agentenv.cli.options import Group
 from agentenv.slots.backends.registry import Backend
 
 VERBS: Final = {
     "doctor": "Show what works on this machine, what is weaker, and how to fix it. Changes nothing.",
     "exec": "Run one command in a fresh slot; its output and exit code become this command's.",
     "shell": "A terminal in a fresh slot; leaving wipes it.",
+    "new": "Start a project: an environment, its test and its settings.",
     "demo": "Repair real programs in a farm, on this machine or on a Nomad cluster, and write a page about it.",
     "bench": "Measure throughput, latency and isolation against their baselines, in one run.",
     "gc": "Remove orphaned resources. Anything still in use is left alone.",
@@ -25,6 +27,8 @@ VERBS: Final = {
     "logs": "Show what the farm's containers log: supervisor, sandbox server, reasons of failed starts.",
     "metrics": "Serve the Prometheus metrics of a farm's containers at one address, until Ctrl-C.",
     "tool-server": "Run external tools (web search, web pages, a browser, your own) outside the sandbox.",
+    "report": "Write the HTML page of anyone's rollouts: scores, errors, every turn and call.",
+    "view": "Serve the page of a rollouts file on this machine, up to date while its run goes on, until Ctrl-C.",
     "image": "The image that the containers of a Nomad farm run.",
     "dev": "A Nomad cluster on this machine, for development.",
 }
@@ -35,14 +39,16 @@ VERBS_WITH_BACKEND: Final = (
 _FUNCTIONS: Final = {"exec": "execute", "tool-server": "tool_server"}
 """Names of verbs that are not names of Python. A verb's module has the name of its function."""
 _FORWARDING: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of the verbs that pass further arguments on to another program."""
+_PARSING: Final = {"exec": {"allow_interspersed_args": False}, "demo": _FORWARDING, "bench": _FORWARDING}
+"""Of `exec`, everything from the command on is the command's, as with docker and ssh; `demo` and `bench` pass on the
+arguments they do not know."""
 WAYS_TO_END: Final = (
     "Exit codes: 0 done · 1 something is degraded · 2 wrong usage or setting · 124 the command timed out · "
     "125 agentenv itself failed · 128+n ended by signal n. AGENTENV_DEBUG=1 shows logs and tracebacks."
 )
 
 
-class Verbs(TyperGroup):
+class Verbs(Group):
     """The verbs, listed from the table; a verb's module is imported when the verb is used."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -62,8 +68,8 @@ def imported(name: str) -> Any:
     verb = getattr(importlib.import_module(f"agentenv.cli.{function}"), function)
     if isinstance(verb, typer.Typer):
         return typer.main.get_command(verb)
-    alone = typer.Typer(add_completion=False)
-    alone.command(name, context_settings=_FORWARDING if name in ("demo", "bench") else None)(verb)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name, context_settings=_PARSING.get(name))(verb)
     return typer.main.get_command(alone)
 
 
@@ -71,7 +77,7 @@ app = typer.Typer(
     name="agentenv",
     cls=Verbs,
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # plain help: rich would cost more than all the rest of it, and wraps no paragraphs
     pretty_exceptions_enable=False,  # our own errors are presented; all others get a plain traceback
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=WAYS_TO_END,
@@ -90,6 +96,8 @@ def root(
     backend: Annotated[
         Backend | None,
         typer.Option(
+            "--backend",
+            "-b",
             envvar="AGENTENV_BACKEND",
             show_envvar=True,
             help="Where containers run. local (the default): processes on this machine; nomad: a cluster "
@@ -102,11 +110,11 @@ def root(
 ) -> None:
     """A farm of sandbox slots for reinforcement learning of LLM agents.
 
-    Start with [bold]agentenv doctor[/bold]: what works on this machine, what is weaker, and how to fix it. Then
-    [bold]agentenv exec -- uname -a[/bold]: one command in a fresh slot.
+    Start with `agentenv doctor`: what works on this machine, what is weaker, and how to fix it. Then
+    `agentenv exec uname -a`: one command in a fresh slot.
 
-    [bold]agentenv up[/bold] runs a farm for others; [bold]status[/bold], [bold]slots[/bold] and [bold]logs[/bold]
-    inspect it, [bold]down[/bold] ends it, here or on a Nomad cluster (--backend nomad).
+    `agentenv up` runs a farm for others; `status`, `slots` and `logs` inspect it, `down` ends it, here or on a Nomad
+    cluster (--backend nomad).
     """
     if backend is not None:
         context.default_map = {name: {"backend": backend.value} for name in VERBS_WITH_BACKEND}

@@ -25,14 +25,13 @@ def bench(
 ) -> None:
     """Measure throughput, latency and isolation against their baselines, in one run.
 
-    Takes minutes; further arguments are passed to the benchmarks (agentenv bench -- --help).
+    Takes minutes, and the machine to itself. The table says what each target (T1, T2, …) is; docs/performance.md has
+    the method. Further arguments are passed to the benchmarks (agentenv bench -- --help).
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       agentenv bench --quick
-
       agentenv bench --backend local,nomad
-
       agentenv bench --out /tmp/figures -- --only T1,T2 --rounds 5
     """
     directory = out.resolve()

@@ -27,12 +27,10 @@ def demo(
     tool calls, verifiers score in the slot. Writes out/demo/rollouts.jsonl and out/demo/report.html. Further
     arguments are passed to the demo (agentenv demo -- --help).
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       agentenv demo
-
       make nomad-dev && agentenv demo --backend nomad
-
       OPENAI_BASE_URL=http://localhost:8000/v1 agentenv demo -- --model my-model
     """
     chosen = backend_of(backend)

@@ -6,17 +6,16 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
-from agentenv.cli.options import JsonOption
-from agentenv.cli.output import EXIT_NOT_ALL_WELL, out, print_json, verb
+from agentenv.cli.options import JsonOption, group
+from agentenv.cli.output import EXIT_NOT_ALL_WELL, escape, out, print_json, verb
 from agentenv.cli.progress import shown
 from agentenv.dev import HTTP_PORT
 
 if TYPE_CHECKING:  # the docker SDK is in [farm]; it is imported when a verb runs
     from agentenv.dev.cluster import ClusterStatus
 
-dev = typer.Typer(add_completion=False, no_args_is_help=True, help="A Nomad cluster on this machine, for development.")
+dev = group("A Nomad cluster on this machine, for development.")
 
 
 @dev.command()
@@ -29,10 +28,9 @@ def up(
 
     Can be repeated at any time, also after an interruption. Needs root, because Nomad clients do.
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       sudo agentenv dev up
-
       agentenv exec --backend nomad -- uname -a
     """
     from agentenv.dev import cluster

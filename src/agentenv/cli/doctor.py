@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from agentenv.cli.options import JsonOption
-from agentenv.cli.output import out, print_json, run_to_end, verb
-from agentenv.doctor.facts import Facts, gather
-from agentenv.doctor.rules import Finding, Level, judge, worst
+from agentenv.cli.output import escape, out, print_json, run_to_end, verb
 from agentenv.errors import AgentEnvError
-from agentenv.farm import open
-from agentenv.wire.server import Proof
 
-_WORDS = {Level.ok: "[green]ok[/]", Level.weaker: "[yellow]weaker[/]", Level.broken: "[red]broken[/]"}
+if TYPE_CHECKING:
+    from agentenv.doctor.facts import Facts
+    from agentenv.doctor.rules import Finding
+    from agentenv.wire.server import Proof
+
+
+_WORDS = {"ok": "[green]ok[/]", "weaker": "[yellow]weaker[/]", "broken": "[red]broken[/]"}
 _VERDICTS = {
-    Level.ok: "[green]Everything agentenv promises holds on this machine.[/]",
-    Level.weaker: "[yellow]Slots work here; what is marked weaker provides less than agentenv promises.[/]",
-    Level.broken: "[red]Slots cannot run here until what is marked broken is fixed.[/]",
+    "ok": "[green]Everything agentenv promises holds on this machine.[/]",
+    "weaker": "[yellow]Slots work here; what is marked weaker provides less than agentenv promises.[/]",
+    "broken": "[red]Slots cannot run here until what is marked broken is fixed.[/]",
 }
 
 
@@ -38,14 +39,15 @@ def doctor(
     Finally starts a container with one slot, which tests its own promises. Exit code 0: everything holds · 1: slots
     work, something is weaker · 2: slots do not work.
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       agentenv doctor
-
       agentenv doctor --cure | sudo sh
-
       agentenv doctor --json | jq '.findings[] | select(.level != "ok")'
     """
+    from agentenv.doctor.facts import gather
+    from agentenv.doctor.rules import judge, worst
+
     facts = gather()
     findings = judge(facts)
     proofs: tuple[Proof, ...] = ()
@@ -58,12 +60,14 @@ def doctor(
     elif as_json:
         print_json(report(facts, findings, proofs))
     else:
-        _show(findings, proofs)
+        _show(findings, proofs, root=facts.root)
     raise typer.Exit(int(level))
 
 
 def try_container(facts: Facts) -> tuple[Finding, tuple[Proof, ...]]:
     """Start one container with one slot, run a command in it, and return its proofs."""
+    from agentenv.doctor.rules import Finding, Level
+
     try:
         return run_to_end(_probe("full" if facts.root else "user"))
     except AgentEnvError as error:
@@ -71,6 +75,9 @@ def try_container(facts: Facts) -> tuple[Finding, tuple[Proof, ...]]:
 
 
 async def _probe(isolation: str) -> tuple[Finding, tuple[Proof, ...]]:
+    from agentenv.doctor.rules import Finding, Level
+    from agentenv.farm import open
+
     settings = open.container_settings(slots_per_container=1, isolation=isolation)
     async with open.open_executor(settings) as executor, executor.open("agentenv-doctor") as session:
         result = await session.call("bash", {"command": "echo $((6 * 7))"}, timeout_s=20)
@@ -86,6 +93,8 @@ async def _probe(isolation: str) -> tuple[Finding, tuple[Proof, ...]]:
 
 def report(facts: Facts, findings: list[Finding], proofs: tuple[Proof, ...]) -> dict[str, Any]:
     """The ``--json`` document."""
+    from agentenv.doctor.rules import worst
+
     told = dataclasses.asdict(facts)
     told["cgroups"] = {name: sorted(v) if isinstance(v, frozenset) else v for name, v in told["cgroups"].items()}
     return {
@@ -102,11 +111,13 @@ def _show_cures(findings: list[Finding]) -> None:
         typer.echo(command)
 
 
-def _show(findings: list[Finding], proofs: tuple[Proof, ...]) -> None:
+def _show(findings: list[Finding], proofs: tuple[Proof, ...], *, root: bool) -> None:
+    from agentenv.doctor.rules import worst
+
     table = Table("what", "", "found", box=None, pad_edge=False)
     for finding in findings:
-        table.add_row(finding.name, _WORDS[finding.level], escape(finding.detail))
-        cures = [finding.cure, *finding.commands] if finding.level is not Level.ok else []
+        table.add_row(finding.name, _WORDS[finding.level.name], escape(finding.detail))
+        cures = [finding.cure, *finding.commands] if finding.level.name != "ok" else []
         for cure in filter(None, cures):
             table.add_row("", "", f"[bold]→[/] {escape(cure)}")
     console = out()
@@ -114,7 +125,14 @@ def _show(findings: list[Finding], proofs: tuple[Proof, ...]) -> None:
     if proofs:
         console.print(f"\n[bold]What the container proved about itself[/] ({len(proofs)})")
         console.print(_proof_table(proofs))
-    console.print(f"\n{_VERDICTS[worst(findings)]}")
+    level = worst(findings).name
+    console.print(f"\n{_VERDICTS[level]}")
+    if level == "weaker" and not root:
+        console.print(
+            "As an ordinary user, accept it by name: --isolation user, isolation='user' in Python, or "
+            "AGENTENV_ISOLATION=user for all.",
+            soft_wrap=True,
+        )
 
 
 def _proof_table(proofs: tuple[Proof, ...]) -> Table:

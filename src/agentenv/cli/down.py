@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from rich.markup import escape
-
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
-from agentenv.cli.output import err, print_json, run_to_end, verb
-from agentenv.farm.access import access_to
+from agentenv.cli.output import err, escape, print_json, run_to_end, verb
 
 
 @verb
 def down(backend: BackendOption = None, job: JobOption = None, as_json: JsonOption = False) -> None:
     """End the farm, with everything that runs in it. Does nothing if there is none.
 
-    [bold]local[/bold], [bold]fake[/bold]: ends the [bold]agentenv up[/bold] that runs it. [bold]nomad[/bold]:
-    purges the job and its token; leases end as lost, and their rollouts are retried elsewhere.
+    local, fake: ends the `agentenv up` that runs it.
 
-    [bold]Examples[/bold]
+    nomad: purges the job and its token; leases end as lost, and their rollouts are retried elsewhere.
 
+    \b
+    Examples:
       agentenv down
-
       agentenv down --backend nomad --job my-farm
     """
+    from agentenv.farm.access import access_to
+
     chosen = backend_of(backend)
     access = access_to(chosen, job)
     with err().status("stopping the farm"):

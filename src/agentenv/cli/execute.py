@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shlex
+import stat
 import sys
+import termios
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
-from rich.markup import escape
 
 from agentenv.cli.options import (
     BackendOption,
@@ -30,17 +33,19 @@ from agentenv.cli.output import (
     EXIT_USAGE,
     described,
     err,
+    escape,
     exit_code_of,
     print_error,
     print_json,
     run_to_end,
     verb,
 )
-from agentenv.cli.upload import get_all, named, put_all, targets
 from agentenv.errors import AgentEnvError, ConfigError
-from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.farm import open
-from agentenv.wire.calls import CallResult
+
+if TYPE_CHECKING:
+    from agentenv.containers.live_output import OnOutput
+    from agentenv.executor.tool_executor import ToolExecutor
+    from agentenv.wire.calls import CallResult
 
 
 @verb
@@ -61,28 +66,27 @@ def execute(
 ) -> None:
     """Run one command in a fresh slot; its output and exit code become this command's.
 
-    If a farm is running ([bold]agentenv up[/bold], or a Nomad job), the slot is taken from it; otherwise, or with
+    If a farm is running (`agentenv up`, or a Nomad job), the slot is taken from it; otherwise, or with
     --own, --network or --isolation, from a container that lives as long as the command.
 
-    Output is shown when the command ends, at most 1 MiB of each stream (head and tail; a note tells how much was
-    cut).
+    Options come before the command: from its first word on, everything is the command's. It is given no standard
+    input unless --stdin is.
 
-    [bold]Examples[/bold]
+    Output is shown as it comes. Of output that comes faster than it can be shown, 1 MiB of each stream is kept (head
+    and tail; a note tells how much was cut).
 
-      agentenv exec -- ls -la
-
+    \b
+    Examples:
+      agentenv exec ls -la
       agentenv exec 'for i in 1 2 3; do echo $i; done | wc -l'
-
-      agentenv exec --upload src --upload setup.cfg -- python3 -m compileall src
-
-      agentenv exec --upload project --download project/dist:dist -- make -C project dist
-
-      agentenv exec --network --timeout 300 -- git ls-remote https://example.org/repo.git
-
-      agentenv exec --backend nomad -- cat /etc/os-release
-
-      echo hello | agentenv exec --stdin -- tr a-z A-Z
+      agentenv exec --upload src --upload setup.cfg python3 -m compileall src
+      agentenv exec --upload pkg --download pkg/dist:dist make -C pkg dist
+      agentenv exec --network git ls-remote https://example.org/repo.git
+      agentenv exec --backend nomad cat /etc/os-release
+      echo hello | agentenv exec --stdin tr a-z A-Z
     """
+    from agentenv.farm import open
+
     settings = open.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
     arguments: dict[str, object] = {"command": command[0] if len(command) == 1 else shlex.join(command)}
     if with_stdin:
@@ -90,16 +94,19 @@ def execute(
     chosen = backend_of(backend)
     alone = own or network or isolation is not Isolation.auto
     opened = open.open_farm(settings, chosen, own=alone, job=job)
-    result, lost = run_to_end(_run(opened, arguments, timeout_s, upload or [], download or []))
+    shown = None if as_json else _write
+    result, lost = run_to_end(_run(opened, arguments, timeout_s, upload or [], download or [], shown))
+    if not with_stdin and waiting_bytes(sys.stdin):
+        err().print("[yellow]agentenv:[/] standard input was not passed on (--stdin does that)", soft_wrap=True)
     told = result.model_dump(mode="json")
     if lost is None:
-        print_json(told) if as_json else _show(result)
+        print_json(told) if as_json else _show_notes(result)
         raise typer.Exit(shell_exit_code(result))
     # The command's output often tells why there is nothing to fetch.
     if as_json:
         print_json({**told, "download_error": described(lost)})
     else:
-        _show(result)
+        _show_notes(result)
         print_error(lost, as_json=False)
     raise typer.Exit(shell_exit_code(result) or exit_code_of(lost))
 
@@ -111,18 +118,35 @@ def _standard_input() -> str:
         raise ConfigError("--stdin", f"is not UTF-8: {error}", next_step="use --upload for binary input") from None
 
 
+def waiting_bytes(stream: TextIO) -> int:
+    """How much of a pipe or a file nobody has read yet; 0 for everything else, a terminal for instance."""
+    try:
+        fd = stream.fileno()
+        kind = os.fstat(fd)
+        if stat.S_ISREG(kind.st_mode):
+            return max(0, kind.st_size - os.lseek(fd, 0, os.SEEK_CUR))
+        if stat.S_ISFIFO(kind.st_mode):
+            return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):  # closed, or no file of the system's
+        pass
+    return 0
+
+
 async def _run(
     opened: AbstractAsyncContextManager[ToolExecutor],
     arguments: dict[str, object],
     timeout_s: float,
     upload: list[Path],
     download: list[str],
+    on_output: OnOutput | None,
 ) -> tuple[CallResult, AgentEnvError | None]:
     """The command's result, and the error if its files could not be fetched."""
+    from agentenv.cli.upload import get_all, named, put_all, targets
+
     sources, sinks = named(upload), targets(download)
     async with opened as executor, executor.open("agentenv-exec") as session:
         await put_all(session.lease, sources)
-        result = await session.call("bash", arguments, timeout_s=timeout_s)
+        result = await session.call("bash", arguments, timeout_s=timeout_s, on_output=on_output)
         try:
             if result.fault == "none":
                 await get_all(session.lease, sinks)
@@ -131,12 +155,15 @@ async def _run(
         return result, None
 
 
-def _show(result: CallResult) -> None:
-    """Both streams unchanged, then on stderr what the exit code alone would hide."""
-    sys.stdout.buffer.write(result.stdout.encode())
-    sys.stdout.buffer.flush()
-    sys.stderr.buffer.write(result.stderr.encode())
-    sys.stderr.buffer.flush()
+def _write(stream: str, text: str) -> None:
+    """Output of the command, unchanged."""
+    to = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+    to.write(text.encode())
+    to.flush()
+
+
+def _show_notes(result: CallResult) -> None:
+    """On stderr, what the exit code alone would hide."""
     for note in notes(result):
         err().print(f"[yellow]agentenv:[/] {escape(note)}", soft_wrap=True)
 

@@ -6,16 +6,10 @@ import dataclasses
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
-from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, out, print_json, run_to_end, verb
-from agentenv.config import NomadSettings, state_dir
-from agentenv.doctor.facts import current_stale_containers, swept_directories
-from agentenv.farm.access import access_to
-from agentenv.farm.gc_leases import orphaned_leases
+from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, escape, out, print_json, run_to_end, verb
 from agentenv.farm.orphans import UNATTENDED_AFTER_S, Orphan
-from agentenv.sandbox.supervisor.sweep import sweep
 from agentenv.slots.backends.registry import Backend
 
 
@@ -45,25 +39,26 @@ def gc(
 ) -> None:
     """Remove orphaned resources. Anything still in use is left alone.
 
-    [bold]local[/bold]: cgroups and directories of dead containers, announcements of dead farms and processes.
+    local: cgroups and directories of dead containers, announcements of dead farms and processes.
     Normally not needed: the next container to start does the same.
 
-    [bold]nomad[/bold]: jobs of dead runs (no container has received a heartbeat for a while; farms left running by
-    [bold]agentenv up[/bold] are not removed), jobs without containers for a long time (only stopped: a live run
+    nomad: jobs of dead runs (no container has received a heartbeat for a while; farms left running by
+    `agentenv up` are not removed), jobs without containers for a long time (only stopped: a live run
     submits its job again), stopped jobs, tokens without a job, and on this machine Docker containers of allocations
     that have ended.
 
     Leases that are not renewed expire by themselves; they are shown, and ended with --end-leases. Exit code 1:
     something could not be removed.
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       agentenv gc
-
       agentenv gc --backend nomad --dry-run
-
       agentenv gc --end-leases --json
     """
+    from agentenv.farm.access import access_to
+    from agentenv.farm.gc_leases import orphaned_leases
+
     chosen = backend_of(backend)
     access = access_to(chosen, job)
     with err().status("looking"):
@@ -81,6 +76,7 @@ def gc(
 
 
 async def _on_nomad(job: str | None, unattended_after_s: float, *, dry_run: bool) -> list[Orphan]:
+    from agentenv.config import NomadSettings
     from agentenv.farm.gc_nomad import collect  # late: needs python-nomad
 
     settings = NomadSettings.from_environment(job_id=job)
@@ -88,6 +84,10 @@ async def _on_nomad(job: str | None, unattended_after_s: float, *, dry_run: bool
 
 
 def _on_this_machine(*, dry_run: bool) -> list[Orphan]:
+    from agentenv.config import state_dir
+    from agentenv.doctor.facts import current_stale_containers, swept_directories
+    from agentenv.sandbox.supervisor.sweep import sweep
+
     state = state_dir()
     why = "its process is dead"
     if dry_run:

@@ -7,19 +7,16 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
-from agentenv.cli.options import JsonOption
-from agentenv.cli.output import EXIT_NOT_ALL_WELL, out, print_json, verb
+from agentenv.cli.options import JsonOption, group
+from agentenv.cli.output import EXIT_NOT_ALL_WELL, escape, out, print_json, verb
 from agentenv.cli.progress import shown
 from agentenv.image import IMAGE
 
 if TYPE_CHECKING:  # the docker SDK is in [farm]; it is imported when a verb runs
     from agentenv.image import ImageStatus
 
-image = typer.Typer(
-    add_completion=False, no_args_is_help=True, help="The image that the containers of a Nomad farm run."
-)
+image = group("The image that the containers of a Nomad farm run.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Repository and tag.")]
 
@@ -36,10 +33,9 @@ def build(
     Starts from debian:bookworm-slim, or from the same image built with mmdebstrap if no registry answers. The base
     image and the packages are kept in the cache directory.
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       agentenv image build
-
       agentenv image build registry.example.com/agentenv-sandbox:1
     """
     from agentenv.image import build_image, connect, ensure_image

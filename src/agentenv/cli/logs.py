@@ -11,15 +11,13 @@ import typer
 from agentenv.cli.options import BackendOption, JobOption, backend_of
 from agentenv.cli.output import InterruptedBySignalError, print_json_line, run_to_end, verb
 from agentenv.errors import ConfigError
-from agentenv.farm.access import access_to
-from agentenv.farm.local import log_file
-from agentenv.farm.log import lines_of
-from agentenv.farm.view import choose
 from agentenv.slots.backends.registry import Backend
 
 
 def _complete(incomplete: str) -> list[str]:
     """Containers of the local farm, for the shell's completion."""
+    from agentenv.farm.access import access_to
+
     try:
         census = run_to_end(access_to(Backend.local, None).census())
     except Exception:  # a completion never prints a traceback into the user's prompt
@@ -45,15 +43,14 @@ def logs(
 ) -> None:
     """Show what the farm's containers log: supervisor, sandbox server, reasons of failed starts.
 
-    [bold]local[/bold]: the log of the farm run by [bold]agentenv up[/bold], also after its end. [bold]nomad[/bold]:
-    standard error of the allocations, wherever they run.
+    local: the log of the farm run by `agentenv up`, also after its end.
 
-    [bold]Examples[/bold]
+    nomad: standard error of the allocations, wherever they run.
 
+    \b
+    Examples:
       agentenv logs
-
       agentenv logs 0 --follow
-
       agentenv logs 7f3c --backend nomad --tail 500
     """
     chosen = backend_of(backend)
@@ -67,6 +64,8 @@ def logs(
 def _lines(
     backend: Backend, job: str | None, container: str | None, *, tail: int, follow: bool
 ) -> AsyncIterator[tuple[str, str]]:
+    from agentenv.farm.access import access_to
+
     if backend is Backend.nomad:
         from agentenv.farm.nomad import NomadFarm  # late: needs python-nomad
 
@@ -78,6 +77,9 @@ def _lines(
 async def _local_lines(
     backend: Backend, container: str | None, *, tail: int, follow: bool
 ) -> AsyncIterator[tuple[str, str]]:
+    from agentenv.farm.local import log_file
+    from agentenv.farm.log import lines_of
+
     named, known = ("", True) if container is None else await _named(backend, container)
     async for line in lines_of(log_file(backend), containing=named, tail=tail, follow=follow):
         known = True
@@ -91,6 +93,9 @@ async def _local_lines(
 async def _named(backend: Backend, container: str) -> tuple[str, bool]:
     """The text that marks a container's lines, and whether it is running. A container that has ended is searched
     for literally."""
+    from agentenv.farm.access import access_to
+    from agentenv.farm.view import choose
+
     places = (await access_to(backend, None).census()).places
     if container.isdigit():
         number = int(container)

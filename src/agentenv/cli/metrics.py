@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import InterruptedBySignalError, err, print_json_line, run_to_end, verb
-from agentenv.farm.access import access_to
-from agentenv.farm.look import containers_seen
-from agentenv.farm.metrics import of_farm
-from agentenv.farm.view import FarmAccess, FarmView
-from agentenv.metrics.exporter import exporting
-from agentenv.metrics.readings import Reading
+
+if TYPE_CHECKING:
+    from agentenv.farm.view import FarmAccess
+    from agentenv.metrics.readings import Reading
 
 
 @verb
@@ -32,12 +30,13 @@ def metrics(
     discovery nor a token. A missing farm counts as one without containers; if the backend does not answer, the
     scrape fails (503).
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       agentenv metrics --backend nomad --host 0.0.0.0
-
       agentenv metrics --backend nomad --job my-farm --port 9101
     """
+    from agentenv.farm.access import access_to
+
     access = access_to(backend_of(backend), job)
     try:
         run_to_end(_serve(access, host, port, as_json=as_json))
@@ -46,6 +45,11 @@ def metrics(
 
 
 async def _serve(access: FarmAccess, host: str, port: int, *, as_json: bool) -> None:
+    from agentenv.farm.look import containers_seen
+    from agentenv.farm.metrics import of_farm
+    from agentenv.farm.view import FarmView
+    from agentenv.metrics.exporter import exporting
+
     async def read() -> Iterable[Reading]:
         census = await access.census()
         return of_farm(FarmView(census, await containers_seen(census)))

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from agentenv.slots.backends.registry import Backend
-from agentenv.wire.base import MAX_TIMEOUT_S
 
-T = TypeVar("T")
+LONGEST_TIMEOUT_S: Final = 24 * 3600.0
+"""The wire's MAX_TIMEOUT_S, whose import would cost every Tab press that of pydantic."""
+
+
+class Group(TyperGroup):
+    """A group of verbs that is listed with their whole summaries; click cuts each to one line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the list."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, (one.help or "").partition("\n\n")[0]) for name, one in self.commands.items()])
+
+
+def group(about: str) -> typer.Typer:
+    """A verb that has verbs of its own; ``about`` is its help."""
+    return typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=about)
 
 
 class Isolation(StrEnum):
@@ -39,16 +54,19 @@ NetworkOption = Annotated[
 IsolationOption = Annotated[
     Isolation,
     typer.Option(
-        help="full: a uid and cgroup per slot (root). user: user namespaces, weaker. auto: full, or a refusal."
+        help="full: a uid and cgroup per slot (root). user: user namespaces, weaker. auto: full, or a refusal; "
+        "AGENTENV_ISOLATION=user makes it user."
     ),
 ]
 TimeoutOption = Annotated[
     float,
-    typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_S, metavar="SECONDS", help="Time limit of a command."),
+    typer.Option("--timeout", min=0.001, max=LONGEST_TIMEOUT_S, metavar="SECONDS", help="Time limit of a command."),
 ]
 DownloadOption = Annotated[
     list[str] | None,
-    typer.Option("--download", metavar="PATH[:LOCAL]", help="Copy this path of the workspace here afterwards."),
+    typer.Option(
+        "--download", metavar="PATH[:LOCAL]", help="Copy this path (relative to the workspace) here afterwards."
+    ),
 ]
 UploadOption = Annotated[
     list[Path] | None,

@@ -1,10 +1,11 @@
-"""Common behaviour of all verbs: printing, errors, exit codes, and unwinding on signals."""
+"""Common behaviour of all verbs: printing, errors, exit codes, and unwinding on signals.
+
+Every verb imports this, also where only its help or its options are wanted: what costs time is imported when used.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import itertools
 import json
 import logging
 import os
@@ -12,14 +13,16 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from agentenv.config import debug
-from agentenv.errors import AgentEnvError, ConfigError, InfraError
+from agentenv.errors import AgentEnvError, ConfigError, InfraError, missing_extra
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from rich.console import Console
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,12 +47,23 @@ class InterruptedBySignalError(Exception):
 
 def out() -> Console:
     """Console for results. Created per use, so that it follows a redirected ``sys.stdout``."""
+    from rich.console import Console
+
     return Console(highlight=False)
 
 
 def err() -> Console:
     """Console for everything that is not the result."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False)
+
+
+def escape(text: str) -> str:
+    """The text as :func:`out` and :func:`err` print it unchanged."""
+    from rich.markup import escape
+
+    return escape(text)
 
 
 def print_json(value: object) -> None:
@@ -96,17 +110,21 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
         _set_up_logging()
         try:
-            with _extras_named():
+            with _interruptible():
                 function(*args, **kwargs)
-            sys.stdout.flush()
-        except AgentEnvError as error:
-            if debug():
+                sys.stdout.flush()
+        except (AgentEnvError, ModuleNotFoundError) as error:
+            failed = error if isinstance(error, AgentEnvError) else missing_extra("this command", error)
+            if failed is None or debugging():
                 raise
-            print_error(error, as_json=bool(kwargs.get("as_json")))
-            raise typer.Exit(exit_code_of(error)) from None
+            print_error(failed, as_json=bool(kwargs.get("as_json")))
+            raise typer.Exit(exit_code_of(failed)) from None
         except InterruptedBySignalError as ended:
             err().print(f"[yellow]interrupted by {ended}[/]; nothing was left running")
             raise typer.Exit(128 + ended.number) from None
+        except KeyboardInterrupt:
+            err().print("[yellow]interrupted by SIGINT[/]")
+            raise typer.Exit(128 + signal.SIGINT) from None
         except BrokenPipeError:  # `agentenv exec … | head`: the reader has enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
@@ -115,22 +133,29 @@ def verb(function: Callable[P, None]) -> Callable[P, None]:
 
 
 @contextmanager
-def _extras_named() -> Iterator[None]:
-    """A missing package belongs to an extra, since the verb itself could be imported."""
+def _interruptible() -> Iterator[None]:
+    """While a verb runs, Ctrl-C unwinds it; before and after it ends the process at once (see ``main``)."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("agentenv"):
-            raise
-        raise ConfigError(
-            "agentenv", f"this command requires the package {error.name}", next_step="pip install 'agentenv[farm]'"
-        ) from error
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def debugging() -> bool:
+    """See :func:`agentenv.config.debug`."""
+    from agentenv.config import debug
+
+    return debug()
 
 
 def _set_up_logging() -> None:
     """No logs unless debugging (an error's message has what matters); then everything, including containers' logs."""
     ours = logging.getLogger("agentenv")
-    if not debug():
+    if not debugging():
         ours.addHandler(logging.NullHandler())
         return
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -140,20 +165,29 @@ def _set_up_logging() -> None:
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """``asyncio.run``, except that the first SIGINT, SIGTERM or SIGHUP unwinds every context manager.
 
-    A second signal has its usual effect (containers still end, because their lifeline is cut). Raises
-    InterruptedBySignalError after unwinding.
+    A second one ends the process at once, as if it handled none (containers still end, because their lifeline is
+    cut). Raises InterruptedBySignalError after unwinding.
     """
-    return asyncio.run(_until_signal(work))
+    import asyncio
+
+    before = {number: signal.getsignal(number) for number in ENDING_SIGNALS}
+    try:
+        return asyncio.run(_until_signal(work))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
+    import asyncio
+
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     received: list[int] = []
 
     def stop(number: int) -> None:
         received.append(number)
-        _default_signals(loop)
+        _end_at_once_by_signals(loop)
         task.cancel()
 
     for number in ENDING_SIGNALS:
@@ -165,30 +199,14 @@ async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
             raise InterruptedBySignalError(received[0]) from None
         raise
     finally:
-        _default_signals(loop)
+        _end_at_once_by_signals(loop)
 
 
-def _default_signals(loop: asyncio.AbstractEventLoop) -> None:
+def _end_at_once_by_signals(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on. A KeyboardInterrupt out of a loop that is being closed would only be a traceback."""
     for number in ENDING_SIGNALS:
         loop.remove_signal_handler(number)
-
-
-_STEPS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
-
-
-def duration(seconds: float | None) -> str:
-    """``3.2 s``, ``4 min``, ``2 h 5 min``; a dash if unknown."""
-    if seconds is None:
-        return "–"
-    if seconds < 10:
-        return f"{max(0.0, seconds):.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    for (size, unit), (next_size, next_unit) in itertools.pairwise(_STEPS):
-        if seconds >= size:
-            rest = int(seconds % size // next_size)
-            return f"{int(seconds // size)} {unit}" + (f" {rest} {next_unit}" if rest and unit != "min" else "")
-    raise AssertionError("every number of seconds is at least one second here")  # pragma: no cover
+        signal.signal(number, signal.SIG_DFL)
 
 
 def count_of(value: float | None) -> str:

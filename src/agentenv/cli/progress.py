@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -19,7 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from agentenv.cli.output import err
+from agentenv.cli.output import err, escape
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image.progress import BuildStep, Report, silent
 from agentenv.slots.backends.base import ContainerEvent, ContainerGone, ContainerStarted, StartFailed

@@ -14,13 +14,10 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from anyio.from_thread import BlockingPortal, start_blocking_portal
-from rich.markup import escape
 
-from agentenv.cli.execute import notes
 from agentenv.cli.options import (
     BackendOption,
     Isolation,
@@ -32,12 +29,14 @@ from agentenv.cli.options import (
     UploadOption,
     backend_of,
 )
-from agentenv.cli.output import InterruptedBySignalError, err, verb
-from agentenv.cli.terminal import attach, can_attach
-from agentenv.cli.upload import named, put_all
-from agentenv.executor.session import ToolSession
-from agentenv.farm import open
-from agentenv.wire.calls import CallResult
+from agentenv.cli.output import InterruptedBySignalError, err, escape, verb
+
+if TYPE_CHECKING:
+    from anyio.from_thread import BlockingPortal
+
+    from agentenv.executor.session import ToolSession
+    from agentenv.wire.calls import CallResult
+
 
 STATE = "/tmp/.agentenv-shell"  # noqa: S108 - inside the slot, whose /tmp is its own
 _RESTORE = f"[ ! -r {STATE} ] || . {STATE}\n"
@@ -67,23 +66,25 @@ def shell(
 
     From a pipe, or with --json, each line is a separate call with --timeout.
 
-    If a farm is running ([bold]agentenv up[/bold], or a Nomad job), the slot is taken from it; otherwise, or with
+    If a farm is running (`agentenv up`, or a Nomad job), the slot is taken from it; otherwise, or with
     --own, --network or --isolation, from a container that lives as long as the shell.
 
     The exit code is that of the last command.
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       agentenv shell
-
       agentenv shell --network --upload .
-
       agentenv shell --backend nomad
-
       printf 'cd /tmp\\npwd\\n' | agentenv shell --quiet
-
-      printf 'make\\nmake test\\n' | agentenv shell --upload . --json | jq .exit_code
+      printf 'make\\nmake test\\n' | agentenv shell --upload . --json
     """
+    from anyio.from_thread import start_blocking_portal
+
+    from agentenv.cli.terminal import attach, can_attach
+    from agentenv.cli.upload import named, put_all
+    from agentenv.farm import open
+
     settings = open.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
     sources = named(upload or [])
     alone = own or network or isolation is not Isolation.auto
@@ -174,6 +175,8 @@ def _read_line(directory: str) -> str | None:
 
 
 def _show(result: CallResult) -> int:
+    from agentenv.cli.execute import notes
+
     sys.stdout.write(result.stdout)
     sys.stdout.flush()
     sys.stderr.write(result.stderr)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
-from agentenv.cli.output import EXIT_NOT_ALL_WELL, duration, err, out, print_json, run_to_end, short, verb
+from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, escape, out, print_json, run_to_end, short, verb
+from agentenv.durations import duration
 from agentenv.errors import SandboxUnavailableError
-from agentenv.farm.access import access_to
-from agentenv.farm.look import look
-from agentenv.farm.view import FarmView, slot_rows
 from agentenv.wire.states import SlotState
+
+if TYPE_CHECKING:
+    from agentenv.farm.view import FarmView
+
 
 _COLOURS = {"free": "green", "leased": "cyan", "resetting": "yellow"}
 
@@ -30,17 +31,19 @@ def slots(
     """List every slot: its state and for how long, its lease and when that expires, and what is running.
 
     A lease lasts as long as its owner renews it, several times per lease duration. If its remaining time only
-    decreases, its owner is gone and it will expire ([bold]agentenv gc --end-leases[/bold] ends it at once). Exit
+    decreases, its owner is gone and it will expire (`agentenv gc --end-leases` ends it at once). Exit
     code 1 when a container did not answer.
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       agentenv slots
-
       agentenv slots --state leased --backend nomad
-
       agentenv slots --json | jq '[.[] | select(.state == "leased")] | length'
     """
+    from agentenv.farm.access import access_to
+    from agentenv.farm.look import look
+    from agentenv.farm.view import slot_rows
+
     sight = run_to_end(look(access_to(backend_of(backend), job)))
     if not sight.census.exists:
         raise SandboxUnavailableError(f"{sight.census.where}: no farm is running", next_step=sight.census.next_step)

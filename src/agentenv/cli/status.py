@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
@@ -17,7 +16,7 @@ from agentenv.cli.output import (
     EXIT_NOT_ALL_WELL,
     InterruptedBySignalError,
     count_of,
-    duration,
+    escape,
     mib,
     out,
     print_json,
@@ -26,12 +25,14 @@ from agentenv.cli.output import (
     short,
     verb,
 )
+from agentenv.durations import duration
 from agentenv.errors import AgentEnvError
-from agentenv.farm.access import access_to
-from agentenv.farm.look import look
-from agentenv.farm.view import ContainerView, FarmAccess, FarmView, PoolView, as_json
-from agentenv.metrics.scrape import Samples
 from agentenv.wire.states import SlotState
+
+if TYPE_CHECKING:
+    from agentenv.farm.view import ContainerView, FarmAccess, FarmView, PoolView
+    from agentenv.metrics.scrape import Samples
+
 
 _STATE_COLOURS = {"running": "green", "pending": "yellow", "starting": "yellow", "draining": "yellow"}
 
@@ -55,16 +56,16 @@ def status(
     with --scrape. With --watch, --json writes one document per line. Exit code 0: healthy · 1: something is
     degraded, or no farm is running.
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       agentenv status
-
       agentenv status --backend nomad --watch
-
       agentenv status --json | jq '.containers[] | select(.answers | not)'
-
       agentenv status --scrape http://trainer-7:9100/metrics
     """
+    from agentenv.farm.access import access_to
+    from agentenv.farm.look import look
+
     access = access_to(backend_of(backend), job)
     urls = tuple(scrape or ())
     if watch:
@@ -80,11 +81,16 @@ def status(
     raise typer.Exit(0 if sight.well else EXIT_NOT_ALL_WELL)
 
 
-_document = as_json
+def _document(sight: FarmView) -> dict[str, Any]:
+    from agentenv.farm.view import as_json
+
+    return as_json(sight)
 
 
 async def _watch(access: FarmAccess, urls: Sequence[str], interval_s: float, *, lines: bool) -> None:
     """Refresh until cancelled. A failed refresh is shown, and the next one is tried."""
+    from agentenv.farm.look import look
+
     if lines:
         while True:
             print_json_line(await _looked_at(access, urls))
@@ -99,6 +105,8 @@ async def _watch(access: FarmAccess, urls: Sequence[str], interval_s: float, *, 
 
 
 async def _looked_at(access: FarmAccess, urls: Sequence[str]) -> object:
+    from agentenv.farm.look import look
+
     try:
         return _document(await look(access, urls))
     except AgentEnvError as error:

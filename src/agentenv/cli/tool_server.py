@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from agentenv.cli.options import JsonOption
-from agentenv.cli.output import err, out, print_json_line, run_to_end, verb
-from agentenv.config import debug
-from agentenv.errors import ConfigError
+from agentenv.cli.output import debugging, err, escape, out, print_json_line, run_to_end, verb
 
 if TYPE_CHECKING:  # their imports are in [farm]; they are imported when the verb runs
     from agentenv.api.tool_server.settings import ToolServerSettings
@@ -38,25 +35,20 @@ def tool_server(
     They have network access and secrets, which the policy never sees. Serves until Ctrl-C; an environment uses it
     with tool_server_url and tool_server_token=file:PATH.
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       agentenv tool-server --config tools.toml
-
       agentenv tool-server --config tools.toml --check
     """
-    try:
-        from agentenv.api.tool_server.auth import token_from
-        from agentenv.api.tool_server.settings import ToolServerSettings
-    except ImportError as error:
-        raise ConfigError(
-            "tool-server", f"requires more packages: {error}", next_step="pip install 'agentenv[farm]'"
-        ) from error
+    from agentenv.api.tool_server.auth import token_from
+    from agentenv.api.tool_server.settings import ToolServerSettings
+
     settings = ToolServerSettings.from_file(config) if config else ToolServerSettings()
     if check:
         run_to_end(_check(settings, as_json))
         return
     token = token_from(token_file)
-    if not debug():  # the operator should see why a tool is broken (without secrets: the server removes them)
+    if not debugging():  # the operator should see why a tool is broken (without secrets: the server removes them)
         logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     run_to_end(_serve(settings, token, token_file, host, port, as_json))
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from agentenv.cli.options import (
     BackendOption,
@@ -19,22 +18,17 @@ from agentenv.cli.options import (
     NetworkOption,
     backend_of,
 )
-from agentenv.cli.output import InterruptedBySignalError, err, print_json, run_to_end, verb
+from agentenv.cli.output import InterruptedBySignalError, err, escape, print_json, run_to_end, verb
 from agentenv.cli.progress import Arrival
-from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import ConfigError
-from agentenv.farm import open
-from agentenv.farm.local import FarmNotice, LocalFarm, Watched, log_file, noticed
-from agentenv.farm.log import logging_to
-from agentenv.farm.look import look
-from agentenv.farm.metrics import of_farm
-from agentenv.farm.view import as_json as sight_as_json
-from agentenv.metrics.exporter import exporting
-from agentenv.metrics.readings import Reading
-from agentenv.slots.backends.base import ContainerEvent
 from agentenv.slots.backends.registry import Backend, make_backend
-from agentenv.slots.pool import SlotPool
 from agentenv.wire.spec import MIB
+
+if TYPE_CHECKING:
+    from agentenv.config import ContainerSettings
+    from agentenv.farm.local import FarmNotice
+    from agentenv.metrics.readings import Reading
+    from agentenv.slots.backends.base import ContainerEvent
 
 
 @verb
@@ -80,21 +74,20 @@ def up(
 ) -> None:
     """Start a farm and wait until every container is ready.
 
-    [bold]local[/bold], [bold]fake[/bold]: runs until Ctrl-C or [bold]agentenv down[/bold], because its containers
-    end with it. In another terminal, status, slots, exec, shell and logs find it by themselves.
+    local, fake: runs until Ctrl-C or `agentenv down`, because its containers end with it. In another
+    terminal, status, slots, exec, shell and logs find it by themselves.
 
-    [bold]nomad[/bold]: registers the job, or scales the existing one, and leaves it running.
+    nomad: registers the job, or scales the existing one, and leaves it running.
 
-    [bold]Examples[/bold]
-
+    \b
+    Examples:
       agentenv up --containers 2 --slots 16
-
       agentenv up --metrics-port 9100
-
       agentenv up --backend nomad --containers 10 --job my-farm
-
-      agentenv up --backend nomad --var 'runtime="runsc"' --var 'node_pool="training"'
+      agentenv up --backend nomad --var 'runtime="runsc"'
     """
+    from agentenv.farm import open
+
     chosen = backend_of(backend)
     limits = {"memory_bytes": slot_memory_mib, "workspace_bytes": workspace_mib}
     settings = open.container_settings(
@@ -156,6 +149,13 @@ async def _keep(
     as_json: bool,
 ) -> None:
     """Run the farm until cancelled."""
+    from agentenv.config import PoolSettings
+    from agentenv.farm.local import LocalFarm, Watched, log_file, noticed
+    from agentenv.farm.log import logging_to
+    from agentenv.farm.look import look
+    from agentenv.farm.view import as_json as sight_as_json
+    from agentenv.slots.pool import SlotPool
+
     with logging_to(log_file(backend)):
         async with noticed(backend, count) as notice, AsyncExitStack() as stack:
             with Arrival(count, "containers") as arrival:
@@ -178,6 +178,11 @@ def _both(event: ContainerEvent, notice: FarmNotice, arrival: Arrival) -> None:
 
 @asynccontextmanager
 async def _exporting(backend: Backend, host: str, port: int) -> AsyncIterator[str]:
+    from agentenv.farm.local import LocalFarm
+    from agentenv.farm.look import look
+    from agentenv.farm.metrics import of_farm
+    from agentenv.metrics.exporter import exporting
+
     async def read() -> Iterable[Reading]:
         return of_farm(await look(LocalFarm(backend)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ def up(
     ``http_port`` 0 takes a free one. Idempotent, also after a crash at any step. Raises SandboxUnavailableError,
     which names the missing part and how to get it.
     """
+    if os.geteuid() != 0:  # said before anything is fetched or built
+        raise SandboxUnavailableError("a Nomad client needs root", next_step="run it with sudo")
     place = place or default_place()
     with _alone(place), docker_engine.using() as hold:
         found = program.nomad_program(report)

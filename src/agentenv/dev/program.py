@@ -10,10 +10,10 @@ import re
 import shutil
 import subprocess
 import tempfile
-import urllib.error
-import urllib.request
 import zipfile
 from pathlib import Path
+
+import httpx
 
 from agentenv import shipped
 from agentenv.config import cache_dir, nomad_releases
@@ -29,6 +29,8 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _CONNECT_TIMEOUT_S = 5.0
 _BUILD_TIMEOUT_S = 3600
 _CHUNK_BYTES = 1024 * 1024
+_AS_IT_IS = {"Accept-Encoding": "identity"}
+"""So that its length is known while it is fetched."""
 
 
 class ReleaseError(SandboxUnavailableError):
@@ -120,19 +122,15 @@ def checksum_of(name: str, sums: str) -> str:
 def _fetch(url: str, report: Report) -> bytes:
     """Body of a URL, with progress reports. Fails fast when the host cannot be reached."""
     parts: list[bytes] = []
-    done = 0
     try:
-        with urllib.request.urlopen(url, timeout=_CONNECT_TIMEOUT_S) as answer:  # noqa: S310 - from settings, https
-            total = int(answer.headers.get("Content-Length") or 0)
-            while part := answer.read(_CHUNK_BYTES):
+        with httpx.stream("GET", url, headers=_AS_IT_IS, follow_redirects=True, timeout=_CONNECT_TIMEOUT_S) as answer:
+            answer.raise_for_status()
+            total = int(answer.headers.get("Content-Length", 0))
+            for part in answer.iter_raw(_CHUNK_BYTES):
                 parts.append(part)
-                done += len(part)
-                report(BuildStep("nomad", f"downloading {url.rpartition('/')[2]}", done, total))
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise ReleaseError(f"{url} cannot be fetched: {reason}") from error
-    if total and done != total:
-        raise ReleaseError(f"{url} ended after {done} of {total} bytes")
+                report(BuildStep("nomad", f"downloading {url.rpartition('/')[2]}", answer.num_bytes_downloaded, total))
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise ReleaseError(f"{url} cannot be fetched: {error}") from error
     return b"".join(parts)
 
 

@@ -12,12 +12,15 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from agentenv.config import state_dir
+from agentenv.config import cache_dir, state_dir
 from agentenv.sandbox.supervisor.limits import layout_v1, own_directory_v2
 from agentenv.sandbox.supervisor.network import TUN, everybody_may_open
 
 _CAP_SYS_ADMIN = 21
 _PROGRAM_TIMEOUT_S = 10
+_SLOT_PATH = "/usr/local/bin:/usr/bin:/bin"
+SLOT_PROGRAMS = ("python3", "git", "pip")
+"""Programs that models use most, besides the shell."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Facts:
     cgroups: Cgroups = field(default_factory=Cgroups)
     network_stacks: tuple[str, ...] = ()
     tun_open: bool = False
+    slot_programs: frozenset[str] = frozenset()
+    """Those of :data:`SLOT_PROGRAMS` that slots have."""
     tmux: bool = False
     bash_static: bool = False
     shm_bytes: int | None = None
@@ -87,6 +92,7 @@ def gather() -> Facts:
         cgroups=read_cgroups(_text("/proc/self/mountinfo"), _text("/proc/self/cgroup")),
         network_stacks=tuple(name for name in ("slirp4netns",) if shutil.which(name)),
         tun_open=everybody_may_open(TUN),
+        slot_programs=frozenset(name for name in SLOT_PROGRAMS if shutil.which(name, path=_SLOT_PATH)),
         tmux=shutil.which("tmux") is not None,
         bash_static=shutil.which("bash-static") is not None,
         shm_bytes=_free_bytes(Path("/dev/shm")),  # noqa: S108 - looked at, not written to
@@ -120,8 +126,16 @@ def stale_containers(state: Path, locks: str) -> tuple[str, ...]:
     ``locks`` is the text of /proc/locks: reading it disturbs nobody, unlike trying the lock.
     """
     held = {line.split(":")[-1].split()[0] for line in locks.splitlines() if "FLOCK" in line}
-    found = [lock for place in swept_directories(state) for lock in place.glob("*/lock")]
-    return tuple(sorted(lock.parent.name for lock in found if str(lock.stat().st_ino) not in held))
+    found = {lock: _inode(lock) for place in swept_directories(state) for lock in place.glob("*/lock")}
+    return tuple(sorted(lock.parent.name for lock, inode in found.items() if inode and str(inode) not in held))
+
+
+def _inode(path: Path) -> int | None:
+    """None for a file that was removed meanwhile."""
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def swept_directories(state: Path) -> tuple[Path, Path]:
@@ -185,8 +199,9 @@ def _try_bwrap(bwrap: str) -> str:
 
 
 def _programs_built() -> bool:
-    directory = Path(__file__).resolve().parents[1] / "sandbox" / "slotagent" / "bin"
-    return directory.is_dir() and any(directory.glob("slotagent*")) and any(directory.glob("slotfiles*"))
+    own = Path(__file__).resolve().parents[1] / "sandbox" / "slotagent" / "bin"
+    programs = ("slotagent-*", "slotfiles-*", "slotlaunch-*")
+    return any(all(any(place.glob(name)) for name in programs) for place in (own, cache_dir() / "slotagent"))
 
 
 def _hard_limit(which: int) -> int | None:

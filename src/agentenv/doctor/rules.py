@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from agentenv.config import ContainerSettings
-from agentenv.doctor.facts import Facts
+from agentenv.doctor.facts import SLOT_PROGRAMS, Facts
 from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
 
 MIB = 1024 * 1024
@@ -80,7 +80,8 @@ def _privilege(facts: Facts) -> Finding:
         "isolation",
         Level.weaker,
         "user: not root, so all slots share one uid behind user namespaces",
-        "start as root for one uid per slot, or set isolation=user explicitly",
+        "start as root for one uid per slot, or accept this: AGENTENV_ISOLATION=user in the environment, "
+        "isolation='user' in Python, or --isolation user",
     )
 
 
@@ -191,6 +192,17 @@ def _fast_shell(facts: Facts) -> Finding:
     )
 
 
+def _slot_programs(facts: Facts) -> Finding:
+    missing = [name for name in SLOT_PROGRAMS if name not in facts.slot_programs]
+    if not missing:
+        return Finding("programs in slots", Level.ok, ", ".join(SLOT_PROGRAMS))
+    detail = f"not installed in /usr: {', '.join(missing)}"
+    if missing == ["pip"]:
+        return Finding("programs in slots", Level.ok, f"{detail} (apt-get install python3-pip)")
+    packages = [name for name in missing if name != "pip"]
+    return Finding("programs in slots", Level.weaker, detail, f"install {' and '.join(packages)}", _install(*packages))
+
+
 def _tmux(facts: Facts) -> Finding:
     if facts.tmux:
         return Finding("tmux", Level.ok, "installed")
@@ -280,6 +292,7 @@ RULES: tuple[Callable[[Facts], Finding], ...] = (
     _compiler,
     _cgroups,
     _network,
+    _slot_programs,
     _tmux,
     _fast_shell,
     _limits,

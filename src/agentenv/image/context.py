@@ -17,11 +17,11 @@ IMAGE = "agentenv-sandbox:local"
 LABEL_CONTENT = "agentenv.content"
 PYTHON_VERSION = "3.11"
 """Python of the image's Debian; wheels with compiled parts are chosen for it, whatever Python runs this."""
-REQUIREMENTS = ("aiohttp", "pydantic")
+REQUIREMENTS = ("aiohttp", "pydantic", "pydantic-core")
 """The ``sandbox`` extra: everything the sandbox server imports beyond this package. constraints.txt has the
 versions."""
 
-_GROUND = ("__init__.py", "_version.py", "backoff.py", "errors.py", "locks.py", "py.typed")
+_GROUND = ("__init__.py", "_version.py", "backoff.py", "errors.py", "exports.py", "locks.py", "py.typed")
 OUR_PARTS = (*_GROUND, "wire", "sessions", "sandbox")
 """All the sandbox server imports of this package (a test follows the imports)."""
 _COMPILED = "sandbox/slotagent/bin"

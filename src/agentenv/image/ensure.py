@@ -156,7 +156,7 @@ def wanted_content() -> str:
 
 
 def _package_entries() -> list[BuildFile]:
-    return package_entries(shipped.PACKAGE, ensure_built())
+    return package_entries(shipped.PACKAGE, ensure_built(cache_dir()))
 
 
 def _content(entries: list[BuildFile]) -> str:

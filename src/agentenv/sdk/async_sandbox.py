@@ -1,4 +1,4 @@
-"""One sandbox for a script: a slot that is leased for the duration of ``async with``.
+"""Sandboxes for scripts: a slot that is leased for the duration of ``async with``.
 
 ::
 
@@ -6,21 +6,30 @@
         result = await box.run("python3 -c 'print(6 * 7)'")
         print(result.stdout)
 
-:class:`agentenv.Sandbox` is the same without ``await``, for scripts and notebooks.
+    async with AsyncFarm(slots=50) as farm:  # many at once share containers
+        async with farm.sandbox() as box:
+            ...
+
+:class:`agentenv.Sandbox` and :class:`agentenv.Farm` are the same without ``await``, for scripts and notebooks.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar, Unpack
 
-from agentenv.config import ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
+from agentenv.config import ContainerFields, ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
+from agentenv.containers.live_output import OnOutput
 from agentenv.containers.transfer import TransferLease
-from agentenv.errors import PoolClosedError
+from agentenv.errors import ConfigError, PoolClosedError
+from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.sdk.loop_thread import forked_error
 from agentenv.sdk.slot_tools import SlotTools
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
@@ -29,68 +38,166 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 
+T = TypeVar("T")
 
-class AsyncSandbox(SlotTools):
-    """A sandbox from :meth:`open` to :meth:`close`, or as an async context manager.
+SLOTS_PER_CONTAINER: Final = ContainerSettings().slots_per_container
 
-    ``backend``: ``local`` runs a container on this machine, ``nomad`` a job of its own on the cluster that
+
+class _OpenedOnce(ABC, Generic[T]):
+    """The life of a farm or a sandbox: opened once, closed repeatably, used only in the process that made it."""
+
+    _what: ClassVar[str]
+    _backend: ContainerBackend
+
+    def _begin(self) -> None:
+        """Called once by the constructor."""
+        self._stack: AsyncExitStack | None = None
+        self._opened: T | None = None
+        self._process = os.getpid()
+
+    @abstractmethod
+    async def _open(self, stack: AsyncExitStack) -> T:
+        """Start it within ``stack``; what :meth:`_usable` returns from then on."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._backend!r} {'open' if self.is_open else 'closed'}>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._opened is not None
+
+    async def open(self) -> Self:
+        """Start it. Raises SandboxUnavailableError with cause and cure, and then nothing is left running; that no
+        container of a farm can be started is raised where its first sandbox is opened. Raises PoolClosedError if it
+        was opened before: an open one stays as it is."""
+        if self._stack is not None:
+            raise already_open(self._what, open_now=self.is_open)
+        self._stack = AsyncExitStack()
+        async with AsyncExitStack() as stack:
+            self._opened = await self._open(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def close(self) -> None:
+        """Wipe its slots and stop whatever :meth:`open` started. Repeatable."""
+        self._opened = None
+        if self._stack is not None and self._process == os.getpid():
+            await self._stack.aclose()
+
+    async def __aenter__(self) -> Self:
+        """Opens it, unless it is open."""
+        return self if self.is_open else await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _usable(self) -> T:
+        if self._process != os.getpid():
+            raise forked_error(self._process)
+        if self._opened is None:
+            raise PoolClosedError(f"the {self._what} is not open", next_step="use it inside `with`, or call open()")
+        return self._opened
+
+
+class AsyncFarm(_OpenedOnce[ToolExecutor]):
+    """Containers that up to ``slots`` sandboxes share, from :meth:`open` to :meth:`close`, or as an async context
+    manager. Containers are started as they are needed.
+
+    ``backend``: ``local`` runs containers on this machine, ``nomad`` a job of its own on the cluster that
     ``NOMAD_ADDR`` names, ``fake`` plain child processes without any isolation (only for code you would run
-    yourself); or a :class:`ContainerBackend`, which is opened and closed here. ``settings`` configure the
-    container; ``allow_network`` overrides their value. ``timeout_s`` bounds each call without a timeout of its own.
+    yourself); or a :class:`ContainerBackend`, which is opened and closed here and has settings of its own.
+    The containers are configured by ``settings``, and by its fields as keyword arguments, which override it:
+    ``isolation="user"``, ``allow_network=True``, ``env={"NAME": "value"}``, ``binds=["/source:/target"]``,
+    ``limits={"processes": 100}`` and so on (:class:`ContainerSettings` has all of them).
+    ``timeout_s`` bounds each call without a timeout of its own, ``start_timeout_s`` the wait for a sandbox.
+
+    Raises ConfigError naming the wrong setting.
+    """
+
+    _what = "farm"
+
+    def __init__(
+        self,
+        backend: BackendName | ContainerBackend = "local",
+        *,
+        slots: int = SLOTS_PER_CONTAINER,
+        settings: ContainerSettings | None = None,
+        timeout_s: float = 60.0,
+        start_timeout_s: float = 60.0,
+        **fields: Unpack[ContainerFields],
+    ) -> None:
+        if slots < 1:
+            raise ConfigError("slots", f"got {slots!r}", next_step="allowed: 1 or more")
+        if isinstance(backend, str):
+            if settings is None:
+                fields.setdefault("slots_per_container", min(slots, SLOTS_PER_CONTAINER))
+            chosen = ContainerSettings.made(settings, fields)
+            self._backend = _backend(backend, chosen, start_timeout_s)
+            containers = -(-slots // chosen.slots_per_container)
+        elif settings is not None or fields:
+            raise ConfigError("settings", "a backend object has its own", next_step="give them to the backend")
+        else:
+            self._backend = backend
+            containers = slots  # enough if each has one
+        self._containers = PoolSettings(min_containers=1, max_containers=containers, start_timeout_s=start_timeout_s)
+        self._calls = ExecutorSettings(default_timeout_s=timeout_s)
+        self._begin()
+
+    async def _open(self, stack: AsyncExitStack) -> ToolExecutor:
+        pool = await stack.enter_async_context(SlotPool(self._backend, self._containers))
+        return await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._calls))
+
+    def sandbox(self) -> AsyncSandbox:
+        """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all
+        ``slots`` are in use, opening waits up to ``start_timeout_s`` and then raises AcquireTimeoutError."""
+        box = AsyncSandbox.__new__(AsyncSandbox)
+        box._enlist(self, owned=False)
+        return box
+
+    def session(self) -> ToolSession:
+        """A session of the executor below, for a sandbox. Raises PoolClosedError when it is not open."""
+        name = f"sandbox-{secrets.token_hex(4)}"
+        return self._usable().open(name, acquire_timeout_s=self._containers.start_timeout_s)
+
+
+class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
+    """A sandbox from :meth:`open` to :meth:`close`, or as an async context manager: a farm of one slot. The arguments
+    are those of :class:`AsyncFarm`.
 
     A failing command is data (``exit_code``); invalid calls raise ToolCallError, forbidden ones PolicyRefusalError,
     failures of the sandbox InfraError. File operations raise ``OSError`` like local ones.
     """
+
+    _what = "sandbox"
 
     def __init__(
         self,
         backend: BackendName | ContainerBackend = "local",
         *,
         settings: ContainerSettings | None = None,
-        allow_network: bool | None = None,
         timeout_s: float = 60.0,
         start_timeout_s: float = 60.0,
+        **fields: Unpack[ContainerFields],
     ) -> None:
-        chosen = settings or ContainerSettings(slots_per_container=1)
-        if allow_network is not None:
-            chosen = chosen.model_copy(update={"allow_network": allow_network})
-        self._backend = _backend(backend, chosen, start_timeout_s) if isinstance(backend, str) else backend
-        self._executor = ExecutorSettings(default_timeout_s=timeout_s)
-        self._start_timeout_s = start_timeout_s
-        self._name = f"sandbox-{secrets.token_hex(4)}"
-        self._stack: AsyncExitStack | None = None
-        self._context: ToolContext | None = None
+        farm = AsyncFarm(
+            backend, slots=1, settings=settings, timeout_s=timeout_s, start_timeout_s=start_timeout_s, **fields
+        )
+        self._enlist(farm, owned=True)
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._backend!r} {'open' if self._context else 'closed'}>"
+    def _enlist(self, farm: AsyncFarm, *, owned: bool) -> None:
+        self._farm = farm
+        self._owned = owned
+        self._backend = farm._backend
+        self._begin()
 
-    async def open(self) -> Self:
-        """Start it. Raises SandboxUnavailableError with cause and cure; then nothing is left running."""
-        if self._stack is not None:
-            raise PoolClosedError("a sandbox is opened once", next_step="make a new one")
-        async with AsyncExitStack() as stack:
-            one = PoolSettings(min_containers=1, max_containers=1, start_timeout_s=self._start_timeout_s)
-            pool = await stack.enter_async_context(SlotPool(self._backend, one))
-            executor = await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._executor))
-            session = executor.open(self._name, acquire_timeout_s=self._start_timeout_s)
-            self._context = ToolContext(await stack.enter_async_context(session))
-            self._session = session
-            self._stack = stack.pop_all()
-        return self
-
-    async def close(self) -> None:
-        """Wipe the slot and stop whatever :meth:`open` started. Repeatable."""
-        self._context = None
-        if self._stack is not None:
-            await self._stack.aclose()
-
-    async def __aenter__(self) -> Self:
-        return await self.open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+    async def _open(self, stack: AsyncExitStack) -> ToolContext:
+        if self._owned:
+            await stack.enter_async_context(self._farm)
+        self._session = await stack.enter_async_context(self._farm.session())
+        return ToolContext(self._session)
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -102,9 +209,14 @@ class AsyncSandbox(SlotTools):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``."""
-        return await self._tools.terminal(command, timeout_s, cwd=cwd, env=env, stdin=stdin)
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``.
+
+        ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
+        raises cancels the command and is raised here.
+        """
+        return await self._usable().terminal(command, timeout_s, cwd=cwd, env=env, stdin=stdin, on_output=on_output)
 
     async def terminal(
         self,
@@ -118,28 +230,29 @@ class AsyncSandbox(SlotTools):
     ) -> CallResult:
         """Run a command in the persistent bash session of that name, which keeps directory, variables and
         functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output."""
-        return await self._tools.terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty)
+        return await self._usable().terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty)
 
     async def call_tool(
         self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
     ) -> CallResult:
         """Call any tool by its name."""
-        return await self._tools.call_tool(tool, arguments, timeout_s=timeout_s)
+        return await self._usable().call_tool(tool, arguments, timeout_s=timeout_s)
 
     async def seal(self) -> None:
         """Kill everything running in the sandbox; its files stay."""
-        _ = self._tools
+        self._usable()
         await self._session.seal()
 
     def lease_for_transfer(self) -> AbstractAsyncContextManager[TransferLease]:
         """See :class:`SlotTools`."""
-        return self._tools.lease_for_transfer()
+        return self._usable().lease_for_transfer()
 
-    @property
-    def _tools(self) -> ToolContext:
-        if self._context is None:
-            raise PoolClosedError("the sandbox is not open", next_step="use it inside `with`, or call open()")
-        return self._context
+
+def already_open(what: str, *, open_now: bool) -> PoolClosedError:
+    """The error of a second open()."""
+    if open_now:
+        return PoolClosedError(f"the {what} is already open", next_step="use it, or close() it and make a new one")
+    return PoolClosedError(f"the {what} was opened before; it can be opened only once", next_step="make a new one")
 
 
 def _backend(name: str, settings: ContainerSettings, start_timeout_s: float) -> ContainerBackend:

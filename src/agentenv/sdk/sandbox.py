@@ -1,86 +1,129 @@
-"""The sandbox of scripts and notebooks: :class:`agentenv.AsyncSandbox` driven from one background thread.
+"""The sandboxes of scripts and notebooks: :class:`agentenv.AsyncSandbox` and :class:`agentenv.AsyncFarm`, driven from
+one background thread.
 
 ::
 
     with Sandbox() as box:
         print(box.run("python3 -c 'print(6 * 7)'").stdout)
 
-It also works where an event loop is already running (a notebook). Ctrl-C also cancels the call in the sandbox.
+    with Farm(slots=50) as farm:  # many at once share containers
+        boxes = [farm.sandbox().open() for _ in range(50)]
+
+They also work where an event loop is already running (a notebook). Ctrl-C also cancels the call in the sandbox.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 import weakref
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, Unpack, overload
 
-from agentenv.config import ContainerSettings
+from agentenv.config import ContainerFields, ContainerSettings
+from agentenv.containers.live_output import OnOutput
 from agentenv.containers.transfer import DEFAULT_MAX_BYTES, Progress, Transferred
-from agentenv.errors import PoolClosedError
-from agentenv.sdk.async_sandbox import AsyncSandbox
+from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSandbox
+from agentenv.sdk.loop_thread import LoopThread
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
 from agentenv.wire.calls import CallResult
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply
 
-T = TypeVar("T")
+
+class _Opened:
+    """Opening and closing of what is driven from a background thread. ``owned``: the thread ends with it."""
+
+    def _drive(self, driven: AsyncSandbox | AsyncFarm, loop: LoopThread, *, owned: bool = True) -> None:
+        self._driven = driven
+        self._loop = loop
+        # One in a notebook that nobody closed: ended with the object, or at the latest with the interpreter.
+        self._end = weakref.finalize(self, _close, driven, loop, owned)
+
+    def __repr__(self) -> str:
+        return repr(self._driven).replace("<Async", "<", 1)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be used."""
+        return self._driven.is_open
+
+    def open(self) -> Self:
+        """Start it. Raises SandboxUnavailableError with cause and cure; then nothing is left running. Raises
+        PoolClosedError if it was opened before: an open one stays as it is."""
+        try:
+            self._loop.run(self._driven.open())
+        except BaseException:
+            if not self.is_open:
+                self.close()
+            raise
+        return self
+
+    def close(self) -> None:
+        """Wipe the slots, stop whatever :meth:`open` started. Repeatable."""
+        self._loop.check_caller()
+        self._end()
+
+    def __enter__(self) -> Self:
+        """Opens it, unless it is open."""
+        return self if self.is_open and self._loop.running else self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
-class Sandbox:
+class Farm(_Opened):
+    """Containers that many sandboxes share; arguments, methods and errors are those of :class:`agentenv.AsyncFarm`.
+    Thread-safe: its sandboxes may be used from as many threads."""
+
+    def __init__(
+        self,
+        backend: BackendName | ContainerBackend = "local",
+        *,
+        slots: int = SLOTS_PER_CONTAINER,
+        settings: ContainerSettings | None = None,
+        timeout_s: float = 60.0,
+        start_timeout_s: float = 60.0,
+        **fields: Unpack[ContainerFields],
+    ) -> None:
+        self._farm = AsyncFarm(
+            backend, slots=slots, settings=settings, timeout_s=timeout_s, start_timeout_s=start_timeout_s, **fields
+        )
+        self._drive(self._farm, LoopThread())
+
+    def sandbox(self) -> Sandbox:
+        """A sandbox in one of the farm's containers; see :meth:`agentenv.AsyncFarm.sandbox`."""
+        box = Sandbox.__new__(Sandbox)
+        box._farm_kept = self  # or a farm that nobody else holds would be closed
+        box._box = self._farm.sandbox()
+        box._drive(box._box, self._loop, owned=False)
+        return box
+
+
+class Sandbox(_Opened):
     """A sandbox from :meth:`open` to :meth:`close`, or as a context manager; arguments, methods, replies and errors
     are those of :class:`agentenv.AsyncSandbox`. Thread-safe.
 
-    ``progress`` callbacks run in the background thread, and must not use the sandbox.
+    Callbacks (``progress``, ``on_output``) run in the background thread, and must not use the sandbox.
     """
+
+    _farm_kept: Farm | None = None
 
     def __init__(
         self,
         backend: BackendName | ContainerBackend = "local",
         *,
         settings: ContainerSettings | None = None,
-        allow_network: bool | None = None,
         timeout_s: float = 60.0,
         start_timeout_s: float = 60.0,
+        **fields: Unpack[ContainerFields],
     ) -> None:
         self._box = AsyncSandbox(
-            backend,
-            settings=settings,
-            allow_network=allow_network,
-            timeout_s=timeout_s,
-            start_timeout_s=start_timeout_s,
+            backend, settings=settings, timeout_s=timeout_s, start_timeout_s=start_timeout_s, **fields
         )
-        self._loop = LoopThread()
-        # A notebook's sandbox that nobody closed: ended with the object, or at the latest with the interpreter.
-        self._end = weakref.finalize(self, _close, self._box, self._loop)
-
-    def __repr__(self) -> str:
-        return repr(self._box).replace("AsyncSandbox", "Sandbox", 1)
-
-    def open(self) -> Self:
-        """Start it. Raises SandboxUnavailableError with cause and cure; then nothing is left running."""
-        try:
-            self._loop.run(self._box.open())
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def close(self) -> None:
-        """Wipe the slot, stop whatever :meth:`open` started, end the thread. Repeatable."""
-        self._loop.check_caller()
-        self._end()
-
-    def __enter__(self) -> Self:
-        return self.open()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self._drive(self._box, LoopThread())
 
     # -- commands ----------------------------------------------------------------------------------
 
@@ -92,9 +135,14 @@ class Sandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``."""
-        return self._loop.run(self._box.run(command, timeout_s, cwd=cwd, env=env, stdin=stdin))
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``.
+
+        ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
+        raises cancels the command and is raised here.
+        """
+        return self._loop.run(self._box.run(command, timeout_s, cwd=cwd, env=env, stdin=stdin, on_output=on_output))
 
     def terminal(
         self,
@@ -191,145 +239,13 @@ class Sandbox:
         return self._loop.run(self._box.read_artifact(path))
 
 
-class LoopThread:
-    """An event loop in a separate thread, started at the first :meth:`run`."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._closed = False
-
-    @property
-    def running(self) -> bool:
-        """Whether the thread is alive."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` in the thread and wait for its result. An interruption of the wait (KeyboardInterrupt)
-        cancels ``work`` and is raised when it has ended. Raises PoolClosedError after :meth:`close`."""
-        try:
-            loop = self._started()
-        except BaseException:
-            work.close()
-            raise
-        call = _Call(loop, work)
-        try:
-            call.begin()
-            call.wait()
-        except BaseException:
-            call.cancel()
-            call.wait()
-            raise
-        return call.result()
-
-    def close(self) -> None:
-        """Stop the loop and end the thread. Repeatable."""
-        with self._lock:
-            self._closed = True
-            loop, thread = self._loop, self._thread
-            self._loop = None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-
-    @property
-    def inside(self) -> bool:
-        """Whether the caller is that thread itself."""
-        return threading.current_thread() is self._thread
-
-    def check_caller(self) -> None:
-        """Raise RuntimeError in the thread itself, which would wait for itself for ever."""
-        if self.inside:
-            raise RuntimeError("the sandbox cannot be used from its own callbacks")
-
-    def end_after(self, work: Coroutine[Any, Any, None]) -> None:
-        """For the thread itself: run ``work``, then end. Nobody waits for it."""
-        with self._lock:
-            self._closed = True
-            loop, self._loop = self._loop, None
-        if loop is None:
-            work.close()
-        else:
-            loop.create_task(work).add_done_callback(lambda _: loop.stop())
-
-    def _started(self) -> asyncio.AbstractEventLoop:
-        self.check_caller()
-        with self._lock:
-            if self._closed:
-                raise PoolClosedError("the sandbox is closed", next_step="make a new one")
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                # A daemon: an interpreter that exits must not wait for a sandbox that nobody closed.
-                self._thread = threading.Thread(target=_serve, args=(self._loop,), name="agentenv sandbox", daemon=True)
-                self._thread.start()
-            return self._loop
-
-
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        left = asyncio.all_tasks(loop)
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
-
-
-class _Call(Generic[T]):
-    """One coroutine being run in the loop's thread."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
-        # Held until the end. A plain lock, because no interrupt can leave it half changed, unlike an Event.
-        self._running = threading.Lock()
-        self._running.acquire()
-        self._loop = loop
-        self._work = work
-        self._task: asyncio.Task[T] | None = None
-
-    def begin(self) -> None:
-        """Start it, once. If interrupted, it may not have begun, which :meth:`cancel` settles."""
-        self._loop.call_soon_threadsafe(self._begin)
-
-    def wait(self) -> None:
-        """Wait until it has ended. Repeatable; may be interrupted."""
-        with self._running:
-            pass
-
-    def cancel(self) -> None:
-        """Cancel it; it ends when it has cleaned up."""
-        self._loop.call_soon_threadsafe(self._cancel)
-
-    def result(self) -> T:
-        """The result of a call that has ended; raises what it raised."""
-        assert self._task is not None
-        if self._task.cancelled():
-            raise PoolClosedError("the sandbox was closed while it was used")
-        return self._task.result()
-
-    def _begin(self) -> None:
-        self._task = self._loop.create_task(self._work)
-        self._task.add_done_callback(lambda _: self._running.release())
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        else:
-            self._work.close()
-            self._running.release()
-
-
-def _close(box: AsyncSandbox, loop: LoopThread) -> None:
+def _close(driven: AsyncSandbox | AsyncFarm, loop: LoopThread, owned: bool) -> None:
     if loop.inside:  # the garbage collector may find a forgotten sandbox in any thread
-        loop.end_after(box.close())
+        loop.begin(driven.close(), then_end=owned)
         return
     try:
         if loop.running:
-            loop.run(box.close())
+            loop.run(driven.close())
     finally:
-        loop.close()
+        if owned:
+            loop.close()

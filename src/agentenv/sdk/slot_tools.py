@@ -168,7 +168,10 @@ def _check_file_result(tool: str, path: str, result: CallResult) -> None:
     if result.timed_out or result.cancelled:
         raise TimeoutError(errno.ETIMEDOUT, f"{tool} did not end in time", path)
     if result.exit_code:
-        raise OSError(result.exit_code, result.stderr.strip() or f"{tool} failed", path)
+        text = result.stderr.strip() or f"{tool} failed"
+        if text.startswith(f"{path}: "):  # an OSError adds the path itself
+            raise OSError(result.exit_code, text.removeprefix(f"{path}: "), path)
+        raise OSError(result.exit_code, text)
 
 
 def without_none(given: Mapping[str, Any]) -> dict[str, Any]:

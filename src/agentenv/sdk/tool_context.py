@@ -13,13 +13,14 @@ errno (``FileNotFoundError`` and so on). The first InfraError or SlotDestroyedEr
 
 from __future__ import annotations
 
-import errno
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal, overload
 
 from agentenv.agent.loop import checked
 from agentenv.agent.protocols import Session
+from agentenv.agent.tool_call import ToolCall, ToolResult, one_shot
+from agentenv.containers.live_output import OnOutput
 from agentenv.containers.transfer import TransferLease
 from agentenv.errors import (
     InfraError,
@@ -32,10 +33,10 @@ from agentenv.errors import (
     from_wire,
 )
 from agentenv.sdk.slot_tools import SlotTools, without_none
+from agentenv.tools.toolsets import EXTERNAL
 from agentenv.wire.calls import CallResult
 
-_OURS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
-"""Errors that reading a slot never causes: this machine's disk is full, or it is out of descriptors."""
+_NOT_SERVED: Final = '{tool} runs on a tool server, and none that has it is set: set tool_server_url (or "inprocess")'
 
 
 class ToolContext(SlotTools):
@@ -52,24 +53,56 @@ class ToolContext(SlotTools):
         """The trajectory whose slot this is."""
         return self._session.trajectory
 
+    @overload
+    async def __call__(self, tool: ToolCall, /) -> ToolResult: ...
+    @overload
     async def __call__(
-        self, tool: str, arguments: Mapping[str, Any] | str | None = None, *, timeout_s: float | None = None
-    ) -> CallResult:
-        """Call any tool of the slot; invalid or refused calls are results with a ``fault``.
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | str | None = None,
+        *,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+    ) -> CallResult: ...
+    async def __call__(
+        self,
+        tool: str | ToolCall,
+        arguments: Mapping[str, Any] | str | None = None,
+        *,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
+    ) -> CallResult | ToolResult:
+        """Call any tool of the slot; invalid or refused calls are results with a ``fault``. ``on_output``: see
+        :meth:`terminal`.
+
+        A :class:`ToolCall` may have ``timeout`` (seconds) among its arguments, and returns a :class:`ToolResult`. Its
+        ``terminal`` runs a command in a new shell, as in the harnesses that use it.
 
         Raises: InfraError when the slot failed; PoolClosedError after :meth:`cleanup`.
         """
+        if isinstance(tool, ToolCall):
+            name, given, limit_s = one_shot(tool)
+            return ToolResult.of(await self(name, given, timeout_s=limit_s), tool.uniq_id)
         async with self._watched():
-            return checked(await self._session.call(tool, arguments or {}, timeout_s=timeout_s))
+            live: dict[str, Any] = {} if on_output is None else {"on_output": on_output}  # not every session has it
+            result = checked(await self._session.call(tool, arguments or {}, timeout_s=timeout_s, **live))
+        if result.error == UnknownToolError.code and tool in EXTERNAL:
+            return result.model_copy(update={"message": _NOT_SERVED.format(tool=tool)})
+        return result
 
     async def call_tool(
-        self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None
+        self,
+        tool: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+        on_output: OnOutput | None = None,
     ) -> CallResult:
         """Like calling the context, but an invalid or refused call raises.
 
         Raises: ToolCallError, PolicyRefusalError, InfraError.
         """
-        result = await self(tool, arguments, timeout_s=timeout_s)
+        result = await self(tool, arguments, timeout_s=timeout_s, on_output=on_output)
         if result.fault != "none":
             kind = ToolCallError if result.fault == "model" else PolicyRefusalError
             message = result.message or f"{tool} was refused"
@@ -86,51 +119,78 @@ class ToolContext(SlotTools):
         stdin: str | None = None,
         session: str | None = None,
         pty: bool | None = None,
+        on_output: OnOutput | None = None,
     ) -> CallResult:
         """Run a bash command in the workspace. Its exit code, output and timeout are in the result.
 
         Without ``session`` it is a new ``bash -c``, killed after ``timeout_s``. With ``session`` it runs in the
         persistent bash session of that name: directory, variables and functions are kept, and a command that
-        exceeds ``timeout_s`` keeps running (an empty command returns more of its output). ``stdin`` is valid only
-        without a session, ``pty`` only with one.
+        exceeds ``timeout_s`` keeps running (an empty command returns more of its output). ``stdin`` and ``on_output``
+        are valid only without a session, ``pty`` only with one. ``on_output(stream, text)`` is called with the output
+        as it comes; stream is "stdout" or "stderr".
         """
         given: dict[str, Any] = {"command": command, "env": dict(env) if env else None}
         if session is None:
             given |= {"cwd": cwd, "stdin": stdin}
-            return await self.call_tool("bash", without_none(given), timeout_s=timeout_s)
+            return await self.call_tool("bash", without_none(given), timeout_s=timeout_s, on_output=on_output)
         if stdin is not None:
             raise InvalidArgumentsError("terminal: a session has no stdin", next_step="call its tool with input")
+        if on_output is not None:
+            raise InvalidArgumentsError(
+                "terminal: on_output is for commands without a session",
+                next_step="leave out session, or poll the session with an empty command",
+            )
         given |= {"session": session, "timeout_s": timeout_s, "workdir": cwd, "pty": pty}
         return await self.call_tool("terminal", without_none(given))
 
     async def web_search(self, query: str, **more: Any) -> CallResult:
         """Search the web through the tool server. Raises: UnknownToolError without a tool server."""
-        return await self._outside("web_search", "web", {"query": query, **more})
+        return await self.call_tool("web_search", {"query": query, **more})
 
-    async def web_extract(self, url: str, **more: Any) -> CallResult:
-        """The text of a web page, through the tool server. Raises: UnknownToolError without a tool server."""
-        return await self._outside("web_extract", "web", {"url": url, **more})
+    async def web_extract(self, url: str | Sequence[str], **more: Any) -> CallResult:
+        """The text of a web page (or of five at most), through the tool server. Raises: UnknownToolError without a
+        tool server."""
+        return await self.call_tool("web_extract", {"url": url if isinstance(url, str) else list(url), **more})
 
     async def browser_navigate(self, url: str, **more: Any) -> CallResult:
         """Open a page in the trajectory's browser. Raises: UnknownToolError without a tool server."""
-        return await self._outside("browser_navigate", "browser", {"url": url, **more})
+        return await self.call_tool("browser_navigate", {"url": url, **more})
 
     async def browser_snapshot(self, **more: Any) -> CallResult:
         """The open page as text. Raises: UnknownToolError without a tool server."""
-        return await self._outside("browser_snapshot", "browser", more)
+        return await self.call_tool("browser_snapshot", more)
+
+    async def browser_click(self, ref: str) -> CallResult:
+        """Click the element with this ref of the last snapshot. Raises: UnknownToolError without a tool server."""
+        return await self.call_tool("browser_click", {"ref": ref})
+
+    async def browser_type(self, ref: str, text: str, *, submit: bool = False) -> CallResult:
+        """Replace a field's text; ``submit`` presses Enter. Raises: UnknownToolError without a tool server."""
+        return await self.call_tool("browser_type", {"ref": ref, "text": text, "submit": submit})
+
+    async def browser_select_option(self, ref: str, values: Sequence[str]) -> CallResult:
+        """Select options by value or label. Raises: UnknownToolError without a tool server."""
+        return await self.call_tool("browser_select_option", {"ref": ref, "values": list(values)})
+
+    async def browser_press(self, key: str) -> CallResult:
+        """Press a key, such as ``Enter``. Raises: UnknownToolError without a tool server."""
+        return await self.call_tool("browser_press", {"key": key})
+
+    async def browser_scroll(self, direction: Literal["up", "down"]) -> CallResult:
+        """Scroll by most of a screen. Raises: UnknownToolError without a tool server."""
+        return await self.call_tool("browser_scroll", {"direction": direction})
+
+    async def browser_back(self) -> CallResult:
+        """Go back to the page before. Raises: UnknownToolError without a tool server."""
+        return await self.call_tool("browser_back", {})
+
+    async def browser_screenshot(self) -> CallResult:
+        """What is visible, a JPEG: ``content["image"]``, in base64. Raises: UnknownToolError without a tool server."""
+        return await self.call_tool("browser_screenshot", {})
 
     async def cleanup(self) -> None:
         """End the use of this context; the slot itself belongs to the rollout. Repeatable."""
         self._open = False
-
-    async def _outside(self, tool: str, toolset: str, arguments: Mapping[str, Any]) -> CallResult:
-        try:
-            return await self.call_tool(tool, arguments)
-        except UnknownToolError as error:
-            raise UnknownToolError(
-                f"{tool} runs on a tool server, and is not enabled here: {error.message}",
-                next_step=f'set tool_server_url (or "inprocess") and enable the toolset {toolset!r}',
-            ) from error
 
     @asynccontextmanager
     async def lease_for_transfer(self) -> AsyncIterator[TransferLease]:

@@ -88,7 +88,10 @@ def load_script(path: Path | str) -> Script:
             for task, players in tasks.items()
         }  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError("script", f"{path} is not a script: {type(error).__name__}: {error}") from error
+        problem = error.strerror if isinstance(error, OSError) else f"is not a script: {type(error).__name__}: {error}"
+        raise ConfigError(
+            "script", f"{path}: {problem}", next_step="`python -m agentenv.testing --help` shows the format"
+        ) from error
 
 
 def _answer(entry: dict[str, Any], where: str) -> Answer:

@@ -27,6 +27,7 @@ from typing import Any, Final, Self
 
 from aiohttp import web
 
+from agentenv.config import cannot_listen
 from agentenv.testing.generate import TokenSpeaker, read_request
 from agentenv.testing.script import Failure, Reply, Script, Turn, answer
 
@@ -40,7 +41,10 @@ MAX_REQUEST_BYTES: Final = 256 * 1024 * 1024
 
 
 class ScriptedPolicy:
-    """The server, as an async context manager. ``latency_s``: pause before each answer."""
+    """The server, as an async context manager. ``latency_s``: pause before each answer.
+
+    Opening it raises ConfigError when the address cannot be listened on.
+    """
 
     def __init__(
         self,
@@ -78,7 +82,11 @@ class ScriptedPolicy:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port)
-        await site.start()
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise cannot_listen(error, self._host, self._port) from error
         self._port = self._runner.addresses[0][1]
         return self
 

@@ -1,0 +1,172 @@
+"""An event loop in a background thread: how plain functions run coroutines, even where a loop runs already."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, Generic, TypeVar
+
+from agentenv.errors import PoolClosedError
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a separate thread, started at the first :meth:`run`.
+
+    A process forked from the one that made it has the object, but not the thread: there :meth:`run` raises
+    PoolClosedError, and closing does nothing.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._last_work: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is alive."""
+        return not self.inherited and self._thread is not None and self._thread.is_alive()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was forked from the one that made it."""
+        return os.getpid() != self._process
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` in the thread and wait for its result. An interruption of the wait (KeyboardInterrupt)
+        cancels ``work`` and is raised when it has ended. Raises PoolClosedError after :meth:`close`."""
+        try:
+            loop = self._started()
+        except BaseException:
+            work.close()
+            raise
+        call = _Call(loop, work)
+        try:
+            call.begin()
+            call.wait()
+        except BaseException:
+            call.cancel()
+            call.wait()
+            raise
+        return call.result()
+
+    def close(self) -> None:
+        """Stop the loop and end the thread. Repeatable."""
+        if self.inherited:
+            return  # the loop's descriptors are those of the parent
+        with self._lock:
+            self._closed = True
+            loop, thread = self._loop, self._thread
+            self._loop = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+    @property
+    def inside(self) -> bool:
+        """Whether the caller is that thread itself."""
+        return threading.current_thread() is self._thread
+
+    def check_caller(self) -> None:
+        """Raise RuntimeError in the thread itself, which would wait for itself for ever."""
+        if self.inside:
+            raise RuntimeError("the sandbox cannot be used from its own callbacks")
+
+    def begin(self, work: Coroutine[Any, Any, None], *, then_end: bool) -> None:
+        """For the thread itself: run ``work``, then end, if so wanted. Nobody waits for it."""
+        with self._lock:
+            loop = self._loop
+            if then_end:
+                self._closed, self._loop = True, None
+        if loop is None:
+            work.close()
+            return
+        self._last_work = loop.create_task(work)
+        if then_end:
+            self._last_work.add_done_callback(lambda _: loop.stop())
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self.inherited:  # asked before the lock, which another thread may have held when this process was forked
+            raise forked_error(self._process)
+        self.check_caller()
+        with self._lock:
+            if self._closed:
+                raise PoolClosedError("the sandbox is closed", next_step="make a new one")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                # A daemon: an interpreter that exits must not wait for a sandbox that nobody closed.
+                self._thread = threading.Thread(target=_serve, args=(self._loop,), name="agentenv sandbox", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+class _Call(Generic[T]):
+    """One coroutine being run in the loop's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T]) -> None:
+        # Held until the end. A plain lock, because no interrupt can leave it half changed, unlike an Event.
+        self._running = threading.Lock()
+        self._running.acquire()
+        self._loop = loop
+        self._work = work
+        self._task: asyncio.Task[T] | None = None
+
+    def begin(self) -> None:
+        """Start it, once. If interrupted, it may not have begun, which :meth:`cancel` settles."""
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def wait(self) -> None:
+        """Wait until it has ended. Repeatable; may be interrupted."""
+        with self._running:
+            pass
+
+    def cancel(self) -> None:
+        """Cancel it; it ends when it has cleaned up."""
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def result(self) -> T:
+        """The result of a call that has ended; raises what it raised."""
+        assert self._task is not None
+        if self._task.cancelled():
+            raise PoolClosedError("the sandbox was closed while it was used")
+        return self._task.result()
+
+    def _begin(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(lambda _: self._running.release())
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        else:
+            self._work.close()
+            self._running.release()
+
+
+def forked_error(process: int) -> PoolClosedError:
+    """The error for whoever uses what belongs to ``process`` in a process forked from it."""
+    return PoolClosedError(
+        f"this sandbox belongs to process {process}, from which this one was forked",
+        next_step="open a sandbox in each process, or start processes with the method 'spawn'",
+    )
