@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from agentenv.agent.observations import SESSION_TOOL_NAMES
+from agentenv.agent.rollout_metrics import is_timeout
 from agentenv.agent.transcript import GroupRecord, ToolRecord
 from agentenv.cli.output import err, out
 from agentenv.config import debug
@@ -238,11 +238,6 @@ def _calls(group: GroupRecord) -> list[ToolRecord]:
     return [call for t in group.trajectories for step in t.steps for call in step.tool_calls]
 
 
-def _cut_off(call: ToolRecord) -> bool:
-    """Whether it timed out and was killed. Sessions and background processes keep running."""
-    return call.result is not None and call.result.timed_out and call.tool not in SESSION_TOOL_NAMES
-
-
 def _tools_used(groups: Sequence[GroupRecord]) -> str:
     """Every tool that was called with its number of calls, the most used first."""
     used = Counter(call.tool for group in groups for call in _calls(group))
@@ -265,7 +260,7 @@ def _write_recordings(groups: Sequence[GroupRecord], directory: Path) -> list[Pa
 
 def _show(groups: Sequence[GroupRecord], page: Path, records: Path, screens: Sequence[Path], seconds: float) -> None:
     table = Table(box=None, pad_edge=False)
-    for heading in ("task", "bugs", "scores", "mean", "calls", "cut off", "faults"):
+    for heading in ("task", "bugs", "scores", "mean", "calls", "timed out", "faults"):
         table.add_column(heading, justify="left" if heading in ("task", "scores") else "right", no_wrap=True)
     for group in groups:
         table.add_row(*_row(group))
@@ -288,6 +283,6 @@ def _row(group: GroupRecord) -> tuple[str, ...]:
         "  ".join("   –" if score is None else f"{score:.2f}" for score in scores),
         f"{sum(known) / len(known):.2f}" if known else "–",
         str(len(calls)),
-        str(sum(_cut_off(call) for call in calls)),
+        str(sum(map(is_timeout, calls))),
         str(sum(t.fault != "none" for t in group.trajectories)),
     )

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from agentenv import AgentEnv, AgentEnvConfig, ToolContext
-from agentenv.agent.loop import AgentResult
+from agentenv import AgentEnv, AgentEnvConfig, AgentResult, ToolContext
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend

@@ -139,7 +139,7 @@ def sleeper(_task: Task, _package: Package) -> list[Move]:
         terminal(
             "I wait for the tests to settle.", "echo counting $DREAM; sleep 1; echo one; sleep infinity", timeout_s=0.5
         ),
-        terminal("Are they settled?", "", timeout_s=2),
+        terminal("Are they settled?", "", timeout_s=5),
         terminal("What else is there to do?", "ls"),
         interrupt("Enough of that."),
         terminal("Where was I?", 'echo "still in $PWD, counting $DREAM"'),

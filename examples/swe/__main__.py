@@ -68,7 +68,9 @@ def main() -> int:
         "clone_url": given.clone_url,
         "only_repos": given.only_repos,
         "only_instances": given.only_instances,
+        "python_only": given.python_only,
         "max_records": given.max_records,
+        "patch_is": given.patch_is,
         "dependencies": given.dependencies,
         "tool_pool_mode": "fake" if given.fake else "local",
         "isolation": given.isolation,
@@ -101,7 +103,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--empty", action="store_true", help="only the empty player plays")
     parser.add_argument("--only-repos", type=_names, default=[], help="separated by commas")
     parser.add_argument("--only-instances", type=_names, default=[], help="separated by commas")
+    parser.add_argument("--python-only", action="store_true", help="leave out records whose tests are no pytest ids")
     parser.add_argument("--max-records", type=int)
+    parser.add_argument("--patch-is", choices=("fix", "bug"), default="fix", help="bug: as in SWE-smith")
     parser.add_argument("--dependencies", help="directory of the repositories' dependencies")
     parser.add_argument("--fake", action="store_true", help="no sandbox at all: only for code you trust")
     parser.add_argument("--isolation", choices=("auto", "full", "user"), default="auto")

@@ -17,9 +17,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from agentenv import AgentEnv, AgentEnvConfig, ToolContext
+from agentenv import AgentEnv, AgentEnvConfig, AgentResult, ToolContext
 from agentenv.agent.datasets import load_items
-from agentenv.agent.loop import AgentResult
 from agentenv.config import cache_dir
 from agentenv.env.config import Names
 from agentenv.errors import ConfigError
@@ -29,7 +28,7 @@ from agentenv.wire.spec import Bind
 from examples.repair.packages import fetch_runner
 from examples.swe import repositories
 from examples.swe.checkouts import Checkouts
-from examples.swe.records import SweRecord, Wanted, read_records
+from examples.swe.records import PatchIs, SweRecord, Wanted, read_records
 from examples.swe.scoring import SOURCE_ROOTS, Found, Ground, resolved, share, tested
 
 logger = logging.getLogger(__name__)
@@ -64,7 +63,11 @@ class SweConfig(AgentEnvConfig):
     only_repos: Names = Field(default_factory=list, description="Records of these repositories")
     only_instances: Names = Field(default_factory=list, description="These records")
     only_versions: Names = Field(default_factory=list, description="Records of these versions")
+    python_only: bool = Field(default=False, description="Leave out records with tests that are no pytest ids")
     max_records: int | None = Field(default=None, ge=1, description="Use only this many of the remaining records")
+    patch_is: PatchIs = Field(
+        default="fix", description="What `patch` is: fix (SWE-bench), or bug, which the solution takes back (SWE-smith)"
+    )
     reward: Literal["resolved", "share"] = Field(
         default="resolved", description="resolved: 1 or 0; share: of FAIL_TO_PASS, 0 when PASS_TO_PASS breaks"
     )
@@ -123,9 +126,13 @@ class SweEnv(AgentEnv):
     def _read(self) -> tuple[SweRecord, ...]:
         config: SweConfig = self.config
         wanted = Wanted(
-            tuple(config.only_repos), tuple(config.only_instances), tuple(config.only_versions), config.max_records
+            tuple(config.only_repos),
+            tuple(config.only_instances),
+            tuple(config.only_versions),
+            config.python_only,
+            config.max_records,
         )
-        records = read_records(load_items(config.dataset_name, config.dataset_split), wanted)
+        records = read_records(load_items(config.dataset_name, config.dataset_split), wanted, config.patch_is)
         repositories.check(self._repositories, records, may_clone=bool(config.clone_url))
         return records
 

@@ -7,9 +7,12 @@ from examples.swe.records import SweRecord
 
 
 def oracle(record: SweRecord) -> list[Reply]:
-    """Applies the gold patch: must score 1."""
+    """Applies the gold patch, or takes the bug back: must score 1."""
+    call = Call("patch", {"patch": record.patch})
+    if record.patch_is == "bug":
+        call = Call("bash", {"command": "git apply --reverse --whitespace=nowarn -", "stdin": record.patch})
     return [
-        Reply("I apply the known solution.", (Call("patch", {"patch": record.patch}),)),
+        Reply("I apply the known solution.", (call,)),
         Reply("Done: this is the solution the repository got."),
     ]
 

@@ -1,24 +1,30 @@
 """SWE-style records: the required fields of a dataset's row, and the choice of rows.
 
-The fields are those of SWE-bench. Rows are taken as they come, with lists or with lists as JSON text; an invalid
-row is a ConfigError that names the record and the field.
+The fields are those of SWE-bench; ``test_patch`` may be missing, as in SWE-smith, whose tests are in the repository.
+Rows are taken as they come, with lists or with lists as JSON text; an invalid row is a ConfigError that names the
+record and the field.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from agentenv.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 _REPO = re.compile(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+")
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,64}")
 _INSTANCE = re.compile(r"[A-Za-z0-9_.+-]{1,200}")
 MAX_SHOWN_CHARS = 80
+PatchIs = Literal["fix", "bug"]
+"""What a dataset calls ``patch``: the solution (SWE-bench), or the bug that the solution takes back (SWE-smith)."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +37,16 @@ class SweRecord:
     base_commit: str
     problem_statement: str
     patch: str
-    """The gold patch. Never shown to a model, and not part of a score."""
+    """The gold patch, or the bug (``patch_is``). Never shown to a model, and not part of a score."""
     test_patch: str
+    """Empty: the tests are in the repository at ``base_commit``."""
     fail_to_pass: tuple[str, ...]
-    """pytest ids, ``path.py::test``: they fail at ``base_commit`` with ``test_patch``, and must pass."""
+    """pytest ids, ``path.py::test``: they fail before with ``test_patch``, and must pass."""
     pass_to_pass: tuple[str, ...]
     """They pass before, and must still pass."""
     version: str = ""
     environment_setup_commit: str = ""
+    patch_is: PatchIs = "fix"
 
     @property
     def test_files(self) -> tuple[str, ...]:
@@ -54,43 +62,54 @@ class Wanted:
     repos: tuple[str, ...] = ()
     instances: tuple[str, ...] = ()
     versions: tuple[str, ...] = ()
+    python_only: bool = False
+    """Leave out records with tests that are no pytest ids."""
     limit: int | None = None
     """Use only this many of the remaining records."""
 
 
-def read_records(rows: Sequence[Mapping[str, Any]], wanted: Wanted = Wanted()) -> tuple[SweRecord, ...]:
+def read_records(
+    rows: Sequence[Mapping[str, Any]], wanted: Wanted = Wanted(), patch_is: PatchIs = "fix"
+) -> tuple[SweRecord, ...]:
     """The wanted records of a dataset, in its order. Rows that are filtered out are not checked further.
 
     Raises: ConfigError naming record and field, a duplicate record, or a filter that leaves nothing.
     """
     records: dict[str, SweRecord] = {}
+    left_out = 0
     for number, row in enumerate(rows, 1):
         if not _is_wanted(row, wanted):
             continue
-        record = read_record(row, number)
+        if wanted.python_only and not _Row(row, number).has_pytest_ids():
+            left_out += 1
+            continue
+        record = read_record(row, number, patch_is)
         if record.instance_id in records:
             raise _wrong(row, number, "instance_id", "is there twice")
         records[record.instance_id] = record
         if wanted.limit is not None and len(records) == wanted.limit:
             break
+    if left_out:
+        logger.warning("%d records are left out: their tests are no pytest ids (python_only)", left_out)
     _refuse_unmatched(records, rows, wanted)
     return tuple(records.values())
 
 
-def read_record(row: Mapping[str, Any], number: int = 1) -> SweRecord:
+def read_record(row: Mapping[str, Any], number: int = 1, patch_is: PatchIs = "fix") -> SweRecord:
     """One row, checked. ``number`` identifies it if it has no id. Raises: ConfigError."""
     found = _Row(row, number)
     record = SweRecord(
         instance_id=found.matching("instance_id", _INSTANCE, "letters, digits and _ . + -"),
         repo=found.matching("repo", _REPO, "owner/name"),
-        base_commit=found.matching("base_commit", _COMMIT, "a commit's hex digits"),
+        base_commit=found.base_commit(),
         problem_statement=found.text("problem_statement"),
         patch=found.diff("patch"),
-        test_patch=found.diff("test_patch"),
+        test_patch=found.diff("test_patch") if row.get("test_patch") else "",
         fail_to_pass=found.tests("FAIL_TO_PASS"),
         pass_to_pass=found.tests("PASS_TO_PASS"),
         version=found.optional("version"),
         environment_setup_commit=found.optional("environment_setup_commit"),
+        patch_is=patch_is,
     )
     if ".." in record.repo.split("/") or "." in record.repo.split("/"):
         raise found.wrong("repo", f"got {record.repo!r}", "allowed: owner/name")
@@ -133,6 +152,16 @@ class _Row:
             raise self.wrong(field, f"got {_shown(value)}", f"allowed: {said}")
         return value
 
+    def base_commit(self) -> str:
+        if self._row.get("base_commit") is None:
+            branch = self._row.get("instance_id")
+            raise self.wrong(
+                "base_commit",
+                "is missing",
+                f"add the commit a policy starts from; of a SWE-smith mirror: git rev-parse {branch}~1",
+            )
+        return self.matching("base_commit", _COMMIT, "a commit's hex digits")
+
     def diff(self, field: str) -> str:
         value = self.text(field)
         if not re.search(r"^(diff --git |--- )", value, re.MULTILINE):
@@ -140,6 +169,17 @@ class _Row:
         return value if value.endswith("\n") else value + "\n"
 
     def tests(self, field: str) -> tuple[str, ...]:
+        names = self._names(field)
+        for test in names:
+            if not _is_pytest_id(test):
+                cure = "allowed: path/in/the/repo.py::test; leave other records out (python_only, only_repos)"
+                raise self.wrong(field, f"{_shown(test)} is no pytest id", cure)
+        return tuple(dict.fromkeys(names))
+
+    def has_pytest_ids(self) -> bool:
+        return all(_is_pytest_id(test) for field in ("FAIL_TO_PASS", "PASS_TO_PASS") for test in self._names(field))
+
+    def _names(self, field: str) -> Sequence[str]:
         value = self._row.get(field)
         if field not in self._row:
             raise self.wrong(field, "is missing")
@@ -150,18 +190,13 @@ class _Row:
                 raise self.wrong(field, f"is no JSON: {error}", "allowed: a list, or one as JSON text") from error
         if not isinstance(value, (list, tuple)) or not all(isinstance(test, str) for test in value):
             raise self.wrong(field, f"got {_shown(value)}", "allowed: a list of test ids, or one as JSON text")
-        for test in value:
-            self._check_test(field, test)
-        return tuple(dict.fromkeys(value))
+        return value
 
-    def _check_test(self, field: str, test: str) -> None:
-        path, colons, _ = test.partition("::")
-        parts = PurePosixPath(path).parts
-        plain = path.endswith(".py") and not path.startswith(("/", "-")) and ".." not in parts
-        if not (colons and plain and path.isprintable()):
-            raise self.wrong(
-                field, f"{_shown(test)} is no pytest id", "allowed: path/in/the/repo.py::test; leave other repos out"
-            )
+
+def _is_pytest_id(test: str) -> bool:
+    path, colons, _ = test.partition("::")
+    plain = path.endswith(".py") and not path.startswith(("/", "-")) and ".." not in PurePosixPath(path).parts
+    return bool(colons) and plain and path.isprintable()
 
 
 def _is_wanted(row: Mapping[str, Any], wanted: Wanted) -> bool:

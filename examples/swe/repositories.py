@@ -9,40 +9,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv.errors import ConfigError, InfraError
+from agentenv import mirrors
+from agentenv.errors import ConfigError
+from agentenv.mirrors import GitError, RepositoryError, directory_of, git, has_commit
 from examples.swe.records import SweRecord
 from examples.swe.scan import digest
-
-GIT_TIMEOUT_S = 300.0
-CLONE_TIMEOUT_S = 1800.0
-_OURS = {
-    "GIT_TERMINAL_PROMPT": "0",
-    "GIT_CONFIG_NOSYSTEM": "1",
-    "GIT_CONFIG_GLOBAL": os.devnull,
-    "GIT_AUTHOR_NAME": "agentenv",
-    "GIT_AUTHOR_EMAIL": "agentenv@localhost",
-    "GIT_AUTHOR_DATE": "2000-01-01T00:00:00Z",
-    "GIT_COMMITTER_NAME": "agentenv",
-    "GIT_COMMITTER_EMAIL": "agentenv@localhost",
-    "GIT_COMMITTER_DATE": "2000-01-01T00:00:00Z",
-}
-
-
-class RepositoryError(InfraError):
-    """A repository could not be cloned or read. Nothing reached a slot; it may be retried."""
-
-    code = "repository"
-
-
-class GitError(Exception):
-    """git failed; its message is the text."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +37,7 @@ class Checkout:
     tests: Mapping[str, bytes | None]
     """The files of the test patch with their new content; None: it removes them."""
     gold: frozenset[str]
-    """The paths the gold patch names."""
+    """The paths the solution changes."""
 
 
 def find(repositories: Path, repo: str) -> Path | None:
@@ -85,24 +62,25 @@ def check(repositories: Path, records: Sequence[SweRecord], *, may_clone: bool) 
                 f"{record.instance_id}: {record.repo} is not in {repositories}",
                 next_step=f"git clone --mirror it to {repositories / record.repo}.git, or set clone_url",
             )
-        if path is not None and not may_clone and not _has(path, record.base_commit):
+        if path is not None and not may_clone and not has_commit(path, record.base_commit):
             raise _no_commit(record, path)
 
 
 def ensure(repositories: Path, record: SweRecord, clone_url: str) -> Path:
     """The record's repository including its commit; cloned or fetched if missing and ``clone_url`` is set.
 
-    ``clone_url`` has ``{repo}`` in it. Two calls for one repository must not overlap. Raises: RepositoryError when
-    git cannot reach it; ConfigError when it has no such commit.
+    ``clone_url`` has ``{repo}`` in it. Raises: RepositoryError when git cannot reach it; ConfigError when it
+    has no such commit, or is missing and may not be cloned.
     """
     path = find(repositories, record.repo)
     if path is None:
         if not clone_url:
             check(repositories, [record], may_clone=False)
-        path = _clone(repositories, record.repo, clone_url.format(repo=record.repo))
-    elif clone_url and not _has(path, record.base_commit):
-        _reached(["git", "--git-dir", _git_dir(path), "fetch", "--quiet", "--all"], record.repo)
-    if not _has(path, record.base_commit):
+        url = clone_url.format(repo=record.repo)
+        path = mirrors.mirror(repositories, record.repo, url, commit=record.base_commit)
+    elif clone_url and not has_commit(path, record.base_commit):
+        mirrors.fetch(path, record.base_commit)
+    if not has_commit(path, record.base_commit):
         raise _no_commit(record, path)
     return path
 
@@ -113,22 +91,35 @@ def check_out(repository: Path, record: SweRecord, target: Path) -> Checkout:
     Raises: ConfigError naming the record's field that does not fit its repository; RepositoryError.
     """
     target.mkdir(parents=True)
-    trees = _Trees(_git_dir(repository), target)
     try:
-        base = trees.files(record.base_commit, target / "tree")
-        trees.files(record.base_commit, target / "workspace")
+        with tempfile.TemporaryDirectory(dir=target, prefix="git-") as scratch:
+            trees = _Trees(directory_of(repository), record, Path(scratch))
+            base = trees.base(target / "tree")
+            trees.base(target / "workspace")
+            gold, tests = trees.gold(), trees.tests()
         _commit_all(target / "workspace")
-        gold = trees.patched(record, "patch", record.patch)
-        tests = trees.patched(record, "test_patch", record.test_patch)
     except (GitError, OSError) as error:
         raise RepositoryError(f"{record.instance_id}: cannot check {record.repo} out: {error}") from error
-    missing = [path for path in record.test_files if path not in base and tests.get(path) is None]
-    if missing:
-        raise ConfigError(
-            "FAIL_TO_PASS", f"{record.instance_id}: {missing[0]} is neither in the repository nor in its test_patch"
-        )
+    _check_tests(record, base, gold, tests)
     executable = frozenset(path for path in base if os.access(target / "tree" / path, os.X_OK))
-    return Checkout(target / "tree", target / "workspace", base, executable, tests, frozenset(gold))
+    return Checkout(target / "tree", target / "workspace", base, executable, tests, gold)
+
+
+def _check_tests(
+    record: SweRecord, base: Mapping[str, str], gold: frozenset[str], tests: Mapping[str, bytes | None]
+) -> None:
+    """The named tests are in the repository or come with the test patch, and not with the solution."""
+    for path in record.test_files:
+        if path not in base and tests.get(path) is None:
+            raise ConfigError(
+                "FAIL_TO_PASS", f"{record.instance_id}: {path} is neither in the repository nor in its test_patch"
+            )
+        if path in gold and not record.test_patch:
+            raise ConfigError(
+                "patch",
+                f"{record.instance_id}: changes {path}, whose tests decide the score",
+                next_step="move the changes of tests into test_patch",
+            )
 
 
 def remove(checkout: Path) -> None:
@@ -137,31 +128,50 @@ def remove(checkout: Path) -> None:
 
 
 class _Trees:
-    """Commits and patched commits as files, through a separate index: the repository is only read."""
+    """The record's trees as files. The repository is only read: new objects are written to ``scratch``."""
 
-    def __init__(self, git_dir: str, scratch: Path) -> None:
+    def __init__(self, git_dir: str, record: SweRecord, scratch: Path) -> None:
+        """Raises: ConfigError when the record's bug does not apply."""
         self._git_dir = git_dir
+        self._record = record
         self._scratch = scratch
+        (scratch / "objects").mkdir()
+        self._base = record.base_commit
+        self._undoes_bug = record.patch_is == "bug"
+        if self._undoes_bug and not self._has_bug():
+            with self._index() as index:
+                self._apply(index, "patch", record.patch)
+                self._base = index.git("write-tree").decode().strip()
 
-    def files(self, commit: str, target: Path) -> dict[str, str]:
-        """Write a commit's files below ``target``; their digests by path."""
+    def base(self, target: Path) -> dict[str, str]:
+        """Write the files a policy starts with below ``target``; their digests by path."""
         target.mkdir()
-        with self._index(commit) as index:
+        with self._index() as index:
             index.git("checkout-index", "--all", "--force", work_tree=target)
         paths = (path for path in target.rglob("*") if path.is_symlink() or path.is_file())
         return {str(path.relative_to(target)): digest(str(path)) or "" for path in paths}
 
-    def patched(self, record: SweRecord, field: str, patch: str) -> dict[str, bytes | None]:
-        """The files of a record's patch with their new content. Raises: ConfigError when it does not apply."""
-        with self._index(record.base_commit) as index:
+    def gold(self) -> frozenset[str]:
+        """The paths the solution changes. Raises: ConfigError when it does not apply."""
+        return frozenset(self._patched("patch", self._record.patch, *(["--reverse"] if self._undoes_bug else [])))
+
+    def tests(self) -> dict[str, bytes | None]:
+        """The files of the test patch with their new content. Raises: ConfigError when it does not apply."""
+        return self._patched("test_patch", self._record.test_patch) if self._record.test_patch else {}
+
+    def _has_bug(self) -> bool:
+        """Whether the bug is in the base commit already: then the patch can be taken back."""
+        with self._index() as index:
             try:
-                index.git("apply", "--cached", "--whitespace=nowarn", "-", stdin=patch)
-            except GitError as error:
-                raise ConfigError(
-                    field,
-                    f"{record.instance_id}: does not apply to {record.repo} at {record.base_commit}: {error}",
-                ) from error
-            said = index.git("diff-index", "--cached", "--no-renames", "--name-status", "-z", record.base_commit)
+                index.git("apply", "--cached", "--reverse", "--whitespace=nowarn", "-", stdin=self._record.patch)
+            except GitError:
+                return False
+        return True
+
+    def _patched(self, field: str, patch: str, *options: str) -> dict[str, bytes | None]:
+        with self._index() as index:
+            self._apply(index, field, patch, *options)
+            said = index.git("diff-index", "--cached", "--no-renames", "--name-status", "-z", self._base)
             words = said.decode("utf-8", "surrogateescape").split("\0")[:-1]
             changes = dict(zip(words[1::2], words[::2], strict=True))
             return {
@@ -169,11 +179,20 @@ class _Trees:
                 for path, status in changes.items()
             }
 
+    def _apply(self, index: _Index, field: str, patch: str, *options: str) -> None:
+        try:
+            index.git("apply", "--cached", "--whitespace=nowarn", *options, "-", stdin=patch)
+        except GitError as error:
+            record = self._record
+            raise ConfigError(
+                field, f"{record.instance_id}: does not apply to {record.repo} at {record.base_commit}: {error}"
+            ) from error
+
     @contextmanager
-    def _index(self, commit: str) -> Iterator[_Index]:
+    def _index(self) -> Iterator[_Index]:
         with tempfile.TemporaryDirectory(dir=self._scratch, prefix="index-") as directory:
-            index = _Index(self._git_dir, Path(directory))
-            index.git("read-tree", commit)
+            index = _Index(self._git_dir, Path(directory), self._scratch / "objects")
+            index.git("read-tree", self._base)
             yield index
 
 
@@ -183,12 +202,15 @@ class _Index:
 
     git_dir: str
     directory: Path
+    objects: Path
 
     def git(self, *arguments: str, stdin: str | None = None, work_tree: Path | None = None) -> bytes:
         """Run git on this index. Raises: GitError."""
         env = {"GIT_INDEX_FILE": str(self.directory / "index"), "GIT_DIR": self.git_dir}
+        env |= {"GIT_OBJECT_DIRECTORY": str(self.objects)}
+        env |= {"GIT_ALTERNATE_OBJECT_DIRECTORIES": f"{self.git_dir}/objects"}
         env |= {"GIT_WORK_TREE": str(work_tree)} if work_tree else {}
-        return _git(["git", "-c", "core.bare=false", *arguments], env, stdin=stdin, cwd=work_tree or self.directory)
+        return git(["-c", "core.bare=false", *arguments], env, stdin=stdin, cwd=work_tree or self.directory)
 
 
 def _commit_all(tree: Path) -> None:
@@ -199,73 +221,7 @@ def _commit_all(tree: Path) -> None:
         ["commit", "--quiet", "--allow-empty", "--no-verify", "--message", "The repository before the task"],
         ["repack", "-a", "-d", "--quiet"],  # one file instead of one per object: slots limit the number of inodes
     ):
-        _git(["git", *config, *command], {}, cwd=tree)
-
-
-def _clone(repositories: Path, repo: str, url: str) -> Path:
-    repositories.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=repositories, prefix=".cloning-") as directory:
-        cloned = Path(directory) / "repository"
-        _reached(["git", "clone", "--quiet", "--mirror", "--", url, str(cloned)], repo)
-        target = repositories / f"{repo}.git"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        cloned.rename(target)
-    return target
-
-
-def _reached(command: list[str], repo: str) -> None:
-    """Run a git command that needs the network, with the user's own settings (proxies, credentials)."""
-    try:
-        env = {name: value for name, value in os.environ.items() if name not in _LEAD_ASTRAY}
-        _run(command, {**env, "GIT_TERMINAL_PROMPT": "0"}, timeout_s=CLONE_TIMEOUT_S)
-    except GitError as error:
-        raise RepositoryError(
-            f"{repo} could not be had: {error}", next_step="clone it by hand into the repositories directory"
-        ) from error
-
-
-_LEAD_ASTRAY = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX"})
-"""Set inside git's hooks: they would redirect our commands to another repository."""
-
-
-def _has(repository: Path, commit: str) -> bool:
-    try:
-        _git(["git", "cat-file", "-e", f"{commit}^{{commit}}"], {"GIT_DIR": _git_dir(repository)})
-    except GitError:
-        return False
-    return True
-
-
-def _git_dir(repository: Path) -> str:
-    inner = repository / ".git"
-    return str((inner if inner.is_dir() else repository).resolve())
-
-
-def _git(command: Sequence[str], env: Mapping[str, str], *, stdin: str | None = None, cwd: Path | None = None) -> bytes:
-    plain = {name: value for name, value in os.environ.items() if name not in _LEAD_ASTRAY}
-    return _run(command, {**plain, **_OURS, **env}, stdin=stdin, cwd=cwd)
-
-
-def _run(
-    command: Sequence[str],
-    env: Mapping[str, str],
-    *,
-    stdin: str | None = None,
-    cwd: Path | None = None,
-    timeout_s: float = GIT_TIMEOUT_S,
-) -> bytes:
-    given = (stdin or "").encode("utf-8", "surrogateescape")
-    try:
-        done = subprocess.run(
-            command, input=given, capture_output=True, env=dict(env), cwd=cwd, timeout=timeout_s, check=False
-        )
-    except FileNotFoundError as error:
-        raise GitError("git is not installed: apt-get install git") from error
-    except subprocess.TimeoutExpired as error:
-        raise GitError(f"git did not end in {timeout_s:.0f} s") from error
-    if done.returncode:
-        raise GitError(done.stderr.decode("utf-8", "replace").strip()[-600:] or f"exit code {done.returncode}")
-    return done.stdout
+        git([*config, *command], cwd=tree)
 
 
 def _no_commit(record: SweRecord, path: Path) -> ConfigError:

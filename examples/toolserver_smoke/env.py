@@ -10,8 +10,7 @@ import itertools
 import json
 from typing import Any
 
-from agentenv import AgentEnv, AgentEnvConfig, ToolContext
-from agentenv.agent.loop import AgentResult
+from agentenv import AgentEnv, AgentEnvConfig, AgentResult, ToolContext
 from agentenv.api.tool_server.core import ToolServer
 from examples.toolserver_smoke.records import NAMES, Records, tool_server_of
 
