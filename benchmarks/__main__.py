@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import os
 import platform
 import sys
 import time
@@ -62,13 +63,26 @@ def _table(entries: dict[str, dict[str, Any]], width: int) -> Table:
     return table
 
 
-def _record(outcomes: list[Outcome], backends: list[str], took_s: dict[str, float]) -> dict[str, Any]:
+def told(entries: dict[str, dict[str, Any]], width: int) -> list[str]:
+    """What each target is, where the table has no room for it."""
+    return [] if width >= WIDE else [f"{target}: {entry['what']}" for target, entry in entries.items()]
+
+
+def busy(load: float) -> str:
+    """A warning if others compute here too, else nothing."""
+    if load < CORES / 2:
+        return ""
+    return f"this machine is busy (load {load:.1f} on {CORES} cores): the figures will be worse than it can do"
+
+
+def _record(outcomes: list[Outcome], backends: list[str], took_s: dict[str, float], load: float) -> dict[str, Any]:
     return {
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "cores": CORES,
             "kernel": platform.release().partition("-")[0],
             "python": platform.python_version(),
+            "load_before": load,
         },
         "backends": backends,
         "took_s": took_s,
@@ -83,6 +97,9 @@ def main() -> int:
     effort = Effort(rounds=1, calls=20) if chosen.quick else Effort(rounds=chosen.rounds)
     effort = dataclasses.replace(effort, backends=tuple(backends))
     console = Console()
+    load = os.getloadavg()[0]
+    if warning := busy(load):
+        console.print(f"[yellow]{warning}[/]", soft_wrap=True)
     outcomes: list[Outcome] = []
     took_s: dict[str, float] = {}
     path = chosen.out / "results.json"
@@ -93,11 +110,13 @@ def main() -> int:
             began = time.monotonic()
             outcomes += asyncio.run(TARGETS[name](effort))
             took_s[name] = round(time.monotonic() - began, 1)
-            record = _record(outcomes, backends, took_s)
+            record = _record(outcomes, backends, took_s, load)
             path.write_text(json.dumps(record, indent=1) + "\n")  # each time: a run that is cut short has its figures
             progress.advance(task)
     console.print(_table(record["targets"], console.width))
-    console.print(f"written to {path}")
+    for line in told(record["targets"], console.width):
+        console.print(line, highlight=False)
+    console.print(f"written to {path}; docs/performance.md has the method")
     return 0
 
 

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator
@@ -15,27 +14,18 @@ from typing import Any
 
 import aiohttp
 
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-    "--remote-debugging-port=0",
-    "--hide-scrollbars",
-)
-START_TIMEOUT_S = 30.0
+from agentenv.api.tool_server.settings import BrowserSettings
+from agentenv.api.web.chromium import FLAGS, chromium
+from tests.waiting import START_S
+
+_FLAGS = (*FLAGS, "--headless", "--no-sandbox", "--remote-debugging-port=0", "--hide-scrollbars")
 
 
 def executable() -> str:
     """Where Chromium is. Raises: AssertionError naming the package."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    found = chromium(BrowserSettings())
     assert found, "these tests need a Chromium: on Debian, apt install chromium"
-    return found
+    return str(found)
 
 
 class Page:
@@ -116,7 +106,7 @@ async def opened(*, width: int = 1280, height: int = 900, dark: bool = False) ->
     """A fresh browser with one page; nothing of it is left afterwards."""
     with tempfile.TemporaryDirectory(prefix="agentenv-chromium-", ignore_cleanup_errors=True) as profile:
         browser = await asyncio.create_subprocess_exec(
-            executable(), *FLAGS, f"--user-data-dir={profile}", "about:blank",
+            executable(), *_FLAGS, f"--user-data-dir={profile}", "about:blank",
             stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         try:
@@ -133,7 +123,7 @@ async def opened(*, width: int = 1280, height: int = 900, dark: bool = False) ->
 
 
 async def _address(port_file: Path, browser: asyncio.subprocess.Process) -> str:
-    async with asyncio.timeout(START_TIMEOUT_S):
+    async with asyncio.timeout(START_S):
         while not (port_file.exists() and len(lines := port_file.read_text().split()) == 2):
             assert browser.returncode is None, "Chromium did not start"
             await asyncio.sleep(0.05)

@@ -101,6 +101,7 @@ MODELS: tuple[WireModel, ...] = (
     leases.EndRequest(slot=3, epoch=7),
     _CALL_KEY,
     _ATTACHMENT,
+    calls.LiveOutput(stdout=b"one\n", stdout_from=5, stderr=b"\xff", stderr_from=6, ended=True),
     calls.Cancel(calls=(_CALL_KEY,)),
     calls.Forget(calls=(_CALL_KEY,)),
     calls.Accepted(batch=2),

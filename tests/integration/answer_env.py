@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from agentenv.env.environment import AgentEnv
@@ -13,12 +14,18 @@ class CommandEnv(AgentEnv):
 
     async def get_next_item(self) -> Any:
         self.count += 1
+        if os.environ.get("ANSWER_ENV_BUG") == "item":
+            raise KeyError("no such item")
+        if os.environ.get("ANSWER_ENV_BUG") == "none":
+            return None
         return {"id": f"item-{self.count}"}
 
     def build_task(self, item: Any) -> str:
         return f"[task:{item['id']}] write 42 to the file answer"
 
     def score_trajectory(self, item: Any, final_response: str) -> float:
+        if os.environ.get("ANSWER_ENV_BUG") == "score":
+            raise KeyError("no such key")
         return float(final_response == "done")
 
 

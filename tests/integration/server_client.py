@@ -178,7 +178,7 @@ class Client:
         """The answer to a call that was asked; others that come meanwhile are kept."""
         async with asyncio.timeout(timeout_s):
             while call["id"] not in self.results:
-                await self.next_message()
+                await self.next_message(timeout_s)
         result = self.results.pop(call["id"])
         return await self.whole(call, result) if result.attachments else result
 

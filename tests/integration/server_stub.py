@@ -20,6 +20,7 @@ from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.supervisor import static_bash
 from agentenv.slots.backends.fake.stand_in import Bare, EpochFiles, Scratch, StandIn, StandInSlot
 from agentenv.wire.spec import SandboxSpec
+from tests.waiting import START_S
 
 TOKEN = "t" * 32
 _STEADY = 25
@@ -89,7 +90,7 @@ class StubSupervisor(StandIn):
             command = [sys.executable, "-m", "agentenv.sandbox.serve"]
             command += ["--control-fd", str(control.fileno()), "--listen-fd", str(self._listen.fileno())]
             self.server = subprocess.Popen(command, pass_fds=[control.fileno(), self._listen.fileno()])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(START_S):
             await self.serving.wait()
 
     async def crash(self) -> None:

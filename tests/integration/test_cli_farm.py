@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from agentenv.metrics.scrape import Samples, parse
@@ -99,8 +99,7 @@ def test_every_verb_finds_the_farm_another_process_keeps(farm: Farm) -> None:
 
 
 def scraped(url: str) -> Samples:
-    with urllib.request.urlopen(url, timeout=DEADLINE_S) as reply:
-        return parse(reply.read().decode())
+    return parse(httpx.get(url, timeout=DEADLINE_S, trust_env=False).raise_for_status().text)
 
 
 def test_a_command_holds_the_only_slot_of_a_farm_until_it_ends_however_it_ends(fake: Farm) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from agentenv.testing import Call, Reply, ScriptedPolicy, Turn, build_tokenizer
 from tests.programs import program
+from tests.waiting import START_S
 
 ISOLATION = "full" if os.geteuid() == 0 else "user"
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ async def test_it_runs_as_the_readme_says(mode: str, tmp_path: Path) -> None:
         command = ("-m", "examples.hello.env", "process", *argv)
         async with (
             program(*command, cwd=ROOT, env=env, stdout=log, own_interpreter=mode == "local") as process,
-            asyncio.timeout(100),
+            asyncio.timeout(START_S),
         ):
             status = await process.wait()
     assert status == 0, log.read_text(errors="replace")
@@ -68,15 +68,3 @@ async def test_it_runs_as_the_readme_says(mode: str, tmp_path: Path) -> None:
     assert len(groups) == 2
     for group in groups:
         assert sorted(member["score"] for member in group["trajectories"]) == [0.0, 0.0, 1.0, 1.0]
-
-
-async def test_the_farm_runs_without_a_trainer_as_the_readme_says(tmp_path: Path) -> None:
-    (shown,) = re.findall(r"```python\n(import asyncio.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    named = shown.replace("slots_per_container=4", f"slots_per_container=4, isolation={ISOLATION!r}")
-    assert named != shown
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-W", "error", "-c", named, stdout=asyncio.subprocess.PIPE,
-        env={**os.environ, "AGENTENV_STATE_DIR": str(tmp_path / "state")},
-    )  # fmt: skip
-    stdout, _ = await asyncio.wait_for(child.communicate(), timeout=60)
-    assert (child.returncode, stdout) == (0, b"0 42\n\n")

@@ -19,8 +19,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(180)
-
 DEADLINE_S = 60.0
 OWN = ("--own", "--isolation", "full" if os.geteuid() == 0 else "user")
 BACKENDS = {"fake": ("--backend", "fake"), "local": OWN}

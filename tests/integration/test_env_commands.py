@@ -9,7 +9,7 @@ import signal
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,10 @@ import aiohttp
 import pytest
 
 from agentenv.agent.transcript import GroupRecord
-from agentenv.testing import Call, Reply, ScriptedPolicy, build_tokenizer
+from agentenv.testing import Call, Failure, Reply, ScriptedPolicy, build_tokenizer
 from tests import programs
 from tests.unit.env.env_stubs import IDLE, SOLVE
-from tests.waiting import until
-
-pytestmark = pytest.mark.timeout(300)  # each starts processes that import atropos, which takes long on a loaded machine
+from tests.waiting import START_S, until
 
 ENVIRONMENT = Path(__file__).parent / "answer_env.py"
 FOREVER = [Reply("", (Call("bash", {"command": "touch started; exec sleep 300"}),))]
@@ -40,7 +38,7 @@ def flags(directory: Path, policy: ScriptedPolicy, **changed: Any) -> list[str]:
         "env.enabled_toolsets": "terminal,files",
         "openai.base_url": policy.base_url,
         "openai.model_name": "scripted",
-        "openai.api_key": "x",
+        "openai.api_key": "sk-secret-key",
         **{name.replace("__", "."): value for name, value in changed.items()},
     }
     return [text for name, value in chosen.items() for text in (f"--{name}", str(value))]
@@ -60,7 +58,7 @@ async def running(
 
 
 async def run(
-    directory: Path, *arguments: str, timeout_s: float = 200.0, own_interpreter: bool = False
+    directory: Path, *arguments: str, timeout_s: float = 2 * START_S, own_interpreter: bool = False
 ) -> tuple[int, str]:
     async with (
         running(directory, *arguments, own_interpreter=own_interpreter) as process,
@@ -86,6 +84,83 @@ async def test_process_writes_the_groups_it_was_asked_for(tmp_path: Path) -> Non
     assert {GroupRecord.model_validate_json(line).outcome for line in records} == {"complete"}
     assert (tmp_path / "groups.html").exists()
     assert not list(tmp_path.glob("agentenv-fake-*"))
+    shown = log.splitlines()
+    assert sum(line.startswith("group ") for line in shown) in (1, 2, 3)
+    end = [line.split(maxsplit=1) for line in shown[-6:]]
+    assert [name for name, _ in end] == ["mean", "faults", "groups", "page", "records", "next"]
+    assert end[-1][1] == f"agentenv report {tmp_path / 'rollouts.jsonl'}"
+    assert "scored   6 of 6 rollouts" in log
+    assert "INFO" not in log
+    assert "model_name='scripted'" in log
+    assert "sk-secret-key" not in log
+
+
+async def test_a_bug_in_a_hook_is_one_error_and_the_tasks(tmp_path: Path) -> None:
+    async with ScriptedPolicy({"*": [SOLVE, IDLE]}) as policy:
+        arguments = flags(tmp_path, policy, env__give_up_after_failed_groups=4, env__max_num_workers=1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ANSWER_ENV_BUG", "score")
+            status, log = await run(tmp_path, "process", *arguments)
+    assert status == 1
+    assert log.count("Traceback") == 1, log
+    assert "ERROR score_trajectory raised KeyError: 'no such key'\n  item item-1, rollout item-1-" in log
+    assert "no running event loop" not in log
+    assert "WARNING again ×7: score_trajectory raised KeyError at answer_env.py" in log
+    assert "8 × TaskError: score_trajectory raised KeyError: 'no such key'" in log
+    assert log.splitlines()[-1].startswith("TaskError: 4 groups in a row had no scored member (faults: 8 task)")
+
+
+@pytest.mark.parametrize("verb", ["process", "evaluate"])
+@pytest.mark.parametrize(
+    ("bug", "said"),
+    [
+        ("item", "TaskError: get_next_item raised KeyError: 'no such item'"),
+        ("none", "TaskError: get_next_item returned None at once: there is nothing to do"),
+    ],
+)
+async def test_a_command_without_items_fails_and_says_why(tmp_path: Path, verb: str, bug: str, said: str) -> None:
+    async with ScriptedPolicy({"*": [SOLVE]}) as policy:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ANSWER_ENV_BUG", bug)
+            status, log = await run(tmp_path, verb, *flags(tmp_path, policy, env__eval_items=2))
+    assert status == 1, log
+    assert log.splitlines()[-1].startswith(said), log
+    assert log.count("Traceback") == (bug == "item")
+    assert ("answer_env.py" in log) == (bug == "item")
+    assert "no running event loop" not in log
+
+
+@pytest.mark.parametrize("verb", ["process", "evaluate"])
+async def test_a_model_server_that_is_down_is_named(tmp_path: Path, unused_tcp_port: int, verb: str) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}/v1"
+    async with ScriptedPolicy({}) as policy:
+        arguments = flags(tmp_path, policy, env__eval_items=1, openai__base_url=url)
+        status, log = await run(tmp_path, verb, *arguments)
+    assert status == 1
+    assert f"ModelServerError: no model server answers at {url}: " in log
+    assert "--openai.base_url" in log
+    assert not (tmp_path / "rollouts.jsonl").exists()
+
+
+async def test_a_missing_key_is_one_line_that_names_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    async with ScriptedPolicy({}) as policy:
+        status, log = await run(tmp_path, "process", *flags(tmp_path, policy, openai__api_key=""))
+    assert status == 2
+    assert "ConfigError: openai.api_key: is not set" in log
+    assert "Traceback" not in log
+
+
+async def test_evaluate_fails_when_nothing_has_a_score(tmp_path: Path) -> None:
+    async with ScriptedPolicy({"*": [[Failure(404)]]}) as policy:
+        arguments = flags(tmp_path, policy, env__eval_items=2, env__infra_retries=0)
+        status, log = await run(tmp_path, "evaluate", *arguments)
+    assert status == 1
+    assert "attempt 1 failed, not scored: ModelServerError" in log
+    assert "scored   0 of 2 rollouts" in log
+    assert "InfraError: none of 2 rollouts has a score (faults: 2 infra)" in log
 
 
 async def test_evaluate_writes_its_metrics(tmp_path: Path) -> None:
@@ -95,6 +170,10 @@ async def test_evaluate_writes_its_metrics(tmp_path: Path) -> None:
     assert status == 0, log
     metrics = json.loads((tmp_path / "evals" / "metrics.json").read_text())
     assert metrics["results"]["all"]["mean_score"] == 0.5
+    assert "scored   2 of 2 rollouts" in log
+    assert "mean     0.500 (sd 0.707)" in log
+    assert f"metrics  {tmp_path / 'evals'}" in log
+    assert f"records  {tmp_path / 'rollouts.jsonl'}" in log
 
 
 async def test_process_gives_up_when_nothing_works(tmp_path: Path) -> None:
@@ -131,14 +210,19 @@ async def test_a_wrong_setting_is_one_clear_line_and_status_2(tmp_path: Path, ch
     assert "Traceback" not in log
 
 
+@pytest.mark.parametrize("times", [1, 4])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-async def test_a_signal_in_mid_rollout_leaves_nothing_behind(tmp_path: Path, number: int, status: int) -> None:
+async def test_signals_in_mid_rollout_leave_nothing_behind(
+    tmp_path: Path, number: int, status: int, times: int
+) -> None:
     async with (
         ScriptedPolicy({"*": [FOREVER]}) as policy,
         running(tmp_path, "process", *flags(tmp_path, policy)) as process,
     ):
         await until(lambda: list(tmp_path.glob("agentenv-fake-*/**/started")))
-        process.send_signal(number)
+        for _ in range(times):  # the others come while everything is being closed
+            process.send_signal(number)
+            await asyncio.sleep(0.01)
         async with asyncio.timeout(20):
             assert await process.wait() == status
     assert "Traceback" not in (tmp_path / "log.txt").read_text()
@@ -182,9 +266,51 @@ async def test_serve_feeds_a_real_trainer_api_and_ends_on_sigterm(tmp_path: Path
     assert not _running_below(tmp_path)
 
 
+@asynccontextmanager
+async def trainer_api(directory: Path, port: int) -> AsyncIterator[aiohttp.ClientSession]:
+    """A real ``run-api``, registered with as a trainer does; killed at the end."""
+    argv = ("-m", "atroposlib.cli.run_api", "--host", "127.0.0.1", "--port", str(port))
+    async with (
+        programs.program(*argv, cwd=directory, env=os.environ, stdout=directory / "api.txt"),
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as trainer,
+    ):
+        await _register(trainer)
+        yield trainer
+
+
+async def test_serve_goes_on_with_its_slots_when_the_trainer_api_died_and_came_back(
+    tmp_path: Path, unused_tcp_port: int
+) -> None:
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    log = tmp_path / "log.txt"
+    async with ScriptedPolicy({"*": [SOLVE, IDLE]}) as policy, AsyncExitStack() as first_api:
+        trainer = await first_api.enter_async_context(trainer_api(tmp_path, unused_tcp_port))
+        arguments = flags(tmp_path, policy, env__rollout_server_url=url, env__total_steps=1000)
+        async with running(tmp_path, "serve", *arguments) as process:
+            await _first_batch(trainer, process)
+            assert "the trainer's API" not in log.read_text()
+            await first_api.aclose()
+            await until(lambda: "the trainer's API at" in log.read_text(), explain=log.read_text)
+            farms = list(tmp_path.glob("agentenv-fake-*"))
+            async with trainer_api(tmp_path, unused_tcp_port) as trainer:
+                batch = await _first_batch(trainer, process)
+                async with trainer.get("/status-env", json={"env_id": 0}) as status:
+                    assert status.status == 200
+                assert farms
+                assert list(tmp_path.glob("agentenv-fake-*")) == farms
+                process.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(20):
+                    assert await process.wait() == 143
+    assert batch[0]["scores"] == [1.0, 0.0]
+    said = log.read_text()
+    assert said.count("had forgotten this environment") == 1, said
+    assert said.count("the trainer's API answers, after") == 1
+
+
 async def test_serve_without_a_trainer_api_says_so_and_leaves_nothing(tmp_path: Path, unused_tcp_port: int) -> None:
     async with ScriptedPolicy({}) as policy:
-        arguments = flags(tmp_path, policy, env__rollout_server_url=f"http://127.0.0.1:{unused_tcp_port}")
+        url = f"http://127.0.0.1:{unused_tcp_port}"
+        arguments = flags(tmp_path, policy, env__rollout_server_url=url, env__trainer_wait_s=1)
         status, log = await run(tmp_path, "serve", *arguments)
     assert status == 1
     assert "InfraError: the trainer's API at" in log
@@ -232,7 +358,7 @@ async def _register(trainer: aiohttp.ClientSession) -> None:
         "wandb_group": "g", "wandb_project": "p", "batch_size": 4, "max_token_len": 100_000,
         "checkpoint_dir": "", "save_checkpoint_interval": -1, "starting_step": 0, "num_steps": 100,
     }  # fmt: skip
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(START_S):
         while True:
             try:
                 async with trainer.post("/register", json=registration) as reply:
@@ -245,7 +371,7 @@ async def _register(trainer: aiohttp.ClientSession) -> None:
 
 
 async def _first_batch(trainer: aiohttp.ClientSession, process: Process | programs.Forked) -> list[dict[str, Any]]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(START_S):
         while True:
             assert process.returncode is None
             async with trainer.get("/batch") as reply:
@@ -262,7 +388,7 @@ async def test_a_scripted_policy_is_a_process_too(tmp_path: Path) -> None:
     )
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(START_S):
             said = json.loads(await process.stdout.readline())
         body = {"model": said["model"], "messages": [{"role": "user", "content": "[task:a]"}]}
         url = said["base_url"] + "/chat/completions"

@@ -19,10 +19,14 @@ def records(directory: Path) -> list[GroupRecord]:
 
 
 async def test_a_group_is_scored_member_by_member(tmp_path: Path) -> None:
-    async with environment(AnswerEnv, tmp_path, {"item-0": [SOLVE, IDLE]}) as env:
+    async with environment(AnswerEnv, tmp_path, {"item-0": [SOLVE, IDLE]}, include_messages=True) as env:
         group, again = await env.collect_trajectories(await env.get_next_item())
+        env.config.include_messages = False
+        without, _ = await env.collect_trajectories({"id": "item-0"})
     assert again == []
     assert group is not None
+    assert without is not None
+    assert "messages" not in without
     assert group["scores"] == [1.0, 0.0, 1.0, 0.0]
     assert group["group_overrides"]["group_size"] == 4
     for tokens, masks in zip(group["tokens"], group["masks"], strict=True):
@@ -33,7 +37,7 @@ async def test_a_group_is_scored_member_by_member(tmp_path: Path) -> None:
     assert "write 42" in env.tokenizer.decode(group["tokens"][0])
     assert [message["role"] for message in group["messages"][0]] == ["system", "user", "assistant", "tool", "assistant"]
     json.dumps(group)
-    (record,) = records(tmp_path)
+    record, _ = records(tmp_path)
     assert (record.outcome, record.item_id, record.item) == ("complete", "item-0", {"id": "item-0"})
     assert [transcript.score for transcript in record.trajectories] == [1.0, 0.0, 1.0, 0.0]
     first = record.trajectories[0]
@@ -152,12 +156,22 @@ async def test_without_slots_for_them_they_are_refused_and_nothing_waits_for_eve
         assert "set it to how many such agents may run at once" in member.error
 
 
+async def test_an_evaluation_while_serving_is_not_in_the_results_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with environment(AnswerEnv, tmp_path, {"*": [SOLVE]}, eval_items=2) as env:
+        with env.progress.shown("serve", "groups", None, []):
+            assert (await env.evaluate())["scored"] == 2
+        assert env.progress.results.rollouts == 0
+    assert "evaluation at step 0: {'items': 2.0, 'scored': 2.0" in capsys.readouterr().err
+
+
 async def test_evaluate_means_over_items(tmp_path: Path) -> None:
     script = {"item-0": [SOLVE], "item-1": [IDLE], "*": [SOLVE]}
     changed = {"eval_items": 4, "data_dir_to_save_evals": str(tmp_path / "evals")}
     async with environment(AnswerEnv, tmp_path, script, **changed) as env:
         metrics = await env.evaluate()
-    assert metrics == {"items": 4.0, "scored": 4.0, "mean_score": 0.75}
+    assert metrics == {"items": 4.0, "scored": 4.0, "mean_score": 0.75, "sd_score": 0.5}
     saved = json.loads((tmp_path / "evals" / "metrics.json").read_text())
     assert saved["results"]["all"]["mean_score"] == 0.75
     assert len((tmp_path / "evals" / "samples.jsonl").read_text().splitlines()) == 4

@@ -14,7 +14,7 @@ from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply, ScriptedPolicy
 from tests.integration.test_env_commands import FOREVER, flags, running
 from tests.unit.env.env_stubs import IDLE, SOLVE, WRITE, AnswerEnv, environment
-from tests.waiting import until
+from tests.waiting import START_S, until
 
 LOCAL: dict[str, Any] = {"tool_pool_mode": "local", "max_containers": 1, "slots_per_container": 3}
 
@@ -132,7 +132,7 @@ async def test_a_signal_in_mid_rollout_leaves_no_container_behind(tmp_path: Path
             own_interpreter=number == signal.SIGTERM,
         ) as process,
     ):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(START_S):
             await reached.wait()
         process.send_signal(number)
         async with asyncio.timeout(20):

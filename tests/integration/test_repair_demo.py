@@ -84,7 +84,6 @@ async def test_a_wrong_option_is_named_before_atropos_is_imported(tmp_path: Path
     assert "atroposlib" not in errors
 
 
-@pytest.mark.timeout(300)
 async def test_a_model_plays_through_the_same_environment(tmp_path: Path) -> None:
     made()  # so that the demo finds them in the cache
     player = [Reply("", (Call("bash", {"command": "python3 -m pytest -q 2>&1 | tail -n 1"}),)), Reply("I give up")]
@@ -107,7 +106,6 @@ async def test_a_model_plays_through_the_same_environment(tmp_path: Path) -> Non
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.timeout(300)
 async def test_the_tools_that_were_used_are_named_and_screens_are_kept(tmp_path: Path) -> None:
     made()
     old = tmp_path / "out" / "recordings" / "of-an-earlier-demo.cast"
@@ -130,7 +128,6 @@ async def test_the_tools_that_were_used_are_named_and_screens_are_kept(tmp_path:
     assert str(screen.parent) in printed
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_ended_by_a_signal_it_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     made()

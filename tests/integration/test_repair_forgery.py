@@ -75,7 +75,6 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTENV_STATE_DIR", str(tmp_path / "state"))
 
 
-@pytest.mark.timeout(300)
 async def test_no_trick_is_scored_and_each_has_a_reason(tmp_path: Path) -> None:
     task = with_bugs(1)[0]
     players: list[Player] = [
@@ -90,7 +89,6 @@ async def test_no_trick_is_scored_and_each_has_a_reason(tmp_path: Path) -> None:
     assert "control tests" in reasons["pytest patched from the source"]
 
 
-@pytest.mark.timeout(300)
 async def test_what_is_left_around_a_real_repair_takes_nothing_from_it(tmp_path: Path) -> None:
     task = with_bugs(1)[0]
     harmless = [

@@ -33,7 +33,6 @@ def results(transcript: Transcript, *tools: str) -> list[CallResult]:
     return [call.result for call in calls if call.result is not None]
 
 
-@pytest.mark.timeout(300)
 async def test_the_cast_gets_what_it_deserves_and_nothing_is_left(tmp_path: Path) -> None:
     chosen = [*with_bugs(2)[:2], *with_bugs(1)[:1]]
     cast = [
@@ -66,7 +65,8 @@ async def test_the_cast_gets_what_it_deserves_and_nothing_is_left(tmp_path: Path
         (True, None, 137),
         (False, None, 0),
     ]
-    assert "one" in asleep[2].stdout
+    came = "".join(result.stdout for result in asleep[1:5])  # by which of these calls depends on the machine
+    assert came.index("counting sheep") < came.index("one")
     assert "still in /workspace/bed, counting sheep" in asleep[5].stdout
     still_there = ProcessReply.model_validate(results(found[chosen[2].id][1], "process")[-1].content).process
     assert still_there is not None
@@ -74,7 +74,6 @@ async def test_the_cast_gets_what_it_deserves_and_nothing_is_left(tmp_path: Path
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.timeout(300)
 async def test_whoever_mends_everything_scores_1_whatever_the_tools(tmp_path: Path) -> None:
     task = with_bugs(2)[0]
     script: dict[str, list[Player]] = {task.id: [moves.played(play(task, package())) for play in policy.SOLVERS]}
@@ -93,7 +92,6 @@ async def test_whoever_mends_everything_scores_1_whatever_the_tools(tmp_path: Pa
     assert "(Pdb)" in recordings(result.content for result in screens)["main"]
 
 
-@pytest.mark.timeout(300)
 async def test_reports_are_to_be_had_and_the_key_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = []
 
@@ -121,7 +119,6 @@ async def test_reports_are_to_be_had_and_the_key_is_not(tmp_path: Path, monkeypa
     assert keys[0] not in json.dumps(transcript.messages) + (tmp_path / "rollouts.jsonl").read_text()
 
 
-@pytest.mark.timeout(300)
 async def test_tasks_are_the_same_for_the_same_seed_and_cached(tmp_path: Path) -> None:
     reports: list[int] = []
     again = tasks.make_tasks(one_package(), seed=1, report=lambda progress: reports.append(progress.done))
@@ -130,7 +127,6 @@ async def test_tasks_are_the_same_for_the_same_seed_and_cached(tmp_path: Path) -
     assert reports == sorted(reports)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", OTHERS)
 def test_each_package_gives_tasks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "CANDIDATES_PER_PACKAGE", 4)  # of 20: running its tests is what takes long

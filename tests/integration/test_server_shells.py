@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from agentenv.sandbox.server.tools.bash import MAX_ARGV_SCRIPT_BYTES, MAX_SPARE_SCRIPT_BYTES, command_env
+from agentenv.sandbox.server.tools.bash import MAX_ARGV_SCRIPT_BYTES, MAX_SPARE_SCRIPT_BYTES
+from agentenv.sandbox.slot_env import command_env
 from agentenv.wire.leases import LeaseKey
 from tests.integration.server_client import Client
 from tests.integration.server_stub import StubSupervisor
+from tests.waiting import START_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MIB = 1024 * 1024
@@ -106,8 +108,8 @@ async def test_the_environment_is_ours_the_specs_and_the_calls(client: Client, k
     plain = await client.run(key, "env | sort")
     names = {line.split("=")[0] for line in plain.stdout.splitlines()}
     assert names == {
-        "FROM_SPEC", "GIT_PAGER", "HOME", "LC_CTYPE", "LESS", "LOGNAME", "MANPAGER", "PAGER", "PATH", "PWD", "SHELL",
-        "SHLVL", "TERM", "TMPDIR", "USER", "_",
+        "FROM_SPEC", "GIT_PAGER", "HOME", "LC_CTYPE", "LESS", "LOGNAME", "MANPAGER", "PAGER", "PATH",
+        "PIP_BREAK_SYSTEM_PACKAGES", "PWD", "SHELL", "SHLVL", "TERM", "TMPDIR", "USER", "_",
     }  # fmt: skip
     more = await client.run(key, 'echo "$A|$FROM_SPEC|$HOME"', env={"A": "with spaces\nand é", "FROM_SPEC": "no"})
     assert more.stdout == "with spaces\nand é|no|/workspace\n"
@@ -142,7 +144,7 @@ async def test_a_flood_costs_the_server_little_memory(stub: StubSupervisor, clie
 
     await client.run(key, "yes | head -c 3000000")
     before = peak_kib()
-    result = await client.run(key, "yes | head -c 1073741824", timeout_s=60)
+    result = await client.run(key, "yes | head -c 1073741824", timeout_s=START_S)
     assert result.stdout_dropped_bytes == 2**30 - MIB
     assert peak_kib() - before <= 8 * 1024
 

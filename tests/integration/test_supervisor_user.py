@@ -19,7 +19,7 @@ import pytest
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.supervisor import sweep
 from agentenv.sandbox.supervisor.isolation import MAX_TERMINALS
-from agentenv.wire.spec import SlotLimits
+from agentenv.wire.spec import Bind, SlotLimits
 from tests.integration.supervisor_harness import REPOSITORY, Container, living, processes_with, wait_for_death
 from tests.waiting import wait_for
 
@@ -111,6 +111,17 @@ def test_reset_and_seal(container: Container) -> None:
     container.send(op="reset", slot=1)
     container.packet("slot_ready", slot=1, kept=False, epoch=1)
     assert container.bash(1, "ls -A") == ""
+
+
+def test_git_commits_and_clones_what_belongs_to_another_user(place: Path) -> None:
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(place)]
+    subprocess.run([*git, "init", "-q", "made"], check=True)
+    subprocess.run([*git, "-C", "made", "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    with Container(place, prefix=prefix(), binds=(Bind(str(place / "made"), "/opt/made"),)) as container:
+        container.ready()
+        container.bash(0, "git clone -q --shared /opt/made c && cd c && git commit -q --allow-empty -m two")
+        assert container.bash(0, "git -C c log --format=%an") == "agent\na\n"
+        assert container.bash(1, "/run/agentenv/bin/python -c 'print(1)'") == "1\n"
 
 
 def test_the_process_limit_is_the_slot_s_own(place: Path) -> None:

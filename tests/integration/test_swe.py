@@ -20,7 +20,7 @@ from examples.swe.__main__ import play
 from examples.swe.env import SweConfig, SweEnv
 from tests.integration.test_env_local import leftovers
 from tests.unit.env.env_stubs import server_of, settings
-from tests.unit.examples.swe_repos import dataset
+from tests.unit.examples.swe_repos import dataset, smith
 
 SLUGS, SPANS, TALLY = "acme__slugs-1", "acme__spans-1", "acme__tally-1"
 MODES = ("fake", "local")
@@ -51,9 +51,15 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def solving(tmp_path: Path, players: Sequence[str], item: str = SLUGS, **changed: Any) -> AsyncIterator[SweEnv]:
+async def solving(
+    tmp_path: Path,
+    players: Sequence[str],
+    item: str = SLUGS,
+    made: tuple[Path, Path] | None = None,
+    **changed: Any,
+) -> AsyncIterator[SweEnv]:
     """An environment in which each player runs one command."""
-    file, repositories, _ = dataset(tmp_path)
+    file, repositories = made or dataset(tmp_path)[:2]
     script: list[Player] = [[Reply("", (Call("bash", {"command": text}),)), Reply("done")] for text in players]
     values = settings(tmp_path).model_dump(exclude_unset=True)
     values |= {"dataset_name": str(file), "repositories": str(repositories), "clone_url": "", "item_retries": 0}
@@ -70,7 +76,6 @@ async def played(tmp_path: Path, players: Sequence[str], item: str = SLUGS, **ch
     return list(group.trajectories)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_gold_patch_scores_1_and_nothing_scores_0(tmp_path: Path, mode: str) -> None:
     file, repositories, _ = dataset(tmp_path)
@@ -85,7 +90,21 @@ async def test_the_gold_patch_scores_1_and_nothing_scores_0(tmp_path: Path, mode
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.parametrize("what", ["a fix of the base commit", "a bug in the base commit"])
+async def test_records_whose_tests_are_in_the_repository(tmp_path: Path, what: str) -> None:
+    row = smith(tmp_path / "repositories")[what]
+    file = tmp_path / "records.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    fields = {"dataset_name": str(file), "repositories": str(tmp_path / "repositories"), "clone_url": ""}
+    fields |= {"patch_is": "bug" if what.startswith("a bug") else "fix", "tool_pool_mode": "local"}
+    assert await play(tmp_path, ["oracle", "empty"], **fields) == {"acme__smith-1": [1.0, 0.0]}
+    (tmp_path / "rollouts.jsonl").unlink()
+    forged = "printf 'def test_space(): pass\\ndef test_lower(): pass\\n' | tee checks.py > tests/test_more.py"
+    found = await played(tmp_path, [forged], "acme__smith-1", made=(file, tmp_path / "repositories"), **fields)
+    assert (found[0].score, found[0].fault) == (0.0, "none")
+    assert found[0].verification["put back"] == ["checks.py", "tests/test_more.py"]
+
+
 async def test_half_a_solution_and_one_that_breaks_something(tmp_path: Path) -> None:
     breaking = f"{SOLVED}; sed -i 's/text.lower()/text/' slugs.py"
     players = [SOLVED, BLANK_ONLY, breaking, "true"]
@@ -125,7 +144,6 @@ FORGERIES = {
 }
 
 
-@pytest.mark.timeout(300)
 async def test_no_forgery_is_scored(tmp_path: Path) -> None:
     found = await played(tmp_path, list(FORGERIES.values()), tool_pool_mode="local", slot_workspace_mib=128)
     told = {name: (member.score, member.fault, member.error) for name, member in zip(FORGERIES, found, strict=True)}
@@ -137,7 +155,6 @@ async def test_no_forgery_is_scored(tmp_path: Path) -> None:
     assert "control tests" in kept["pytest patched from the source"]["reason"]
 
 
-@pytest.mark.timeout(300)
 async def test_what_is_left_beside_a_solution_does_not_cost_it(tmp_path: Path) -> None:
     beside = [
         into("tests/test_slugs.py", "def test_mine(): assert False"),
@@ -149,7 +166,6 @@ async def test_what_is_left_beside_a_solution_does_not_cost_it(tmp_path: Path) -
     assert found[2].verification["changed"] == ["README.md", "away", "pipe", "run.sh", "slugs.py"]
 
 
-@pytest.mark.timeout(300)
 async def test_the_workspace_has_git_and_the_tests_run_as_the_task_says(tmp_path: Path) -> None:
     commands = [
         "git log --all --format=%s; git status --porcelain | wc -l",
@@ -166,7 +182,6 @@ async def test_the_workspace_has_git_and_the_tests_run_as_the_task_says(tmp_path
     assert "test_apart" not in json.dumps(found[0].messages)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", MODES)
 async def test_dependencies_are_seen_by_the_policy_and_by_the_tests(tmp_path: Path, mode: str) -> None:
     dependencies = tmp_path / "dependencies"

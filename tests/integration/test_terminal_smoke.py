@@ -12,6 +12,7 @@ import pytest
 
 from agentenv.testing import Call, Reply, ScriptedPolicy, Turn, build_tokenizer
 from tests.programs import program
+from tests.waiting import START_S
 
 ISOLATION = "full" if os.geteuid() == 0 else "user"
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +61,7 @@ async def test_only_a_shell_that_stays_finds_the_answer(mode: str, tmp_path: Pat
         command = ("-m", "examples.terminal_smoke.env", "process", *argv)
         async with (
             program(*command, cwd=ROOT, env=env, stdout=log) as process,
-            asyncio.timeout(100),
+            asyncio.timeout(START_S),
         ):
             status = await process.wait()
     assert status == 0, log.read_text(errors="replace")

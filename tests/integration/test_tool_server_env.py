@@ -223,7 +223,6 @@ async def test_the_example_scores_the_honest_policy_and_hides_the_key(tmp_path: 
     assert "no record nobody" in shown(curious)[1]
 
 
-@pytest.mark.timeout(240)
 async def test_in_a_real_slot_the_key_is_nowhere_to_be_seen(tmp_path: Path) -> None:
     isolation = "full" if os.geteuid() == 0 else "user"
     assert await play(tmp_path, tool_pool_mode="local", isolation=isolation) == [1.0, 0.0]

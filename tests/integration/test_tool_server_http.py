@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import signal
@@ -14,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
+import httpx
 import pytest
 from starlette.datastructures import URL
 from starlette.requests import Request
@@ -53,6 +52,11 @@ def client(url: str, **fields: Any) -> ToolServerClient:
     return ToolServerClient(url, TOKEN, **{"reconnect_deadline_s": 10.0, **fields})
 
 
+def http(url: str, headers: dict[str, str] | None = None) -> httpx.AsyncClient:
+    """A client that is not ours, as curl would be."""
+    return httpx.AsyncClient(base_url=url, headers=headers, trust_env=False)
+
+
 def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
 
@@ -76,13 +80,10 @@ async def test_no_host_header_does_without_the_token(
         made = property(lambda request: URL(f"http://{request.headers['host']}{request.scope['path']}"))
         monkeypatch.setattr(Request, "url", made)
     asked = {"id": "c-1", "scope": SCOPE.model_dump(), "tool": "ask", "arguments": {"word": "w"}, "timeout_s": 5}
-    async with serving(ToolServer([counted.tool()])) as url, aiohttp.ClientSession(headers={"Host": host}) as session:
-        async with session.get(f"{url}/v1/tools") as answer:
-            assert answer.status in (400, 401)
-        async with session.post(f"{url}/v1/calls", json=asked) as answer:
-            assert answer.status in (400, 401)
-        async with session.get(f"{url}/health", headers={"Host": "x"}) as answer:
-            assert answer.status == 200
+    async with serving(ToolServer([counted.tool()])) as url, http(url, {"Host": host}) as caller:
+        assert (await caller.get("/v1/tools")).status_code in (400, 401)
+        assert (await caller.post("/v1/calls", json=asked)).status_code in (400, 401)
+        assert (await caller.get("/health", headers={"Host": "x"})).status_code == 200
     assert counted.runs == []
 
 
@@ -273,12 +274,9 @@ async def test_the_wrong_token_is_a_setting_and_a_stranger_no_tool_server(counte
 async def test_without_a_token_only_health(
     counted: Counted, method: str, path: str, body: Any, status: int, said: str
 ) -> None:
-    async with (
-        serving(ToolServer([counted.tool()])) as url,
-        aiohttp.ClientSession() as session,
-        session.request(method, url + path, data=body) as answer,
-    ):
-        assert (answer.status, said in await answer.text()) == (status, True)
+    async with serving(ToolServer([counted.tool()])) as url, http(url) as caller:
+        answer = await caller.request(method, path, content=body)
+        assert (answer.status_code, said in answer.text) == (status, True)
 
 
 @pytest.mark.parametrize(
@@ -300,10 +298,9 @@ async def test_bad_input_is_refused_readably_and_harmless(
     counted: Counted, path: str, body: bytes, status: int, said: str
 ) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with serving(ToolServer([counted.tool()])) as url, aiohttp.ClientSession(headers=headers) as session:
-        async with session.post(url + path, data=io.BytesIO(body)) as answer:
-            told = await answer.json()
-        assert (answer.status, said in told["message"]) == (status, True), told
+    async with serving(ToolServer([counted.tool()])) as url, http(url, headers) as caller:
+        answer = await caller.post(path, content=body)
+        assert (answer.status_code, said in answer.json()["message"]) == (status, True), answer.text
         async with client(url) as tools:
             assert (await asked(tools)).fault == "none"
 

@@ -152,6 +152,24 @@ async def test_a_secret_cannot_be_read_in_parts(site: Web) -> None:
     assert KEY not in whole
 
 
+async def test_several_pages_can_be_read_at_once(site: Web) -> None:
+    """As models trained on other harnesses ask for them; one that is gone does not hide the others."""
+    site.pages["/next"] = "<title>Next</title><main><h1>Second</h1><p>Text.</p></main>"
+    async with tool_server(allowing(site)) as server:
+        one = content(await ask(server, "web_extract", urls=[site.url()]))
+        urls = [site.url(), site.url("/gone"), site.url("/next")]
+        all_three = content(await ask(server, "web_extract", urls=urls))["text"]
+        too_many = await ask(server, "web_extract", urls=[site.url()] * 6)
+        schema = next(tool.parameters for tool in server.describe().tools if tool.name == "web_extract")
+    assert one["text"] == content(await called(allowing(site), "web_extract", url=site.url()))["text"]
+    assert [line for line in all_three.splitlines() if line.startswith("# http")] == [f"# {url}" for url in urls]
+    assert "HTTP 404" in all_three
+    assert "Second" in all_three
+    assert "at most 5 items" in too_many.message
+    assert schema["properties"]["url"]["type"] == "string"
+    assert "urls" not in schema["properties"]
+
+
 async def test_extract_reads_the_page(site: Web) -> None:
     async with tool_server(allowing(site)) as server:
         read = content(await ask(server, "web_extract", url=site.url()))

@@ -18,7 +18,6 @@ from scripts import tools_page
 CONTAINER = ContainerSettings(slots_per_container=1, require_sandbox=False)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ["fake", "local"])
 async def test_every_example_answers_what_the_page_says(kind: str, tmp_path: Path) -> None:
     backend = FakeBackend(CONTAINER) if kind == "fake" else LocalBackend(CONTAINER, state_dir=tmp_path)

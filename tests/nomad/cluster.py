@@ -34,10 +34,9 @@ from agentenv.image import IMAGE, connect
 from agentenv.slots.backends.nomad.job import hcl
 from tests.nomad.containers import healthy, url_of
 from tests.nomad.nomad_http import NomadHttp
-from tests.waiting import wait_for
+from tests.waiting import START_S, wait_for
 
 T = TypeVar("T")
-START_DEADLINE_S = 90.0
 ATTEMPTS = 3
 
 
@@ -135,7 +134,7 @@ class Cluster:
         stubs = self.nomad.get(f"/v1/job/{job_id}/allocations", all="true") or []
         return [self.nomad.get(f"/v1/allocation/{stub['ID']}") for stub in stubs]
 
-    def serving(self, job_id: str, count: int = 1, *, deadline_s: float = START_DEADLINE_S) -> dict[str, str]:
+    def serving(self, job_id: str, count: int = 1, *, deadline_s: float = START_S) -> dict[str, str]:
         """Wait until ``count`` containers of the job answer: allocation id → base URL."""
 
         def urls() -> dict[str, str]:

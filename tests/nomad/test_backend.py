@@ -27,7 +27,7 @@ from agentenv.wire.states import ContainerState
 from tests.contract.conftest import Client
 from tests.nomad.cluster import Cluster
 from tests.nomad.farm import KillableNomad, nomad_farm
-from tests.waiting import eventually, until
+from tests.waiting import START_S, eventually, until
 
 ONE = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
 
@@ -46,7 +46,7 @@ async def _pool(backend: NomadBackend, settings: PoolSettings = ONE) -> AsyncIte
 async def _take(backend: NomadBackend, *kinds: type[ContainerEvent]) -> list[ContainerEvent]:
     """The next events, which must be of these kinds."""
     found: list[ContainerEvent] = []
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(START_S):
         async for event in backend.events():
             found.append(event)
             if len(found) == len(kinds):
@@ -180,7 +180,7 @@ async def test_a_replaced_container_gives_way_to_another(cluster: Cluster) -> No
         assert isinstance(old, ContainerStarted)
         await backend.replace(old.handle.id, "it is broken")
         rest: list[ContainerEvent] = []
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(START_S):
             async for event in backend.events():
                 rest.append(event)
                 if {type(event) for event in rest} >= {ContainerGone, ContainerStarted}:
@@ -267,7 +267,7 @@ async def test_all_slots_may_use_what_each_is_allowed_at_once(cluster: Cluster, 
         AsyncExitStack() as stack,
     ):
         sessions = [await stack.enter_async_context(executor.open(f"t{number}")) for number in range(3)]
-        calls = (one.call("bash", {"command": f'python3 -c "{hold}"'}, timeout_s=60) for one in sessions)
+        calls = (one.call("bash", {"command": f'python3 -c "{hold}"'}, timeout_s=START_S) for one in sessions)
         results = await asyncio.gather(*calls)
     assert [(one.exit_code, one.stdout) for one in results] == [(0, "900\n")] * 3
 

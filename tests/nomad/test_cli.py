@@ -19,11 +19,8 @@ from agentenv.metrics.scrape import parse
 from tests import cli
 from tests.integration.repair_tasks import PACKAGE, made
 from tests.nomad.cluster import Cluster
-from tests.waiting import wait_for
+from tests.waiting import START_S, wait_for
 
-pytestmark = pytest.mark.timeout(300)
-
-DEADLINE_S = 150.0
 SMALL = ("--slots", "2", "--slot-memory", "512", "--workspace", "64", "--memory", "1536")
 
 
@@ -57,7 +54,7 @@ def test_a_farm_is_started_looked_at_used_scaled_and_ended(cluster: Cluster, com
     first = up["containers"][0]["id"]
 
     with command.started("exec", *job, "id -u; exit 4") as running:
-        stdout, stderr = running.communicate(timeout=DEADLINE_S)
+        stdout, stderr = running.communicate(timeout=START_S)
     assert (running.returncode, int(stdout) > 0) == (4, True), stderr
     assert [slot["state"] for slot in command.told("slots", *job)] == ["free", "free"]
 
@@ -77,7 +74,7 @@ def test_a_farm_is_started_looked_at_used_scaled_and_ended(cluster: Cluster, com
         with urllib.request.urlopen(url, timeout=30) as reply:
             samples = parse(reply.read().decode())
         serving.send_signal(signal.SIGINT)
-        assert serving.wait(timeout=DEADLINE_S) == 0
+        assert serving.wait(timeout=START_S) == 0
     assert samples.one("agentenv_pool_containers", state="ready") == 2
     assert sum(samples.by("agentenv_sandbox_calls_total", "container").values()) == 1
 
@@ -101,7 +98,7 @@ def test_logs_are_followed(cluster: Cluster, command: Command, job_id: str) -> N
         assert following.stdout is not None
         assert any("serving" in line for line in following.stdout)  # a loaded machine's stalls are told before it
         following.send_signal(signal.SIGINT)
-        _, stderr = following.communicate(timeout=DEADLINE_S)
+        _, stderr = following.communicate(timeout=START_S)
     assert following.returncode == 0, stderr
     code, _, stderr = command.run("logs", "--job", job_id, "nothing-like-it")
     assert code == 2
@@ -133,7 +130,7 @@ def test_a_lease_nobody_renews_is_shown_and_ended(cluster: Cluster, command: Com
     job = ("--job", job_id)
     command.told("up", *job, *SMALL)
     with command.started("exec", *job, "--", "sleep", "250") as holder:
-        leased = wait_for(lambda: command.told("slots", *job, "--state", "leased"), DEADLINE_S)
+        leased = wait_for(lambda: command.told("slots", *job, "--state", "leased"), START_S)
         assert leased[0]["trajectory"] == "agentenv-exec"
         assert orphans(cluster, command, *job, "--observe", "6") == []  # its owner lives
         holder.kill()
@@ -142,7 +139,7 @@ def test_a_lease_nobody_renews_is_shown_and_ended(cluster: Cluster, command: Com
     found = orphans(cluster, command, *job, "--observe", "4", "--end-leases")
     if found:  # it may have ended by itself meanwhile: leases last 30 s
         assert [(one["kind"], one["removed"]) for one in found] == [("lease", True)]
-    wait_for(lambda: command.told("slots", *job, "--state", "leased") == [], DEADLINE_S)
+    wait_for(lambda: command.told("slots", *job, "--state", "leased") == [], START_S)
     assert command.run("down", *job)[0] == 0
 
 

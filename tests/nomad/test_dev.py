@@ -19,12 +19,10 @@ from agentenv.dev.agent import AgentPlace
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import BuildStep, connect
 from agentenv.slots.backends.nomad.job import hcl
-from tests.nomad.cluster import START_DEADLINE_S, Cluster
+from tests.nomad.cluster import Cluster
 from tests.nomad.containers import healthy, url_of
 from tests.nomad.nomad_http import NomadHttp
 from tests.waiting import wait_for
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -146,7 +144,7 @@ def run_one_slot(nomad: NomadHttp, job_id: str) -> None:
         urls = [url_of(nomad.get(f"/v1/allocation/{stub['ID']}")) for stub in stubs]
         return any(url is not None and healthy(url) for url in urls) or None
 
-    wait_for(serving, START_DEADLINE_S, lambda: str(nomad.get(f"/v1/job/{job_id}/allocations")))
+    wait_for(serving, explain=lambda: str(nomad.get(f"/v1/job/{job_id}/allocations")))
 
 
 def test_taken_port_is_said_plainly(place: AgentPlace) -> None:

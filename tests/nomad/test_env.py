@@ -6,15 +6,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
-
 from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply
 from tests.nomad.cluster import Cluster
 from tests.nomad.farm import docker_name
 from tests.unit.env.env_stubs import IDLE, WRITE, AnswerEnv, environment
-
-pytestmark = pytest.mark.timeout(300)
 
 KILLS = 3
 LONG = [*(Reply("", (Call("bash", {"command": f"echo {n}; sleep 0.2"}),)) for n in range(4)), *WRITE]

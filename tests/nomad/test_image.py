@@ -25,9 +25,8 @@ from agentenv.slots.backends.nomad.job import JobShape
 from agentenv.wire.spec import MIB, ContainerSpec, SlotLimits
 from tests.nomad.cluster import Cluster
 from tests.nomad.containers import run_in_slot, server_info
-from tests.waiting import wait_for
+from tests.waiting import DEADLINE_S, wait_for
 
-pytestmark = pytest.mark.timeout(300)  # the first one starts the cluster
 SPEC = {
     "slots": 2,
     "binds": [{"source": "/usr/share/common-licenses", "target": "/opt/licences"}],
@@ -191,9 +190,12 @@ def test_slots_get_what_the_job_says(running: Running) -> None:
 
 
 def test_slots_have_what_agents_use(running: Running) -> None:
-    for program in ("git", "curl", "python3", "tmux", "rg", "jq", "patch", "ps", "less", "unzip", "xz"):
+    others = ("tmux", "rg", "jq", "patch", "ps", "less", "unzip", "xz")
+    for program in ("git", "curl", "python", "python3", "pip", *others):
         assert running.bash(f"command -v {program}").startswith("/usr/bin/"), program
     assert running.bash("command -v gcc cc docker; true") == ""
+    assert "externally-managed" not in running.bash("pip install --no-index nothing-of-this-name")
+    assert running.bash("python -m venv --without-pip made && made/bin/python -c 'import ensurepip'") == ""
     assert running.bash("find / -xdev -perm /6000 -type f 2>/dev/null; ls /opt") == "licences\n"
 
 
@@ -361,7 +363,7 @@ def test_image_refuses_to_be_less_than_it_is_asked_to_be(cluster: Cluster, tmp_p
     )
     try:
         made.start()
-        assert made.wait(timeout=60)["StatusCode"] == 2
+        assert made.wait(timeout=DEADLINE_S)["StatusCode"] == 2
         said = json.loads(made.logs(stderr=False).splitlines()[-1])
     finally:
         made.remove(force=True)

@@ -27,7 +27,7 @@ from agentenv.slots.pool import SlotPool
 from tests.contract.conftest import Client
 from tests.nomad.cluster import Cluster
 from tests.nomad.farm import KillableNomad, nomad_farm
-from tests.waiting import until, wait_for
+from tests.waiting import START_S, until, wait_for
 
 TTL_OVER_S = 22.0
 """Nomad frees a silent holder's lock so long after its last word."""
@@ -39,7 +39,7 @@ def _farm(cluster: Cluster, job_id: str, slots: int = 2, **settings: Any) -> Kil
 
 
 async def _started(backend: NomadBackend) -> str:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(START_S):
         async for event in backend.events():
             if isinstance(event, ContainerStarted):
                 return event.handle.id

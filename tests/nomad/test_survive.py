@@ -31,9 +31,7 @@ from tests.nomad import farm_process
 from tests.nomad.cluster import Cluster, running_cluster
 from tests.nomad.farm import allocation_of, docker_name
 from tests.nomad.traffic import LEASE_END_S, WHOLE_AGAIN_S, Farm, farm_at_work
-from tests.waiting import until, wait_for
-
-pytestmark = pytest.mark.timeout(300)
+from tests.waiting import START_S, until, wait_for
 
 CONTAINERS, SLOTS, TRAJECTORIES = 2, 4, 8
 SEVERAL = PoolSettings(min_containers=CONTAINERS, max_containers=CONTAINERS)
@@ -175,7 +173,7 @@ async def test_an_environment_killed_in_the_middle_of_a_hundred_calls_and_starte
 
 async def take_until(stream: asyncio.StreamReader, key: str, count: int) -> AsyncIterator[bytes]:
     """Lines until so many of them have the key."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(START_S):
         while count and (line := await stream.readline()):
             count -= key in json.loads(line)
             yield line
@@ -240,7 +238,7 @@ async def whole_within(pool: SlotPool, seconds: float) -> None:
 async def started(backend: NomadBackend, count: int) -> list[ContainerHandle]:
     """The first containers it reports."""
     found: list[ContainerHandle] = []
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(START_S):
         async for event in backend.events():
             if isinstance(event, ContainerStarted):
                 found.append(event.handle)

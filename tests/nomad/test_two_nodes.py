@@ -19,8 +19,6 @@ from tests.nomad.traffic import LEASE_END_S, Farm, farm_at_work
 from tests.nomad.two_nodes import Node, TwoNodes, two_nodes
 from tests.waiting import until, wait_for
 
-pytestmark = pytest.mark.timeout(300)
-
 SLOTS, TRAJECTORIES = 4, 6
 
 

@@ -128,6 +128,7 @@ async def test_nothing_of_the_hosts_environment_is_inherited(slots: Slots) -> No
         "PAGER",
         "MANPAGER",
         "GIT_PAGER",
+        "PIP_BREAK_SYSTEM_PACKAGES",
         "LESS",
         "TMPDIR",
         "TERM",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import table
-from benchmarks.__main__ import main
+from benchmarks.__main__ import busy, main, told
 from benchmarks.baselines import bare_bash, output_file
 from benchmarks.ledger_costs import decisions, moves
 from benchmarks.measure import MIB, Latencies, at_least, at_most, beside, percentile
@@ -137,3 +137,11 @@ def test_a_place_that_cannot_be_written_is_said_before_anything_is_measured(
         main()
     assert ended.value.code == 2
     assert "--out: cannot make" in capsys.readouterr().err
+
+
+def test_a_busy_machine_is_mentioned_and_every_target_explained() -> None:
+    assert busy(0.1) == ""
+    assert "load 64.0" in busy(64.0)
+    entries = {"T1": {"what": "short calls"}}
+    assert told(entries, 80) == ["T1: short calls"]
+    assert told(entries, 200) == [], "the table itself has room for it"

@@ -9,7 +9,8 @@ from agentenv.errors import AgentEnvError, ConfigError, by_code
 
 @pytest.mark.parametrize("kind", by_code().values())
 def test_a_copy_says_the_same_and_shares_no_traceback(kind: type[AgentEnvError]) -> None:
-    made = kind("field", "message", next_step="cure") if kind is ConfigError else kind("message", next_step="cure")
+    words = ("field", "message") if issubclass(kind, ConfigError) else ("message",)
+    made = kind(*words, next_step="cure")
     try:
         raise made
     except AgentEnvError as error:

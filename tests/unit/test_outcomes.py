@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 
 CONFTEST = """
@@ -68,7 +66,6 @@ def suite_run(directory: Path, *before: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
-@pytest.mark.timeout(300)
 def test_no_failing_test_ends_the_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_first.py").write_text(FIRST)
@@ -90,7 +87,6 @@ def test_no_failing_test_ends_the_run(tmp_path: Path) -> None:
     assert "8 failed, 2 passed, 2 errors in " in ran.stdout, ran.stdout[-2000:]
 
 
-@pytest.mark.timeout(300)
 def test_a_run_that_began_with_signals_ignored(tmp_path: Path) -> None:
     """A script's background job ignores SIGINT and SIGQUIT, what nohup starts SIGHUP; tests' children would inherit
     that."""

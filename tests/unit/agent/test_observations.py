@@ -83,6 +83,12 @@ def test_file_tools_read_as_text() -> None:
     assert shown("list_files", listed, 100) == "a/\na/b  7\n[more entries were omitted]"
 
 
+def test_a_screenshot_is_not_shown_as_text() -> None:
+    content = {"url": "http://x/", "title": "X", "type": "image/jpeg", "size_bytes": 3, "image": "AAAA"}
+    said = "screenshot of http://x/ kept (3 bytes); it is not shown here"
+    assert shown("browser_screenshot", CallResult(id="c", exit_code=0, content=content), 100) == said
+
+
 def test_artifacts_read_as_sums_and_half_a_base64_text_is_never_shown() -> None:
     files: JsonValue = [{"path": "a/b", "size_bytes": 3, "sha256": "0" * 64}]
     content: dict[str, JsonValue] = {"data": None, "files": files, "total_bytes": 3}

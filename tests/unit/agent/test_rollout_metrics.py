@@ -6,7 +6,15 @@ from collections import deque
 
 import pytest
 
-from agentenv.agent.rollout_metrics import KEPT_VALUES, TIMES, RolloutMetrics, percentile, readable, rollout_row
+from agentenv.agent.rollout_metrics import (
+    KEPT_VALUES,
+    TIMES,
+    RolloutMetrics,
+    conversation,
+    percentile,
+    readable,
+    rollout_row,
+)
 from agentenv.agent.transcript import SequenceSummary, Shortening, Step, ToolRecord, Transcript
 from agentenv.wire.calls import CallResult
 
@@ -116,8 +124,9 @@ def test_a_rollout_reads_as_a_conversation() -> None:
         error="ContainerLostError: gone",
         fault="infra",
     )
-    text = readable(told)
+    text = readable(told, conversation)
     assert text.startswith('## user\ndo it\n\n## assistant\n-> bash {"command": "ls"}\n\n## tool\nxxx')
     assert text.endswith("## ended by infra\nContainerLostError: gone")
     assert len(text) < 10_000
-    assert rollout_row(told)[:4] == ["i", "t-0", None, "infra"]
+    assert readable(told, lambda messages: str(len(messages))).startswith("3\n\n## ended")
+    assert rollout_row(told, conversation)[:4] == ["i", "t-0", None, "infra"]

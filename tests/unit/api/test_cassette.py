@@ -214,6 +214,36 @@ async def test_leaving_what_was_recorded_first_makes_the_calls_that_were_skipped
     assert pages.log == ["g-0 go a", "g-1 go a", "g-1 look"]
 
 
+@pytest.mark.parametrize(
+    ("now", "fault"),
+    [({"text": "2"}, "none"), ({"element": "Delete"}, "infra"), ({"broken": "yes"}, "infra")],
+)
+async def test_a_skipped_call_that_ends_otherwise_when_it_is_made_is_our_failure(
+    tmp_path: Path, now: dict[str, str], fault: str
+) -> None:
+    world = {"element": "Save", "text": "1"}
+
+    async def press() -> dict[str, str]:
+        """Press."""
+        if "broken" in world:
+            raise ToolFailure("gone", keep=True)
+        return world
+
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    tools = [external_tool(press, stateful=True, same=("element",)), external_tool(look, stateful=True)]
+    async with ToolServer(tools, taping(tmp_path)) as server:
+        await ask(server, "press", scope=member(0))
+        world |= now
+        recorded = await ask(server, "press", scope=member(1))
+        assert recorded.content == {"element": "Save", "text": "1"}
+        result = await ask(server, "look", scope=member(1))
+    assert result.fault == fault
+    assert ("delete the cassette" in result.message) == (fault == "infra")
+
+
 async def test_after_a_failure_that_is_not_kept_nothing_recorded_is_mistaken_for_what_comes(tmp_path: Path) -> None:
     pages = Pages()
     async with ToolServer(pages.tools(), taping(tmp_path)) as server:

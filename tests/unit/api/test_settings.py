@@ -16,6 +16,7 @@ from agentenv.api.web.search import DIALECTS
 from agentenv.env.config import AgentFields
 from agentenv.env.tools import default_tool_server, token_of
 from agentenv.errors import ConfigError
+from agentenv.tools.toolsets import TOOLSETS
 
 PAGE = Path(__file__).parents[3] / "docs" / "tool-server.md"
 
@@ -57,7 +58,7 @@ def test_a_secret_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("text", "field", "said"),
     [
-        ("modul = []", "modul", "Extra inputs"),
+        ("modul = []", "modul", "did you mean"),
         ("not toml", "config", "cannot be read"),
         ("[secrets]\nkey = {}", "secrets.key", "either file or env"),
         ('[search]\nprovider = "brave"', "search", "needs a key"),
@@ -96,7 +97,7 @@ def test_what_nobody_configured_says_so() -> None:
     described = {tool.name: tool.unavailable for tool in tool_server().describe().tools}
     assert "no search provider" in described["web_search"]
     assert "allow list is empty" in described["http_fetch"]
-    assert set(described) == {"web_search", "web_extract", "http_fetch", "browser_navigate", "browser_snapshot"}
+    assert set(described) == {*TOOLSETS["web"], *TOOLSETS["browser"]}
     gone = ToolServerSettings.model_validate(
         {"network": {"allow": [{"host": "*"}]}, "browser": {"executable": "/no/such/chromium"}}
     )
@@ -163,4 +164,4 @@ def test_in_process_takes_the_same_file(tmp_path: Path) -> None:
     written(tmp_path, "builtin_tools = false")
     config = AgentFields(tool_server_url="inprocess", tool_server_config=str(tmp_path / "tools.toml"))
     assert default_tool_server(config).describe().tools == ()
-    assert len(default_tool_server(AgentFields(tool_server_url="inprocess")).describe().tools) == 5
+    assert len(default_tool_server(AgentFields(tool_server_url="inprocess")).describe().tools) == 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -11,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import agentenv
+from agentenv.cli import options
 from agentenv.cli.app import VERBS, VERBS_WITH_BACKEND, app, imported
+from agentenv.wire.base import MAX_TIMEOUT_S
 
-OF_A_FARM = [verb for verb in VERBS if verb not in ("doctor", "tool-server", "image", "dev")]
 RUN = [verb for verb in VERBS if verb not in ("image", "dev")]
 """Those that are no group of others."""
 
@@ -63,13 +65,52 @@ def test_verbs_and_their_options_are_completed(typed: str, wanted: str) -> None:
 def test_listing_the_verbs_imports_none_of_them() -> None:
     code = (
         "import re, sys\nfrom agentenv.cli import main\ntry: main()\n"
-        "finally: print(sorted(m for m in sys.modules if re.match(r'agentenv|aiohttp$|pydantic$', m)))"
+        "finally: print(sorted(m for m in sys.modules if re.match(r'agentenv|aiohttp$|asyncio$|pydantic$|rich$', m)))"
     )
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=True)
     assert re.findall(r"'([^']+)'", done.stdout.splitlines()[-1]) == [
-        "agentenv", "agentenv._version", "agentenv.cli", "agentenv.cli.app", "agentenv.errors", "agentenv.slots",
-        "agentenv.slots.backends", "agentenv.slots.backends.registry",
+        "agentenv", "agentenv._version", "agentenv.cli", "agentenv.cli.app", "agentenv.cli.options", "agentenv.errors",
+        "agentenv.exports", "agentenv.slots", "agentenv.slots.backends", "agentenv.slots.backends.registry",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in VERBS)])
+def test_help_fits_a_terminal_of_80_columns(words: list[str]) -> None:
+    said = CliRunner().invoke(app, words, env={"COLUMNS": "80"}).stdout.splitlines()
+    assert [line for line in said if len(line) > 80] == []
+    assert "[bold]" not in "".join(said)
+
+
+@pytest.mark.parametrize("words", [["-b", "fake", "doctor"], ["--backend", "fake", "doctor"]])
+def test_a_backend_may_stand_before_the_verb(words: list[str]) -> None:
+    seen = CliRunner().invoke(app, [*words, "--help"])
+    assert seen.exit_code == 0
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_and_completion_of_a_verb_wait_for_nothing_it_needs_to_run(verb: str) -> None:
+    code = (
+        f"import sys\nfrom agentenv.cli.app import imported\nimported({verb!r})\n"
+        "print(*{'aiohttp', 'pydantic', 'docker', 'nomad', 'fastapi', 'atroposlib'} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_ctrl_c_while_the_command_is_imported_prints_no_traceback() -> None:
+    code = (
+        "import os, signal, sys\nfrom agentenv.cli import main\n"
+        "class Imports:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'agentenv.cli.app': os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Imports())\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_the_longest_timeout_is_the_wires() -> None:
+    assert options.LONGEST_TIMEOUT_S == MAX_TIMEOUT_S
 
 
 def test_completion_can_be_had() -> None:
@@ -92,10 +133,14 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import sys, agentenv; print(sorted(m for m in sys.modules if re.match('agentenv|aiohttp|pydantic', m)))"
     done = subprocess.run([sys.executable, "-c", f"import re; {code}"], capture_output=True, text=True, check=True)
-    assert re.findall(r"'([^']+)'", done.stdout) == ["agentenv", "agentenv._version"]
+    assert re.findall(r"'([^']+)'", done.stdout) == [
+        "agentenv",
+        "agentenv._version",
+        "agentenv.errors",
+        "agentenv.exports",
+    ]
 
 
-@pytest.mark.parametrize("verb", OF_A_FARM)
-def test_every_verb_of_a_farm_takes_a_backend(verb: str) -> None:
-    assert "--backend" in CliRunner().invoke(app, [verb, "--help"]).stdout
-    assert verb in VERBS_WITH_BACKEND
+@pytest.mark.parametrize("verb", RUN)
+def test_a_backend_before_the_verb_is_given_to_every_verb_that_takes_one(verb: str) -> None:
+    assert ("--backend" in CliRunner().invoke(app, [verb, "--help"]).stdout) == (verb in VERBS_WITH_BACKEND)

@@ -55,6 +55,16 @@ def test_failure_names_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "start one" in output
 
 
+def test_an_ordinary_user_is_told_before_anything_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AGENTENV_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+    code, output = run("dev", "up")
+    assert code == 125
+    assert "needs root" in output
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(("found", "code"), [(UP, 0), (DOWN, 1)])
 def test_status_says_by_its_exit_code_whether_it_is_up(
     monkeypatch: pytest.MonkeyPatch, found: ClusterStatus, code: int

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from agentenv.cli.app import app
-from agentenv.cli.execute import notes, shell_exit_code
+from agentenv.cli.execute import notes, shell_exit_code, waiting_bytes
 from agentenv.farm import open
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.wire.calls import CallResult
@@ -36,6 +38,23 @@ def test_several_arguments_are_one_quoted_command() -> None:
 def test_standard_input_is_given_only_when_asked_for() -> None:
     assert run("--stdin", "--", "tr", "a-z", "A-Z", stdin="hello").stdout == "HELLO"
     assert run("cat", stdin="hello").stdout == ""
+
+
+def test_the_first_word_begins_the_command_and_what_follows_is_its_own() -> None:
+    assert run("printf", "%s|", "-la", "--json").stdout == "-la|--json|"
+
+
+def test_a_pipe_that_nobody_reads_is_noticed(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe, os.fdopen(writing, "w") as other:
+        assert waiting_bytes(pipe) == 0, "an empty pipe, as many programs are started with"
+        other.write("hello")
+        other.flush()
+        assert waiting_bytes(pipe) == 5
+    (tmp_path / "file").write_text("four")
+    with (tmp_path / "file").open() as file, Path("/dev/null").open() as nothing:
+        assert (waiting_bytes(file), waiting_bytes(nothing)) == (4, 0)
+    assert waiting_bytes(io.StringIO("no file")) == 0
 
 
 def test_a_deadline_is_124_and_said() -> None:

@@ -12,10 +12,11 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from agentenv.cli.app import app
-from agentenv.cli.output import count_of, duration, mib, short
+from agentenv.cli.output import count_of, mib, short
 from agentenv.cli.progress import Arrival
 from agentenv.cli.status import shown
 from agentenv.containers.handle import ContainerHandle
+from agentenv.durations import duration
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.farm.log import lines_of, logging_to
 from agentenv.farm.metrics import of_farm

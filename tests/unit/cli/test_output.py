@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -15,7 +17,7 @@ from agentenv.errors import AgentEnvError, ConfigError, InvalidArgumentsError, S
 
 
 @verb
-def failing(error: Exception, as_json: bool = False) -> None:
+def failing(error: BaseException, as_json: bool = False) -> None:
     raise error
 
 
@@ -95,6 +97,42 @@ def test_a_signal_unwinds_before_it_ends(number: signal.Signals) -> None:
     assert ended.value.number == number
     assert steps == ["closed"]
     assert signal.getsignal(number) is before
+
+
+STUCK = """
+import asyncio
+from agentenv.cli.output import run_to_end
+
+async def work():
+    print("working", flush=True)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        print("closing", flush=True)
+        await asyncio.Event().wait()
+
+run_to_end(work())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_process_at_once_and_without_a_traceback(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as stuck:
+        assert stuck.stdout is not None
+        for line in ("working", "closing"):
+            assert stuck.stdout.readline().strip() == line
+            stuck.send_signal(number)
+        assert stuck.communicate(timeout=60) == ("", "")
+    assert stuck.returncode == -number
+
+
+def test_ctrl_c_in_a_verb_without_a_loop_is_130(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        failing(error=KeyboardInterrupt())
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err == "interrupted by SIGINT\n"
 
 
 def test_work_that_ends_by_itself_gives_its_value() -> None:

@@ -87,7 +87,7 @@ def test_a_failed_download_hides_neither_output_nor_exit_code(monkeypatch: pytes
     assert done.exit_code == 3
     assert done.stderr.startswith("why\n")
     assert "No such file" in done.stderr
-    done = CliRunner().invoke(app, [*failing, "--json"])
+    done = CliRunner().invoke(app, ["exec", "--json", *failing[1:]])
     told = json.loads(done.stdout)
     assert (done.exit_code, told["exit_code"], told["stderr"]) == (3, 3, "why\n")
     assert told["download_error"]["error"] == "config"

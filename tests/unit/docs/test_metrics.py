@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from agentenv.metrics.catalog import METRICS
 from agentenv.sandbox.server.metrics import METRICS as SANDBOX_METRICS

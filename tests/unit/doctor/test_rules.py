@@ -31,6 +31,7 @@ GOOD = Facts(
     cgroups=Cgroups("v2", frozenset({"memory", "pids", "cpu", "io"})),
     network_stacks=("slirp4netns",),
     tun_open=True,
+    slot_programs=frozenset({"python3", "git", "pip"}),
     tmux=True,
     bash_static=True,
     shm_bytes=GIB,
@@ -71,6 +72,7 @@ def test_a_good_machine_has_no_findings() -> None:
         ({"network_stacks": ()}, "network in a slot", Level.weaker, "is not possible"),
         ({"tun_open": False}, "network in a slot", Level.weaker, "not every user may open /dev/net/tun"),
         ({"tmux": False}, "tmux", Level.weaker, "not installed"),
+        ({"slot_programs": frozenset({"python3"})}, "programs in slots", Level.weaker, "git, pip"),
         ({"bash_static": False}, "fast shell", Level.weaker, "0.4 ms"),
         ({"open_files_hard": 1024}, "ulimits", Level.weaker, "1024"),
         ({"terminals": 512}, "terminals", Level.weaker, "enough for 8 slots"),
@@ -147,7 +149,7 @@ def test_no_state_directory_means_nothing_stale(tmp_path: Path) -> None:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def be(facts: Facts, real_slot: Finding, proofs: tuple[Proof, ...] = ()) -> None:
-        monkeypatch.setattr(doctor_verb, "gather", lambda: facts)
+        monkeypatch.setattr("agentenv.doctor.facts.gather", lambda: facts)
         monkeypatch.setattr(doctor_verb, "try_container", lambda _facts: (real_slot, proofs))
 
     return be

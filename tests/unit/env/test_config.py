@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentenv.env.config import ALIASES, TOOL_CALL_PARSERS, joined_negatives
+from agentenv.env.config import TOOL_CALL_PARSERS, check_arguments, joined_negatives
 from agentenv.env.environment import AgentEnvConfig
+from agentenv.env.older_names import ALIASES, REFUSED, with_flags_of_here
 from agentenv.errors import ConfigError
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.toolsets import choose
@@ -53,18 +55,102 @@ def test_it_becomes_the_settings_below() -> None:
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
-def test_older_names_mean_the_same(alias: str, name: str) -> None:
+def test_names_of_other_harnesses_mean_the_same_and_can_be_read(alias: str, name: str) -> None:
     config = AgentEnvConfig(**{alias: 7})
-    assert getattr(config, name) == 7
+    assert getattr(config, name) == getattr(config, alias) == 7
     assert AgentEnvConfig(**config.model_dump()) == config
+    assert config.model_dump(exclude_unset=True) == {alias: 7}
+    assert getattr(AgentEnvConfig(**{name: 8}), alias) == 8
+    assert getattr(AgentEnvConfig(), alias) == getattr(AgentEnvConfig(), name)
     AgentEnvConfig(**{alias: 7, name: 7})
     with pytest.raises(ConfigError, match=rf"{alias}=7.* and {name}=8.* disagree"):
         AgentEnvConfig(**{alias: 7, name: 8})
 
 
-def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> None:
-    merged = {**AgentEnvConfig().model_dump(), "max_agent_turns": "20"}
-    assert AgentEnvConfig(**merged).agent_max_steps == 20
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+@pytest.mark.parametrize("given", [None, "alias", "name"])
+def test_both_names_of_a_setting_change_together(alias: str, name: str, given: str | None) -> None:
+    first = AgentEnvConfig(**({{"alias": alias, "name": name}[given]: 7} if given else {}))
+    for changed in (alias, name):
+        assigned = first.model_copy()
+        setattr(assigned, changed, 3)
+        for config in (assigned, first.model_copy(update={changed: 3}), first.model_copy(update={alias: 3, name: 3})):
+            assert getattr(config, alias) == getattr(config, name) == 3
+            for unset in (False, True):
+                again = AgentEnvConfig(**config.model_dump(exclude_unset=unset))
+                assert getattr(again, alias) == getattr(again, name) == 3
+    before = getattr(first, name)
+    setattr(first, alias, None)
+    assert getattr(first.model_copy(update={alias: None}), alias) == getattr(first, alias) == before
+    with pytest.raises(ConfigError, match=rf"{alias}=3 and {name}=4 disagree"):
+        first.model_copy(update={alias: 3, name: 4})
+
+
+def test_what_is_not_set_is_not_in_a_dump_of_what_is() -> None:
+    assert AgentEnvConfig().model_dump(exclude_unset=True) == {}
+
+
+def merged(base: dict[str, Any], **added: Any) -> AgentEnvConfig:
+    """What atropos makes of an environment's own settings, its file and its command line."""
+    return AgentEnvConfig(**{**AgentEnvConfig(**base).model_dump(), **added})
+
+
+@pytest.mark.parametrize("name", ["agent_max_steps", "max_agent_turns"])
+def test_a_command_line_overrides_what_an_environment_set_by_the_same_name(name: str) -> None:
+    for base in ({}, {name: 9}):
+        config = merged(base, **{name: "20"})
+        assert (config.agent_max_steps, config.max_agent_turns) == (20, 20)
+    assert merged({}, max_agent_turns="20").agent_max_steps == 20
+
+
+@pytest.mark.parametrize(
+    ("base", "added"),
+    [
+        ({}, {"agent_max_steps": "4", "max_agent_turns": "3"}),
+        ({"agent_max_steps": 9}, {"max_agent_turns": "3"}),
+        ({"max_agent_turns": 9}, {"agent_max_steps": "3"}),
+    ],
+)
+def test_two_names_with_two_values_are_refused_wherever_they_come_from(
+    base: dict[str, Any], added: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match="disagree"):
+        merged(base, **added)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_other_harnesses_have_is_ignored_where_it_changes_nothing_and_refused_otherwise(name: str) -> None:
+    harmless, instead = REFUSED[name]
+    for value in harmless[:3]:
+        assert AgentEnvConfig(**{name: value}).model_dump() == AgentEnvConfig().model_dump()
+    with pytest.raises(ConfigError) as caught:
+        AgentEnvConfig(**{name: "something"})
+    assert (caught.value.field, caught.value.next_step) == (name, instead)
+
+
+def test_flags_of_other_harnesses_are_treated_like_settings() -> None:
+    given = ["process", "--env.tool_pool_size", "128", "--env.privileged=false", "--env.driver", "singularity"]
+    assert with_flags_of_here([*given, "--env.group_size", "4", "--slurm"]) == [
+        *("process", "--env.driver", "apptainer", "--env.group_size", "4", "--slurm"),
+    ]
+    for refused in (["--env.terminal_backend", "modal"], ["--env.modal_image=x"], ["--env.privileged"]):
+        with pytest.raises(ConfigError) as caught:
+            with_flags_of_here(refused)
+        assert caught.value.next_step
+
+
+def test_a_lifetime_is_not_the_ttl_of_a_lease() -> None:
+    config = AgentEnvConfig(terminal_lifetime=3600)
+    assert (config.lease_ttl_s, config.agent_settings().max_idle_s) == (30, 3600)
+
+
+def test_the_former_name_of_a_driver() -> None:
+    assert AgentEnvConfig(driver="singularity").driver == "apptainer"
+
+
+def test_no_system_prompt_is_not_an_empty_one() -> None:
+    assert AgentEnvConfig(system_prompt=None).agent_settings().system_prompt is None
+    assert AgentEnvConfig(system_prompt="").agent_settings().system_prompt == ""
 
 
 @pytest.mark.parametrize(
@@ -78,16 +164,10 @@ def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> 
         ({"tool_server_url": "inprocess", "tool_server_token": "t"}, "tool_server_token", "without tool_server_url"),
         ({"tool_server_token": "t"}, "tool_server_token", "without tool_server_url"),
         ({"tool_server_config": "x.toml"}, "tool_server_config", "inprocess"),
-        (
-            {"require_stateful_sandbox": True, "enabled_toolsets": ["bash", "files"]},
-            "require_stateful_sandbox",
-            "leave out both tools with persistent shells",
-        ),
-        (
-            {"require_stateful_sandbox": True, "disabled_toolsets": ["terminal", "tmux"]},
-            "require_stateful_sandbox",
-            "enable terminal or tmux",
-        ),
+        ({"require_stateful_sandbox": True, "tool_pool_mode": "fake"}, "require_stateful_sandbox", "has no isolation"),
+        ({"require_sandbox": True, "tool_pool_mode": "fake"}, "require_sandbox", "local or nomad"),
+        ({"modal_image": "x"}, "modal_image", "local or nomad"),
+        ({"enabled_toolsets": ["file", "vision"]}, "enabled_toolsets", "there is no toolset 'vision'"),
         ({"distribution": "reserch"}, "distribution", "did you mean 'research'?"),
         ({"distribution": '{"terminal": 2}'}, "distribution", "0 to 1"),
         (
@@ -112,7 +192,7 @@ def test_an_alias_on_the_command_line_does_not_contradict_a_dumped_default() -> 
         ({"verification": "none"}, "verification", "'sealed'"),
         ({"extra_body": "{oops"}, "extra_body", "JSON object"),
         ({"sandbox_binds": "relative:x"}, "sandbox_binds", "/source:/target"),
-        ({"agent_max_step": 3}, "agent_max_step", "Extra inputs"),
+        ({"agent_max_step": 3}, "agent_max_step", "did you mean agent_max_steps?"),
         ({"group_size": "four"}, "group_size", "integer"),
     ],
 )
@@ -135,7 +215,7 @@ def test_the_token_is_not_in_the_repr() -> None:
 def test_toolsets_and_tool_names_choose_tools() -> None:
     builtin = ToolCatalog.builtin()
     assert choose(builtin, None, None).names == builtin.names
-    assert choose(builtin, ["terminal"], None).names == ("bash", "terminal")
+    assert choose(builtin, ["terminal"], None).names == ("bash", "terminal", "process")
     assert "bash" not in choose(builtin, None, ["terminal"])
     assert choose(builtin, ["files"], ["artifacts", "search", "patch"]).names == (
         "read_file",
@@ -158,3 +238,47 @@ def test_toolsets_and_tool_names_choose_tools() -> None:
 )
 def test_negative_numbers_are_not_taken_for_flags(given: list[str], read: list[str]) -> None:
     assert joined_negatives(given) == read
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["process", "--env.group_sise", "3"],
+            "--env.group_sise: there is no such setting (did you mean",
+        ),
+        (
+            ["process", "--env.group_sise=3"],
+            "--env.group_sise: there is no such setting (did you mean",
+        ),
+        (["process", "--config", "no.yaml"], "--config: there is no file 'no.yaml'"),
+        (["process", "--config"], "--config: there is no file ''"),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant_is_refused_by_name(arguments: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_arguments(arguments, AgentEnvConfig.model_fields)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("enw:\n  group_size: 2\n", "has a section 'enw', which nothing reads (did you mean 'env'?)"),
+        ("groups: 2\n", "has a section 'groups', which nothing reads (sections: env, openai, slurm, testing)"),
+        ("env: [\n", "cannot be read"),
+        ("- env\n", "has no sections"),
+    ],
+)
+def test_a_settings_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (file := tmp_path / "settings.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        check_arguments(["process", "--config", str(file)], AgentEnvConfig.model_fields)
+    assert str(caught.value).startswith(f"--config: {file} ")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "env:\nopenai:\n  model_name: x\nslurm: false\n"])
+def test_a_command_line_that_can_be_meant_is_left_alone(tmp_path: Path, text: str) -> None:
+    (file := tmp_path / "settings.yaml").write_text(text)
+    check_arguments(["process", "--env.group_size", "-1", f"--config={file}", "--slurm"], AgentEnvConfig.model_fields)

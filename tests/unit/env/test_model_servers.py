@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -20,12 +21,13 @@ from atroposlib.envs.server_handling.server_manager import ServerManager
 from agentenv.agent.models.openai import failure_of
 from agentenv.agent.protocols import ContextOverflow
 from agentenv.env import model_servers
-from agentenv.env.model_servers import SERVERS, Refused, with_tokenizer
+from agentenv.env.model_servers import SERVERS, Refused, expect_servers, with_tokenizer
 from agentenv.errors import ModelServerError
 from agentenv.testing import Call, Reply, ScriptedPolicy, TokenSpeaker, build_tokenizer
 from agentenv.testing.generate import logprob_of
 from tests.unit.env.env_stubs import AnswerEnv
 from tests.unit.env.managed_stubs import managed, tokenizer_of
+from tests.waiting import until
 
 VLLM = {"logprobs": [[[{"7": -0.5}], [{"8": -0.25}]]], "finish_reasons": ["stop"]}
 SGLANG = {
@@ -120,8 +122,39 @@ async def test_a_server_that_is_not_there_fails_after_three_attempts(tmp_path: P
             await made.tokens_and_logprobs_completion(input_ids=[1], max_tokens=1)
         assert len(asked) == 3
         made.config.base_url = "http://127.0.0.1:9/v1"
-        with pytest.raises(aiohttp.ClientConnectionError):
+        with pytest.raises(ModelServerError, match=r"no model server answers at http://127\.0\.0\.1:9/v1"):
             await made.tokens_and_logprobs_completion(input_ids=[1], max_tokens=1)
+
+
+async def test_servers_are_expected_until_one_answers_anything(tmp_path: Path) -> None:
+    async with server(tmp_path, "vllm", (500, {"error": "broken"})) as (made, _):
+        gone = SimpleNamespace(config=APIServerConfig(base_url="http://127.0.0.1:9/v1"))
+        await expect_servers([gone, made], wait_s=0)
+        with pytest.raises(ModelServerError, match=r"answers at http://127\.0\.0\.1:9/v1: Cannot connect"):
+            await expect_servers([gone], wait_s=0)
+
+
+async def test_a_server_that_comes_up_while_it_is_waited_for_is_enough(
+    unused_tcp_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    late = SimpleNamespace(config=APIServerConfig(base_url=f"http://127.0.0.1:{unused_tcp_port}/v1"))
+    waiting = asyncio.create_task(expect_servers([late], wait_s=60))
+    await until(lambda: "waiting up to 60 s" in caplog.text)
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
+        await waiting
+    finally:
+        await runner.cleanup()
+
+
+async def test_an_openai_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with server(tmp_path, "openai", (200, {})) as (made, _):
+        made.config.base_url = "http://127.0.0.1:9/v1"
+        made.openai = made.openai.with_options(base_url=made.config.base_url, max_retries=0)
+        with pytest.raises(ModelServerError, match=r"no model server answers at http://127\.0\.0\.1:9/v1"):
+            await made.chat_completion(messages=[{"role": "user", "content": "hi"}])
 
 
 def test_a_server_without_a_tokenizer_gets_the_environment_s() -> None:

@@ -166,6 +166,29 @@ def tally(repositories: Path) -> dict[str, Any]:
     )
 
 
+def smith(repositories: Path) -> dict[str, dict[str, Any]]:
+    """One bug, as the datasets have it whose tests are in the repository: by what ``patch`` and ``base_commit`` are.
+    There is a file of tests that no name tells, and no test patch."""
+    clean = {"slugs.py": SLUGS, "checks.py": SLUG_TESTS, "tests/test_more.py": "from checks import *\n"}
+    row = record(
+        repositories,
+        "acme/smith",
+        clean,
+        {"slugs.py": SLUGS.replace('replace(" ", "-")', "strip()")},
+        {"slugs.py": SLUGS},
+        problem_statement="slug() makes no dashes of spaces.",
+        FAIL_TO_PASS=["checks.py::test_space", "tests/test_more.py::test_space"],
+        PASS_TO_PASS=["checks.py::test_lower"],
+    )
+    bug, fix = row["patch"], row.pop("test_patch")
+    buggy = git(repositories / "acme/smith", "rev-parse", "HEAD~1").strip()
+    return {
+        "a fix of the base commit": {**row, "base_commit": buggy, "patch": fix, "test_patch": None},
+        "a bug in the base commit": {**row, "base_commit": buggy, "patch": bug, "test_patch": ""},
+        "a bug not yet in the base commit": {**row, "patch": bug},
+    }
+
+
 def dataset(directory: Path) -> tuple[Path, Path, list[dict[str, Any]]]:
     """The file of all three records, the directory of their repositories, and the records."""
     repositories = directory / "repositories"

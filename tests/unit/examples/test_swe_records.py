@@ -60,7 +60,7 @@ def test_a_patch_gets_the_end_of_line_git_asks_for() -> None:
         ("problem_statement", "  ", "not empty"),
         ("problem_statement", 7, "text"),
         ("patch", "please change a", "a unified diff"),
-        ("test_patch", "", "not empty"),
+        ("test_patch", "please change a", "a unified diff"),
         ("FAIL_TO_PASS", [], "no test"),
         ("FAIL_TO_PASS", "tests/test_a.py::test_b", "no JSON"),
         ("FAIL_TO_PASS", '{"a": 1}', "a list"),
@@ -85,13 +85,26 @@ def test_what_is_wrong_is_named_by_record_and_field(field: str, value: Any, said
 
 @pytest.mark.parametrize(
     "field",
-    ["repo", "base_commit", "problem_statement", "patch", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS"],
+    ["repo", "base_commit", "problem_statement", "patch", "FAIL_TO_PASS", "PASS_TO_PASS"],
 )
 def test_what_is_missing_is_named(field: str) -> None:
     short = row()
     del short[field]
     with pytest.raises(ConfigError, match=rf"{field}: record 1 \(acme__a-1\): is missing"):
         read_records([short])
+
+
+@pytest.mark.parametrize("nothing", [{}, {"test_patch": None}, {"test_patch": ""}])
+def test_without_a_test_patch_the_tests_are_in_the_repository(nothing: dict[str, Any]) -> None:
+    plain = row()
+    del plain["test_patch"]
+    assert read_record({**plain, **nothing}).test_patch == ""
+    assert read_record({**plain, **nothing}, patch_is="bug").patch_is == "bug"
+
+
+def test_a_record_without_a_base_commit_says_how_to_find_it() -> None:
+    with pytest.raises(ConfigError, match="git rev-parse acme__a-1~1"):
+        read_record(row(base_commit=None))
 
 
 @pytest.mark.parametrize("name", [None, "", "a/b", "a\nb", "x" * 300])
@@ -122,6 +135,16 @@ def test_filters() -> None:
 def test_what_is_filtered_out_may_be_malformed() -> None:
     rows = [row(1), row(2, repo="django/django", FAIL_TO_PASS=["test_b (a.A)"])]
     assert len(read_records(rows, Wanted(repos=("acme/a",)))) == 1
+
+
+def test_records_of_other_test_runners_are_left_out_when_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row(1), row(2, FAIL_TO_PASS=["test_b (a.A)"]), row(3, PASS_TO_PASS='["src/a.test.ts > a"]')]
+    assert [record.instance_id for record in read_records(rows, Wanted(python_only=True))] == ["acme__a-1"]
+    assert "2 records are left out" in caplog.text
+    broken = row(4)
+    del broken["PASS_TO_PASS"]
+    with pytest.raises(ConfigError, match=r"PASS_TO_PASS: record 4 .*is missing"):
+        read_records([*rows, broken], Wanted(python_only=True))
 
 
 def test_a_filter_that_leaves_nothing_says_what_there_is() -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import ConfigError
+from agentenv.mirrors import RepositoryError
 from examples.swe.checkouts import Checkouts
 from examples.swe.records import SweRecord, read_record
-from examples.swe.repositories import Checkout, RepositoryError, check, check_out, ensure, find
-from tests.unit.examples.swe_repos import dataset, git, record, slugs, tally
+from examples.swe.repositories import Checkout, check, check_out, ensure, find
+from tests.unit.examples.swe_repos import SLUGS, dataset, git, record, slugs, smith, tally
 
 
 def read(directory: Path) -> tuple[Path, list[SweRecord]]:
@@ -45,7 +46,9 @@ def test_a_checkout_is_the_base_commit_and_no_more(tmp_path: Path) -> None:
 def test_a_repository_is_only_read(tmp_path: Path) -> None:
     repositories, (first, *_) = read(tmp_path)
     before = git(repositories / first.repo, "status", "--porcelain", "--branch")
+    objects = git(repositories / first.repo, "count-objects", "-v")
     check_out(repositories / first.repo, first, tmp_path / "out")
+    assert git(repositories / first.repo, "count-objects", "-v") == objects
     assert git(repositories / first.repo, "status", "--porcelain", "--branch") == before
     assert "test_spaces" in (repositories / first.repo / "tests/test_slugs.py").read_text()
 
@@ -57,6 +60,33 @@ def test_a_test_patch_may_move_and_remove_files_and_a_patch_too(tmp_path: Path) 
     assert found.tests["tests/unit/test_spans.py"] is not None
     found = check_out(repositories / removed.repo, removed, tmp_path / "removed")
     assert found.gold == {"tally/tally.py", "tally/step.py", "tally/old.py"}
+
+
+def test_without_a_test_patch_the_workspace_has_the_bug_whatever_patch_is(tmp_path: Path) -> None:
+    for number, (what, row) in enumerate(smith(tmp_path / "repositories").items()):
+        found = check_out(
+            tmp_path / "repositories/acme/smith",
+            read_record(row, patch_is="bug" if what.startswith("a bug") else "fix"),
+            tmp_path / f"out{number}",
+        )
+        assert (found.workspace / "slugs.py").read_text() == SLUGS.replace('replace(" ", "-")', "strip()"), what
+        assert found.gold == {"slugs.py"}, what
+        assert not found.tests, what
+        assert git(found.workspace, "status", "--porcelain") == ""
+
+
+def test_a_bug_that_fits_neither_way_is_named(tmp_path: Path) -> None:
+    row = smith(tmp_path)["a bug in the base commit"]
+    row["patch"] = row["patch"].replace("text.lower()", "text.upper()")
+    with pytest.raises(ConfigError, match=r"patch: acme__smith-1: does not apply"):
+        check_out(tmp_path / "acme/smith", read_record(row, patch_is="bug"), tmp_path / "out")
+
+
+def test_a_solution_that_brings_its_own_tests_needs_a_test_patch(tmp_path: Path) -> None:
+    row = slugs(tmp_path)
+    row["patch"] += row.pop("test_patch")
+    with pytest.raises(ConfigError, match=r"patch: acme__slugs-1: changes tests/test_slugs\.py"):
+        check_out(tmp_path / "acme/slugs", read_record(row), tmp_path / "out")
 
 
 def test_links_modes_and_names_are_kept(tmp_path: Path) -> None:
@@ -117,14 +147,14 @@ def test_a_missing_repository_is_cloned_once_and_fetched_when_a_commit_is_missin
     with pytest.raises(ConfigError):
         ensure(mirrors, later, "")
     assert ensure(mirrors, later, url) == path
-    assert [entry.name for entry in mirrors.iterdir()] == ["acme"]
+    assert sorted(entry.name for entry in (mirrors / "acme").iterdir()) == ["tally.git", "tally.lock"]
 
 
 def test_a_clone_that_fails_is_ours_and_leaves_nothing(tmp_path: Path) -> None:
     row = tally(tmp_path / "remote")
     with pytest.raises(RepositoryError, match="acme/tally could not be had"):
         ensure(tmp_path / "mirrors", read_record(row), f"file://{tmp_path}/no/{{repo}}")
-    assert list((tmp_path / "mirrors").iterdir()) == []
+    assert [path.name for path in (tmp_path / "mirrors").rglob("*")] == ["acme", "tally.lock"]
 
 
 def test_a_repository_that_is_broken_is_ours(tmp_path: Path) -> None:

@@ -48,6 +48,48 @@ def test_scores_of_zero_and_one_have_bars_of_their_own() -> None:
     assert sum(counts.values()) == 9
 
 
+@pytest.mark.parametrize(
+    ("scores", "axis", "bins"),
+    [
+        ([0.0, 0.5, 1.0], (0.0, 1.0), {"0": 1, "0.5–0.6": 1, "1": 1}),
+        ([-1.0, -0.25, 5.5], (-1.0, 5.5), {"-1–0": 2, "5–6": 1}),
+        ([-1.0, 1.0, 1.0], (-1.0, 1.0), {"-1–-0.8": 1, "1–1.2": 2}),
+        ([7.0], (7.0, 7.0), {"7–8": 1}),
+        ([], (0.0, 1.0), {}),
+    ],
+)
+def test_the_axis_of_scores_fits_them(scores: list[float], axis: tuple[float, float], bins: dict[str, int]) -> None:
+    members = [synthetic.transcript(f"m{n}", score=score, commands=["ls"]) for n, score in enumerate(scores)]
+    found = summarise([synthetic.group("g", members)])
+    assert found["axis"] == axis
+    assert {bin["label"]: bin["count"] for bin in found["histogram"] if bin["count"]} == bins
+    assert len(found["histogram"]) <= 12
+
+
+def test_errors_are_counted_by_their_kind() -> None:
+    texts = ["TaskError: verify raised ValueError: 17", "TaskError: verify raised ValueError: 4", "TaskError: another"]
+    members = [
+        synthetic.transcript(f"m{n}", score=None, commands=["ls"], fault="task", error=text, earlier_attempts=["Lost"])
+        for n, text in enumerate(texts)
+    ]
+    found = summarise([synthetic.group("g", members)])["errors"]
+    assert [(row["count"], row["fault"], row["text"]) for row in found] == [
+        (3, "infra", "Lost"),
+        (2, "task", texts[0]),
+        (1, "task", texts[2]),
+    ]
+
+
+def test_members_are_on_one_axis_that_begins_with_the_first() -> None:
+    members = [
+        synthetic.transcript(f"m{n}", score=1.0, commands=["ls"], began_unix_s=100.0 + 7 * n, totals={"total_s": 9.0})
+        for n in range(3)
+    ]
+    row = group_row(synthetic.group("g", members), 0, 1000)
+    assert [member["start"] for member in row["members"]] == [0.0, 7.0, 14.0]
+    assert row["span"] == 23.0
+
+
 def test_nothing_recorded_is_a_page_too(tmp_path: Path) -> None:
     assert "Nothing was timed" in write_report([], tmp_path / "r.html", title="Empty").read_text()
 

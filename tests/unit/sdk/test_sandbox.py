@@ -16,24 +16,142 @@ from pathlib import Path
 
 import pytest
 
-from agentenv import AsyncSandbox, Sandbox
-from agentenv.errors import ConfigError, InvalidArgumentsError, PoolClosedError, UnknownToolError
-from agentenv.sdk.sandbox import LoopThread
+from agentenv import AsyncFarm, AsyncSandbox, ContainerSettings, Farm, Sandbox
+from agentenv.config import ContainerFields
+from agentenv.errors import AcquireTimeoutError, ConfigError, InvalidArgumentsError, PoolClosedError, UnknownToolError
+from agentenv.sdk.loop_thread import LoopThread
 from agentenv.slots.backends.fake import FakeBackend
+from agentenv.wire.spec import Bind
 
 
 def public(kind: type) -> dict[str, object]:
     return {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
 
 
-def test_both_have_the_same_methods_with_the_same_types() -> None:
-    assert public(Sandbox).keys() == public(AsyncSandbox).keys() - {"lease_for_transfer"}
-    for name in (*public(Sandbox), "__init__"):
-        here, there = getattr(Sandbox, name), getattr(AsyncSandbox, name)
-        assert inspect.signature(here) == inspect.signature(there), name
-        assert typing.get_type_hints(here) == typing.get_type_hints(there), name
-        if name != "__init__":
-            assert inspect.iscoroutinefunction(there), name
+@pytest.mark.parametrize(
+    ("plain", "awaited", "without"),
+    [(Sandbox, AsyncSandbox, {"lease_for_transfer"}), (Farm, AsyncFarm, {"session"})],
+)
+def test_both_have_the_same_methods_with_the_same_types(plain: type, awaited: type, without: set[str]) -> None:
+    assert public(plain).keys() == public(awaited).keys() - without
+    for name in (*public(plain).keys() - {"is_open"}, "__init__"):
+        here, there = getattr(plain, name), getattr(awaited, name)
+        hints = typing.get_type_hints(there)
+        if name == "sandbox":
+            assert hints.pop("return") is AsyncSandbox
+            hints["return"] = Sandbox
+        else:
+            assert inspect.signature(here) == inspect.signature(there), name
+            assert inspect.iscoroutinefunction(there) == (name != "__init__"), name
+        assert typing.get_type_hints(here) == hints, name
+
+
+def test_arguments_are_the_fields_of_the_settings() -> None:
+    assert ContainerFields.__annotations__.keys() == ContainerSettings.model_fields.keys()
+    made = ContainerSettings.made(
+        ContainerSettings(env={"A": "1"}),
+        {"isolation": "user", "binds": ["/opt/a:/a"], "limits": {"processes": 7}},
+    )
+    assert (made.isolation, made.env, made.binds, made.limits.processes) == (
+        "user", {"A": "1"}, (Bind("/opt/a", "/a"),), 7,
+    )  # fmt: skip
+    with Sandbox("fake", env={"GREETING": "hi"}) as box:
+        assert box.run("echo $GREETING").stdout == "hi\n"
+    wrong: list[tuple[dict[str, typing.Any], str]] = [
+        ({"isolation": "none"}, "isolation"),
+        ({"isolatoin": "user"}, "isolatoin"),
+        ({"binds": ["relative:/x"]}, "binds"),
+        ({"settings": {"isolation": "user"}}, "settings.*isolation='user'"),
+        ({"backend": FakeBackend(), "env": {}}, "a backend object has its own"),
+    ]
+    for given, named in wrong:
+        with pytest.raises(ConfigError, match=named):
+            Sandbox(**given)
+    with pytest.raises(ConfigError, match="slots"):
+        Farm("fake", slots=0)
+
+
+def test_a_second_open_changes_nothing() -> None:
+    box = Sandbox("fake").open()
+    box.write_file("x", "1")
+    with pytest.raises(PoolClosedError, match="already open"):
+        box.open()
+    with box as same:
+        assert same is box
+        assert box.read_file("x") == "1"
+    assert not box.is_open
+    with pytest.raises(PoolClosedError, match="closed"), box:
+        pass
+
+
+async def test_a_second_open_changes_nothing_where_it_is_awaited() -> None:
+    box = await AsyncSandbox("fake").open()
+    with pytest.raises(PoolClosedError, match="already open"):
+        await box.open()
+    async with box:
+        assert (await box.run("echo x")).stdout == "x\n"
+    with pytest.raises(PoolClosedError, match="opened before"):
+        await box.open()
+
+
+def test_the_sandboxes_of_a_farm_share_containers() -> None:
+    backend = FakeBackend(ContainerSettings(slots_per_container=10))
+    with Farm(backend, slots=30) as farm:
+        boxes = [farm.sandbox() for _ in range(30)]
+        opening = [threading.Thread(target=box.open) for box in boxes]
+        for thread in opening:
+            thread.start()
+        for thread in opening:
+            thread.join(60)
+        assert len({box.run("pwd").stdout for box in boxes}) == 30
+        assert len(backend.containers) == 3
+        boxes[0].write_file("x", "1")
+        boxes[0].close()
+        with pytest.raises(PoolClosedError):
+            boxes[0].run("true")
+        with farm.sandbox() as another:
+            assert another.list_files().entries == ()
+        assert boxes[1].run("echo still here").exit_code == 0
+    with pytest.raises(PoolClosedError):
+        boxes[1].run("true")
+    boxes[1].close()
+    assert "agentenv sandbox" not in threads()
+
+
+async def test_a_farm_without_a_free_slot_says_what_to_raise() -> None:
+    async with AsyncFarm("fake", slots=1, start_timeout_s=3) as farm, farm.sandbox() as box:
+        with pytest.raises(AcquireTimeoutError, match="of a Farm: slots"):
+            await farm.sandbox().open()
+        assert (await box.run("true")).exit_code == 0
+
+
+FORK = """
+import os, sys
+from agentenv import Sandbox
+from agentenv.errors import PoolClosedError
+box = Sandbox("fake").open()
+directory = box.run("pwd").stdout.strip()
+if not (child := os.fork()):
+    try:
+        box.run("true")
+    except PoolClosedError as error:
+        assert "forked" in str(error), error
+        box.close()
+        del box
+        sys.exit(7)  # with everything that an interpreter does at its end
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7, status
+assert box.run("pwd").stdout.strip() == directory
+box.close()
+assert not os.path.exists(directory)
+"""
+
+
+def test_a_forked_child_cannot_use_it_and_does_it_no_harm() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORK], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_day_in_a_script(tmp_path: Path) -> None:
@@ -73,6 +191,18 @@ def test_a_day_in_a_script(tmp_path: Path) -> None:
     with pytest.raises(PoolClosedError):
         box.run("true")
     box.close()
+
+
+def test_a_prompt_shows_what_matters() -> None:
+    with Sandbox("fake") as box:
+        assert repr(box.run("echo hi")) == "CallResult(exit_code=0, stdout='hi\\n')"
+        assert repr(box.run("echo no >&2; exit 3")) == "CallResult(exit_code=3, stderr='no\\n')"
+        late = box.run("sleep 60", 0.1)
+        assert repr(late) == f"CallResult(exit_code={late.exit_code}, timed_out=True)"
+        assert len(repr(box.run("yes | head -c 100000"))) < 3_000
+        with pytest.raises(FileNotFoundError) as missing:
+            box.read_file("nope")
+        assert str(missing.value) == "[Errno 2] No such file or directory: 'nope'"
 
 
 def threads() -> set[str]:

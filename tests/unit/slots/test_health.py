@@ -89,7 +89,7 @@ def test_a_timeout_tells_all_there_is_to_know() -> None:
 @pytest.mark.parametrize(
     ("changes", "advice"),
     [
-        ({}, "raise max_containers"),
+        ({}, "allow more slots (max_containers"),
         ({"max_containers": 9}, "more containers are starting"),
         ({"slots": {}, "containers": {}}, "no container has become ready yet"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -100,6 +101,12 @@ def test_nested_models_are_written_out_and_a_property_may_be_called_title() -> N
     assert properties["engine"] == {"type": "string", "enum": ["fast", "deep"], "default": "fast"}
 
 
+@pytest.mark.parametrize("name", CATALOG.names)
+def test_a_tool_is_described_without_others_which_may_not_be_offered(name: str) -> None:
+    said = json.dumps(CATALOG.subset([name]).openai_tools()[0])
+    assert {found for found in re.findall(r"`?(\w+)`? tool\b", said) if found in CATALOG} <= {name}
+
+
 def test_openai_tools_are_the_callers_own() -> None:
     CATALOG.openai_tools()[0]["function"]["parameters"].clear()
     assert CATALOG.openai_tools()[0]["function"]["parameters"]["required"] == ["command"]
@@ -124,6 +131,50 @@ def test_good_arguments(arguments: dict[str, Any] | str) -> None:
     checked = CATALOG.validate("bash", arguments)
     BashArguments.model_validate(checked)
     assert checked["command"] == "ls"
+
+
+@pytest.mark.parametrize(
+    ("tool", "given", "sent"),
+    [
+        ("terminal", {"command": "ls", "timeout": 5}, {"command": "ls", "timeout_s": 5.0}),
+        ("process", {"action": "wait", "session_id": "p1", "timeout": 9}, {"process": "p1", "timeout_s": 9.0}),
+        ("process", {"action": "submit", "session_id": "p1", "data": "y"}, {"process": "p1", "input": "y"}),
+        ("tmux", {"action": "start", "pane_width": 80, "pane_height": 24}, {"columns": 80, "rows": 24}),
+        ("tmux", {"action": "send_keys", "keys": "C-c"}, {"keys": ["C-c"]}),
+        ("tmux", {"action": "stream", "max_bytes": 4096}, {"action": "capture", "what": "difference"}),
+        ("tmux", {"action": "stream", "reset": True}, {"action": "capture", "what": "scrollback"}),
+        ("tmux", {"action": "capture", "capture_entire": True}, {"action": "capture", "what": "scrollback"}),
+        ("tmux", {"action": "capture", "capture_entire": False}, {"action": "capture", "what": "screen"}),
+        ("write_file", {"path": "a", "content": "b"}, {"path": "a", "text": "b"}),
+        ("search", {"query": "x", "path": "."}, {"pattern": "x", "path": "."}),
+    ],
+)
+def test_names_of_other_harnesses_are_accepted_but_not_shown(
+    tool: str, given: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    action = {"action": given["action"]} if "action" in given else {}
+    assert CATALOG.validate(tool, given) == action | sent
+    shown = CATALOG.subset([tool]).openai_tools()[0]["function"]["parameters"]["properties"]
+    assert not (set(given) - set(sent) - {"action"}) & set(shown)
+
+
+def test_a_wait_of_null_is_the_default() -> None:
+    assert CATALOG.validate("tmux", {"action": "wait", "max_wait_s": None}) == {"action": "wait"}
+
+
+@pytest.mark.parametrize(
+    ("tool", "given", "here", "there"),
+    [
+        ("terminal", {"command": "ls", "timeout_s": 5, "timeout": 5}, "timeout_s", "timeout"),
+        ("write_file", {"path": "a", "content": "b", "text": "b"}, "text", "content"),
+    ],
+)
+def test_two_names_of_one_argument_are_refused(tool: str, given: dict[str, Any], here: str, there: str) -> None:
+    assert refusal(given, tool).endswith(f": '{there}' and '{here}' mean the same; give only one of them")
+
+
+def test_another_harness_s_name_is_unknown_where_it_is_not_accepted() -> None:
+    assert "unknown argument 'timeout'" in refusal({"command": "ls", "timeout": 5})
 
 
 def test_no_arguments_at_all() -> None:
@@ -165,11 +216,11 @@ def test_unknown_tools_are_answered_with_the_closest_and_the_list(tool: str, hin
     [
         ({"cmd": "ls"}, "unknown argument 'cmd'; did you mean 'command'? (allowed: command, cwd, env, stdin)"),
         ({"cmd": "ls"}, "missing argument 'command'"),
-        ({"command": 5}, "argument 'command' should be a valid string (got 5)"),
-        ({"command": ["ls"]}, "argument 'command' should be a valid string (got [\"ls\"])"),
+        ({"command": 5}, "argument 'command' must be a string (got 5)"),
+        ({"command": ["ls"]}, "argument 'command' must be a string (got [\"ls\"])"),
         ({"command": "a\0b"}, "argument 'command' must not contain NUL bytes"),
         ({"command": "x", "env": {"A=B": "c"}}, "'A=B' is not a valid environment variable"),
-        ({"command": "x", "env": {"A": 1}}, "argument 'env.A' should be a valid string (got 1)"),
+        ({"command": "x", "env": {"A": 1}}, "argument 'env.A' must be a string (got 1)"),
         ("[1]", "must be a JSON object, got [1]"),
         ('"ls"', 'must be a JSON object, got "ls"'),
         ("null", "must be a JSON object, got null"),
@@ -192,9 +243,14 @@ def test_json_refusals_show_the_shape_that_is_wanted() -> None:
 
 
 def test_a_literal_and_a_bound() -> None:
-    assert "should be 'archive', 'extract', 'list' or 'read'" in refusal({"action": "zip"}, "artifacts")
+    assert "must be 'archive', 'extract', 'list' or 'read'" in refusal({"action": "zip"}, "artifacts")
     assert "greater than or equal to 1" in refusal({"depth": 0}, "list_files")
     assert "is not base64" in refusal({"path": "x", "data": "%%%"}, "write_file")
+    assert "argument 'keys' must be a list (got 5)" in refusal({"action": "send_keys", "keys": 5}, "tmux")
+    assert "argument 'keys' must have at most 1000 items" in refusal(
+        {"action": "send_keys", "keys": ["a"] * 1001}, "tmux"
+    )
+    assert "argument 'pty' must be true or false" in refusal({"command": "x", "pty": "maybe"}, "terminal")
 
 
 def test_refusals_stay_short_whatever_was_sent() -> None:
@@ -240,7 +296,7 @@ def test_adding_a_tool_is_one_spec() -> None:
         "query": "cats",
         "near": {"title": "a", "x": 3},
     }
-    assert "argument 'near.x' should be greater than or equal to 0" in refusal(
+    assert "argument 'near.x' must be greater than or equal to 0" in refusal(
         {"query": "q", "near": {"title": "a", "x": -1}}, "web_search", catalog
     )
 

@@ -74,7 +74,7 @@ class Box:
         program = top / "slotfiles"
         shutil.copy(ensure_built().files, program)  # a checkout may be where the other user cannot go
         self.program = (str(program), str(self.path))
-        self.paths = SlotPaths(workspace=str(self.path), files=str(program))
+        self.paths = SlotPaths(workspace=str(self.path), files=str(program), beneath_workspace=True)
         self.runner = LocalRunner()
 
     async def call(self, tool: str, **arguments: Any) -> FileOutcome:

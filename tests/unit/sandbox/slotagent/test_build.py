@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.slotagent import build
 from agentenv.sandbox.slotagent.build import Binaries, build_sanitized, ensure_built
 
 
@@ -24,6 +26,19 @@ def test_the_release_programs_are_static_and_stay_as_they_are() -> None:
         assert b"/lib64/ld-linux" not in path.read_bytes()
     assert ensure_built() == built
     assert [path.stat().st_mtime_ns for path in _paths(built)] == before
+
+
+def test_a_package_that_may_not_be_written_to_has_them_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ensure_built(tmp_path) == ensure_built(), "its own, where they are"
+    monkeypatch.setattr(build, "_OWN", tmp_path / "site-packages")
+    access, sources = os.access, Path(build.__file__).parent
+    monkeypatch.setattr(os, "access", lambda path, mode: path != sources and access(path, mode))
+    built = ensure_built(tmp_path)
+    assert {path.parent for path in _paths(built)} == {tmp_path / "slotagent"}
+    assert subprocess.run([built.agent], capture_output=True).returncode == 64
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "slotagent"]
 
 
 def test_two_builds_at_once_give_the_same_programs(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox.supervisor import launch, sweep
+from agentenv.sandbox.supervisor import launch, mounts, server_process, sweep
 from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop
 
 
@@ -90,3 +90,12 @@ def test_uid_blocks_are_not_shared() -> None:
     finally:
         one.close()
         two.close()
+
+
+def test_the_server_imports_from_where_its_supervisor_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the relative entries, which mean other directories to a process that starts elsewhere."""
+    monkeypatch.setenv("PYTHONPATH", "/srv/packages:relative::/usr/lib")
+    own, *named = server_process.environment()["PYTHONPATH"].split(":")
+    assert (Path(own) / "agentenv/__init__.py").is_file()
+    assert named == ["/srv/packages", "/usr/lib"]
+    assert Path("/usr/lib") in mounts.interpreter_directories(), "shown to the server where it could not reach it"

@@ -181,7 +181,10 @@ async def test_finish_waits_through_cancellation_and_then_tells() -> None:
     assert await finish(task) == 7
 
 
-async def test_a_start_that_fails_in_no_known_way_is_a_failed_start(yard: Yard) -> None:
+async def test_a_start_that_fails_in_no_known_way_is_a_permanent_failure(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fleet, "PERMANENT_RETRY_S", 0.01)
     yard.failures = [ValueError("nobody expects this")]
     made = Fleet(yard.start, starts_at_once=1)
     events = made.events()
@@ -189,7 +192,9 @@ async def test_a_start_that_fails_in_no_known_way_is_a_failed_start(yard: Yard) 
     async with asyncio.timeout(20):
         failed = await anext(events)
         assert isinstance(failed, StartFailed)
-        assert "nobody expects this" in failed.reason
+        assert "ValueError: nobody expects this" in failed.reason
+        assert failed.permanent
+        assert "Traceback" in caplog.text
         assert isinstance(await anext(events), ContainerStarted)
     await made.aclose()
 

@@ -1,0 +1,60 @@
+"""The examples of docs/sandbox.md and of the README do what they say, on real containers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ISOLATION = "full" if os.geteuid() == 0 else "user"
+
+
+def examples(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+async def output_of(example: str, directory: Path) -> str:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-W", "error", "-c", example,
+        cwd=directory, stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "AGENTENV_STATE_DIR": str(directory / "state"), "AGENTENV_ISOLATION": ISOLATION},
+    )  # fmt: skip
+    stdout, _ = await asyncio.wait_for(child.communicate(), timeout=120)
+    assert child.returncode == 0
+    return stdout.decode()
+
+
+async def test_one_sandbox(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/numbers").write_bytes(bytes(2_000_000))
+    one, *_ = examples("docs/sandbox.md")
+    listed = f"{hashlib.sha256(bytes(2_000_000)).hexdigest()} 2000000 numbers\n"
+    expected = f"hello\n\nhello.py 1 print('bye')\nhi from /tmp\n\n2000000\n\n{listed}"
+    assert await output_of(one, tmp_path) == expected
+    assert (tmp_path / "back").read_bytes() == bytes(2_000_000)
+
+
+async def test_output_as_it_comes(tmp_path: Path) -> None:
+    shown = (await output_of(examples("docs/sandbox.md")[1], tmp_path)).splitlines()
+    assert "stderr 'done\\n'" in shown
+    steps = [line.removeprefix("stdout ") for line in shown if line.startswith("stdout")]
+    assert "".join(step.strip("'") for step in steps) == "".join(f"step {n}\\n" for n in (1, 2, 3))
+
+
+async def test_many_sandboxes(tmp_path: Path) -> None:
+    many = examples("docs/sandbox.md")[2]
+    assert "Farm(slots=50)" in many
+    assert await output_of(many, tmp_path) == f"{sum(n * n for n in range(100))}\n"
+
+
+async def test_the_pool_and_the_executor(tmp_path: Path) -> None:
+    assert await output_of(examples("docs/sandbox.md")[3], tmp_path) == "0 42\n\n"
+
+
+async def test_the_one_of_the_readme(tmp_path: Path) -> None:
+    (shown,) = [example for example in examples("README.md") if "Sandbox" in example]
+    assert await output_of(shown, tmp_path) == "42\n\n"

@@ -1,0 +1,100 @@
+"""What is written while a command runs, and at its end."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+import pytest
+
+from agentenv.agent.transcript import Transcript
+from agentenv.env.progress import ERROR_CHARACTERS, RunProgress, result_rows, set_up_logging
+from agentenv.errors import Fault
+
+
+def rollout(score: float | None, fault: Fault = "none", error: str = "") -> Transcript:
+    return Transcript(trajectory="t", item_id="i", began_unix_s=0, score=score, fault=fault, error=error)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [0.0]
+    monkeypatch.setattr("agentenv.env.progress.time.monotonic", lambda: clock[0])
+    return clock
+
+
+def test_a_line_per_group_and_the_results_at_the_end(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = RunProgress()
+    files = [("records", "/proc/self/status"), ("page", "/no/such/page")]
+    with suppress(KeyboardInterrupt), shown.shown("process", "4 groups of 2", 4, files):
+        now[0] += 10
+        shown.add("item-1", [rollout(1.0), rollout(None, "infra", "ContainerLostError: it died")])
+        now[0] += 10
+        shown.add("item-2", [rollout(None, "task", "TaskError: bug")] * 2)
+        raise KeyboardInterrupt
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        "process: 4 groups of 2",
+        "group 1/4: item-1: 1 –; mean score 1, faults: 1 infra; 10 s, about 30 s left",
+        "group 1/4: item-2: no score; mean score 1, faults: 2 task, 1 infra; 20 s, about 1 min left",
+    ]
+    assert out.splitlines() == [
+        "scored   1 of 4 rollouts, in 20 s",
+        "mean     1.000",
+        "faults   2 task, 1 infra",
+        "errors   2 × TaskError: bug",
+        "         1 × ContainerLostError: it died",
+        "records  /proc/self/status",
+        "next     agentenv report /proc/self/status",
+    ]
+
+
+def test_lines_become_rarer_in_a_long_run(now: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = RunProgress()
+    with shown.shown("serve", "groups of 1", None, []):
+        for _ in range(100_000):
+            now[0] += 1
+            shown.add("item", [rollout(0.5)])
+    lines = capsys.readouterr().err.splitlines()
+    assert 100 < len(lines) < 600
+    assert lines[-1].startswith("group ")
+
+
+def test_outside_of_a_command_nothing_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    RunProgress().add("item", [rollout(1.0)])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_long_errors_and_many_kinds_are_cut() -> None:
+    results = RunProgress().results
+    results.add([rollout(None, "task", f"{'abcdefghijkl'[n]} {'x' * 999}\nline") for n in range(12)])
+    rows = result_rows(results, 1.0, [])
+    assert rows[-2:] == [("", "2 more kinds"), ("next", "set --env.rollouts_path to keep every rollout")]
+    assert all(len(text) < ERROR_CHARACTERS + 20 and "\n" not in text for _, text in rows)
+
+
+def test_atropos_is_heard_from_warnings_on_and_not_of_every_group(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("AGENTENV_DEBUG", raising=False)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's, while the test runs
+    monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
+    atropos = logging.getLogger("atroposlib.envs.base")
+    level = atropos.level
+    atropos.setLevel(logging.DEBUG)
+    try:
+        set_up_logging()
+        logging.warning("installs no handler of its own")
+        for number in range(12):
+            atropos.info("Status dict: %d", number)
+            atropos.warning("group %d: scores are the same", number)
+            logging.getLogger("agentenv.test").warning("ours")
+    finally:
+        atropos.setLevel(level)
+    shown = capsys.readouterr().err.splitlines()
+    assert [line for line in shown if "ours" not in line] == [
+        "WARNING installs no handler of its own",
+        "WARNING group 0: scores are the same",
+        "WARNING group 9: scores are the same",
+    ]
+    assert shown.count("WARNING ours") == 12

@@ -1,0 +1,63 @@
+"""What the package imports is what pyproject.toml declares: nothing comes only because another package needs it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from agentenv import errors
+from agentenv.image.context import REQUIREMENTS
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(text).name) for text in requirements}
+
+
+def imported() -> dict[str, str]:
+    """Third-party packages by their import name, each with a file that imports it."""
+    found = {}
+    ours = set((ROOT / "src").rglob("*.py")) - set((ROOT / "src/agentenv/shipped").rglob("*.py"))  # those are a user's
+    for path in ours:
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                modules = [node.module or ""]
+            found.update({module.partition(".")[0]: str(path.relative_to(ROOT)) for module in modules})
+    return {name: path for name, path in found.items() if name not in (*sys.stdlib_module_names, "agentenv")}
+
+
+def test_all_that_is_imported_is_declared_and_all_that_is_declared_is_imported() -> None:
+    homes = metadata.packages_distributions()
+    used = {canonicalize_name(home): path for name, path in imported().items() for home in homes[name]}
+    declared = names([*PROJECT["dependencies"], *EXTRAS["env"], *EXTRAS["farm"]])
+    assert {home: path for home, path in used.items() if home not in declared} == {}
+    assert declared - used.keys() == set()
+
+
+def test_the_extra_of_a_missing_package_is_known_by_its_import_name() -> None:
+    homes = metadata.packages_distributions()
+    for name in imported():
+        declared = {canonicalize_name(home) for home in homes[name]}
+        if declared & names(PROJECT["dependencies"]):
+            continue
+        missing = errors.missing_extra("x", ModuleNotFoundError(name=f"{name}.part"))
+        assert missing is not None
+        (extra,) = (extra for extra in ("env", "farm") if declared & names(EXTRAS[extra]))
+        assert missing.next_step == f"pip install 'agentenv[{extra}]'"
+
+
+def test_the_extras_are_those_of_the_image_and_all_of_them() -> None:
+    assert names(EXTRAS["sandbox"]) == set(REQUIREMENTS)
+    assert names(EXTRAS["sandbox"]) <= names(PROJECT["dependencies"])
+    (everything,) = map(Requirement, EXTRAS["all"])
+    assert (everything.name, everything.extras) == ("agentenv", EXTRAS.keys() - {"all", "dev"})
