@@ -14,13 +14,17 @@ from agentenv.sessions.run_once import output_of
 _PTS_MAJOR = 136
 _LOOK_S = 2.0
 _PROBE = r"""
-pipe=$1 number=$2 tty=/dev/pts/$3
+pipe=$1 number=$2 tty=/dev/pts/$3 group=$4
 exec 2>/dev/null
-while read -r inode input; do
+[[ $pipe ]] && while read -r inode input; do
   [[ $inode == "$pipe" && -p $input ]] && { read -t 0 <"$input" || echo idle; break; }
 done < <(stat -L -c "%i %n" /proc/[0-9]*/fd/0)
 [[ $number ]] || exit 0
 set -f
+if [[ $group ]]; then
+  read -r -d '' text <"/proc/$group/stat"
+  [[ $text == *") "[!ZX]* ]] || { echo ended; exit 0; }
+fi
 
 is_terminal() { [[ $1 -ef $tty || $1 -ef /dev/tty ]]; }
 
@@ -46,6 +50,7 @@ for stat in "${stats[@]}"; do
   read -r -d '' text <"$stat"
   fields=(${text##*)})
   [[ ${fields[4]} == "$number" && ${fields[2]} == "${fields[5]}" ]] || continue
+  [[ ${fields[2]} == "${group:-${fields[2]}}" ]] || continue
   process=${stat%/stat}
   set +f; tasks=("$process"/task/*); set -f
   for task in "${tasks[@]:0:64}"; do
@@ -69,18 +74,22 @@ class Waits:
     """A foreground process of the terminal is blocked until something is typed."""
     commands: bool = False
     """The shell is reading commands, has read all there are, and runs none."""
+    ended: bool = False
+    """The leader of the process group has ended."""
 
 
-async def seen(host: Host, commands: int, terminal: int | None) -> Waits | None:
-    """Check the shell that reads its commands from the pipe with inode ``commands``, and ``/dev/pts/N`` of the slot
-    for ``terminal`` N. Takes some milliseconds of the slot's time. None when it took longer than 2 s: nothing is known
-    then."""
-    number, name = "", ""
+async def seen(
+    host: Host, *, commands: int | None = None, terminal: int | None = None, group: int | None = None
+) -> Waits | None:
+    """Check the shell that reads its commands from the pipe with inode ``commands``, and the foreground of
+    ``/dev/pts/N`` of the slot for ``terminal`` N: of any process group, or of ``group`` alone. Takes some milliseconds
+    of the slot's time. None when it took longer than 2 s: nothing is known then."""
+    number = ""
     if terminal is not None:
         number = str((_PTS_MAJOR << 8) | (terminal & 0xFF) | ((terminal & ~0xFF) << 12))
-        name = str(terminal)
-    said = await output_of(host, "bash", "-c", _PROBE, "bash", str(commands), number, name, longest_s=_LOOK_S)
+    asked = ["" if value is None else str(value) for value in (commands, number, terminal, group)]
+    said = await output_of(host, "bash", "-c", _PROBE, "bash", *asked, longest_s=_LOOK_S)
     if said is None:
         return None
     words = said.split()
-    return Waits(input=b"reads" in words, commands=b"idle" in words)
+    return Waits(input=b"reads" in words, commands=b"idle" in words, ended=b"ended" in words)

@@ -182,7 +182,7 @@ class Terminal:
         if not all_read and number is None:
             return
         nonce = self._nonce
-        waits = await foreground.seen(self._host, self._started.input_inode, number)
+        waits = await foreground.seen(self._host, commands=self._started.input_inode, terminal=number)
         if waits is None or not self.busy or self._nonce != nonce:
             return
         self.asks_input = waits.input

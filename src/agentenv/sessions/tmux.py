@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentenv.errors import InvalidArgumentsError, LeaseLostError, UnknownSessionError
+from agentenv.sessions import foreground
 from agentenv.sessions.asciicast import Recorder
 from agentenv.sessions.command_socket import CommandSocket
 from agentenv.sessions.condition import Changes
@@ -27,7 +28,6 @@ _ANSWER_S = 15.0
 _ATTACH_S = 3.0
 _PAUSED_S = 0.2
 _REAPED_S = 2.0
-_STAT_S = 2.0
 _PAUSE_AFTER_S = 3
 """A session that prints faster than it is read is paused by tmux, which then omits output."""
 _MOST_BYTES_PER_S = 1024 * 1024
@@ -52,6 +52,8 @@ _OPTIONS = (
 )
 _PANE = re.compile(r"%[0-9]{1,9}")
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_RUNNING = re.compile(r"0? (?P<pid>[0-9]{1,9}) /dev/pts/(?P<terminal>[0-9]{1,6})")
+"""A pane whose program has not ended."""
 _OTHER_COMMANDS = 2
 """Answers not meant for us: ``start-server`` and ``new-session``."""
 
@@ -207,19 +209,16 @@ class Tmux:
         return dict(zip(_FIELDS, said.split("\t"), strict=False))
 
     async def idle(self) -> bool:
-        """Whether the started program (usually a shell) is itself waiting for input: nothing it started is in the
-        foreground. False when that cannot be determined."""
-        found = await self._line(f"display-message -p -t {self._pane} '#{{pane_pid}} #{{pane_dead}}'")
-        pid, _, dead = found.partition(" ")
-        if not _NUMBER.fullmatch(pid) or dead == "1":
+        """Whether the started program (usually a shell) is itself blocked until something is typed: nothing it
+        started is in the foreground, and it has read all that was typed. True when it has ended, False when neither
+        can be determined."""
+        found = await self._line(f"display-message -p -t {self._pane} '#{{pane_dead}} #{{pane_pid}} #{{pane_tty}}'")
+        shown = _RUNNING.fullmatch(found)
+        if shown is None:
             return True
-        stat = await output_of(self._host, "cat", f"/proc/{pid}/stat", longest_s=_STAT_S)
-        if stat is None:
-            return False
-        fields = stat.rpartition(b")")[2].split()
-        if len(fields) < 6 or fields[0] in (b"Z", b"X"):  # it has ended, which tmux 3.3 does not always notice
-            return True
-        return fields[2] == fields[5]
+        waits = await foreground.seen(self._host, terminal=int(shown["terminal"]), group=int(shown["pid"]))
+        # tmux 3.3 does not always notice the end
+        return waits is not None and (waits.input or waits.ended)
 
     async def ended(self) -> bool:
         """Whether the started program has ended. Raises UnknownSessionError, LeaseLostError."""
@@ -287,6 +286,7 @@ class Tmux:
         """ProgramEvents."""
         self.start_error = not_started(error, cwd=self.setup.cwd if cwd else None)
         self.close()
+        self.changes.notify()
 
     def on_ended(self, exit_code: int) -> None:  # noqa: ARG002 (ProgramEvents)
         """ProgramEvents: the client ended, because the session ended or the connection to it was lost."""

@@ -47,6 +47,19 @@ async def test_typing_waiting_and_looking(session: ToolSession) -> None:
     assert (reply(missed)["matched"], missed.timed_out) == (False, True)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("x=$(sleep 0.6)", id="the shell reads from a command"),
+        pytest.param("sleep 0.6 & wait", id="the shell waits for a job"),
+    ],
+)
+async def test_blocked_until_the_shell_reads_again(session: ToolSession, line: str) -> None:
+    await tmux(session, "start")
+    blocked = await tmux(session, "send_keys", text=f"{line}\necho aft''er\n", block=True)
+    assert ("after\n" in blocked.stdout, state(blocked)["idle"]) == (True, True)
+
+
 async def test_a_program_that_does_not_end_is_interrupted(session: ToolSession) -> None:
     await tmux(session, "start")
     running = await tmux(session, "send_keys", text="sleep 60\n", block=True, max_wait_s=0.5)

@@ -12,7 +12,7 @@ import pytest
 
 from agentenv import AsyncSandbox
 from agentenv.errors import UnknownSessionError
-from agentenv.sessions import foreground, slot_sessions, terminal_calls, tmux
+from agentenv.sessions import foreground, slot_sessions, terminal_calls
 from agentenv.sessions.host import Host
 from agentenv.sessions.run_once import output_of
 from agentenv.wire.sessions import ProcessArguments, TerminalArguments, TerminalReply, TmuxArguments, TmuxReply
@@ -54,12 +54,12 @@ async def test_a_helper_nobody_waits_for_any_more_is_killed(host: BoxHost) -> No
 
 
 async def test_a_shell_that_cannot_be_looked_at_is_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tmux, "_STAT_S", 0.2)
+    monkeypatch.setattr(foreground, "_LOOK_S", 0.2)
     programs, workspace = tmp_path / "bin", tmp_path / "workspace"
     programs.mkdir()
     workspace.mkdir()
-    (programs / "cat").write_text("#!/bin/sh\nkill -STOP $$\n")
-    (programs / "cat").chmod(0o755)
+    (programs / "bash").write_text("#!/bin/sh\nkill -STOP $$\n")
+    (programs / "bash").chmod(0o755)
     sessions = BoxSessions(workspace, {"PATH": f"{programs}:{ENV['PATH']}"}, MIB)
     blocked = {"action": "send_keys", "text": "true\n", "block": True, "max_wait_s": 1}
     answers = []
@@ -94,8 +94,8 @@ async def test_a_check_of_the_shell_that_takes_too_long_changes_nothing(monkeypa
     checks = itertools.count()
     real = foreground.seen
 
-    async def seen(host: Host, commands: int, terminal: int | None) -> foreground.Waits | None:
-        return None if next(checks) % 2 else await real(host, commands, terminal)
+    async def seen(host: Host, **asked: int | None) -> foreground.Waits | None:
+        return None if next(checks) % 2 else await real(host, **asked)
 
     monkeypatch.setattr(foreground, "seen", seen)
     async with AsyncSandbox("fake") as box:
