@@ -39,12 +39,12 @@ while time.monotonic() < ends:
     try: os.kill(-1, signal.SIGSTOP)
     except OSError: pass
 """
-STOP_CAT = """
+STOP_PROBE = """
 import os, signal, time
 while True:
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if open("/proc/" + name + "/comm").read() == "cat\\n":
+            if b"wait_woken" in open("/proc/" + name + "/cmdline", "rb").read():
                 os.kill(int(name), signal.SIGSTOP)
                 open("/tmp/stopped", "w").close()
         except OSError: pass
@@ -110,7 +110,7 @@ async def test_calls_are_answered_while_everybody_is_being_stopped(slots: Slots)
 async def test_a_wait_in_tmux_ends_in_time_although_its_helper_is_stopped(slots: Slots) -> None:
     one = await slots.open("one")
     assert (await one.call("tmux", {"action": "start"})).fault == "none"
-    await _write(one, "stop.py", STOP_CAT)
+    await _write(one, "stop.py", STOP_PROBE)
     await sh(one, "(setsid python3 stop.py >/dev/null 2>&1 &)")
     blocked = {"action": "send_keys", "text": "sleep 600\n", "block": True, "max_wait_s": 6}
     for _ in range(5):  # the first may be too quick for whoever stops it

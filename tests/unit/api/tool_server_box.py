@@ -57,8 +57,9 @@ def request(server: ToolServer, tool: str = "ask", scope: CallScope | None = Non
 
 
 async def ask(server: ToolServer, tool: str = "ask", scope: CallScope | None = None, **arguments: Any) -> CallResult:
-    reply = await server.call(request(server, tool, scope, arguments=arguments))
-    assert reply.result is not None
+    asked = request(server, tool, scope, arguments=arguments)
+    while (reply := await server.call(asked)).result is None:
+        """It still runs: ask again, as clients do."""
     return reply.result
 
 
