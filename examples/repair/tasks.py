@@ -23,7 +23,8 @@ from examples.repair.packages import HERE, Catalogue, Package, cache_dir
 
 TASKS_PER_PACKAGE = 8
 CANDIDATES_PER_PACKAGE = 20
-RUN_TIMEOUT_S = 20.0
+RUN_TIMEOUT_S = 120.0
+"""Suites take 1 to 3 s; a mutant that never ends is rare, and a busy machine must not pass for one."""
 MAX_BROKEN_SHARE = 0.4
 """A bug that breaks a larger share of the suite is not useful: nothing is left to locate it by."""
 MAX_BROKEN_TESTS = 60
@@ -228,9 +229,10 @@ class _Bench:
             raw = json.loads(remembered.read_text())
             return judging.Verdict(**raw) if raw else None
         verdict = self._judge(package, bugs, key)
-        whole = remembered.with_suffix(".part")
-        whole.write_text(json.dumps(asdict(verdict) if verdict else None))
-        whole.replace(remembered)
+        # Others may be at the same work, in this directory.
+        with tempfile.NamedTemporaryFile("w", dir=self._runs, suffix=".part", delete=False) as whole:
+            json.dump(asdict(verdict) if verdict else None, whole)
+        Path(whole.name).replace(remembered)
         return verdict
 
     def _judge(self, package: Package, bugs: Sequence[Bug], key: str) -> judging.Verdict | None:

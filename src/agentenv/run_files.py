@@ -20,8 +20,8 @@ from agentenv.errors import SandboxUnavailableError
 from agentenv.locks import is_locked, try_lock
 
 _LOCK, _CONTENT = "lock", "said.json"
-_LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.02
-"""A process that checks whether a lock is held holds it for a moment."""
+_LOCK_S, _LOCK_PAUSE_S = 2.0, 0.02
+"""A process that checks whether a lock is held, or sweeps, holds it for a moment."""
 
 
 class AlreadyRunningError(Exception):
@@ -98,15 +98,17 @@ def remove_if_dead(directory: Path) -> None:
 
 def _take(directory: Path) -> int | None:
     """A descriptor that holds the directory's lock; None when a running process holds it. Raises OSError."""
-    for _ in range(_LOCK_TRIES):
+    until_s = time.monotonic() + _LOCK_S
+    while True:
         with contextlib.suppress(FileExistsError):  # not exist_ok, which raises when a sweep removes it meanwhile
             directory.mkdir(parents=True, mode=0o700)
         with contextlib.suppress(BlockingIOError, FileNotFoundError):  # not found: a sweep has just removed it
             descriptor = try_lock(directory / _LOCK, create=True)
             if descriptor is not None:
                 return descriptor
+        if time.monotonic() > until_s:
+            return None
         time.sleep(_LOCK_PAUSE_S)
-    return None
 
 
 def _read(directory: Path) -> dict[str, Any] | None:

@@ -90,6 +90,13 @@ class Client:
         assert status == 200, grant
         return LeaseGrant.model_validate(grant).key
 
+    async def renew(self, key: LeaseKey, ttl_s: float) -> list[int]:
+        """Slots whose leases were renewed: the key's or none."""
+        status, reply = await self.post("/v1/leases/renew", {"ttl_s": ttl_s, "keys": [key.model_dump()]})
+        assert status == 200, reply
+        renewed: list[int] = reply["renewed"]
+        return renewed
+
     async def release(self, key: LeaseKey) -> str:
         status, reply = await self.post("/v1/leases/release", key.model_dump())
         assert status == 200, reply

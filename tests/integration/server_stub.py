@@ -23,7 +23,7 @@ from agentenv.wire.spec import SandboxSpec
 from tests.waiting import START_S
 
 TOKEN = "t" * 32
-_STEADY = 25
+_STEADY = 100
 
 
 class Boxed(Bare):

@@ -26,7 +26,7 @@ async def test_process_reports_without_a_network(tmp_path: Path, monkeypatch: py
     async with ScriptedPolicy({"*": [CLUMSY, IDLE]}) as policy:
         changed = {"env__use_wandb": True, "env__total_steps": 2, "env__data_path_to_save_groups": tmp_path / "g.jsonl"}
         status, log = await run(
-            tmp_path, "process", *flags(tmp_path, policy, **changed), timeout_s=110, own_interpreter=mode == "offline"
+            tmp_path, "process", *flags(tmp_path, policy, **changed), own_interpreter=mode == "offline"
         )
     assert status == 0, log
     written = b"".join(path.read_bytes() for path in tmp_path.glob("wandb/offline-run-*/*.wandb"))

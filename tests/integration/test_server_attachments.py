@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
@@ -247,14 +248,21 @@ async def test_a_large_answer_does_not_stop_the_server(client: Client, key: Leas
             longest = max(longest, time.monotonic() - began)
         return longest
 
-    idle_s = await longest_s(asyncio.create_task(asyncio.sleep(1.0)))
-    call = client.call(key, "read_file", path="big")
-    await client.ask(call)
-
-    async def answered() -> object:
+    async def answered(call: dict[str, Any]) -> None:
         while call["id"] not in client.results:
             await client.next_message()
-        return None
 
-    assert await longest_s(asyncio.create_task(answered())) < 0.25 + 5 * idle_s
-    assert client.results[call["id"]].content is not None
+    async def goes_on() -> bool:
+        idle_s = await longest_s(asyncio.create_task(asyncio.sleep(1.0)))
+        call = client.call(key, "read_file", path="big")
+        await client.ask(call)
+        busy_s = await longest_s(asyncio.create_task(answered(call)))
+        assert client.results[call["id"]].content is not None
+        await client.send(client.named("forget", call))
+        return busy_s < 0.25 + 5 * idle_s
+
+    # A busy machine may hold it up once; a server that encodes the answer in its loop holds itself up every time.
+    for _ in range(5):
+        if await goes_on():
+            return
+    pytest.fail("the server was held up by an answer every time")

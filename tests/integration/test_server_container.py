@@ -102,6 +102,12 @@ def _command_line(pid: int) -> list[str]:
         return []
 
 
+def _pid_inside(pid: int) -> str:
+    """Its number in its own namespace."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:"))
+
+
 def _descendants(pid: int) -> list[int]:
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
@@ -288,7 +294,7 @@ async def test_an_agent_that_dies_ends_its_lease_only(container: Container, clie
         for pid in _descendants(os.getpid())
         if os.path.exists(f"/proc/{pid}/ns/pid")  # noqa: PTH110
         and os.readlink(f"/proc/{pid}/ns/pid") == where  # noqa: PTH115
-        and "slotagent" in " ".join(_command_line(pid))
+        and _pid_inside(pid) == "1"
     ]
     assert len(agent) == 1
     lost = client.call(key, command="sleep 1000")

@@ -12,7 +12,7 @@ import pytest
 from agentenv.errors import InfraError
 from agentenv.sandbox.culprits import WAYS, Loss
 from agentenv.wire.leases import LeaseKey
-from tests.integration.server_client import Client
+from tests.integration.server_client import DEADLINE_S, Client
 from tests.integration.server_stub import TOKEN, StubSupervisor, descriptors
 
 
@@ -148,7 +148,9 @@ async def test_release_during_a_seal_resets_the_slot() -> None:
         sealing = asyncio.create_task(client.post("/v1/leases/seal", key.model_dump()))
         await stub.until_sealing()
         releasing = asyncio.create_task(client.release(key))
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(DEADLINE_S):
+            while (await client.slot(0)).state != "resetting":
+                await asyncio.sleep(0.005)
         stub.may_seal.set()
         assert await releasing == "free"
         assert (await sealing)[0] == 409

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -87,7 +88,8 @@ async def test_oversized_bodies_are_refused_before_they_are_read(client: Client)
 
 async def test_a_batch_over_http_streams_each_result_as_its_own_line(client: Client, key: LeaseKey) -> None:
     other = await client.lease(1)
-    slow, fast = client.call(key, command="sleep 1; echo slow"), client.call(other, command="echo fast")
+    slow = client.call(key, command="until [ -e go ]; do sleep 0.05; done; echo slow")
+    fast = client.call(other, command="echo fast")
     wrong = client.call(key, "nonsense")
     body = json.dumps({"batch": 7, "calls": [slow, wrong, fast]})
     lines = []
@@ -96,6 +98,8 @@ async def test_a_batch_over_http_streams_each_result_as_its_own_line(client: Cli
         assert reply.content_type == "application/x-ndjson"
         async for line in reply.content:
             lines.append(json.loads(line))
+            if lines[-1].get("result", {}).get("id") == fast["id"]:
+                await client.run(key, "touch go", tool="terminal")
     assert lines[0] == {"type": "accepted", "batch": 7}
     assert [line["result"]["id"] for line in lines[1:]] == [wrong["id"], fast["id"], slow["id"]]
     assert [line["result"].get("stdout") for line in lines[1:]] == [None, "fast\n", "slow\n"]
@@ -163,9 +167,11 @@ async def test_a_key_that_is_not_the_leases_is_refused_everywhere(
 
 
 async def test_a_lease_without_heartbeat_ends_and_its_calls_with_it(client: Client) -> None:
-    key = await client.lease(2, ttl_s=0.3)
+    key = await client.lease(2)
     running, queued = client.call(key, command="sleep 100"), client.call(key, command="true")
     await client.ask(running, queued)
+    await client.running(2, 2)
+    assert (await client.renew(key, 0.3)) == [2]
     results = [await client.result(running), await client.result(queued)]
     assert [(result.fault, result.error) for result in results] == [("infra", "lease_lost")] * 2
     assert "heartbeat" in results[0].message
@@ -175,10 +181,10 @@ async def test_a_lease_without_heartbeat_ends_and_its_calls_with_it(client: Clie
 
 
 async def test_a_lease_that_is_renewed_lives_on(client: Client) -> None:
-    key = await client.lease(2, ttl_s=0.5)
-    for _ in range(4):
-        await asyncio.sleep(0.25)
-        assert (await client.post("/v1/leases/renew", {"ttl_s": 0.5, "keys": [key.model_dump()]}))[1]["renewed"] == [2]
+    granted_s = time.monotonic()
+    key = await client.lease(2, ttl_s=5)
+    assert (await client.renew(key, 300)) == [2]
+    await asyncio.sleep(granted_s + 5.2 - time.monotonic())
     assert (await client.run(key, "echo alive")).stdout == "alive\n"
     await client.release(key)
 

@@ -15,7 +15,7 @@ import pytest_asyncio
 from agentenv.sandbox.server.tools.bash import MAX_ARGV_SCRIPT_BYTES, MAX_SPARE_SCRIPT_BYTES
 from agentenv.sandbox.slot_env import command_env
 from agentenv.wire.leases import LeaseKey
-from tests.integration.server_client import Client
+from tests.integration.server_client import DEADLINE_S, Client
 from tests.integration.server_stub import StubSupervisor
 from tests.waiting import START_S
 
@@ -40,7 +40,7 @@ async def spare_ready(client: Client, key: LeaseKey) -> None:
 
 
 SCRIPTS = [
-    "echo $$ >/dev/null; echo $0 $# $- $SHLVL $SECONDS",
+    "echo $$ >/dev/null; echo $0 $# $- $SHLVL $((SECONDS / 2))",
     "exit 7",
     "false",
     "trap 'echo bye' EXIT; exit 3",
@@ -151,8 +151,10 @@ async def test_a_flood_costs_the_server_little_memory(stub: StubSupervisor, clie
 
 async def test_a_spare_shell_that_the_slot_killed_costs_nothing_but_time(client: Client, key: LeaseKey) -> None:
     await spare_ready(client, key)
-    await client.run(key, "(sleep 0.1; pkill -9 -x bash) & disown")
-    await asyncio.sleep(0.3)
+    await client.run(key, "(exec sh -c 'sleep 0.1; pkill -9 -x bash; touch killed') & disown")
+    async with asyncio.timeout(DEADLINE_S):
+        while (await client.run(key, tool="read_file", path="killed")).exit_code != 0:
+            await asyncio.sleep(0.02)
     assert (await client.run(key, "echo alive")).stdout == "alive\n"
 
 

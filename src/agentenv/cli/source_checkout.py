@@ -44,22 +44,26 @@ def run_module(module: str, arguments: Sequence[str], *, quiet_stdout: bool = Fa
     """
     root = checkout_root(module.partition(".")[0])
     received: list[int] = []
+    not_sent: list[int] = []
     process: list[subprocess.Popen[bytes]] = []
 
-    def forward(number: int, _frame: object) -> None:
+    def receive(number: int, _frame: object) -> None:
         received.append(number)
-        if process:
-            process[0].send_signal(number)
+        not_sent.append(number)
+        hand_on()
 
-    before = {number: signal.signal(number, forward) for number in ENDING_SIGNALS}
+    def hand_on() -> None:
+        while process and not_sent:
+            process[0].send_signal(not_sent.pop(0))
+
+    before = {number: signal.signal(number, receive) for number in ENDING_SIGNALS}
     try:
         stdout = sys.stderr if quiet_stdout else None
         argv = [sys.executable, "-m", module, *arguments]
-        # A process group of its own: Ctrl-C reaches only us, and we pass it on exactly once.
+        # A process group of its own: each Ctrl-C reaches only us, and we pass it on once.
         with subprocess.Popen(argv, cwd=root, stdout=stdout, process_group=0) as child:
             process.append(child)
-            if received:  # the signal came while the child was being created
-                child.send_signal(received[0])
+            hand_on()  # what came while the child was being created
             code = child.wait()
     finally:
         for number, handler in before.items():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
+import random
 import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -34,6 +37,8 @@ _REGISTERED_S = 4.0
 refused, and retries only after 15 to 30 s (``registerRetryIntv``, client/client.go of Nomad 1.11.3)."""
 _NO_NODE = "no node"
 _OVERSUBSCRIPTION = 4
+_OURS = range(10_000, 20_000)
+"""Ports that nobody gets unasked: below those the kernel gives out, and those that Nomad gives its tasks."""
 _KEPT = ("PATH", "HOME", "TMPDIR", "DOCKER_HOST", "LANG")
 
 
@@ -48,11 +53,7 @@ class Ports:
     @classmethod
     def free(cls, *, http: int = 0) -> Ports:
         """Currently unused ports. ``http``: use this one; 0 picks one."""
-        with ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-            for sock in sockets:
-                sock.bind(("127.0.0.1", 0))
-            first, second, third = (sock.getsockname()[1] for sock in sockets)
+        first, second, third = itertools.islice(_unused_ports(), 3)
         return cls(http or first, second, third)
 
 
@@ -116,6 +117,13 @@ client {{
   }}
 }}
 '''
+
+
+def _unused_ports() -> Iterator[int]:
+    for port in random.sample(_OURS, len(_OURS)):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            yield port
 
 
 def _memory_mib() -> int:

@@ -17,6 +17,8 @@ from pathlib import Path
 
 _ZOMBIE = "Z"
 _ERROR_LINES = 4
+_EXEC_S = 0.05
+"""Time to look again at a process without an environment."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def find(mark: str) -> list[Found]:
     wanted = mark.encode()
     found = []
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and wanted in _words(entry / "environ"):
+        if entry.name.isdigit() and wanted in _environment(entry):
             argv = tuple(word.decode(errors="replace") for word in _words(entry / "cmdline"))
             if argv and _state(entry) != _ZOMBIE:
                 found.append(Found(int(entry.name), argv))
@@ -69,7 +71,7 @@ def find(mark: str) -> list[Found]:
 def values(name: str) -> set[str]:
     """Values of the environment variable ``name`` in all running processes."""
     prefix = f"{name}=".encode()
-    environments = (_words(entry / "environ") for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    environments = (_environment(entry) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return {os.fsdecode(word[len(prefix) :]) for words in environments for word in words if word.startswith(prefix)}
 
 
@@ -130,7 +132,7 @@ def _hold(pid: int, mark: str) -> int | None:
         fd = os.pidfd_open(pid)
     except OSError:
         return None
-    if mark.encode() in _words(Path("/proc") / str(pid) / "environ"):
+    if mark.encode() in _environment(Path("/proc") / str(pid)):
         return fd
     os.close(fd)
     return None
@@ -144,6 +146,18 @@ def _wait(descriptors: Sequence[int], patience_s: float) -> None:
 
 def _ended(fd: int) -> bool:
     return bool(select.select([fd], [], [], 0)[0])
+
+
+def _environment(process: Path) -> list[bytes]:
+    """``NAME=value``. In the middle of an exec the kernel shows none, whether there will be some or not."""
+    until_s = time.monotonic() + _EXEC_S
+    while not any(words := _words(process / "environ")) and time.monotonic() < until_s:
+        try:
+            (process / "exe").readlink()
+        except OSError:  # a thread of the kernel, or it has ended
+            break
+        time.sleep(0.001)
+    return words
 
 
 def _words(path: Path) -> list[bytes]:

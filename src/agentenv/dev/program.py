@@ -26,7 +26,7 @@ OLDEST = (1, 8, 0)
 """The job needs dynamic node metadata and ``cgroupns`` in the Docker driver."""
 
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-_CONNECT_TIMEOUT_S = 5.0
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _BUILD_TIMEOUT_S = 3600
 _CHUNK_BYTES = 1024 * 1024
 _AS_IT_IS = {"Accept-Encoding": "identity"}
@@ -123,7 +123,7 @@ def _fetch(url: str, report: Report) -> bytes:
     """Body of a URL, with progress reports. Fails fast when the host cannot be reached."""
     parts: list[bytes] = []
     try:
-        with httpx.stream("GET", url, headers=_AS_IT_IS, follow_redirects=True, timeout=_CONNECT_TIMEOUT_S) as answer:
+        with httpx.stream("GET", url, headers=_AS_IT_IS, follow_redirects=True, timeout=_TIMEOUT) as answer:
             answer.raise_for_status()
             total = int(answer.headers.get("Content-Length", 0))
             for part in answer.iter_raw(_CHUNK_BYTES):

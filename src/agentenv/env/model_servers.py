@@ -191,7 +191,7 @@ async def expect_servers(servers: Sequence[Any], *, wait_s: float) -> None:
 
 async def _problem(url: str) -> BaseException | None:
     """Why nothing can be connected to there; None if something answers, however."""
-    timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+    timeout = aiohttp.ClientTimeout(total=2 * PROBE_TIMEOUT_S, sock_connect=PROBE_TIMEOUT_S)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, trust_env=True) as client,
@@ -200,7 +200,7 @@ async def _problem(url: str) -> BaseException | None:
             await reply.read()
     except aiohttp.ClientSSLError:
         return None
-    except aiohttp.ClientConnectorError as error:
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         return error
     except (aiohttp.ClientError, TimeoutError):
         return None

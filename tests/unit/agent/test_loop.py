@@ -212,7 +212,9 @@ async def test_a_slot_without_a_tool_call_is_given_up() -> None:
                 await asyncio.Event().wait()
             return await super().complete(*args, **params)
 
-    agent = loop(Slow(calling(("bash", '{"command": "a"}')), saying("late")), StubSession("t", echo), max_idle_s=0.05)
+    model = Slow(calling(("bash", '{"command": "a"}')), saying("late"))
+    settings, standing = AgentSettings(max_idle_s=0.05), Timeline(lambda: 0.0)
+    agent = AgentLoop(model, StubSession("t", echo), TOOLS, settings, standing)
     with pytest.raises(LeaseLostError, match=r"given up after 0.05 s without a tool call"):
         await agent.run(START)
     assert len(agent.result.steps) == 1

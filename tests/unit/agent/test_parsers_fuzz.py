@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentenv.agent.parsers import PARSERS, Parsed, ParsedCall, parser_named
+from agentenv.agent.parsers.base import ToolCallParser
 from agentenv.tools.catalog import ToolCatalog
 from tests.unit.agent.parser_samples import SAMPLES
 
@@ -112,12 +113,16 @@ LONGEST_S = 2.0
 """In CPU time; under half a second on the machine it was written on. A quadratic scan would take minutes."""
 
 
+def parsing_s(parser: ToolCallParser, text: str) -> float:
+    began_s = time.thread_time()
+    check(parser.parse(text, TOOLS))
+    return time.thread_time() - began_s
+
+
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_megabyte_of_anything_is_read_in_linear_time(name: str) -> None:
     parser = parser_named(name)
     for before in BEFORE:
         for piece in REPEATED:
             text = before + piece * (MEGABYTE // len(piece.encode())) + "</parameter></arg_value></tool_call>"
-            began_s = time.process_time()
-            check(parser.parse(text, TOOLS))
-            assert time.process_time() - began_s < LONGEST_S, (before, piece)
+            assert any(parsing_s(parser, text) < LONGEST_S for _ in range(3)), (before, piece)

@@ -205,12 +205,13 @@ with owned(Path(sys.argv[1])):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[AgentPlace]:
-    """Of an agent that runs, as far as its mark goes."""
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentPlace]:
+    """Of an agent that runs, as far as its mark goes; others' scans for abandoned agents do not see it."""
+    monkeypatch.setattr("agentenv.dev.agent._MARK", "AGENTENV_TEST_CLUSTER")
     found = AgentPlace(tmp_path / "s1")
     found.root.mkdir()
     start(found.mark, tmp_path, "exec sleep 1000")
-    wait_for(lambda: processes.find(found.mark))
+    wait_for(lambda: [one for one in processes.find(found.mark) if one.argv[0] == "sleep"])
     yield found
     processes.end_all(found.mark, grace_s=0)
 

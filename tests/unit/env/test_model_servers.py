@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -134,19 +135,19 @@ async def test_servers_are_expected_until_one_answers_anything(tmp_path: Path) -
             await expect_servers([gone], wait_s=0)
 
 
-async def test_a_server_that_comes_up_while_it_is_waited_for_is_enough(
-    unused_tcp_port: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    late = SimpleNamespace(config=APIServerConfig(base_url=f"http://127.0.0.1:{unused_tcp_port}/v1"))
-    waiting = asyncio.create_task(expect_servers([late], wait_s=60))
-    await until(lambda: "waiting up to 60 s" in caplog.text)
-    runner = web.AppRunner(web.Application())
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
-        await waiting
-    finally:
-        await runner.cleanup()
+async def test_a_server_that_comes_up_while_it_is_waited_for_is_enough(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as bound:  # nobody listens, and nobody else can take the port
+        bound.bind(("127.0.0.1", 0))
+        late = SimpleNamespace(config=APIServerConfig(base_url=f"http://127.0.0.1:{bound.getsockname()[1]}/v1"))
+        waiting = asyncio.create_task(expect_servers([late], wait_s=60))
+        await until(lambda: "waiting up to 60 s" in caplog.text)
+        runner = web.AppRunner(web.Application())
+        await runner.setup()
+        try:
+            await web.SockSite(runner, bound).start()
+            await waiting
+        finally:
+            await runner.cleanup()
 
 
 async def test_an_openai_server_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from agentenv.run_files import running
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ async def nothing() -> Iterable[Reading]:
     return ()
 
 
-async def measured() -> tuple[Samples, str]:
+async def measured(began: Path) -> tuple[Samples, str]:
     """A small farm after a good call, an unknown tool, a wrong argument and a call that was given up."""
     meter = Meter("fake", 0)
     settings = PoolSettings(min_containers=1, max_containers=2)
@@ -47,14 +48,15 @@ async def measured() -> tuple[Samples, str]:
             assert (await session.call("bash", {"command": "exit 3"})).exit_code == 3
             assert (await session.call("rm_rf_everything_7f3a", {})).fault == "model"
             assert (await session.call("bash", {"command": 7})).fault == "model"
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.3):
-                    await session.call("bash", {"command": "sleep 60"})
+            given_up = asyncio.create_task(session.call("bash", {"command": f"touch {began}; sleep 60"}))
+            await until(began.exists)
+            given_up.cancel()
+            await asyncio.wait([given_up])
             return await scrape(url), url
 
 
-async def test_values_are_what_happened() -> None:
-    samples, _ = await measured()
+async def test_values_are_what_happened(tmp_path: Path) -> None:
+    samples, _ = await measured(tmp_path / "began")
     assert samples.by("agentenv_pool_slots", "state") == {
         "free": 2, "leased": 1, "resetting": 0, "quarantined": 0
     }  # fmt: skip
@@ -75,14 +77,14 @@ async def test_values_are_what_happened() -> None:
     assert samples.one("agentenv_executor_reconnects_total") == 0
 
 
-async def test_a_name_the_model_made_up_is_no_label() -> None:
-    samples, _ = await measured()
+async def test_a_name_the_model_made_up_is_no_label(tmp_path: Path) -> None:
+    samples, _ = await measured(tmp_path / "began")
     assert samples.one("agentenv_executor_calls_total", tool="unknown", fault="model") == 1
     assert "rm_rf" not in repr(samples)
 
 
-async def test_every_metric_of_the_catalog_is_there_and_no_other() -> None:
-    samples, _ = await measured()
+async def test_every_metric_of_the_catalog_is_there_and_no_other(tmp_path: Path) -> None:
+    samples, _ = await measured(tmp_path / "began")
     found = {name for name in samples.values if name.startswith("agentenv_")}
     expected = set()
     for metric in METRICS:
@@ -92,23 +94,23 @@ async def test_every_metric_of_the_catalog_is_there_and_no_other() -> None:
     assert found - expected == set()
 
 
-async def test_labels_are_those_of_the_catalog() -> None:
-    samples, _ = await measured()
+async def test_labels_are_those_of_the_catalog(tmp_path: Path) -> None:
+    samples, _ = await measured(tmp_path / "began")
     for metric in METRICS:
         for labels in samples.values.get(metric.name, {}):
             assert tuple(sorted(name for name, _ in labels)) == tuple(sorted(metric.labels))
 
 
-async def test_buckets_are_cumulative_and_end_with_all() -> None:
-    samples, _ = await measured()
+async def test_buckets_are_cumulative_and_end_with_all(tmp_path: Path) -> None:
+    samples, _ = await measured(tmp_path / "began")
     buckets = samples.by("agentenv_pool_acquire_wait_seconds_bucket", "le")
     assert buckets["+Inf"] == samples.one("agentenv_pool_acquire_wait_seconds_count")
     ordered = [count for _, count in sorted(buckets.items(), key=lambda pair: float(pair[0]))]
     assert ordered == sorted(ordered)
 
 
-async def test_the_process_is_measured_too() -> None:
-    samples, _ = await measured()
+async def test_the_process_is_measured_too(tmp_path: Path) -> None:
+    samples, _ = await measured(tmp_path / "began")
     assert (samples.one("process_resident_memory_bytes") or 0) > 1e6
 
 

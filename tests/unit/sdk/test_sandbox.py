@@ -119,7 +119,7 @@ def test_the_sandboxes_of_a_farm_share_containers() -> None:
 
 
 async def test_a_farm_without_a_free_slot_says_what_to_raise() -> None:
-    async with AsyncFarm("fake", slots=1, start_timeout_s=3) as farm, farm.sandbox() as box:
+    async with AsyncFarm("fake", slots=1, start_timeout_s=10) as farm, farm.sandbox() as box:
         with pytest.raises(AcquireTimeoutError, match="of a Farm: slots"):
             await farm.sandbox().open()
         assert (await box.run("true")).exit_code == 0

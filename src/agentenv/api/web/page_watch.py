@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,6 +18,12 @@ from agentenv.errors import InvalidArgumentsError, PolicyRefusalError
 from agentenv.tasks import TaskSet
 
 _QUIET_S: Final = 0.5
+_DRAWN_S: Final = 2.0
+_DRAW: Final = (
+    "() => new Promise(done => {"
+    " requestAnimationFrame(() => requestAnimationFrame(done));"
+    " setTimeout(done, 500) })"  # a tab in the background draws nothing
+)
 _SETTLE_S: Final = 5.0
 _AWAITED: Final = ("document", "stylesheet", "script", "xhr", "fetch")
 _MOST_NOTES: Final = 5
@@ -72,8 +79,9 @@ class Watch:
             self._note(f"a new tab was closed at once: there are {MOST_TABS} already")
 
     async def settled(self, navigation_timeout_s: float) -> None:
-        """Wait until nothing the action requested is pending: for a page that is opened at most
-        ``navigation_timeout_s``, for anything else a few seconds."""
+        """Wait until the page has reacted to the action and nothing that this requested is pending: for a page that
+        is opened at most ``navigation_timeout_s``, for anything else a few seconds."""
+        await self._drawn()
         clock = asyncio.get_running_loop().time
         began = clock()
         while True:
@@ -90,6 +98,13 @@ class Watch:
             except TimeoutError:
                 if not pending:
                     return
+
+    async def _drawn(self) -> None:
+        """Wait until the page has run its handlers of the action, which it does before it draws the frame after the
+        next: only then is it quiet because nothing happens, rather than because the browser is slow."""
+        with suppress(PlaywrightError, TimeoutError):  # it is another page by now, or stuck
+            async with asyncio.timeout(_DRAWN_S):
+                await self._page.evaluate(_DRAW)
 
     def _short(self, text: str) -> str:
         return self._redact(text[:_LONGEST_TEXT])[:_LONGEST_NOTE]
