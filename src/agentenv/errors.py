@@ -4,7 +4,10 @@ Every class tells whose failure it is (``fault``), what survived and what to do 
 
     AgentEnvError
     ├── ConfigError                 a setting is missing, contradicts another, or is out of range
-    │   └── MissingExtraError           also an ImportError: a package of an extra is not installed
+    │   ├── MissingExtraError           also an ImportError: a package of an extra is not installed
+    │   ├── QuotaError                  more slots than this run may ever have on the farm
+    │   ├── UnauthorizedError           the service does not accept the token
+    │   └── ForbiddenError              the token is good, and does not allow this
     ├── ToolCallError               fault=model: the call itself is wrong; the model may correct it
     │   ├── UnknownToolError
     │   ├── InvalidArgumentsError
@@ -22,8 +25,12 @@ Every class tells whose failure it is (``fault``), what survived and what to do 
         ├── AcquireTimeoutError         no slot became free before the deadline
         ├── LeaseLostError              the slot is no longer this trajectory's
         │   ├── StaleLeaseError             another epoch owns the slot now
-        │   └── ContainerLostError          the container died with the slot
+        │   ├── ContainerLostError          the container died with the slot
+        │   └── LeaseReclaimedError         the farm took the slot back; the retry is not counted
         ├── ConnectionLostError         the container could not be reached in time
+        │   └── FarmUnreachableError        the farm service could not be reached in time
+        ├── FencedError                 a newer farm controls the container
+        ├── TooManyRequestsError        the token asks the farm too often; later it may
         ├── CallLostError               the call may have run, its result is not available
         ├── ModelServerError            the model's server failed or could not be reached
         │   └── DoubtfulTurnError           it returned no turn, perhaps because of the model's output; never retried
@@ -81,6 +88,24 @@ class MissingExtraError(ConfigError, ImportError):
     """A package is not installed that belongs to one of agentenv's extras, which the message names."""
 
     code = "missing_extra"
+
+
+class QuotaError(ConfigError):
+    """More slots were requested than the run may ever have: waiting cannot help. Nothing was leased."""
+
+    code = "quota"
+
+
+class UnauthorizedError(ConfigError):
+    """The service does not accept the token: it is missing, garbled, expired or revoked. Nothing was done."""
+
+    code = "unauthorized"
+
+
+class ForbiddenError(ConfigError):
+    """The token is accepted but does not allow this, or not for this run. Nothing was done."""
+
+    code = "forbidden"
 
 
 _OF_ENV: Final = frozenset(
@@ -216,10 +241,40 @@ class ContainerLostError(LeaseLostError):
     code = "container_lost"
 
 
+class LeaseReclaimedError(LeaseLostError):
+    """The farm took the slot back for a run below its guarantee. The rollout starts again on a new slot, and this
+    does not count as one of its retries."""
+
+    code = "lease_reclaimed"
+
+
 class ConnectionLostError(InfraError):
     """The container could not be reached in time; the slot may still be alive."""
 
     code = "connection_lost"
+
+
+class FarmUnreachableError(ConnectionLostError):
+    """The farm service could not be reached in time. Slots that are leased already stay usable."""
+
+    code = "farm_unreachable"
+
+
+class FencedError(InfraError):
+    """The container has obeyed a farm of a later generation: this one no longer controls it. Nothing was changed."""
+
+    code = "fenced"
+
+
+class TooManyRequestsError(InfraError):
+    """The token has asked the farm for more than its rate allows. Nothing was counted; ``retry_after_s``: when it may
+    ask again."""
+
+    code = "too_many_requests"
+
+    def __init__(self, message: str, *, next_step: str = "", retry_after_s: float = 1.0) -> None:
+        super().__init__(message, next_step=next_step)
+        self.retry_after_s = retry_after_s
 
 
 class CallLostError(InfraError):

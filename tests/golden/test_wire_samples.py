@@ -16,9 +16,10 @@ import pytest
 import agentenv.wire
 from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.server.calls import encode_result, refusal
-from agentenv.wire import calls, leases, server, sessions, tools, toolserver, transfers
+from agentenv.wire import calls, leases, server, sessions, tools, toolserver, transfers, watch
 from agentenv.wire.base import WireModel
 from agentenv.wire.states import SlotState
+from tests.golden.farm_samples import FARM_MODELS
 
 SAMPLES = Path(__file__).parent / "wire"
 
@@ -55,8 +56,16 @@ _RESULT = calls.CallResult(
     content={"size_bytes": 1},
     attachments=(_ATTACHMENT,),
 )
+_TAGS = leases.Tags(run="r", environment="repair", kind="eval", group="g", item="é")
 _REPORT = leases.SlotReport(
-    slot=3, state=SlotState.leased, epoch=7, trajectory="t", expires_in_s=12.5, running_calls=2, in_state_s=61.5
+    slot=3,
+    state=SlotState.leased,
+    epoch=7,
+    trajectory="t",
+    tags=_TAGS,
+    expires_in_s=12.5,
+    running_calls=2,
+    in_state_s=61.5,
 )
 _PATCHED = tools.PatchedFile(path="b", action="renamed", old_path="a", hunks=2, fuzz=1, offset_lines=3)
 _MATCH = tools.SearchMatch(path="a", line=3, text="é", cut=True)
@@ -98,7 +107,7 @@ MODELS: tuple[WireModel, ...] = (
     _REPORT,
     _FILE,
     calls.Batch(batch=2, calls=(_CALL,)),
-    leases.EndRequest(slot=3, epoch=7),
+    leases.EndRequest(slot=3, epoch=7, error="lease_reclaimed", message="m"),
     _CALL_KEY,
     _ATTACHMENT,
     calls.LiveOutput(stdout=b"one\n", stdout_from=5, stderr=b"\xff", stderr_from=6, ended=True),
@@ -107,7 +116,8 @@ MODELS: tuple[WireModel, ...] = (
     calls.Accepted(batch=2),
     calls.Result(result=_RESULT),
     calls.Failure(error="protocol", message="calls.0.id: Field required", batch=2),
-    leases.LeaseRequest(slot=3, trajectory="t", ttl_s=60.0, request_id="r" * 16),
+    _TAGS,
+    leases.LeaseRequest(slot=3, trajectory="t", ttl_s=60.0, request_id="r" * 16, tags=_TAGS),
     leases.LeaseGrant(key=_KEY, trajectory="t", ttl_s=60.0),
     leases.RenewRequest(keys=(_KEY,), ttl_s=60.0),
     leases.SealRequest(slot=3, epoch=7, secret="s" * 32, request_id="q" * 16),
@@ -131,6 +141,9 @@ MODELS: tuple[WireModel, ...] = (
         allow_network=False,
     ),
     server.SlotsReply(boot="0011223344556677", slots=(_REPORT,), heard_s=1.25),
+    watch.WatchList(boot="0011223344556677", generation=4, slots=(_REPORT,)),
+    watch.WatchChange(slot=_REPORT),
+    watch.WatchBeat(statistics={"calls_running": 2}, supervisor_silent_s=1.5, draining=True),
     server.ErrorReply(error="stale_lease", message="m", next_step="n", fault="infra"),
     tools.BashArguments(command="true", cwd="sub", env={"A": "b"}, stdin="in"),
     tools.ReadFileArguments(path="a", offset=1, limit=2, binary=True),
@@ -216,6 +229,7 @@ MODELS: tuple[WireModel, ...] = (
         note="n",
         recording='[0.5, "o", "x"]',
     ),
+    *FARM_MODELS,
     transfers.TransferReply(exit_code=28, stderr="a: No space left\n", path="a", entries=2, total_bytes=3),
 )
 

@@ -18,7 +18,7 @@ from pydantic import (
     WithJsonSchema,
 )
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Increased by any change that a peer of the previous version could not read. Exchanged in ``ServerInfo``."""
 
 MAX_BATCH_CALLS = 1_000
@@ -46,6 +46,9 @@ def _on_one_line(text: str) -> str:
 
 TrajectoryName = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_on_one_line)]
 """Name of the trajectory that holds a lease. Shown to operators verbatim."""
+MAX_TAG_CHARS = 128
+Tag = Annotated[str, Field(max_length=MAX_TAG_CHARS), AfterValidator(_on_one_line)]
+"""A short name that operators see verbatim; empty: none."""
 CallId = Annotated[str, Field(min_length=1, max_length=128)]
 SlotIndex = Annotated[int, Field(ge=0, le=9_999)]
 Arguments = dict[str, JsonValue]

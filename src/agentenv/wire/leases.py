@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentenv.wire.base import SlotIndex, TrajectoryName, WireModel
+from agentenv.wire.base import (
+    MAX_TAG_CHARS,
+    SlotIndex,
+    Tag,
+    TrajectoryName,
+    WireModel,
+    control_character_in,
+)
 from agentenv.wire.states import SlotState
 
 TTL_S = Annotated[float, Field(gt=0, le=24 * 3600)]
+
+
+RunKind = Literal["train", "eval", "interactive"]
+
+
+class Tags(WireModel):
+    """Who a lease is for. Its container remembers and reports it, so a farm that starts finds out whose the slots
+    are. Empty for a pool that has its containers to itself."""
+
+    run: Tag = ""
+    """The run whose share of the farm the lease counts to."""
+    environment: Tag = ""
+    kind: RunKind = "train"
+    group: Tag = ""
+    item: Tag = ""
+
+
+NO_TAGS = Tags()
+
+
+def short_tag(text: str) -> str:
+    """``text`` as a tag: on one line, and cut to the length of one."""
+    line = "".join("?" if control_character_in(character) else character for character in text)
+    return line[:MAX_TAG_CHARS].encode("utf-8", "replace").decode()
 
 
 class LeaseKey(WireModel):
@@ -38,6 +69,7 @@ class LeaseRequest(WireModel):
     trajectory: TrajectoryName
     ttl_s: TTL_S
     request_id: Annotated[str, Field(min_length=16, max_length=128)]
+    tags: Tags = NO_TAGS
 
 
 class LeaseGrant(WireModel):
@@ -74,11 +106,14 @@ class RenewReply(WireModel):
 
 
 class EndRequest(WireModel):
-    """``POST /v1/leases/end``: end the lease of this epoch, whoever holds it. For operators, who do not know the
-    lease's secret."""
+    """``POST /v1/leases/end``: end the lease of this epoch, whoever holds it. For operators and farms, who do not know
+    the lease's secret. Its holder then gets ``error`` (the ``code`` of a LeaseLostError) with ``message``; without one
+    the lease ends as if it had been released."""
 
     slot: SlotIndex
     epoch: Annotated[int, Field(ge=0)]
+    error: Annotated[str, Field(max_length=64)] = ""
+    message: Annotated[str, Field(max_length=1_000)] = ""
 
 
 class ReleaseReply(WireModel):
@@ -102,6 +137,7 @@ class SlotReport(WireModel):
     state: SlotState
     epoch: int
     trajectory: str | None = None
+    tags: Tags | None = None
     expires_in_s: float | None = None
     running_calls: int = 0
     in_state_s: float | None = None

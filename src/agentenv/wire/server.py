@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from agentenv.errors import Fault
+from agentenv.errors import AgentEnvError, Fault
 from agentenv.wire.base import PROTOCOL_VERSION, WireModel
 from agentenv.wire.leases import SlotReport
 
@@ -51,8 +51,8 @@ class SlotsReply(WireModel):
     boot: str
     slots: tuple[SlotReport, ...]
     heard_s: float | None = None
-    """Seconds since the last heartbeat of a pool (pools send heartbeats even without leases), or since this server
-    process started. A farm without heartbeats is orphaned."""
+    """Seconds since the last heartbeat of a pool (pools send heartbeats even without leases) or beat of a watch, or
+    since this server process started. A farm without heartbeats is orphaned."""
 
 
 class ErrorReply(WireModel):
@@ -62,3 +62,8 @@ class ErrorReply(WireModel):
     message: str
     next_step: str = ""
     fault: Fault = "infra"
+
+    @classmethod
+    def of(cls, error: AgentEnvError) -> Self:
+        """The reply that stands for an exception."""
+        return cls(error=error.code, message=error.message, next_step=error.next_step, fault=error.fault)

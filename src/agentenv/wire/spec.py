@@ -139,6 +139,8 @@ class SandboxSpec(ContainerSpec):
     """Block of uids that the slots use (slot k: 20000 + 1000 * uid_block + k). -1 claims a block unused on this
     machine, which requires a network namespace shared by all containers of the machine; where each container has
     its own (Docker), its starter passes a number that is unique on the machine (Nomad: the host port)."""
+    unattended_after_s: int = field(default=0, metadata=_within(0, 31_536_000))
+    """The container ends itself after so long without an authenticated request or a lease. 0: never."""
 
     def __post_init__(self) -> None:
         name = self.container.replace("-", "").replace("_", "")
@@ -146,9 +148,17 @@ class SandboxSpec(ContainerSpec):
         super().__post_init__()
 
     @classmethod
-    def launch(cls, spec: ContainerSpec, *, container: str, token_file: Path, data_dir: Path) -> SandboxSpec:
+    def launch(
+        cls, spec: ContainerSpec, *, container: str, token_file: Path, data_dir: Path, unattended_after_s: int = 0
+    ) -> SandboxSpec:
         """The spec of a container started on this machine on any free port of loopback."""
-        return cls(**vars(spec), container=container, token_file=str(token_file), data_dir=str(data_dir))
+        return cls(
+            **vars(spec),
+            container=container,
+            token_file=str(token_file),
+            data_dir=str(data_dir),
+            unattended_after_s=unattended_after_s,
+        )
 
     @classmethod
     def load(cls, path: Path) -> SandboxSpec:

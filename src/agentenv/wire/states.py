@@ -56,7 +56,8 @@ POOL_SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
     # free -> resetting: the container found the slot broken by itself, or another client holds it.
     SlotState.free: frozenset({SlotState.leased, SlotState.resetting, SlotState.gone}),
     SlotState.leased: frozenset({SlotState.resetting, SlotState.gone}),
-    SlotState.resetting: frozenset({SlotState.free, SlotState.quarantined, SlotState.gone}),
+    # resetting -> leased: another client leased it before we heard that it was free.
+    SlotState.resetting: frozenset({SlotState.free, SlotState.leased, SlotState.quarantined, SlotState.gone}),
     SlotState.quarantined: frozenset({SlotState.gone}),
     SlotState.gone: frozenset(),
 }

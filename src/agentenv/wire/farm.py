@@ -1,0 +1,298 @@
+"""What a farm service and its clients say to each other, over HTTP with JSON bodies.
+
+A client asks for slots (``POST /v1/asks``) and follows the answers in its news (``GET /v1/news``, one JSON object per
+line). A grant holds all that is needed to use the slot at its container directly: calls, heartbeats and the release
+never pass through the farm.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, TypeAdapter
+
+from agentenv.wire.base import PROTOCOL_VERSION, SlotIndex, Tag, TrajectoryName, WireModel
+from agentenv.wire.leases import TTL_S, LeaseKey, RunKind, Tags
+from agentenv.wire.server import ErrorReply
+from agentenv.wire.states import ContainerState, SlotState
+
+MAX_ASKS: Final = 256
+"""Asks in one request."""
+MAX_GROUP: Final = 64
+"""Trajectories in one ask."""
+MAX_WAIT_S: Final = 25.0
+"""How long the farm holds back an answer, at most."""
+ASK_TTL_S: Final = 20.0
+"""An ask is dropped when its client has neither followed its news nor repeated or read the ask for this long."""
+NEWS_BEAT_S: Final = 2.0
+"""Longest interval between two lines of the news."""
+
+RUN_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"
+RunName = Annotated[str, Field(max_length=128, pattern=rf"^({RUN_PATTERN})?$")]
+"""Name of a run, possibly with its team in front (``team/run``); empty: the one that the token is for."""
+RequestId = Annotated[str, Field(min_length=16, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")]
+ClientId = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")]
+LeaseId = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9._-]+/\d{1,4}/\d{1,18}$")]
+"""``container/slot/epoch``: made of what the container itself knows, so that it outlives any farm process."""
+
+
+class AskTags(WireModel):
+    """See :class:`agentenv.wire.leases.Tags`; the run is the request's."""
+
+    environment: Tag = ""
+    kind: RunKind = "train"
+    group: Tag = ""
+    item: Tag = ""
+
+    def of(self, run: str) -> Tags:
+        """The tags of a lease for that run."""
+        return Tags(run=run, environment=self.environment, kind=self.kind, group=self.group, item=self.item)
+
+
+class Ask(WireModel):
+    """A slot for each of ``trajectories``: all of them, or none. Repeating it with the same ``request_id`` finds it
+    again, also after the farm was restarted and after it was granted; with another content it is an error."""
+
+    request_id: RequestId
+    trajectories: Annotated[tuple[TrajectoryName, ...], Field(min_length=1, max_length=MAX_GROUP)]
+    tags: AskTags = AskTags()
+    ttl_s: TTL_S = 30.0
+    """The leases end when they are not renewed for this long."""
+
+
+class AsksRequest(WireModel):
+    """``POST /v1/asks``. Answered at once, or when one of the asks is decided, at the latest after ``wait_s``.
+
+    ``client`` names the news stream that the answers will come in; without one, repeat or read the ask to follow it.
+    """
+
+    asks: Annotated[tuple[Ask, ...], Field(min_length=1, max_length=MAX_ASKS)]
+    run: RunName = ""
+    client: ClientId = ""
+    wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S)] = 0.0
+
+
+class Grant(WireModel):
+    """A leased slot. Send ``token`` as bearer token to ``base_url`` (a sandbox server), ``key`` with every call, and
+    renew within ``ttl_s``."""
+
+    lease: LeaseId
+    trajectory: str
+    base_url: str
+    token: Annotated[str, Field(repr=False)]
+    key: LeaseKey
+    ttl_s: float
+    index: int
+    slots: int
+    """Place of the container among the farm's, and how many slots it has."""
+    relay_url: str = ""
+    """A way to the container through a relay, for clients that cannot reach ``base_url``; empty: there is none."""
+
+
+WaitingFor = Literal["queue", "cap", "paused", "no_capacity", "starting"]
+
+
+class Place(WireModel):
+    """Why an ask waits, and for how long probably.
+
+    ``why``: ``queue`` (others come first, or have the slots), ``cap`` (the run has all it may have), ``paused`` (the
+    run is), ``starting`` (containers are being started), ``no_capacity`` (containers cannot be started; ``detail``).
+    """
+
+    why: WaitingFor
+    detail: str = ""
+    position: int = 0
+    """Among its run's asks of this kind: 1 is the next."""
+    slots_ahead: int | None = None
+    """Slots that others get before it, if nothing changes; None if they are very many."""
+    eta_s: float | None = None
+    waited_s: float = 0.0
+    run_held: int = 0
+    run_cap: int | None = None
+    run_fair_share: float = 0.0
+    free: int = 0
+    total: int = 0
+
+
+class AskState(WireModel):
+    """What has become of an ask: ``leases`` when it is granted, ``place`` while it waits, ``error`` when it is
+    refused."""
+
+    request_id: str
+    state: Literal["granted", "waiting", "refused"]
+    leases: tuple[Grant, ...] = ()
+    place: Place | None = None
+    error: ErrorReply | None = None
+
+
+class AsksReply(WireModel):
+    """The answer to ``POST /v1/asks``, in the order of the asks."""
+
+    asks: tuple[AskState, ...]
+
+
+class Cancelled(WireModel):
+    """The answer to ``DELETE /v1/asks/{request_id}``; False: there is no such ask (any more)."""
+
+    cancelled: bool
+
+
+class NewsHello(WireModel):
+    """The first line: ``boot`` is another after each start of the farm, so open asks have to be repeated."""
+
+    type: Literal["hello"] = "hello"
+    boot: str
+    generation: int
+
+
+class NewsAsk(WireModel):
+    """An ask was granted or refused, or it waits for another reason than before."""
+
+    type: Literal["ask"] = "ask"
+    ask: AskState
+
+
+class NewsLost(WireModel):
+    """A lease has ended because of the farm: its container is gone, or the slot was taken back. Containers say it too,
+    if they still can."""
+
+    type: Literal["lost"] = "lost"
+    lease: LeaseId
+    error: ErrorReply
+
+
+class NewsLeaving(WireModel):
+    """The farm ends. Leases stay valid; a successor will answer."""
+
+    type: Literal["leaving"] = "leaving"
+
+
+class NewsBeat(WireModel):
+    """The farm is alive."""
+
+    type: Literal["beat"] = "beat"
+
+
+NewsLine = Annotated[NewsHello | NewsAsk | NewsLost | NewsLeaving | NewsBeat, Field(discriminator="type")]
+news_line: TypeAdapter[NewsLine] = TypeAdapter(NewsLine)
+
+
+class ReleaseLeases(WireModel):
+    """``POST /v1/leases/release``: for clients that cannot reach the containers."""
+
+    leases: Annotated[tuple[LeaseId, ...], Field(min_length=1, max_length=MAX_ASKS)]
+
+
+class ReleasedLeases(WireModel):
+    """The answer: what has become of each slot (None: there is no such lease of this run)."""
+
+    states: dict[str, SlotState | None]
+
+
+class LeaseView(WireModel):
+    """One lease in ``GET /v1/leases``; never its key."""
+
+    lease: str
+    container: str
+    slot: SlotIndex
+    trajectory: str
+    tags: Tags
+    age_s: float | None = None
+
+
+class LeaseList(WireModel):
+    """``GET /v1/leases``."""
+
+    leases: tuple[LeaseView, ...]
+
+
+class EndedLeases(WireModel):
+    """The answer to ``DELETE /v1/leases``."""
+
+    ended: int
+
+
+class RunShare(WireModel):
+    """What a run is entitled to."""
+
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """Its share of contested slots, relative to the weights of the others."""
+    guaranteed: Annotated[int, Field(ge=0)] = 0
+    """Slots that it gets before anybody above their guarantee."""
+    cap: Annotated[int, Field(ge=0)] | None = None
+    """Most slots it may have."""
+    paused: bool = False
+    """No new slots."""
+
+
+class RunStatus(WireModel):
+    """One run in ``GET /v1/runs``."""
+
+    run: str
+    share: RunShare
+    held: dict[RunKind, int]
+    waiting: int
+    """Slots asked for."""
+    oldest_wait_s: float | None = None
+    fair_share: float = 0.0
+    """Slots it would have now if all were divided by guarantee, weight and need."""
+    granted: int = 0
+    """Since this farm process started."""
+
+
+class RunList(WireModel):
+    """``GET /v1/runs``."""
+
+    runs: tuple[RunStatus, ...]
+
+
+class ContainerSeen(WireModel):
+    """One container in ``GET /v1/containers``; its token is never shown."""
+
+    id: str
+    index: int
+    base_url: str
+    state: ContainerState
+    slots: dict[str, int]
+    supervisor_silent_s: float = 0.0
+
+
+class ContainerList(WireModel):
+    """``GET /v1/containers``."""
+
+    containers: tuple[ContainerSeen, ...]
+
+
+class FarmLoad(WireModel):
+    """The farm's slots and containers by state."""
+
+    slots: dict[str, int]
+    containers: dict[str, int]
+    waiting: int
+    """Asks that wait."""
+    goal_containers: int
+    max_containers: int
+
+
+class FarmInfo(WireModel):
+    """``GET /v1/farm``: the handshake."""
+
+    farm: str
+    version: str
+    boot: str
+    generation: int
+    protocol: int = PROTOCOL_VERSION
+    state: Literal["leader", "standby"] = "leader"
+    slots_per_container: int
+    max_slots: int
+    isolation: str
+    require_sandbox: bool
+    allow_network: bool
+    limits: dict[str, int]
+    """See :class:`agentenv.wire.spec.SlotLimits`."""
+    relay_url: str = ""
+    load: FarmLoad
+    run: RunStatus | None = None
+    """The run of the token that asks; None for a token of several runs."""
+    problem: str = ""
+    """Why containers cannot be started; empty while they can."""

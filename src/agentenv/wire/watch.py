@@ -1,0 +1,52 @@
+"""``GET /v1/watch``: a container's slots, followed instead of polled. One JSON object per line (NDJSON).
+
+The first line lists every slot. After it comes one line per change, in order, and a beat at least every ``BEAT_S``.
+A watcher that reads too slowly is disconnected: it connects again and gets a new list.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, TypeAdapter
+
+from agentenv.wire.base import WireModel
+from agentenv.wire.leases import SlotReport
+
+BEAT_S: Final = 1.0
+"""Longest interval between two lines."""
+GENERATION_HEADER: Final = "X-Agentenv-Generation"
+"""The generation of the farm that sends a request. A container refuses (``fenced``) what changes leases when it has
+obeyed a later generation, or when it has obeyed any and the request names none."""
+GUEST_HEADER: Final = "X-Agentenv-Guest"
+"""Any value: the sender knows that a farm controls the container, and leases beside it."""
+
+
+class WatchList(WireModel):
+    """The first line."""
+
+    type: Literal["list"] = "list"
+    boot: str
+    generation: int
+    """The highest generation the container has obeyed; 0: none."""
+    slots: tuple[SlotReport, ...]
+
+
+class WatchChange(WireModel):
+    """A slot's state or lease has changed."""
+
+    type: Literal["change"] = "change"
+    slot: SlotReport
+
+
+class WatchBeat(WireModel):
+    """The container is alive; ``statistics`` as in ``GET /v1/statistics``."""
+
+    type: Literal["beat"] = "beat"
+    statistics: dict[str, int]
+    supervisor_silent_s: float = 0.0
+    draining: bool = False
+
+
+WatchLine = Annotated[WatchList | WatchChange | WatchBeat, Field(discriminator="type")]
+watch_line: TypeAdapter[WatchLine] = TypeAdapter(WatchLine)
