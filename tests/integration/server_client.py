@@ -17,7 +17,7 @@ import aiohttp
 
 from agentenv.wire.base import LARGE_BYTES
 from agentenv.wire.calls import Accepted, CallResult, Failure, Result, server_message
-from agentenv.wire.leases import LeaseGrant, LeaseKey, SlotReport
+from agentenv.wire.leases import LeaseGrant, LeaseKey, SlotReport, Tags
 from agentenv.wire.server import ErrorReply, ServerInfo, SlotsReply
 from agentenv.wire.transfers import LEASE_HEADER
 
@@ -75,17 +75,20 @@ class Client:
             found: dict[str, int] = await reply.json()
             return found
 
-    async def post(self, path: str, body: Any) -> tuple[int, Any]:
+    async def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
         """Status, and the body as JSON; an error's body is checked to be an ErrorReply."""
         payload = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.http.post(path, data=io.BytesIO(payload)) as reply:
+        async with self.http.post(path, data=io.BytesIO(payload), headers=headers) as reply:
             raw = await reply.read()
             if reply.status >= 400:
                 ErrorReply.model_validate_json(raw)
             return reply.status, json.loads(raw)
 
-    async def lease(self, slot: int = 0, *, ttl_s: float = 300, request_id: str | None = None) -> LeaseKey:
+    async def lease(
+        self, slot: int = 0, *, ttl_s: float = 300, request_id: str | None = None, tags: Tags | None = None
+    ) -> LeaseKey:
         body = {"slot": slot, "trajectory": "t", "ttl_s": ttl_s, "request_id": request_id or secrets.token_hex(16)}
+        body |= {"tags": tags.model_dump()} if tags else {}
         status, grant = await self.post("/v1/leases", body)
         assert status == 200, grant
         return LeaseGrant.model_validate(grant).key

@@ -18,11 +18,10 @@ from typing import IO, Any
 
 from agentenv.sandbox.supervisor import sweep
 from agentenv.wire.spec import SandboxSpec
-from tests.waiting import wait_for
+from tests.waiting import START_S, wait_for
 
 FAKE_SERVER = Path(__file__).with_name("supervisor_fake_server.py")
 REPOSITORY = Path(__file__).resolve().parents[2]
-DEADLINE_S = 30.0
 
 _LAUNCH = """
 import sys
@@ -42,7 +41,7 @@ class Lines:
         self._selector = selectors.DefaultSelector()
         self._selector.register(fd, selectors.EVENT_READ)
 
-    def next(self, deadline_s: float = DEADLINE_S) -> dict[str, Any] | None:
+    def next(self, deadline_s: float = START_S) -> dict[str, Any] | None:
         ends = time.monotonic() + deadline_s
         while b"\n" not in self._buffer:
             if self._ended:
@@ -60,7 +59,7 @@ class Lines:
         self.seen.append(found)
         return found
 
-    def until(self, wanted: Callable[[dict[str, Any]], bool], deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+    def until(self, wanted: Callable[[dict[str, Any]], bool], deadline_s: float = START_S) -> dict[str, Any]:
         ends = time.monotonic() + deadline_s
         while True:
             line = self.next(max(0.0, ends - time.monotonic()))
@@ -99,7 +98,7 @@ class Container:
         self.spec_file = directory / "spec.json"
         self.spec_file.write_text(self.spec.to_json())
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.settimeout(DEADLINE_S)
+        self._listener.settimeout(START_S)
         report = f"127.0.0.1:{self._listener.getsockname()[1]}"
         server = [*python, "-P", "-s", "-B", str(FAKE_SERVER), "--report", report, *fake]
         options = ["--lifeline"] if lifeline else []
@@ -127,7 +126,7 @@ class Container:
     def __exit__(self, *_: object) -> None:
         self.process.terminate()
         try:
-            self.process.wait(DEADLINE_S)
+            self.process.wait(START_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -150,7 +149,7 @@ class Container:
     def accept(self) -> Lines:
         """The next server process's report connection."""
         self._drop_server()
-        ends = time.monotonic() + DEADLINE_S
+        ends = time.monotonic() + START_S
         while not select.select([self._listener], [], [], 0.05)[0]:
             if self.process.poll() is not None or time.monotonic() > ends:
                 raise AssertionError(f"no server: {self.process.stdout.read()!r}\n{self.errors()}")  # type: ignore[union-attr]
@@ -224,7 +223,7 @@ class Container:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(DEADLINE_S)
+        return self.process.wait(START_S)
 
 
 def _command_line(pid: int) -> bytes:

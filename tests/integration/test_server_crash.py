@@ -9,18 +9,23 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agentenv.errors import InfraError
+from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.watch import watch
+from agentenv.errors import ConnectionLostError, InfraError
 from agentenv.sandbox.culprits import WAYS, Loss
-from agentenv.wire.leases import LeaseKey
+from agentenv.wire.leases import LeaseKey, Tags
+from agentenv.wire.watch import GENERATION_HEADER, WatchBeat, WatchList
 from tests.integration.server_client import DEADLINE_S, Client
 from tests.integration.server_stub import TOKEN, StubSupervisor, descriptors
+
+TAGS = Tags(run="exp7", environment="repair", kind="eval", group="g", item="1")
 
 
 async def test_a_server_that_comes_back_finds_slots_and_leases_alive() -> None:
     async with StubSupervisor(slots=3) as stub:
         async with Client(stub.url, TOKEN) as client:
             boot = client.boot
-            key = await client.lease(0, request_id="r" * 20)
+            key = await client.lease(0, request_id="r" * 20, tags=TAGS)
             await client.run(key, "echo kept > file; sleep 1000 >/dev/null 2>&1 &")
             done = client.call(key, command="echo done")
             await client.ask(done)
@@ -32,7 +37,8 @@ async def test_a_server_that_comes_back_finds_slots_and_leases_alive() -> None:
             await stub.crash()
         async with Client(stub.url, TOKEN) as client:
             assert client.boot != boot
-            assert (await client.slot(0)).trajectory == "t"
+            report = await client.slot(0)
+            assert (report.trajectory, report.tags) == ("t", TAGS)
             assert (await client.slot(1)).state == "free"
             assert await client.lease(0, request_id="r" * 20) == key, "a grant whose answer was lost is asked for again"
             for call in (done, running, waiting):
@@ -61,6 +67,30 @@ async def test_a_lease_whose_client_died_with_the_server_expires() -> None:
             while (await client.slot(0)).state != "free":
                 await asyncio.sleep(0.01)
             assert stub.slots[0].lease is None
+
+
+async def test_a_server_that_comes_back_obeys_no_farm_of_before() -> None:
+    async with StubSupervisor(slots=1) as stub, Client(stub.url, TOKEN) as client:
+        heartbeat = {"keys": [], "ttl_s": 5}
+        assert (await client.post("/v1/leases/renew", heartbeat))[0] == 200
+        assert (await client.post("/v1/leases/renew", heartbeat, {GENERATION_HEADER: "7"}))[0] == 200
+        await stub.crash()
+        for headers in ({}, {GENERATION_HEADER: "6"}):
+            status, reply = await client.post("/v1/leases/renew", heartbeat, headers)
+            assert (status, reply["error"]) == (409, "fenced")
+        assert (await client.post("/v1/leases/renew", heartbeat, {GENERATION_HEADER: "7"}))[0] == 200
+
+
+async def test_a_server_that_ends_says_so_to_its_watchers() -> None:
+    async with StubSupervisor(slots=1) as stub, aiohttp.ClientSession() as http:
+        lines = watch(http, ContainerHandle("stub", 0, stub.url, TOKEN, 1), silence_s=DEADLINE_S)
+        assert isinstance(await anext(lines), WatchList)
+        assert stub.server is not None
+        stub.server.terminate()
+        while not (isinstance(line := await anext(lines), WatchBeat) and line.draining):
+            pass
+        with pytest.raises(ConnectionLostError, match="cut"):
+            await anext(lines)
 
 
 async def test_an_agent_that_dies_ends_its_lease_and_no_other() -> None:

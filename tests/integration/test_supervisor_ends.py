@@ -267,3 +267,30 @@ def test_user_isolation_is_refused_to_root(place: Path) -> None:
 def test_a_lifeline_that_can_never_end_is_refused(place: Path) -> None:
     with Container(place, lifeline=True, prefix=("sh", "-c", 'exec "$@" < /dev/null', "-")) as container:
         assert "--lifeline" in failed(container)["message"]
+
+
+def test_the_server_says_that_nobody_uses_the_container(place: Path) -> None:
+    with Container(place, unattended_after_s=5) as container:
+        container.ready()
+        container.send(op="unattended")
+        assert container.event("unattended")["after_s"] == 5
+        assert container.process.wait(30) == 0
+        container.event("stopped")
+        assert_nothing_left(container)
+
+
+def test_a_container_that_may_be_unattended_does_not_end(place: Path) -> None:
+    with Container(place) as container:
+        container.ready()
+        container.send(op="unattended")
+        container.send(op="reset", slot=0)
+        container.packet("slot_ready", slot=0)
+        assert container.process.poll() is None
+
+
+def test_a_container_that_leaves_its_starter_needs_a_file_for_its_log(place: Path) -> None:
+    command = [sys.executable, "-m", "agentenv.sandbox", str(place / "spec.json"), "--detach"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    failed = json.loads(done.stdout)
+    assert (failed["event"], failed["code"]) == ("failed", "config")
+    assert "standard error" in failed["message"]

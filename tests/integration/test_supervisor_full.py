@@ -197,6 +197,14 @@ def test_a_server_s_crash_keeps_slots_and_leases(container: Container) -> None:
     assert container.bash(0, "cat kept") == "work\n"
 
 
+def test_a_server_s_crash_keeps_the_highest_generation_it_has_told(container: Container) -> None:
+    for generation in (3, 7, 5):
+        container.send(op="fence", generation=generation)
+    container.order(exit=3)
+    container.accept()
+    assert container.packet("hello")["generation"] == 7
+
+
 def test_a_slot_whose_lease_ended_is_reset_before_a_new_server_gets_it(container: Container) -> None:
     container.send(op="remember", slot=1, lease={"secret": "s"})
     container.bash(1, "echo work > kept")

@@ -72,11 +72,9 @@ async def test_terminals_are_not_shared(slots: Slots) -> None:
 
 async def test_abstract_unix_sockets_and_loopback_are_not_shared(slots: Slots) -> None:
     one, two = await slots.open("one"), await slots.open("two")
-    serve = "python3 -m http.server 8099 --bind 127.0.0.1 >/dev/null 2>&1 & sleep 0.1; "
-    reach = (
-        "for i in $(seq 50); do (exec 3<>/dev/tcp/127.0.0.1/8099) 2>/dev/null && echo reached && break; sleep 0.1; done"
-    )
-    assert await sh(one, serve + reach) == "reached\n"
+    serve = "python3 -m http.server 8099 --bind 127.0.0.1 >/dev/null 2>&1 & "
+    reach = "until (exec 3<>/dev/tcp/127.0.0.1/8099) 2>/dev/null; do sleep 0.1; done; echo reached"
+    assert await sh(one, serve + reach, timeout_s=60) == "reached\n"
     assert await sh(two, "(exec 3<>/dev/tcp/127.0.0.1/8099) 2>/dev/null && echo reached; true") == ""
 
 

@@ -168,12 +168,13 @@ class Attachments:
         return self._http.request(method, url, headers=headers, data=body, params={"from": str(at)} if at else None)
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
-        """Raise the error a refused request stands for; a refusal by a proxy without its server counts as a lost
-        connection."""
+        """Raise the error a refused request stands for; a refusal by a proxy or relay that does not reach its server
+        counts as a lost connection."""
         if response.status == 200:
             return
         body = await response.read()
-        if response.status >= 500 and error_reply(body) is None:
+        reply = error_reply(body)
+        if response.status >= 500 and (reply is None or reply.error == ConnectionLostError.code):
             raise aiohttp.ClientConnectionError(f"HTTP {response.status}")
         raise refusal(self._handle, response.status, body, InfraError, SlotDestroyedError, ToolCallError)
 

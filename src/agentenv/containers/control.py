@@ -14,7 +14,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential, w
 from tenacity.stop import stop_base
 
 from agentenv.containers.handle import ContainerHandle
-from agentenv.containers.http import checked_info, headers_for, open_session, refusal
+from agentenv.containers.http import checked_info, fence_headers, headers_for, open_session, refusal
 from agentenv.errors import ConnectionLostError, PoolClosedError, ProtocolError
 from agentenv.wire.base import WireModel
 from agentenv.wire.leases import (
@@ -39,11 +39,20 @@ class ContainerControl:
     """Control client of one container. Every request is safe to repeat, and is repeated until its deadline.
 
     Every method raises ConnectionLostError when no answer came within ``timeout_s``, ProtocolError when the answer
-    violates the wire contract, and otherwise the error the container named.
+    violates the wire contract, and otherwise the error the container named: FencedError for what changes leases when
+    a farm controls the container and ``generation`` is not its (``guest``: lease beside the farm).
     """
 
-    def __init__(self, handle: ContainerHandle, session: aiohttp.ClientSession | None = None) -> None:
+    def __init__(
+        self,
+        handle: ContainerHandle,
+        session: aiohttp.ClientSession | None = None,
+        *,
+        generation: int | None = None,
+        guest: bool = False,
+    ) -> None:
         self.handle = handle
+        self._fence = fence_headers(generation, guest=guest)
         self._session = session
         self._owns_session = session is None
 
@@ -110,7 +119,8 @@ class ContainerControl:
                 raise PoolClosedError(f"the control of {self.handle.id} is closed")
             self._session = open_session()
         data = None if body is None else body.model_dump_json().encode()
-        headers = headers_for(self.handle, **({} if data is None else {"Content-Type": "application/json"}))
+        content = {} if data is None else {"Content-Type": "application/json"}
+        headers = headers_for(self.handle, **content, **self._fence)
         try:
             async with (
                 asyncio.timeout(timeout_s),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import Final
 
 import aiohttp
 from pydantic import ValidationError
 
 from agentenv.containers.handle import ContainerHandle
-from agentenv.errors import AgentEnvError, ProtocolError, from_wire
+from agentenv.errors import AgentEnvError, ConnectionLostError, ProtocolError, from_wire
 from agentenv.wire.base import PROTOCOL_VERSION
 from agentenv.wire.server import ErrorReply, ServerInfo
+from agentenv.wire.watch import GENERATION_HEADER, GUEST_HEADER
+
+_GATEWAY: Final = frozenset({502, 503, 504})
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -23,6 +27,12 @@ def open_session() -> aiohttp.ClientSession:
 def headers_for(handle: ContainerHandle, **more: str) -> dict[str, str]:
     """The headers of a request to the container: its bearer token, and ``more``."""
     return {"Authorization": f"Bearer {handle.token}", **more}
+
+
+def fence_headers(generation: int | None, *, guest: bool = False) -> dict[str, str]:
+    """The headers by which a container knows the farm of this generation, or a guest beside it."""
+    named = {} if generation is None else {GENERATION_HEADER: str(generation)}
+    return {**named, GUEST_HEADER: "1"} if guest else named
 
 
 def checked_info(handle: ContainerHandle, body: bytes) -> ServerInfo:
@@ -51,8 +61,10 @@ def error_reply(body: bytes) -> ErrorReply | None:
 
 def refusal(handle: ContainerHandle, status: int, body: bytes, *expected: type[AgentEnvError]) -> AgentEnvError:
     """The exception for a response that is not 2xx: the error its body names if that is one of ``expected`` (any,
-    if not given), else ProtocolError."""
+    if not given), else ProtocolError; ConnectionLostError when a proxy says that it did not reach the container."""
     reply = error_reply(body)
     if reply is None:
+        if status in _GATEWAY:
+            return ConnectionLostError(f"container {handle.id} cannot be reached: HTTP {status} from a proxy")
         return ProtocolError(f"container {handle.id} answered HTTP {status}: {body[:200]!r}")
     return from_wire(reply.error, f"container {handle.id}: {reply.message}", reply.next_step, *expected)

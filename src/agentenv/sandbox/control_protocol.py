@@ -22,6 +22,7 @@ from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
 
 MAX_PACKET_BYTES: Final = 64 * 1024
 MAX_LEASE_BYTES: Final = 16 * 1024
+MAX_GENERATION: Final = 2**63 - 1
 _MAX_REASON_CHARS: Final = 4096
 _MAX_STACK_CHARS: Final = 8 * 1024
 _Packet = TypeVar("_Packet")
@@ -40,6 +41,8 @@ class Hello:
     proofs: list[dict[str, Any]]
     shell: str = ""
     """Path in every slot of a faster build of its bash; empty if there is none."""
+    generation: int = 0
+    """The highest that a former server has told with Fence."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,14 @@ class Ping:
 
 
 @dataclass(frozen=True)
+class Unattended:
+    """Nobody has used the container for as long as its specification allows: end it."""
+
+
+@dataclass(frozen=True)
 class Reset:
-    """Request a new, empty slot. The answer is SlotReady of the next epoch, or SlotFailed. This request and the two
-    below are dropped when ``epoch`` has ended."""
+    """Request a new, empty slot. The answer is SlotReady of the next epoch, or SlotFailed. This request, Seal and
+    Remember are dropped when ``epoch`` has ended."""
 
     slot: int
     epoch: int
@@ -118,8 +126,15 @@ class Remember:
     lease: dict[str, Any] | None
 
 
+@dataclass(frozen=True)
+class Fence:
+    """Tell ``generation``, the highest of a farm that the server has obeyed, to the next server process."""
+
+    generation: int
+
+
 SupervisorPacket = Hello | SlotReady | SlotFailed | SlotLost | Pong
-Request = Serving | Ping | Reset | Seal | Remember
+Request = Serving | Ping | Unattended | Reset | Seal | Remember | Fence
 _SUPERVISOR_PACKETS: Final[dict[str, type[SupervisorPacket]]] = {
     "hello": Hello,
     "slot_ready": SlotReady,
@@ -130,9 +145,11 @@ _SUPERVISOR_PACKETS: Final[dict[str, type[SupervisorPacket]]] = {
 _REQUESTS: Final[dict[str, type[Request]]] = {
     "serving": Serving,
     "ping": Ping,
+    "unattended": Unattended,
     "reset": Reset,
     "seal": Seal,
     "remember": Remember,
+    "fence": Fence,
 }
 _OPS: Final[dict[type[Any], str]] = {kind: op for op, kind in (*_SUPERVISOR_PACKETS.items(), *_REQUESTS.items())}
 _HINTS: Final[dict[type[Any], dict[str, Any]]] = {
@@ -163,10 +180,14 @@ def parse_supervisor_packet(packet: bytes) -> SupervisorPacket:
 
 
 def parse_request(packet: bytes, slots: int) -> Request:
-    """Parse a packet from the server. Raises ProtocolError for anything but a well-formed request about an existing
-    slot."""
+    """Parse a packet from the server. Raises ProtocolError for anything but a well-formed request, about an existing
+    slot if it names one."""
     request = _decoded(packet, _REQUESTS, "the server")
-    if isinstance(request, Serving | Ping):
+    if isinstance(request, Serving | Ping | Unattended):
+        return request
+    if isinstance(request, Fence):
+        if not 0 <= request.generation <= MAX_GENERATION:
+            raise ProtocolError(f"the server named generation {str(request.generation)[:200]}")
         return request
     if not 0 <= request.slot < slots or request.epoch < 0:
         raise ProtocolError(f"the server named slot {request.slot} of {slots}, epoch {request.epoch}")

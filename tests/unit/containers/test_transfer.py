@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from aiohttp.typedefs import Handler
 
 from agentenv.containers import transfer
 from agentenv.containers.transfer import download, upload
 from agentenv.errors import AgentEnvError, ConnectionLostError, LeaseLostError
+from agentenv.sandbox.server.access import BEARER, Bearer
 from agentenv.sandbox.server.tools import transfer_routes
 from agentenv.sandbox.slot_paths import USUAL_PATHS
 from agentenv.wire.leases import LeaseKey
@@ -74,6 +76,12 @@ class Lease:
         raise AssertionError
 
 
+@web.middleware
+async def _by_control_token(request: web.Request, handler: Handler) -> web.StreamResponse:
+    request[BEARER] = Bearer()
+    return await handler(request)
+
+
 @asynccontextmanager
 async def served(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Run]) -> AsyncIterator[tuple[Lease, list[Run]]]:
     """The routes over a container whose slot starts such runs."""
@@ -85,9 +93,9 @@ async def served(monkeypatch: pytest.MonkeyPatch, make: Callable[[], Run]) -> As
 
     monkeypatch.setattr(transfer_routes, "_IDLE_S", 0.2)
     monkeypatch.setattr(transfer_routes, "TransferRun", run)
-    app = web.Application()
-    io = SimpleNamespace(paths=USUAL_PATHS)
-    container: Any = SimpleNamespace(beside=lambda _: (io, {}))
+    app = web.Application(middlewares=[_by_control_token])
+    slot = SimpleNamespace(beside=lambda _: SimpleNamespace(paths=USUAL_PATHS))
+    container: Any = SimpleNamespace(slot=lambda _: slot, find=lambda _: slot, context=SimpleNamespace(env={}))
     transfer_routes.TransferRoutes(container).add_to(app.router)
     async with TestServer(app) as server:
         yield Lease(str(server.make_url("")).rstrip("/")), made

@@ -10,7 +10,9 @@ import pytest
 
 from agentenv.errors import ConfigError, ProtocolError
 from agentenv.sandbox.control_protocol import (
+    MAX_GENERATION,
     MAX_PACKET_BYTES,
+    Fence,
     Hello,
     Ping,
     Pong,
@@ -23,6 +25,7 @@ from agentenv.sandbox.control_protocol import (
     SlotLost,
     SlotReady,
     SupervisorPacket,
+    Unattended,
     encode,
     parse_request,
     parse_supervisor_packet,
@@ -32,7 +35,10 @@ from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.slot_paths import SlotPaths
 
-HELLO = {"op": "hello", "spec": {}, "token": "t", "isolation": "full", "weaker": ["w"], "proofs": [], "shell": ""}
+HELLO = {
+    "op": "hello", "spec": {}, "token": "t", "isolation": "full", "weaker": ["w"], "proofs": [], "shell": "",
+    "generation": 0,
+}  # fmt: skip
 READY = {
     "op": "slot_ready", "slot": 1, "epoch": 2, "lease": None, "kept": False,
     "limits": {"version": 2, "memory": "/x", "pids": None},
@@ -48,7 +54,7 @@ def packet(**fields: Any) -> bytes:
 @pytest.mark.parametrize(
     "said",
     [
-        Hello({"slots": 2}, "token", "user", ["w"], [{"name": "x"}], "/run/bash"),
+        Hello({"slots": 2}, "token", "user", ["w"], [{"name": "x"}], "/run/bash", 7),
         SlotReady(1, 2, {"a": 1}, kept=True, limits=LimitFiles(1, "/m", None)),
         SlotReady(0, 0, None, kept=False, limits=LimitFiles()),
         SlotReady(0, 0, None, kept=False, limits=LimitFiles(), paths=SlotPaths("/w", "/f", "/t")),
@@ -62,7 +68,18 @@ def test_what_the_supervisor_tells_is_read_as_it_was_said(said: SupervisorPacket
 
 
 @pytest.mark.parametrize(
-    "asked", [Serving(), Ping(), Reset(1, 4), Seal(0, 0), Remember(1, 2, {"a": 1}), Remember(1, 2, None)]
+    "asked",
+    [
+        Serving(),
+        Ping(),
+        Unattended(),
+        Reset(1, 4),
+        Seal(0, 0),
+        Remember(1, 2, {"a": 1}),
+        Remember(1, 2, None),
+        Fence(0),
+        Fence(MAX_GENERATION),
+    ],
 )
 def test_what_the_server_asks_is_read_as_it_was_said(asked: Request) -> None:
     assert parse_request(encode(asked), 2) == asked
@@ -92,6 +109,12 @@ def test_what_the_server_asks_is_read_as_it_was_said(asked: Request) -> None:
         packet(op="remember", slot=0, epoch=0),
         packet(op="remember", slot=0, epoch=0, lease=[1]),
         packet(op="remember", slot=0, epoch=0, lease={"x": "y" * 20_000}),
+        packet(op="fence"),
+        packet(op="fence", generation=-1),
+        packet(op="fence", generation=2**63),
+        packet(op="fence", generation=True),
+        packet(op="fence", generation="1"),
+        packet(op="fence", generation=1, slot=0),
         packet(op="mount", slot=0, epoch=0),
         encode(SlotFailed(0, 0, "what only the supervisor says")),
     ],
@@ -116,6 +139,8 @@ def test_anything_else_of_the_server_s_breaks_the_contract(raw: bytes) -> None:
         packet(op="slot_lost", slot=0, reason="r"),
         packet(**{**HELLO, "token": ""}),
         packet(**{**HELLO, "weaker": None}),
+        packet(**{**HELLO, "generation": "1"}),
+        packet(**{name: value for name, value in HELLO.items() if name != "generation"}),
         packet(**{**READY, "kept": 1}),
         packet(**{**READY, "limits": []}),
         packet(**{**READY, "paths": {"workspace": "/w", "files": "/f"}}),
@@ -133,10 +158,10 @@ def test_anything_else_of_the_supervisor_s_breaks_the_contract(raw: bytes) -> No
 def test_random_packets_never_raise_anything_else() -> None:
     rng = random.Random(7)
     values: list[Any] = [None, True, 0, 1, 5, -1, 1.5, "", "reset", [], {}, {"a": {}}]
-    kinds = {"seal": Seal, "remember": Remember, "serving": Serving, "reset": Reset}
+    kinds = {"seal": Seal, "remember": Remember, "serving": Serving, "reset": Reset, "fence": Fence}
     understood = 0
     for _ in range(5_000):
-        names = rng.sample(["op", "slot", "lease", "epoch", "x"], rng.randint(0, 5))
+        names = rng.sample(["op", "slot", "lease", "epoch", "generation", "x"], rng.randint(0, 5))
         raw = {name: rng.choice([*values, *kinds]) for name in names}
         try:
             request = parse_request(json.dumps(raw).encode(), 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -15,17 +14,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentenv.errors import AgentEnvError, InfraError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.loop_watch import LoopWatch, Stalls
-from agentenv.sandbox.server import metrics
+from agentenv.sandbox.server import access, metrics
 from agentenv.sandbox.server.attachment_routes import AttachmentRoutes
 from agentenv.sandbox.server.connections import BatchOutlet, StreamOutlet
 from agentenv.sandbox.server.container import Container
+from agentenv.sandbox.server.holder import Holder, holder_of
 from agentenv.sandbox.server.output_routes import OutputRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
+from agentenv.sandbox.server.watch import Watchers, WatchRoute
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.calls import Accepted, Batch, Cancel, Failure, client_message
 from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, SealRequest
 from agentenv.wire.server import ErrorReply, Health, ServerInfo
+from agentenv.wire.watch import GENERATION_HEADER, GUEST_HEADER
 
 _HEARTBEAT_S = 30.0
 _MAX_SHOWN = 500
@@ -53,9 +55,10 @@ class SandboxApp:
     info: ServerInfo
     token: str
     watch: LoopWatch
+    watchers: Watchers
 
     def application(self) -> web.Application:
-        """The application with its routes, protected by the token."""
+        """The application with its routes, each for those whom :data:`access.ROUTES` names."""
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_MESSAGE_BYTES)
         application[STREAMS] = set()
         router = application.router
@@ -75,7 +78,12 @@ class SandboxApp:
         AttachmentRoutes(self.container).add_to(router)
         OutputRoutes(self.container).add_to(router)
         TransferRoutes(self.container).add_to(router)
+        WatchRoute(self.container, self.watchers).add_to(router)
+        application.on_shutdown.append(self._end_watches)
         return application
+
+    async def _end_watches(self, _: web.Application) -> None:
+        self.watchers.end()
 
     # -- small routes ------------------------------------------------------------------------------
 
@@ -113,16 +121,16 @@ class SandboxApp:
         return _reply(self.container.lease(await _read(request, _lease)))
 
     async def _post_renew(self, request: web.Request) -> web.Response:
-        return _reply(self.container.renew(await _read(request, _renew)))
+        return _reply(holder_of(request, self.container).renew(await _read(request, _renew)))
 
     async def _post_release(self, request: web.Request) -> web.Response:
-        return _reply(await self.container.release(await _read(request, _key)))
+        return _reply(await holder_of(request, self.container).release(await _read(request, _key)))
 
     async def _post_end(self, request: web.Request) -> web.Response:
         return _reply(await self.container.end(await _read(request, _end)))
 
     async def _post_seal(self, request: web.Request) -> web.Response:
-        return _reply(await self.container.seal(await _read(request, _seal)))
+        return _reply(await holder_of(request, self.container).seal(await _read(request, _seal)))
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -133,7 +141,7 @@ class SandboxApp:
         await response.write(Accepted(batch=batch.batch).model_dump_json().encode() + b"\n")
         outlet = BatchOutlet({call.id for call in batch.calls}, self.container.sent)
         try:
-            self.container.submit(batch.calls, outlet, request.content_length or 0)
+            holder_of(request, self.container).submit(batch.calls, outlet, request.content_length or 0)
             await outlet.write_all(response)
         finally:
             outlet.closed = True
@@ -144,6 +152,7 @@ class SandboxApp:
         await socket.prepare(request)
         assert isinstance(request.transport, asyncio.Transport)
         outlet = StreamOutlet(request.transport, self.poller, self.container.sent)
+        holder = holder_of(request, self.container)
         request.app[STREAMS].add(socket)
         self.container.counted.streams += 1
         try:
@@ -152,7 +161,7 @@ class SandboxApp:
                     outlet.send(_failure(ProtocolError("only text messages are understood"), None))
                     continue
                 try:
-                    self._process_message(message.data, outlet)
+                    self._process_message(message.data, outlet, holder)
                 except Exception as error:  # as an HTTP response it would end the stream, and every call on it
                     log.exception("a message could not be taken")
                     outlet.send(_failure(InfraError(f"the message could not be taken: {error!r}"), message.data))
@@ -164,7 +173,7 @@ class SandboxApp:
             request.app[STREAMS].discard(socket)
         return socket
 
-    def _process_message(self, text: str, outlet: StreamOutlet) -> None:
+    def _process_message(self, text: str, outlet: StreamOutlet, holder: Holder) -> None:
         statistics = self.container.counted
         try:
             message = client_message.validate_json(text)
@@ -176,20 +185,28 @@ class SandboxApp:
             statistics.batches += 1
             # Most calls are answered by the time it is sent: this saves one write here and one wake-up there.
             outlet.send_along(b'{"type":"accepted","batch":%d}' % message.batch)
-            self.container.submit(message.calls, outlet, len(text))
+            holder.submit(message.calls, outlet, len(text))
         elif isinstance(message, Cancel):
-            self.container.cancel(message.calls, outlet)
+            holder.cancel(message.calls, outlet)
         else:
-            self.container.forget(message.calls)
+            holder.forget(message.calls)
 
     # -- every route -------------------------------------------------------------------------------
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if request.path != "/health" and not self._may(request):
-                return _error(401, ErrorReply(error="refused", message="the bearer token is missing or wrong"))
-            return await handler(request)
+            route = access.route_of(request)
+            bearer = access.bearer_of(request.headers.get("Authorization", ""), self.token)
+            if refused := access.refusal(route, bearer):
+                return _error(*refused)
+            if bearer is None:  # anybody may ask, so it shows no owner
+                return await handler(request)
+            request[access.BEARER] = bearer
+            if bearer.run is None and route in access.FENCED:
+                self._fence(request)
+            with self.container.attendance.request():
+                return await handler(request)
         except web.HTTPException as error:
             code = "refused" if error.status == 413 else "protocol"
             return _error(error.status, ErrorReply(error=code, message=error.text or error.reason))
@@ -200,9 +217,10 @@ class SandboxApp:
         except AgentEnvError as error:
             return _error(409, _body(error))
 
-    def _may(self, request: web.Request) -> bool:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        return hmac.compare_digest(given, b"Bearer " + self.token.encode())
+    def _fence(self, request: web.Request) -> None:
+        given = access.generation_of(request.headers.get(GENERATION_HEADER))
+        guest = GUEST_HEADER in request.headers
+        self.container.obey(access.fence(self.container.generation, given, guest=guest))
 
 
 async def _read(request: web.Request, model: TypeAdapter[Body], limit_bytes: int = MAX_MESSAGE_BYTES) -> Body:
@@ -240,7 +258,7 @@ def _reply(model: WireModel) -> web.Response:
 
 
 def _body(error: AgentEnvError) -> ErrorReply:
-    return ErrorReply(error=error.code, message=error.message, next_step=error.next_step, fault=error.fault)
+    return ErrorReply.of(error)
 
 
 def _error(status: int, body: ErrorReply) -> web.Response:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from agentenv.errors import AgentEnvError, ProtocolError, StaleLeaseError
 from agentenv.sandbox.server.container import Container
+from agentenv.sandbox.server.holder import holder_of
 from agentenv.sandbox.server.replies import Raw, size_of
 from agentenv.sandbox.server.tools.transfer_routes import body_piece, in_time, lease_key
 from agentenv.wire.base import MAX_FILE_BYTES
@@ -36,7 +37,7 @@ class AttachmentRoutes:
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
         call_id, field = _named(request)
-        inbox = self._container.inbox(lease_key(request), call_id)
+        inbox = holder_of(request, self._container).inbox(lease_key(request), call_id)
         at = _skipped(request, MAX_FILE_BYTES)
         attached = inbox.receive(call_id, field, at)
         turn = 0 if attached is None else attached.begin(at)
@@ -62,7 +63,8 @@ class AttachmentRoutes:
     async def _get(self, request: web.Request) -> web.StreamResponse:
         call_id, field = _named(request)
         key = lease_key(request)
-        raw = self._container.fetched(key, call_id, field)
+        holder = holder_of(request, self._container)
+        raw = holder.fetched(key, call_id, field)
         skip = _skipped(request, size_of(raw))
         response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
         response.content_length = size_of(raw) - skip
@@ -71,7 +73,7 @@ class AttachmentRoutes:
             try:
                 await in_time(response.write(piece))
                 await asyncio.sleep(0)  # a client that reads as fast as we write would monopolise the loop
-                self._container.fetched(key, call_id, field)  # the lease may have ended
+                holder.fetched(key, call_id, field)  # the lease may have ended
             except (TimeoutError, AgentEnvError):
                 if request.transport is not None:
                     request.transport.abort()

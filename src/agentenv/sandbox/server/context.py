@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from agentenv.sandbox.descriptors import MOST_PER_SLOT
@@ -27,3 +28,5 @@ class ServerContext:
     """Maximum number of this process's file descriptors per slot."""
     statistics: Statistics = field(default_factory=Statistics)
     index: dict[str, RememberedReply] = field(default_factory=dict)
+    changed: Callable[[int], None] = lambda _: None
+    """Called with a slot's number when its state or lease changes."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.errors import ProtocolError
-from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest
+from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, Tags
 
 
 @dataclass
@@ -24,12 +24,14 @@ class Lease:
     """How many times a restarted server has taken over this lease."""
     sealed: bool = False
     """Whether its slot has been sealed: from then on it runs a verifier."""
+    tags: Tags = field(default_factory=Tags)
 
     @classmethod
     def grant(cls, request: LeaseRequest, epoch: int, now_s: float) -> Lease:
         """A new lease with a fresh secret."""
         key = LeaseKey(slot=request.slot, epoch=epoch, secret=secrets.token_urlsafe(24))
-        return cls(key, request.trajectory, request.ttl_s, request.request_id, now_s + request.ttl_s)
+        expires_at_s = now_s + request.ttl_s
+        return cls(key, request.trajectory, request.ttl_s, request.request_id, expires_at_s, tags=request.tags)
 
     def admits(self, key: LeaseKey) -> bool:
         """Whether ``key`` is this lease's, compared in constant time."""
@@ -50,6 +52,7 @@ class Lease:
             "request_id": self.request_id,
             "era": self.era,
             "sealed": self.sealed,
+            "tags": self.tags.model_dump(),
         }
 
     @classmethod
@@ -59,7 +62,9 @@ class Lease:
         try:
             key = LeaseKey(slot=slot, epoch=kept["epoch"], secret=kept["secret"])
             ttl_s, era = float(kept["ttl_s"]), int(kept["era"])
+            trajectory, request_id = str(kept["trajectory"]), str(kept["request_id"])
             sealed = kept.get("sealed") is True
-            return cls(key, str(kept["trajectory"]), ttl_s, str(kept["request_id"]), now_s + ttl_s, era + 1, sealed)
+            tags = Tags.model_validate(kept.get("tags", {}))
+            return cls(key, trajectory, ttl_s, request_id, now_s + ttl_s, era + 1, sealed, tags)
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"the lease remembered for slot {slot} is malformed: {error!r}") from error

@@ -13,6 +13,7 @@ from aiohttp import web
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.container import Container
+from agentenv.sandbox.server.holder import holder_of
 from agentenv.sandbox.server.tools.transfer_routes import lease_key
 from agentenv.wire.calls import LIVE_WAIT_S, LiveOutput
 
@@ -32,12 +33,13 @@ class OutputRoutes:
         router.add_get("/v1/calls/{call}/output", self._get, allow_head=False)
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
+        holder = holder_of(request, self._container)
         key, call_id = lease_key(request), request.match_info["call"]
         stdout, stderr = _offset(request, "stdout"), _offset(request, "stderr")
         loop = asyncio.get_running_loop()
         until_s = loop.time() + LIVE_WAIT_S
         while True:
-            output = _output_of(self._container.in_flight(key, call_id), stdout, stderr)
+            output = _output_of(holder.in_flight(key, call_id), stdout, stderr)
             if output.stdout or output.stderr or output.ended or loop.time() >= until_s:
                 return web.json_response(text=output.model_dump_json())
             await asyncio.sleep(_LOOK_S)

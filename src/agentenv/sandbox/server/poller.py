@@ -31,6 +31,9 @@ class Poller:
         self._later: dict[object, Callable[[], None]] = {}
         self._tick: asyncio.TimerHandle | None = None
         self._in_turn = False
+        self.going = asyncio.Event()
+        """Set except between :meth:`pause` and :meth:`resume`."""
+        self.going.set()
         loop.add_reader(self._epoll.fileno(), self._turn)
 
     def add(self, fd: int, callback: Callable[[], None]) -> None:
@@ -64,10 +67,12 @@ class Poller:
 
     def pause(self) -> None:
         """Suspend callbacks until :meth:`resume`: descriptors that become ready wait."""
+        self.going.clear()
         self.loop.remove_reader(self._epoll.fileno())
 
     def resume(self) -> None:
         """Go on after :meth:`pause`."""
+        self.going.set()
         self.loop.add_reader(self._epoll.fileno(), self._turn)
 
     def close(self) -> None:

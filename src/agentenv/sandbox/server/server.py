@@ -26,6 +26,7 @@ from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
+from agentenv.sandbox.server.watch import Watchers
 from agentenv.sandbox.slot_env import command_env
 from agentenv.wire.server import Proof, ServerInfo
 from agentenv.wire.states import IllegalMoveError
@@ -95,6 +96,7 @@ class Server:
 
     def _made(self, hello: Hello, watch: LoopWatch) -> tuple[SandboxApp, Container]:
         spec = hello.spec
+        watchers = Watchers()
         context = ServerContext(
             poller=self.poller,
             supervisor=self._supervisor,
@@ -104,8 +106,9 @@ class Server:
             spare_shells=spec["spare_shells"],
             shell=hello.shell,
             descriptors=max(LEAST_PER_SLOT, per_slot(resource.getrlimit(resource.RLIMIT_NOFILE)[0], spec["slots"])),
+            changed=watchers.changed,
         )
-        container = Container(spec["slots"], context)
+        container = Container(spec["slots"], context, hello.generation, spec["unattended_after_s"])
         info = ServerInfo(
             container=spec["container"],
             boot=container.boot,
@@ -116,7 +119,7 @@ class Server:
             proofs=tuple(Proof.model_validate(proof) for proof in hello.proofs),
             allow_network=spec["allow_network"],
         )
-        return SandboxApp(container, self.poller, info, hello.token, watch), container
+        return SandboxApp(container, self.poller, info, hello.token, watch, watchers), container
 
     def _control(self) -> None:
         """Process one packet of the supervisor."""
@@ -138,6 +141,9 @@ class Server:
 
     def _ping(self) -> None:
         self._supervisor.ping(self._loop.time())
+        if self._container.unattended and not self._container.draining:
+            self.drain()  # nothing is leased any more
+            self._supervisor.unattended()
         self._pinging = self._loop.call_later(_PING_S, self._ping)
 
     def _supervisor_full(self) -> None:

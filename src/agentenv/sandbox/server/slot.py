@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import socket
 from collections import deque
@@ -80,7 +79,7 @@ class Slot:
         """Requests of leases that have ended: a late copy of such a request must not get a lease."""
         self._called = False
         """Whether a call of the lease has run here: without one the policy cannot have destroyed anything."""
-        self._ended: tuple[LeaseKey, AgentEnvError] | None = None
+        self._ended: tuple[Lease, AgentEnvError] | None = None
         """The lease that was lost last, and why, so that late clients get the reason instead of a stale lease."""
         self._unheard: asyncio.TimerHandle | None = None
         """Until when the supervisor may report why the agent ended."""
@@ -101,6 +100,7 @@ class Slot:
         if to is not self._state:
             self._state_since_s = self._loop.time()
         self._state = to
+        self._context.changed(self.index)
 
     @property
     def queued(self) -> int:
@@ -120,6 +120,7 @@ class Slot:
             state=self.state,
             epoch=self.epoch,
             trajectory=lease.trajectory if lease else None,
+            tags=lease.tags if lease else None,
             expires_in_s=max(0.0, lease.expires_at_s - self._loop.time()) if lease else None,
             running_calls=(self._current is not None) + len(self._queue) + len(self._session_calls),
             in_state_s=self._loop.time() - self._state_since_s,
@@ -139,16 +140,19 @@ class Slot:
             raise StaleLeaseError(f"slot {self.index} is {self.state}, not free", next_step="lease another slot")
         self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.leased)
         self._called, self._sealed_by = False, ""
-        self._take_up(Lease.grant(request, self.epoch, self._loop.time()))
+        lease = Lease.grant(request, self.epoch, self._loop.time())
+        self._take_up(lease)
         self._context.statistics.leases_granted += 1
-        return self._held()
+        return lease
 
     def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
         """Why the lease with this key was lost; None if it was not, or if that was longer ago than one lease."""
-        if self._ended is None or self._ended[0].epoch != key.epoch:
-            return None
-        kept, error = self._ended
-        return error if hmac.compare_digest(kept.secret.encode(), key.secret.encode()) else None
+        return self._ended[1] if self._ended is not None and self._ended[0].admits(key) else None
+
+    def run_of(self, epoch: int) -> str | None:
+        """The run whose lease of this epoch lasts or was lost last; None if there is no such lease."""
+        ended = self._ended[0] if self._ended is not None else None
+        return next((one.tags.run for one in (self.lease, ended) if one is not None and one.key.epoch == epoch), None)
 
     def renew(self, key: LeaseKey, ttl_s: float) -> bool:
         """One heartbeat; False when the lease has ended."""
@@ -172,9 +176,17 @@ class Slot:
             return SlotState.resetting
         return SlotState.quarantined if self.state is SlotState.quarantined else SlotState.free
 
-    async def end(self, epoch: int) -> SlotState:
-        """End the lease of ``epoch``, whoever holds it, as :meth:`release` does; no effect for another epoch."""
-        return await self.release(self.lease.key) if self.lease is not None and self.epoch == epoch else self.state
+    async def end(self, epoch: int, why: AgentEnvError | None = None) -> SlotState:
+        """End the lease of ``epoch``, whoever holds it, as :meth:`release` does; no effect for another epoch. With
+        ``why`` the lease is lost, and its holder gets that reason."""
+        if self.lease is None or self.epoch != epoch:
+            return self.state
+        key = self.lease.key
+        if why is not None:
+            self._ended = self.lease, why
+            self._end_lease(why)
+            self._reset()
+        return await self.release(key)
 
     async def seal(self, key: LeaseKey, request_id: str = "") -> SlotState:
         """Kill everything in the slot and recreate it over the same workspace, keeping the lease; once per
@@ -332,11 +344,6 @@ class Slot:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _held(self) -> Lease:
-        if self.lease is None:
-            raise self._stale()
-        return self.lease
-
     def _gone(self, key: LeaseKey) -> AgentEnvError:
         return self.why_lost(key) or self._stale()
 
@@ -432,7 +439,7 @@ class Slot:
             if WAYS[loss] is SlotDestroyedError and not self._called:
                 loss = Loss.unused
             error = error_of(loss, self.index, reason)
-            self._ended = self.lease.key, error
+            self._ended = self.lease, error
             self._end_lease(error)
 
     def _end_lease(self, error: AgentEnvError) -> None:

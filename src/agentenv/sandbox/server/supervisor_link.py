@@ -12,6 +12,7 @@ from typing import Any
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.control_protocol import (
     MAX_PACKET_BYTES,
+    Fence,
     Hello,
     Ping,
     Pong,
@@ -23,6 +24,7 @@ from agentenv.sandbox.control_protocol import (
     SlotFailed,
     SlotLost,
     SlotReady,
+    Unattended,
     encode,
     parse_supervisor_packet,
 )
@@ -92,6 +94,10 @@ class SupervisorLink:
         """Report that the server listens."""
         self._send(Serving())
 
+    def unattended(self) -> None:
+        """See :class:`~agentenv.sandbox.control_protocol.Unattended`."""
+        self._send(Unattended())
+
     def reset(self, slot: int, epoch: int) -> None:
         """See :class:`~agentenv.sandbox.control_protocol.Reset`."""
         self._send(Reset(slot, epoch))
@@ -103,6 +109,10 @@ class SupervisorLink:
     def remember(self, slot: int, epoch: int, lease: dict[str, Any] | None) -> None:
         """See :class:`~agentenv.sandbox.control_protocol.Remember`."""
         self._send(Remember(slot, epoch, lease))
+
+    def fence(self, generation: int) -> None:
+        """See :class:`~agentenv.sandbox.control_protocol.Fence`."""
+        self._send(Fence(generation))
 
     def close(self) -> None:
         """Close the socket. Repeatable."""

@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.errors import AgentEnvError, ConfigError, MachineFullError, SandboxUnavailableError
+from agentenv.process_marks import own_mark
 from agentenv.sandbox.slotagent.build import ensure_built
 from agentenv.sandbox.supervisor import (
     cgroups,
     events,
     isolation,
+    log_file,
     mounts,
     network,
     server_process,
@@ -67,6 +69,11 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
     parser = argparse.ArgumentParser(prog="python -m agentenv.sandbox")
     parser.add_argument("spec", type=Path, help="the container's specification (JSON)")
     parser.add_argument("--lifeline", action="store_true", help="stop when standard input reaches EOF")
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="run in the background, in a session of its own; standard error must be a file, which is kept short",
+    )
     parser.add_argument("--cache", type=Path, help="where to build programs that are missing, if not beside us")
     options = parser.parse_args(arguments)
     logging.basicConfig(
@@ -76,9 +83,14 @@ def main(arguments: Sequence[str], server_argv: Sequence[str] | None = None) -> 
     try:
         if options.lifeline:
             _check_lifeline()
+        if options.detach and not _detach():
+            return 0
         spec = SandboxSpec.load(options.spec)
         argv = server_argv or server_process.default_argv()
-        return _contain(spec, argv, options.cache, lifeline=options.lifeline)
+        code = _contain(spec, argv, options.cache, lifeline=options.lifeline, detached=options.detach)
+        if options.detach:
+            events.emit("exited", code=code)
+        return code
     except AgentEnvError as error:
         return events.emit_failure(error)
     except OSError as error:
@@ -93,19 +105,36 @@ def _keep_descriptors_private() -> None:
                 os.set_inheritable(int(entry.name), False)
 
 
+def _detach() -> bool:
+    """Leave our starter: nobody of its processes is our parent, or in our session. False in the process that is to
+    exit, so that the starter can go on.
+
+    The first event names the process, because the starter may end before anybody else has noted it.
+    """
+    if not stat.S_ISREG(os.fstat(_STDERR).st_mode):
+        raise ConfigError("--detach", "standard error is not a file")
+    if os.fork():
+        return False
+    os.setsid()
+    events.emit("detached", pid=os.getpid(), mark=own_mark())
+    return True
+
+
 def _check_lifeline() -> None:
     kind = os.fstat(0).st_mode
     if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or os.isatty(0)):
         raise ConfigError("--lifeline", "standard input is neither a pipe nor a socket nor a terminal")
 
 
-def _contain(spec: SandboxSpec, server_argv: Sequence[str], cache: Path | None, *, lifeline: bool) -> int:
+def _contain(
+    spec: SandboxSpec, server_argv: Sequence[str], cache: Path | None, *, lifeline: bool, detached: bool
+) -> int:
     directory = Path(spec.data_dir).absolute() / spec.container
     token = read_token(Path(spec.token_file))
     held = _hold(directory, claim=os.geteuid() == 0 and spec.uid_block < 0)
     try:
         launch = _prepare(spec, directory, token, held, server_argv, cache, lifeline=lifeline)
-        return _fork_supervisor(launch)
+        return _fork_supervisor(launch, detached=detached)
     finally:
         os.close(held.lock)
         if held.uids is not None:
@@ -271,7 +300,7 @@ def _namespace(kind: str) -> str:
     return text.partition(":")[2]
 
 
-def _fork_supervisor(launch: Launch) -> int:
+def _fork_supervisor(launch: Launch, *, detached: bool) -> int:
     """Enter the namespaces, fork PID 1, wait for it."""
     try:
         _enter_namespaces(launch.identity)
@@ -287,7 +316,7 @@ def _fork_supervisor(launch: Launch) -> int:
     os.close(alive_read)
     launch.listener.close()
     try:
-        return _wait(pid)
+        return _wait(pid, detached=detached)
     finally:
         os.close(alive_write)
 
@@ -318,10 +347,10 @@ def _be_supervisor(launch: Launch, alive: int) -> None:
         os._exit(code)
 
 
-def _wait(pid: int) -> int:
+def _wait(pid: int, *, detached: bool) -> int:
     """Forward signals to the supervisor until it ends; returns its exit code."""
     while True:
-        number = signal.sigwait({*_SIGNALS, signal.SIGCHLD})
+        number = _next_signal(detached=detached)
         if number != signal.SIGCHLD:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -329,3 +358,13 @@ def _wait(pid: int) -> int:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
             return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+
+
+def _next_signal(*, detached: bool) -> int:
+    """Wait for a signal, keeping the log of a detached container short meanwhile."""
+    signals = {*_SIGNALS, signal.SIGCHLD}
+    while detached:
+        if (found := signal.sigtimedwait(signals, log_file.TRIM_EVERY_S)) is not None:
+            return found.si_signo
+        log_file.trim(_STDERR)
+    return signal.sigwait(signals)

@@ -1,7 +1,7 @@
 """PID 1 of a container: makes slots, keeps the server running, ends everything.
 
 One thread, one event loop. It has no network, reads nothing written by a slot except the agent's HELLO and the
-self-test's report, and accepts three requests from the server, checked in :mod:`agentenv.sandbox.control_protocol`.
+self-test's report, and accepts a few requests from the server, checked in :mod:`agentenv.sandbox.control_protocol`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 from agentenv.backoff import pause_s
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError, StartTimeoutError
 from agentenv.sandbox.control_protocol import (
+    Fence,
     Hello,
     Ping,
     Pong,
@@ -33,6 +34,7 @@ from agentenv.sandbox.control_protocol import (
     SlotFailed,
     SlotLost,
     SlotReady,
+    Unattended,
 )
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import needed
@@ -84,13 +86,16 @@ class Launch:
 class Supervisor:
     """The life of one container. Its ``ready``, ``failed`` and ``lost`` are called by the slots."""
 
-    def __init__(self, launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch) -> None:
+    def __init__(self, launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch, stop: asyncio.Event) -> None:
+        """``stop`` is set when the container is to end although nobody asked it to."""
         self._launch = launch
+        self._stop = stop
         self._pid = pid
         self._watch = watch
         self._reaper = reaper
         self._server: ServerProcess | None = None
         self._greeted = False
+        self._generation = 0
         self._server_broke = ""
         self._proofs: list[dict[str, object]] = []
         setup, self._private = _prepare_setup(launch)
@@ -195,6 +200,7 @@ class Supervisor:
                 list(launch.weaker),
                 self._proofs,
                 isolation.SHELL_PATH if launch.shell else "",
+                self._generation,
             )
         )
         self._greeted = True
@@ -249,12 +255,17 @@ class Supervisor:
                 self._server.serving.set()
             case Ping():
                 self._server.link.send(Pong(self._watch.stalls()))
+            case Unattended() if self._launch.spec.unattended_after_s:
+                events.emit("unattended", after_s=self._launch.spec.unattended_after_s)
+                self._stop.set()
             case Reset(number, epoch) if epoch == self._slots[number].epoch:
                 self._slots[number].reset()
             case Seal(number, epoch) if epoch == self._slots[number].epoch:
                 self._slots[number].seal()
             case Remember(number, epoch, lease) if epoch == self._slots[number].epoch:
                 self._slots[number].remember(lease)
+            case Fence(generation):
+                self._generation = max(self._generation, generation)
 
     def _link_broken(self, reason: str) -> None:
         """A server without a link is useless, and one that violates the contract is not trusted."""
@@ -319,25 +330,25 @@ async def _live(launch: Launch, pid: int, watch: LoopWatch) -> int:
     reaper = Reaper(loop)
     if launch.lifeline:
         _watch_lifeline(loop, stop)
-    stopped = asyncio.create_task(stop.wait())
     try:
-        return await _until_stopped(launch, pid, reaper, watch, stopped)
+        return await _until_stopped(launch, pid, reaper, watch, stop)
     finally:
-        stopped.cancel()
         reaper.close()
         await _end_everything(launch)
 
 
-async def _until_stopped(
-    launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch, stopped: asyncio.Task[bool]
-) -> int:
+async def _until_stopped(launch: Launch, pid: int, reaper: Reaper, watch: LoopWatch, stop: asyncio.Event) -> int:
     try:
-        serving = asyncio.create_task(Supervisor(launch, pid, reaper, watch).run())
+        serving = asyncio.create_task(Supervisor(launch, pid, reaper, watch, stop).run())
     except OSError as error:
         return events.emit_failure(SandboxUnavailableError(f"the container could not be prepared: {error}"))
     except AgentEnvError as error:
         return events.emit_failure(error)
-    await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
     if not serving.done():
         serving.cancel()
         await asyncio.wait([serving])

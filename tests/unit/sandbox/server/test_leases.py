@@ -7,10 +7,12 @@ import json
 import pytest
 
 from agentenv.errors import ProtocolError
+from agentenv.sandbox.control_protocol import Remember, encode, parse_request
 from agentenv.sandbox.server.leases import Lease
-from agentenv.wire.leases import LeaseKey, LeaseRequest
+from agentenv.wire.leases import LeaseKey, LeaseRequest, Tags
 
-REQUEST = LeaseRequest(slot=3, trajectory="t", ttl_s=60, request_id="r" * 16)
+TAGS = Tags(run="exp7", environment="repair", kind="eval", group="g", item="1")
+REQUEST = LeaseRequest(slot=3, trajectory="t", ttl_s=60, request_id="r" * 16, tags=TAGS)
 
 
 def test_a_lease_admits_its_own_key_only() -> None:
@@ -32,6 +34,7 @@ def test_a_lease_survives_in_the_supervisors_memory() -> None:
     assert again.admits(lease.key)
     assert again.as_grant() == lease.as_grant()
     assert (again.request_id, again.expires_at_s, again.era) == (REQUEST.request_id, 67.0, 1)
+    assert again.tags == TAGS
     assert Lease.from_memory(3, again.to_memory(), 0.0).era == 2
     assert not again.sealed
     again.sealed = True
@@ -40,11 +43,30 @@ def test_a_lease_survives_in_the_supervisors_memory() -> None:
     )
 
 
-@pytest.mark.parametrize("spoiled", ["epoch", "secret", "ttl_s", "era"])
+def test_a_memory_of_a_server_that_knew_no_tags_has_none() -> None:
+    kept = Lease.grant(REQUEST, 5, now_s=0.0).to_memory()
+    del kept["tags"]
+    assert Lease.from_memory(3, kept, 0.0).tags == Tags()
+
+
+def test_the_longest_lease_fits_into_the_supervisors_memory() -> None:
+    wide = "\N{GRINNING FACE}"
+    tags = Tags(run=wide * 128, environment=wide * 128, kind="interactive", group=wide * 128, item=wide * 128)
+    request = LeaseRequest(slot=3, trajectory=wide * 256, ttl_s=86_400, request_id=wide * 128, tags=tags)
+    kept = Remember(3, 2**31, Lease.grant(request, 2**31, now_s=0.0).to_memory())
+    assert parse_request(encode(kept), slots=4) == kept
+
+
+@pytest.mark.parametrize("spoiled", ["epoch", "secret", "ttl_s", "era", "tags"])
 def test_a_malformed_memory_is_refused(spoiled: str) -> None:
     kept = Lease.grant(REQUEST, 5, now_s=0.0).to_memory()
     with pytest.raises(ProtocolError):
         Lease.from_memory(3, {**kept, spoiled: "short"}, 0.0)
-    del kept[spoiled]
+
+
+@pytest.mark.parametrize("missing", ["epoch", "secret", "trajectory", "ttl_s", "request_id", "era"])
+def test_an_incomplete_memory_is_refused(missing: str) -> None:
+    kept = Lease.grant(REQUEST, 5, now_s=0.0).to_memory()
+    del kept[missing]
     with pytest.raises(ProtocolError):
         Lease.from_memory(3, kept, 0.0)

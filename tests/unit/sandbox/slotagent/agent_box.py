@@ -168,6 +168,14 @@ class AgentBox:
         self._directory.cleanup()
         return self.process.returncode
 
+    def cpu_s(self) -> float:
+        """CPU time that the agent itself has used so far: it does not depend on what else the machine does."""
+        pid = self.process.pid
+        if self._where == "bwrap":
+            pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     # -- messages ----------------------------------------------------------------------------------
 
     def send(self, kind: Kind, run: int = 0, arg: int = 0, payload: bytes = b"", fds: Sequence[int] = ()) -> None:

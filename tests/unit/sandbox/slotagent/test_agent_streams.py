@@ -97,9 +97,9 @@ def test_what_was_printed_before_an_answer_arrives_before_it(agent: AgentBox) ->
     code = PRINT_MUCH + "os.write(9, b'done'); os.read(0, 1)"
     run, heard = _answering(agent, code)
     agent.wait_until(lambda: _waiting_bytes(run.fds[0]) > 0, "the output has begun to come")
-    before_s = _cpu_s(agent.process.pid)
+    before_s = agent.cpu_s()
     time.sleep(0.5)  # time for what must not come
-    assert _cpu_s(agent.process.pid) - before_s < 0.2, "it waits, and does not ask again and again"
+    assert agent.cpu_s() - before_s < 0.2, "it waits, and does not ask again and again"
     with pytest.raises(BlockingIOError):
         heard.recv(10, socket.MSG_DONTWAIT)
     read = 0
@@ -179,11 +179,6 @@ def test_a_pipe_whose_lock_is_held_holds_up_the_agent_and_nobody_here() -> None:
         for pid in _holders(agent):
             os.kill(pid, signal.SIGKILL)
         assert agent.expect(Kind.EXIT, run=run.id).arg >> 8 == 3
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _silent(agent: AgentBox) -> bool:

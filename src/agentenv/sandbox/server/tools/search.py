@@ -67,7 +67,7 @@ def translated(asked: SearchArguments) -> Translated:
             re.compile(_FLAGS.sub("", asked.pattern, count=1))
     except (re.error, OverflowError, RecursionError) as error:
         # Patterns that only Python finds invalid are tried all the same.
-        if not re.search(r"\\[zpPQEx]|\[:|\(\?<[A-Za-z]", asked.pattern):
+        if not re.search(r"\\[zx]|\[:|\(\?<[A-Za-z]", asked.pattern):
             raise _wrong(str(error)) from error
     return made
 
@@ -260,13 +260,15 @@ class _Translator:
             raise _wrong("unclosed '['")
         letter = self._text[self._at]
         self._at += 1
-        if letter in "DWSbB":
-            raise _wrong(f"\\{letter} inside [...] is not supported")
         if letter in "xuU":
             return self._code(letter)
         if letter in "nr":
             return "\x01"  # no line contains its own end; a class must not be empty
-        return _CONTROL.get(letter, letter)
+        if letter in _CONTROL:
+            return _CONTROL[letter]
+        if letter.isascii() and letter.isalnum():
+            raise _wrong(f"\\{letter} inside [...] is not supported")
+        return letter
 
     def _range(self, start: str) -> str:
         text = self._text

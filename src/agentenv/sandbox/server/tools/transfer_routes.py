@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from agentenv.errors import LeaseLostError, ProtocolError
 from agentenv.sandbox.server.container import Container
+from agentenv.sandbox.server.holder import Holder, holder_of
 from agentenv.sandbox.server.tools.artifacts import readable_name
 from agentenv.sandbox.server.tools.file_records import RecordReader
 from agentenv.sandbox.server.tools.slotfiles_exit_codes import CUT_SHORT, USAGE, as_data, check_verdict
@@ -51,7 +52,7 @@ class TransferRoutes:
     async def _put(self, request: web.Request) -> web.StreamResponse:
         key, path = _key_and_path(request)
         async with self._turn(key):
-            run = self._started(key, "receive", path)
+            run = _started(holder_of(request, self._container), key, "receive", path)
             with closing(run):
                 waited = _Waited(run)
                 await _feed(request, waited)
@@ -62,7 +63,7 @@ class TransferRoutes:
     async def _get(self, request: web.Request) -> web.StreamResponse:
         key, path = _key_and_path(request)
         async with self._turn(key):
-            run = self._started(key, "send", path)
+            run = _started(holder_of(request, self._container), key, "send", path)
             with closing(run):
                 waited = _Waited(run)
                 first = await waited.read()
@@ -76,12 +77,13 @@ class TransferRoutes:
     def _turn(self, key: LeaseKey) -> asyncio.Semaphore:
         return self._turns.setdefault(key.slot, asyncio.Semaphore(_AT_ONCE))
 
-    def _started(self, key: LeaseKey, operation: str, path: str) -> TransferRun:
-        io, env = self._container.beside(key)
-        run = TransferRun(io)
-        rest = [str(MAX_ENTRIES)] if operation == "send" else []
-        run.start(io.paths.slotfiles(operation, path, *rest), env, feeds=operation == "receive")
-        return run
+
+def _started(holder: Holder, key: LeaseKey, operation: str, path: str) -> TransferRun:
+    io, env = holder.beside(key)
+    run = TransferRun(io)
+    rest = [str(MAX_ENTRIES)] if operation == "send" else []
+    run.start(io.paths.slotfiles(operation, path, *rest), env, feeds=operation == "receive")
+    return run
 
 
 def lease_key(request: web.Request) -> LeaseKey:

@@ -1,0 +1,146 @@
+"""Who may use which route, and which farm controls the leases. Data and pure decisions.
+
+Two kinds of bearer: the container's control token may do everything; a pass (:mod:`agentenv.wire.passes`) may use the
+leases of its run. A request with a pass also needs the key of such a lease
+(:mod:`agentenv.sandbox.server.holder`).
+
+Two farms may have the control token: one was cut off or frozen while another took its place. Each farm names its
+generation in what changes leases, and a container that has obeyed a later one refuses it.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+from aiohttp import web
+
+from agentenv.errors import FencedError, ProtocolError
+from agentenv.sandbox.control_protocol import MAX_GENERATION
+from agentenv.wire.passes import run_of_pass
+from agentenv.wire.server import ErrorReply
+from agentenv.wire.watch import GENERATION_HEADER
+
+
+class Who(Enum):
+    """Who may use a route."""
+
+    anybody = "anybody"
+    run = "whoever has a pass, or the control token"
+    control = "whoever has the control token"
+
+
+ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
+    {
+        "GET /health": Who.anybody,
+        "GET /metrics": Who.control,
+        "GET /v1/info": Who.run,
+        "GET /v1/slots": Who.control,
+        "GET /v1/watch": Who.control,
+        "GET /v1/statistics": Who.control,
+        "GET /v1/stalls": Who.control,
+        "GET /v1/stream": Who.run,
+        "POST /v1/batch": Who.run,
+        "POST /v1/leases": Who.control,
+        "POST /v1/leases/renew": Who.run,
+        "POST /v1/leases/release": Who.run,
+        "POST /v1/leases/seal": Who.run,
+        "POST /v1/leases/end": Who.control,
+        "PUT /v1/attachments/{call}/{field}": Who.run,
+        "GET /v1/attachments/{call}/{field}": Who.run,
+        "GET /v1/calls/{call}/output": Who.run,
+        "PUT /v1/slots/{slot}/transfer": Who.run,
+        "GET /v1/slots/{slot}/transfer": Who.run,
+    }
+)
+
+FENCED: Final = frozenset(
+    {
+        "POST /v1/leases",
+        "POST /v1/leases/renew",
+        "POST /v1/leases/release",
+        "POST /v1/leases/seal",
+        "POST /v1/leases/end",
+    }
+)
+"""What changes leases. With the control token the fence decides about it; with a pass the lease's key is enough."""
+
+
+@dataclass(frozen=True)
+class Bearer:
+    """The sender of a request: a run by its pass, or whoever has the control token (``run`` is None)."""
+
+    run: str | None = None
+
+
+BEARER: Final = web.RequestKey("bearer", Bearer)
+"""The sender of a request; every route that is not for anybody has one."""
+
+
+def route_of(request: web.Request) -> str:
+    """The request's entry in :data:`ROUTES`; empty if there is no such route."""
+    resource = request.match_info.route.resource
+    method = "GET" if request.method == "HEAD" else request.method
+    return f"{method} {resource.canonical}" if resource is not None else ""
+
+
+def bearer_of(authorization: str, control_token: str) -> Bearer | None:
+    """The sender by the header ``Authorization``; None if neither token nor pass are right. Compared in constant
+    time."""
+    scheme, _, given = authorization.partition(" ")
+    if scheme != "Bearer":
+        return None
+    if hmac.compare_digest(given.encode("utf-8", "surrogateescape"), control_token.encode()):
+        return Bearer()
+    run = run_of_pass(control_token, given)
+    return None if run is None else Bearer(run)
+
+
+def refusal(route: str, bearer: Bearer | None) -> tuple[int, ErrorReply] | None:
+    """Status and body for a sender who may not use the route; None for one who may. What is no route is known to
+    the control token only."""
+    who = ROUTES.get(route, Who.control)
+    if who is Who.anybody:
+        return None
+    if bearer is None:
+        return 401, ErrorReply(error="refused", message="the bearer token is missing or wrong")
+    if who is Who.control and bearer.run is not None:
+        return 403, ErrorReply(
+            error="refused",
+            message=f"a pass does not allow {route or 'this'}",
+            next_step="ask the farm service, which has the container's control token",
+        )
+    return None
+
+
+def generation_of(header: str | None) -> int | None:
+    """The generation in the header ``X-Agentenv-Generation``; None without one. Raises ProtocolError for anything
+    but a number up to ``MAX_GENERATION``."""
+    if header is None:
+        return None
+    digits = header.isascii() and header.isdigit() and len(header) <= len(str(MAX_GENERATION))
+    if not digits or (generation := int(header)) > MAX_GENERATION:
+        raise ProtocolError(f"the header {GENERATION_HEADER} must be a number up to {MAX_GENERATION}")
+    return generation
+
+
+def fence(highest: int, given: int | None, *, guest: bool) -> int:
+    """The highest generation obeyed, once a request that changes leases is admitted. ``given`` is the sender's;
+    ``guest``: it knows that a farm controls the container. Raises FencedError for one who does not control it."""
+    if given is None:
+        if highest > 0 and not guest:
+            raise FencedError(
+                f"a farm service (generation {highest}) controls the container",
+                next_step="lease through the service (farm_url), or beside it as a guest",
+            )
+        return highest
+    if given < highest:
+        raise FencedError(
+            f"a farm service of generation {highest} controls the container, not this one of generation {given}",
+            next_step="let the later one serve, or start this one again: it gets a new generation",
+        )
+    return given

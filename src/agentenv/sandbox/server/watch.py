@@ -1,0 +1,157 @@
+"""``GET /v1/watch``: a container's slots, followed instead of polled (:mod:`agentenv.wire.watch`).
+
+A watcher holds the numbers of the slots that have changed since its last line, no lines: a slot that changes twice
+meanwhile is sent once, with its latest report, whose epoch shows a lease that came and went. So a slow watcher costs no
+more than a fast one, and one that reads nothing is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from aiohttp import web
+
+from agentenv.sandbox.server.access import generation_of
+from agentenv.sandbox.server.container import Container
+from agentenv.wire.watch import BEAT_S, GENERATION_HEADER, WatchBeat, WatchChange, WatchLine, WatchList
+
+_UNREAD_S = 10.0
+"""How long a watcher may leave unread what was sent, and its machine leave it unacknowledged."""
+
+
+class Watcher:
+    """What one watcher has not been sent yet."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, None] = {}
+        self._woken = asyncio.Event()
+
+    def changed(self, slot: int) -> None:
+        """The slot has to be sent (again), after those that changed before it."""
+        self._slots.pop(slot, None)
+        self._slots[slot] = None
+        self.wake()
+
+    def wake(self) -> None:
+        """End :meth:`wait`."""
+        self._woken.set()
+
+    async def wait(self, until_s: float) -> None:
+        """Wait for a change, or until that time of the loop's clock."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until_s):
+                await self._woken.wait()
+        self._woken.clear()
+
+    def take(self) -> list[int]:
+        """The changed slots, in order of their latest change; they count as sent."""
+        slots, self._slots = list(self._slots), {}
+        return slots
+
+
+class Watchers:
+    """Everybody who follows one container's slots."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._watchers: set[Watcher] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[Watcher]:
+        """A watcher that hears every change from now on."""
+        watcher = Watcher()
+        self._watchers.add(watcher)
+        try:
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+
+    def changed(self, slot: int) -> None:
+        """A slot's state or lease has changed, or is about to within this iteration of the loop."""
+        for watcher in self._watchers:
+            watcher.changed(slot)
+
+    def end(self) -> None:
+        """The server ends: so does every watch, after a last beat."""
+        self.ended = True
+        for watcher in self._watchers:
+            watcher.wake()
+
+
+class WatchRoute:
+    """The route, over one container."""
+
+    def __init__(self, container: Container, watchers: Watchers) -> None:
+        self._container = container
+        self._watchers = watchers
+        self._poller = container.context.poller
+
+    def add_to(self, router: web.UrlDispatcher) -> None:
+        """Register it."""
+        router.add_get("/v1/watch", self._get, allow_head=False)
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        self._container.obey(generation_of(request.headers.get(GENERATION_HEADER)) or 0)
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        _give_up_on_the_unreachable(request.transport)
+        try:
+            with self._watchers.watching() as watcher:
+                await self._follow(watcher, response)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:  # the watcher has gone
+            pass
+        return response
+
+    async def _follow(self, watcher: Watcher, response: web.StreamResponse) -> None:
+        """Write lines until the server ends. Raises TimeoutError when the watcher does not read, ConnectionError when
+        it has gone."""
+        loop = self._poller.loop
+        await _write(response, [self._list()])
+        beat_at_s = loop.time()
+        while True:
+            await self._poller.going.wait()
+            lines: list[WatchLine] = [self._change(slot) for slot in watcher.take()]
+            ended, beats = self._watchers.ended, loop.time() >= beat_at_s
+            if ended or beats:
+                lines.append(self._beat())
+                beat_at_s = loop.time() + BEAT_S
+            if lines:
+                await _write(response, lines)
+            if beats:
+                self._container.heard()
+            if ended:
+                return
+            await watcher.wait(beat_at_s)
+
+    def _list(self) -> WatchList:
+        slots = self._container.inventory().slots
+        return WatchList(boot=self._container.boot, generation=self._container.generation, slots=slots)
+
+    def _change(self, slot: int) -> WatchChange:
+        return WatchChange(slot=self._container.slot(slot).report())
+
+    def _beat(self) -> WatchBeat:
+        return WatchBeat(
+            statistics=self._container.statistics(),
+            supervisor_silent_s=self._container.supervisor_silent_s,
+            draining=self._container.draining,
+        )
+
+
+async def _write(response: web.StreamResponse, lines: list[WatchLine]) -> None:
+    async with asyncio.timeout(_UNREAD_S):
+        await response.write(b"".join(line.model_dump_json().encode() + b"\n" for line in lines))
+
+
+def _give_up_on_the_unreachable(transport: asyncio.Transport | None) -> None:
+    """A watcher whose machine is gone, or who reads nothing, counts as heard only as long as that may be a pause: the
+    kernel's own patience with a connection is a quarter of an hour, and its buffers take beats for longer."""
+    raw = transport.get_extra_info("socket") if transport is not None else None
+    if raw is not None:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(_UNREAD_S * 1000))

@@ -1,0 +1,88 @@
+"""Whose leases the sender of a request can use: its run's, and all of them with the control token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import cast
+from unittest.mock import MagicMock
+
+import pytest
+
+from agentenv.errors import AgentEnvError, LeaseLostError
+from agentenv.sandbox.culprits import Loss
+from agentenv.sandbox.server.container import Container
+from agentenv.sandbox.server.context import ServerContext
+from agentenv.sandbox.server.holder import Holder
+from agentenv.wire.leases import LeaseKey, LeaseRequest, RenewRequest, SealRequest, Tags
+from agentenv.wire.states import SlotState
+
+
+def _leased(run: str) -> tuple[Container, LeaseKey]:
+    """A container whose only slot is leased, and the key."""
+    context = MagicMock(reply_memory=16, index={})
+    context.poller.loop = asyncio.get_running_loop()
+    context.supervisor.silent_s.return_value = 0.0
+    container = Container(1, cast("ServerContext", context))
+    container.slot(0).state = SlotState.free
+    request = LeaseRequest(slot=0, trajectory="t", ttl_s=60, request_id="r" * 16, tags=Tags(run=run))
+    return container, container.lease(request).key
+
+
+@pytest.mark.parametrize(("run", "renews"), [("a", True), (None, True), ("b", False), ("", False)])
+async def test_a_run_keeps_its_own_leases(run: str | None, renews: bool) -> None:
+    container, key = _leased("a")
+    reply = Holder(container, run).renew(RenewRequest(keys=(key,), ttl_s=60))
+    assert (reply.renewed, reply.stale) == (((0,), ()) if renews else ((), (0,)))
+    container.close()
+
+
+async def test_why_a_lease_was_lost_is_for_its_own_run() -> None:
+    container, key = _leased("a")
+    container.slot(0).lost(Loss.ended, "its agent ended")
+    wanted = RenewRequest(keys=(key,), ttl_s=60)
+    assert [loss.error for loss in Holder(container, "a").renew(wanted).lost] == [LeaseLostError.code]
+    assert Holder(container, None).renew(wanted).lost == Holder(container, "a").renew(wanted).lost
+    assert Holder(container, "b").renew(wanted).lost == ()
+    container.close()
+
+
+async def _told(asked: Awaitable[object]) -> str:
+    try:
+        return repr(await asked)
+    except AgentEnvError as error:
+        return repr(error)
+
+
+USES: dict[str, Callable[[Holder, LeaseKey], Awaitable[object]]] = {
+    "release": lambda holder, key: holder.release(key),
+    "seal": lambda holder, key: holder.seal(SealRequest(**key.model_dump(), request_id="s")),
+    "inbox": lambda holder, key: asyncio.to_thread(holder.inbox, key, "c"),
+    "in_flight": lambda holder, key: asyncio.to_thread(holder.in_flight, key, "c"),
+    "beside": lambda holder, key: asyncio.to_thread(holder.beside, key),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("lost", [False, True], ids=["leased", "lost"])
+async def test_another_runs_key_is_answered_as_one_with_a_wrong_secret(
+    use: str, lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentenv.sandbox.server.slot.RELEASE_S", 0.01)
+    container, key = _leased("a")
+    if lost:
+        container.slot(0).lost(Loss.ended, "its agent ended")
+    forged = key.model_copy(update={"secret": "x" * 32})
+    assert await _told(USES[use](Holder(container, "b"), key)) == await _told(USES[use](Holder(container, "a"), forged))
+    assert (container.slot(0).lease is None) is lost
+    container.close()
+
+
+@pytest.mark.parametrize("change", [{"slot": 99}, {"epoch": 99}])
+async def test_a_key_of_nothing_is_stale_for_every_run(change: dict[str, int]) -> None:
+    container, key = _leased("a")
+    request = RenewRequest(keys=(key.model_copy(update=change),), ttl_s=60)
+    for run in ("a", "b", None):
+        reply = Holder(container, run).renew(request)
+        assert (reply.renewed, reply.stale) == ((), (request.keys[0].slot,))
+    container.close()
