@@ -8,9 +8,12 @@ import secrets
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
+import aiohttp
+
 from agentenv.backoff import Backoff
 from agentenv.config import PoolSettings
 from agentenv.containers.control import ContainerControl
+from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import (
     AcquireTimeoutError,
     AgentEnvError,
@@ -20,7 +23,9 @@ from agentenv.errors import (
     SlotDestroyedError,
     from_wire,
 )
-from agentenv.wire.leases import LeaseKey, LeaseLoss, LeaseRequest, RenewRequest
+from agentenv.slots.commands import Grant, Reclaim
+from agentenv.slots.records import Holder
+from agentenv.wire.leases import LeaseKey, LeaseLoss, LeaseRequest, RenewRequest, SlotReport
 from agentenv.wire.states import SlotState
 
 
@@ -72,7 +77,7 @@ class Silence:
 
 logger = logging.getLogger(__name__)
 
-Stale = Mapping[int, AgentEnvError | None]
+Ended = Mapping[int, AgentEnvError | None]
 """Leases that have ended, by id, with the container's reason."""
 
 _POLL_MIN_S = 0.02
@@ -98,16 +103,26 @@ class ContainerLink:
     """Requests to one container, and what must be remembered to repeat them."""
 
     def __init__(
-        self, control: ContainerControl, settings: PoolSettings, limits: RequestLimits, clock: Callable[[], float]
+        self,
+        handle: ContainerHandle,
+        session: aiohttp.ClientSession | None,
+        settings: PoolSettings,
+        limits: RequestLimits,
+        clock: Callable[[], float],
+        *,
+        generation: int = 0,
     ) -> None:
-        self.handle = control.handle
-        self.control = control
+        """``generation`` is that of whoever controls the container, 0: nobody else ever does."""
+        self.handle = handle
+        self.control = ContainerControl(handle, session, generation=generation or None)
         self._settings = settings
         self._limits = limits
         self._clock = clock
         self._keys: dict[int, LeaseKey] = {}
         self._requests: dict[int, LeaseRequest] = {}
         self._alarm = asyncio.Event()
+        self.listed = False
+        """Whether the container's slots are known."""
         self.supervisor_silent_s = 0.0
         """Seconds for which, at the last heartbeat, the container's supervisor had not answered."""
 
@@ -116,35 +131,55 @@ class ContainerLink:
         """Interval between heartbeats: short enough to renew leases and to notice silence in time."""
         return min(self._settings.lease_ttl_s / 3, self._settings.suspect_after_s / 2)
 
-    async def inventory(self) -> list[SlotState]:
-        """Return the state of every slot, by index. Raises AgentEnvError."""
+    async def inventory(self) -> tuple[list[SlotState], Mapping[int, Holder]]:
+        """Return the state of every slot, by index, and whose the leased ones are that this link adopts: none.
+        Raises AgentEnvError."""
         async with self._limits.leases:
             reply = await self.control.slots(timeout_s=self._settings.start_timeout_s)
-        return [report.state for report in sorted(reply.slots, key=lambda report: report.slot)]
+        return [report.state for report in sorted(reply.slots, key=lambda report: report.slot)], {}
 
-    async def lease(self, lease_id: int, slot: int, trajectory: str, deadline: float) -> None:
-        """Request a lease. Raises ConnectionLostError (it may have been granted) or the error the container reports."""
+    async def lease(self, grant: Grant) -> int:
+        """Request a lease; returns the slot's epoch. Raises ConnectionLostError (it may have been granted) or the
+        error the container reports."""
         async with self._limits.leases:
-            left_s = deadline - self._clock()
+            left_s = grant.deadline - self._clock()
             if left_s <= 0:
                 raise AcquireTimeoutError("the deadline passed before the request was sent")
-            await self._lease(lease_id, slot, trajectory, min(left_s, self._settings.suspect_after_s))
+            return await self._lease(grant, min(left_s, self._settings.suspect_after_s))
 
-    async def _lease(self, lease_id: int, slot: int, trajectory: str, timeout_s: float) -> None:
+    async def _lease(self, grant: Grant, timeout_s: float) -> int:
         request = LeaseRequest(
-            slot=slot, trajectory=trajectory, ttl_s=self._settings.lease_ttl_s, request_id=secrets.token_hex(16)
+            slot=grant.slot,
+            trajectory=grant.trajectory,
+            ttl_s=grant.ttl_s or self._settings.lease_ttl_s,
+            request_id=grant.request_id or secrets.token_hex(16),
+            tags=grant.tags,
         )
-        self._requests[lease_id] = request
-        grant = await self.control.lease(request, timeout_s=timeout_s)
-        self._keys[lease_id] = grant.key
+        self._requests[grant.lease] = request
+        granted = await self.control.lease(request, timeout_s=timeout_s)
+        self._keys[grant.lease] = granted.key
+        return granted.key.epoch
+
+    def hold(self, lease_id: int, key: LeaseKey) -> None:
+        """Renew a lease that was granted elsewhere."""
+        self._keys[lease_id] = key
+
+    def let_go(self, lease_id: int) -> None:
+        """Renew it no longer. No effect if it is not held."""
+        self._keys.pop(lease_id, None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it holds no lease."""
+        return not self._keys
 
     def key(self, lease_id: int) -> LeaseKey:
         """Key of a granted lease. Raises KeyError for any other."""
         return self._keys[lease_id]
 
-    async def reclaim(self, slot: int, lease_id: int | None, late: Callable[[], None]) -> SlotState:
-        """Have the slot reset; return ``free`` or ``quarantined``. Retries until cancelled, which happens when the
-        container is gone.
+    async def reclaim(self, command: Reclaim, late: Callable[[], None]) -> SlotState | Holder:
+        """Have the slot reset; return ``free`` or ``quarantined``, or who has leased it meanwhile (never this class).
+        Retries until cancelled, which happens when the container is gone.
 
         ``late`` is called once if the reset takes longer than ``reset_timeout_s``. While another client leases the
         slot no reset is under way, and no time limit applies.
@@ -161,11 +196,12 @@ class ContainerLink:
                 alarm = loop.call_later(self._settings.reset_timeout_s, late)
 
         try:
-            return await self._reclaim(slot, lease_id, resetting)
+            return await self._reclaim(command, resetting)
         finally:
             resetting(False)
 
-    async def _reclaim(self, slot: int, lease_id: int | None, resetting: Callable[[bool], None]) -> SlotState:
+    async def _reclaim(self, command: Reclaim, resetting: Callable[[bool], None]) -> SlotState | Holder:
+        slot, lease_id = command.slot, command.lease
         key = self._keys.pop(lease_id, None) if lease_id is not None else None
         request = self._requests.pop(lease_id, None) if lease_id is not None else None
         backoff = Backoff(_POLL_MIN_S, _POLL_MAX_S)
@@ -197,18 +233,24 @@ class ContainerLink:
         reports = {report.slot: report.state for report in (await self.control.slots()).slots}
         return reports.get(slot, SlotState.quarantined)
 
+    def latest(self, slot: int) -> SlotReport | None:  # noqa: ARG002 - for those that watch
+        """What the container last reported of the slot, if it is watched."""
+        return None
+
     def hurry(self) -> None:
         """Send a heartbeat now, because something looks wrong."""
         self._alarm.set()
 
     async def keep_in_touch(
         self,
-        heard: Callable[[Stale], None],
+        heard: Callable[[Ended], None],
         silent: Callable[[Liveness], None],
+        reported: Callable[[SlotReport], None] = lambda _: None,  # noqa: ARG002 - for those that watch
     ) -> None:
         """Send heartbeats until the container is given up (``silent(gone)`` comes last) or this is cancelled.
 
-        ``heard(stale)`` follows each answer, with the leases that have ended and, if known, the reasons.
+        ``heard(ended)`` follows each answer, with the leases that have ended and, if known, the reasons;
+        ``reported`` each report about a slot, if the container is watched.
         """
         silence = Silence(self._settings.suspect_after_s, self._settings.gone_after_s, self._clock())
         while True:
@@ -234,7 +276,7 @@ class ContainerLink:
             silent(liveness)
         return liveness is Liveness.gone
 
-    async def _beat(self, held: Mapping[int, LeaseKey]) -> Stale | None:
+    async def _beat(self, held: Mapping[int, LeaseKey]) -> Ended | None:
         """One heartbeat; returns the leases that ended, or None without a valid answer."""
         request = RenewRequest(keys=tuple(held.values()), ttl_s=self._settings.lease_ttl_s)
         try:

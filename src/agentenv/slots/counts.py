@@ -92,6 +92,11 @@ class Counts:
         del self.containers[ContainerState.gone]
         del self.slots[SlotState.gone]
 
+    @property
+    def free(self) -> int:
+        """Slots that can be leased now."""
+        return self._free
+
     def load(self, waiting: int, now: float) -> Load:
         """The current load, given the number of waiters."""
         while self._freeing and now - next(iter(self._freeing.values())) >= self._freeing_s:

@@ -3,7 +3,8 @@
 Every method takes ``now`` (monotonic seconds) where time matters and returns the commands the pool
 must perform, in order. The rules it keeps for any order of events:
 
-- waiters are served first come, first served; a waiter put back keeps its place;
+- whose turn it is, the line decides (:mod:`agentenv.slots.line`); a waiter put back keeps its place;
+- a group gets all of its slots together, or none;
 - slots are leased packed low: lowest container index, then lowest slot;
 - a slot has at most one lease, and is leased again only after its container reported it free;
 - no waiter is granted a slot at or after its deadline, and none is forgotten;
@@ -15,94 +16,27 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from agentenv.errors import AgentEnvError, ContainerLostError, StaleLeaseError
+from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.counts import Counts, Load
-from agentenv.slots.records import ContainerRecord, LeaseRecord
+from agentenv.slots.line import FirstCome, Line
+from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
+from agentenv.slots.waiters import SlotRequest, Waiter, Waiters
 from agentenv.wire.states import ContainerState, LeaseState, SlotState
-
-
-@dataclass(frozen=True)
-class Grant:
-    """Request this slot from its container for this trajectory; report back with confirm or refuse."""
-
-    lease: int
-    container: str
-    slot: int
-    trajectory: str
-    deadline: float
-
-
-@dataclass(frozen=True)
-class HandOver:
-    """The container granted the lease: give it to the waiter, or release it if the waiter has left."""
-
-    ticket: int
-    lease: int
-    container: str
-    trajectory: str
-
-
-@dataclass(frozen=True)
-class Expire:
-    """The waiter's deadline has passed. ``position`` 1 is the head of the queue; 0: a slot was being requested."""
-
-    ticket: int
-    position: int
-    waited_s: float
-
-
-@dataclass(frozen=True)
-class EndLease:
-    """The lease was ended by someone other than its holder."""
-
-    lease: int
-    error: AgentEnvError
-
-
-@dataclass(frozen=True)
-class Reclaim:
-    """Have the container reset the slot, then report freed or quarantined. ``lease``: its last lease."""
-
-    container: str
-    slot: int
-    lease: int | None
-
-
-@dataclass(frozen=True)
-class Retire:
-    """The container has no lease and is not worth keeping: replace it."""
-
-    container: str
-    reason: str
-
-
-Command = Grant | HandOver | Expire | EndLease | Reclaim | Retire
-
-
-@dataclass
-class Waiter:
-    """A trajectory in the queue, or (``lease`` set) about to get a slot."""
-
-    ticket: int
-    trajectory: str
-    since: float
-    deadline: float
-    lease: int | None = None
 
 
 class Ledger:
     """Waiters, leases, slots and containers of one pool. See the module's rules."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: Line | None = None) -> None:
+        """``line`` decides whose turn it is: by default whoever came first."""
         self._containers: dict[str, ContainerRecord] = {}
         self._ordered: list[ContainerRecord] = []
         self._open: list[tuple[int, str]] = []
-        self._waiters: dict[int, Waiter] = {}
-        self._queue: list[int] = []
-        self._deadlines: list[tuple[float, int]] = []
+        self._line = line if line is not None else FirstCome()
+        self._waiters = Waiters(self._line)
         self._leases: dict[int, LeaseRecord] = {}
         self._counts = Counts()
         self._bound: float = math.inf
@@ -110,25 +44,23 @@ class Ledger:
 
     # -- waiters ------------------------------------------------------------------------------
 
-    def enqueue(self, trajectory: str, now: float, deadline: float) -> tuple[int, list[Command]]:
+    def enqueue(self, request: SlotRequest, now: float, deadline: float) -> tuple[int, list[Command]]:
         """Add a waiter to the queue. Returns its ticket and the commands."""
         ticket = self._number()
-        self._waiters[ticket] = Waiter(ticket, trajectory, now, deadline)
-        self._queue.append(ticket)
-        heapq.heappush(self._deadlines, (deadline, ticket))
+        self._waiters.add(Waiter(ticket, request, now, deadline))
         return ticket, self._settle(now)
 
     def withdraw(self, ticket: int, now: float) -> list[Command]:
         """The waiter has left. A lease being requested for it is released when the container answers."""
-        self._forget(ticket)
-        return self._settle(now)
+        return self._forget(ticket, now) + self._settle(now)
 
-    def dismiss_waiters(self) -> list[int]:
+    def dismiss_waiters(self, now: float) -> tuple[list[int], list[Command]]:
         """Empty the queue (closing, or no container can ever serve); returns the tickets, in order."""
-        tickets = sorted(self._waiters)
+        tickets = sorted(waiter.ticket for waiter in self._waiters.all())
+        commands: list[Command] = []
         for ticket in reversed(tickets):  # from the queue's end: nothing behind it has to move up
-            self._forget(ticket)
-        return tickets
+            commands += self._forget(ticket, now)
+        return tickets, commands
 
     def tick(self, now: float) -> list[Command]:
         """Expire waiters past their deadline."""
@@ -136,30 +68,30 @@ class Ledger:
 
     def next_deadline(self) -> float | None:
         """Time at which tick() is due next; None if nobody waits."""
-        while self._deadlines and self._deadlines[0][1] not in self._waiters:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        return self._waiters.next_deadline()
 
     # -- leases -------------------------------------------------------------------------------
 
-    def confirm(self, lease_id: int, now: float) -> list[Command]:
-        """The container granted the lease."""
+    def confirm(self, lease_id: int, now: float, epoch: int | None = None) -> list[Command]:
+        """The container granted the lease, of this ``epoch`` of the slot if that is of interest."""
         commands = self._expire(now)
         lease = self._leases.get(lease_id)
         if lease is None:  # its container died meanwhile; the waiter is in the queue again
             return commands
+        lease.epoch = epoch
         if lease.ticket is None:
             return commands + self._give_back(lease, LeaseState.released, now)
         lease.move(LeaseState.granted)
-        del self._waiters[lease.ticket]
-        return [*commands, HandOver(lease.ticket, lease_id, lease.container, lease.trajectory)]
+        waiter = self._waiter_of(lease)
+        waiter.confirmed += 1
+        return commands + self._hand_over(waiter) if waiter.complete else commands
 
     def refuse(self, lease_id: int, now: float) -> list[Command]:
         """The container did not grant the lease, or did not answer: the waiter gets its old place back."""
         lease = self._leases.get(lease_id)
         if lease is None:
             return self._settle(now)
-        self._requeue(lease)
+        self._put_back(lease)
         return self._give_back(lease, LeaseState.lost, now) + self._settle(now)
 
     def ticket_of(self, lease_id: int) -> int | None:
@@ -170,7 +102,7 @@ class Ledger:
     def release(self, lease_id: int, now: float) -> list[Command]:
         """The holder is done. No effect on a lease that has already ended."""
         lease = self._leases.get(lease_id)
-        if lease is None or lease.state is not LeaseState.granted:
+        if lease is None or not lease.held:
             return []
         return self._give_back(lease, LeaseState.released, now)
 
@@ -179,6 +111,9 @@ class Ledger:
         lease = self._leases.get(lease_id)
         if lease is None or lease.state is not LeaseState.granted:
             return []
+        if not lease.held:  # its group was not complete yet
+            self._put_back(lease)
+            return self._give_back(lease, LeaseState.lost, now) + self._settle(now)
         error = why or StaleLeaseError(
             f"slot {lease.slot} of {lease.container} is no longer leased to {lease.trajectory!r}: its epoch ended",
             next_step="start the rollout again on a new slot",
@@ -194,6 +129,42 @@ class Ledger:
     def quarantined(self, container_id: str, slot: int, now: float) -> list[Command]:
         """The container could not verify the reset. A container is retired when most of its slots are quarantined."""
         return self._reset_done(container_id, slot, SlotState.quarantined, now)
+
+    def taken(self, container_id: str, slot: int, holder: Holder, now: float) -> list[Command]:
+        """The container has leased a slot that was not requested here: a lease of ours from before a restart, or
+        somebody else's. It counts to the holder's run, and ends as any other."""
+        container = self._containers.get(container_id)
+        if container is None or slot >= len(container.slots):
+            return []
+        if container.slots[slot].state not in (SlotState.free, SlotState.resetting):
+            return []
+        self._adopt(container, container.slots[slot], holder, now)
+        return []
+
+    def reported(
+        self, container_id: str, slot: int, state: SlotState, epoch: int, holder: Holder | None, now: float
+    ) -> list[Command]:
+        """A container that is watched reports a slot, which may be no news. Reports about a slot come in order, but
+        perhaps before the answer to a request of ours. A slot that is being reset is followed by whoever reclaims it.
+        """
+        container = self._containers.get(container_id)
+        if container is None or slot >= len(container.slots):
+            return []
+        record = container.slots[slot]
+        if record.lease is not None:
+            lease = self._leases[record.lease]
+            if lease.epoch is None or epoch < lease.epoch:
+                return []
+            over = epoch > lease.epoch or state not in (SlotState.free, SlotState.leased)
+            return self.stale(lease.id, now) if over else []
+        if record.state is not SlotState.free:
+            return []
+        if state is SlotState.leased and holder is not None:
+            return self.taken(container_id, slot, holder, now)
+        if state in (SlotState.resetting, SlotState.quarantined):
+            self._counts.move_slot(container, record, SlotState.resetting, now)
+            return [Reclaim(container_id, slot, None)]
+        return []
 
     def _reset_done(self, container_id: str, index: int, state: SlotState, now: float) -> list[Command]:
         container = self._containers.get(container_id)
@@ -215,14 +186,19 @@ class Ledger:
             self._stop_leasing(container)
         return []
 
-    def inventory(self, container_id: str, states: Iterable[SlotState], now: float) -> list[Command]:
-        """The container's slots as it reports them; slots in use by others are waited for."""
+    def inventory(
+        self, container_id: str, states: Iterable[SlotState], now: float, holders: Mapping[int, Holder] | None = None
+    ) -> list[Command]:
+        """The container's slots as it reports them. Leased ones are adopted if ``holders`` names their holder;
+        otherwise they are others' and are waited for."""
         container = self._containers.get(container_id)
         if container is None or container.state is not ContainerState.starting:
             return []
         kept = (SlotState.free, SlotState.quarantined)
         self._counts.fill(container, (state if state in kept else SlotState.resetting for state in states), now)
         self._counts.move_container(container, ContainerState.ready)
+        for index, holder in (holders or {}).items():
+            self._adopt(container, container.slots[index], holder, now)
         self._offer(container)
         held = [slot for slot in container.slots if slot.state is SlotState.resetting]
         reclaims = [Reclaim(container_id, slot.index, None) for slot in held]
@@ -301,12 +277,12 @@ class Ledger:
 
     def load(self, now: float) -> Load:
         """Usage and capacity at this moment."""
-        return self._counts.load(len(self._queue), now)
+        return self._counts.load(self._waiters.slots_wanted, now)
 
     @property
     def waiting(self) -> int:
-        """Number of waiters in the queue (without those whose slot is being requested)."""
-        return len(self._queue)
+        """Number of waiters in the queue (without those whose slots are being requested)."""
+        return len(self._waiters)
 
     def leases(self) -> Iterable[LeaseRecord]:
         """Every active lease."""
@@ -314,7 +290,27 @@ class Ledger:
 
     def waiters(self) -> Iterable[Waiter]:
         """Every waiter without an answer, in the queue or with a slot being requested."""
-        return self._waiters.values()
+        return self._waiters.all()
+
+    def waiter(self, ticket: int) -> Waiter | None:
+        """The waiter with this ticket, if it still waits."""
+        return self._waiters.get(ticket)
+
+    def position(self, ticket: int) -> int:
+        """Place of a waiter in the queue: 1 is next, 0: its slots are being requested, or it does not wait."""
+        waiter = self._waiters.get(ticket)
+        return 0 if waiter is None else self._waiters.position(waiter)
+
+    def lease(self, lease_id: int) -> LeaseRecord | None:
+        """The active lease of this number."""
+        return self._leases.get(lease_id)
+
+    def lease_on(self, container_id: str, slot: int) -> LeaseRecord | None:
+        """The active lease on a slot."""
+        container = self._containers.get(container_id)
+        if container is None or slot >= len(container.slots) or (lease := container.slots[slot].lease) is None:
+            return None
+        return self._leases[lease]
 
     def __repr__(self) -> str:
         slots = ", ".join(f"{count} {state}" for state, count in sorted(self.slot_counts().items()))
@@ -323,64 +319,111 @@ class Ledger:
     # -- the rules ----------------------------------------------------------------------------
 
     def _settle(self, now: float) -> list[Command]:
-        """Expire waiters past their deadline, then give free slots to those who waited longest."""
+        """Expire waiters past their deadline, then give free slots to those whose turn it is."""
         commands = self._expire(now)
-        while self._queue and (container := self._lowest_open()) is not None:
-            commands.append(self._grant(self._waiters[self._queue.pop(0)], container, now))
+        while (waiter := self._waiters.next(self._counts.free)) is not None:
+            for position in waiter.missing[: self._counts.free]:
+                commands.append(self._grant(waiter, position, now))
         return commands
 
-    def _grant(self, waiter: Waiter, container: ContainerRecord, now: float) -> Grant:
-        slot = container.lowest_free()
-        lease = LeaseRecord(self._number(), waiter.ticket, waiter.trajectory, slot)
+    def _grant(self, waiter: Waiter, position: int, now: float) -> Grant:
+        container = self._lowest_open()
+        assert container is not None, "a slot is free"
+        slot, request = container.lowest_free(), waiter.request
+        trajectory, tags = request.trajectories[position], request.tags
+        lease = LeaseRecord(self._number(), waiter.ticket, trajectory, slot, tags=tags, position=position)
         self._counts.move_slot(container, slot, SlotState.leased, now)
-        slot.lease = waiter.lease = lease.id
+        slot.lease = lease.id
         self._leases[lease.id] = lease
-        return Grant(lease.id, container.id, slot.index, waiter.trajectory, waiter.deadline)
+        self._waiters.lease_requested(waiter, position, lease.id)
+        return Grant(
+            lease.id,
+            container.id,
+            slot.index,
+            trajectory,
+            waiter.deadline,
+            tags,
+            request.id_of(position),
+            request.ttl_s,
+        )
 
     def _expire(self, now: float) -> list[Command]:
         commands: list[Command] = []
-        while (due := self.next_deadline()) is not None and due <= now:
-            waiter = self._waiters[self._deadlines[0][1]]
-            position = 0 if waiter.lease is not None else bisect_left(self._queue, waiter.ticket) + 1
-            commands.append(Expire(waiter.ticket, position, now - waiter.since))
-            self._forget(waiter.ticket)
+        while (waiter := self._waiters.due(now)) is not None:
+            commands.append(Expire(waiter.ticket, self._waiters.position(waiter), now - waiter.since))
+            commands += self._forget(waiter.ticket, now)
         return commands
 
-    def _forget(self, ticket: int) -> None:
-        waiter = self._waiters.pop(ticket, None)
-        if waiter is None:
-            return
-        if waiter.lease is not None:
-            self._leases[waiter.lease].ticket = None
-        else:
-            del self._queue[bisect_left(self._queue, ticket)]
+    def _forget(self, ticket: int, now: float) -> list[Command]:
+        """The waiter gets nothing (more): what its group has so far is given back."""
+        commands: list[Command] = []
+        waiter = self._waiters.remove(ticket)
+        for lease in self._leases_of(waiter) if waiter is not None else ():
+            lease.ticket = None
+            if lease.held:
+                commands += self._give_back(lease, LeaseState.released, now)
+        return commands
 
-    def _requeue(self, lease: LeaseRecord) -> None:
-        if lease.ticket is not None:
-            self._waiters[lease.ticket].lease = None
-            insort(self._queue, lease.ticket)
+    def _hand_over(self, waiter: Waiter) -> list[Command]:
+        self._waiters.remove(waiter.ticket)
+        commands: list[Command] = []
+        for lease in self._leases_of(waiter):
+            lease.ticket = None
+            commands.append(HandOver(waiter.ticket, lease.id, lease.container, lease.trajectory))
+        return commands
+
+    def _leases_of(self, waiter: Waiter) -> list[LeaseRecord]:
+        return [self._leases[lease] for lease in waiter.leases if lease is not None]
+
+    def _waiter_of(self, lease: LeaseRecord) -> Waiter:
+        waiter = self._waiters.get(lease.ticket) if lease.ticket is not None else None
+        assert waiter is not None, "a lease names its waiter only while that waits"
+        return waiter
+
+    def _put_back(self, lease: LeaseRecord) -> None:
+        """The lease will not be had: its waiter, if it still waits, gets another before anybody else does."""
+        if lease.ticket is None:
+            return
+        waiter = self._waiter_of(lease)
+        waiter.confirmed -= lease.state is LeaseState.granted
+        self._waiters.lease_refused(waiter, lease.position)
+
+    def _adopt(self, container: ContainerRecord, slot: SlotRecord, holder: Holder, now: float) -> None:
+        lease = LeaseRecord(self._number(), None, holder.trajectory, slot, tags=holder.tags, state=LeaseState.granted)
+        lease.epoch = holder.epoch
+        self._counts.move_slot(container, slot, SlotState.leased, now)
+        slot.lease = lease.id
+        self._leases[lease.id] = lease
+        self._line.took(lease.tags.run, lease.tags.kind)
 
     def _give_back(self, lease: LeaseRecord, end: LeaseState, now: float) -> list[Command]:
         """End the lease; its slot is used again only after the container has reset it."""
         lease.move(end)
+        self._line_gets_back(lease)
         del self._leases[lease.id]
         container = self._containers[lease.container]
         slot = container.slots[lease.slot]
         slot.lease = None
         self._counts.move_slot(container, slot, SlotState.resetting, now)
-        return [Reclaim(lease.container, lease.slot, lease.id), *self._retire_if_stuck(container)]
+        return [Reclaim(lease.container, lease.slot, lease.id, lease.epoch), *self._retire_if_stuck(container)]
 
     def _lose_lease(self, lease: LeaseRecord, reason: str) -> list[Command]:
-        held = lease.state is LeaseState.granted
+        held = lease.held
+        self._put_back(lease)
         lease.move(LeaseState.lost)
+        self._line_gets_back(lease)
         if not held:
-            self._requeue(lease)
             return []
         error = ContainerLostError(
             f"container {lease.container} is gone, with slot {lease.slot} of {lease.trajectory!r}: {reason}",
             next_step="start the rollout again on a new slot",
         )
         return [EndLease(lease.id, error)]
+
+    def _line_gets_back(self, lease: LeaseRecord) -> None:
+        """A waiter put back keeps counting its slot as taken: it has had its turn."""
+        if lease.ticket is None:
+            self._line.gave(lease.tags.run, lease.tags.kind)
 
     def _stop_leasing(self, container: ContainerRecord) -> None:
         if container.state is not ContainerState.draining:

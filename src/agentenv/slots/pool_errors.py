@@ -6,7 +6,7 @@ import math
 
 from agentenv.errors import AcquireTimeoutError, ConfigError, SandboxUnavailableError
 from agentenv.slots.backends.base import StartFailed
-from agentenv.slots.ledger import Expire
+from agentenv.slots.commands import Expire
 from agentenv.slots.statistics import PoolStatistics
 from agentenv.wire.base import control_character_in
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic
 
+from agentenv.wire.leases import NO_TAGS, SlotReport, Tags
 from agentenv.wire.states import (
     CONTAINER_MOVES,
     LEASE_MOVES,
@@ -57,19 +59,54 @@ class SlotRecord(_Stateful[SlotState]):
         return f"<Slot {self.container}/{self.index} {self._state}{holder}>"
 
 
-class LeaseRecord(_Stateful[LeaseState]):
-    """One grant of a slot. ``ticket`` is the waiter it is meant for, None once nobody waits for it."""
+@dataclass(frozen=True)
+class Holder:
+    """Whose lease a container reports."""
 
-    __slots__ = ("container", "id", "slot", "ticket", "trajectory")
+    trajectory: str
+    tags: Tags
+    epoch: int
+
+
+def holder_of(report: SlotReport) -> Holder | None:
+    """Whose lease a report shows; None if the slot is not leased."""
+    if report.state is not SlotState.leased or report.trajectory is None or report.tags is None:
+        return None
+    return Holder(report.trajectory, report.tags, report.epoch)
+
+
+class LeaseRecord(_Stateful[LeaseState]):
+    """One grant of a slot. ``ticket`` is the waiter it is meant for, whose trajectory at ``position`` it serves; None
+    once nobody waits for it. ``epoch`` is the slot's, once a container has told it."""
+
+    __slots__ = ("container", "epoch", "id", "position", "slot", "tags", "ticket", "trajectory")
     _moves = LEASE_MOVES
 
-    def __init__(self, lease_id: int, ticket: int, trajectory: str, slot: SlotRecord) -> None:
-        super().__init__(LeaseState.requested)
+    def __init__(
+        self,
+        lease_id: int,
+        ticket: int | None,
+        trajectory: str,
+        slot: SlotRecord,
+        *,
+        tags: Tags = NO_TAGS,
+        position: int = 0,
+        state: LeaseState = LeaseState.requested,
+    ) -> None:
+        super().__init__(state)
         self.id = lease_id
-        self.ticket: int | None = ticket
+        self.ticket = ticket
         self.trajectory = trajectory
+        self.tags = tags
+        self.position = position
         self.container = slot.container
         self.slot = slot.index
+        self.epoch: int | None = None
+
+    @property
+    def held(self) -> bool:
+        """Whether a trajectory has it: granted, and not waiting for the rest of its group."""
+        return self._state is LeaseState.granted and self.ticket is None
 
     def __repr__(self) -> str:
         return f"<Lease {self.id} {self._state} {self.container}/{self.slot} {self.trajectory!r}>"

@@ -21,6 +21,7 @@ class Scaler:
 
     def __init__(self, backend: ContainerBackend, settings: PoolSettings, now: float) -> None:
         self._backend = backend
+        self._settings = settings
         idle_s = settings.idle_containers_after_s
         self._policy = ScalePolicy(
             settings.min_containers,
@@ -36,8 +37,11 @@ class Scaler:
         self.goal = settings.min_containers
         self.slots_per_container = _UNKNOWN_SLOTS
 
-    async def start(self) -> None:
-        """Request the first containers. Raises AgentEnvError."""
+    async def start(self, now: float) -> None:
+        """Request the first containers. The backend is open: what it has found is kept until it is idle. Raises
+        AgentEnvError."""
+        self._changed_at = now
+        self.goal = max(self._settings.min_containers, min(self._settings.max_containers, self._backend.found))
         await self._send_goal()
 
     async def follow(self, ledger: Ledger, now: float) -> None:

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from agentenv.slots.histogram import Buckets, Histogram
 from agentenv.slots.ledger import Ledger
@@ -95,6 +96,21 @@ class Tally:
         self.waits = Durations()
         self.faults: Counter[str] = Counter()
 
+    def counts(self) -> dict[str, Any]:
+        """The fields of a :class:`PoolStatistics` that are counted here."""
+        return {
+            "leases_granted": self.granted,
+            "leases_released": self.released,
+            "leases_lost": self.lost,
+            "reset_p50_s": self.resets.quantile(0.5),
+            "reset_p99_s": self.resets.quantile(0.99),
+            "acquire_wait_p50_s": self.waits.quantile(0.5),
+            "acquire_wait_p99_s": self.waits.quantile(0.99),
+            "resets": self.resets.buckets(),
+            "acquire_waits": self.waits.buckets(),
+            "faults": MappingProxyType(dict(self.faults)),
+        }
+
     def statistics(self, ledger: Ledger, goal_containers: int, max_containers: int) -> PoolStatistics:
         """A snapshot of all counts."""
         return PoolStatistics(
@@ -103,14 +119,5 @@ class Tally:
             waiting=ledger.waiting,
             goal_containers=goal_containers,
             max_containers=max_containers,
-            leases_granted=self.granted,
-            leases_released=self.released,
-            leases_lost=self.lost,
-            reset_p50_s=self.resets.quantile(0.5),
-            reset_p99_s=self.resets.quantile(0.99),
-            acquire_wait_p50_s=self.waits.quantile(0.5),
-            acquire_wait_p99_s=self.waits.quantile(0.99),
-            resets=self.resets.buckets(),
-            acquire_waits=self.waits.buckets(),
-            faults=MappingProxyType(dict(self.faults)),
+            **self.counts(),
         )

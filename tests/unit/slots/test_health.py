@@ -8,8 +8,8 @@ from agentenv.config import ContainerSettings
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.acceptance import unacceptable
 from agentenv.slots.backends.base import StartFailed
+from agentenv.slots.commands import Expire
 from agentenv.slots.container_link import Liveness, Silence
-from agentenv.slots.ledger import Expire
 from agentenv.slots.pool_errors import check_arguments, timeout_error, unavailable_error
 from agentenv.slots.statistics import Durations, PoolStatistics
 from agentenv.wire.server import Proof, ServerInfo

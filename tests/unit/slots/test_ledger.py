@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from agentenv.errors import ContainerLostError, StaleLeaseError
-from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
+from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
+from agentenv.slots.ledger import Ledger
 from agentenv.slots.records import ContainerRecord, LeaseRecord, SlotRecord
+from agentenv.slots.waiters import SlotRequest
 from agentenv.wire.states import (
     CONTAINER_MOVES,
     LEASE_MOVES,
@@ -32,7 +34,7 @@ def _grants(commands: list[Command]) -> list[tuple[str, str, int]]:
 
 def _take(ledger: Ledger, trajectory: str, now: float = 0.0) -> int:
     """Ask and be handed a slot; the lease."""
-    _, commands = ledger.enqueue(trajectory, now, now + 100)
+    _, commands = ledger.enqueue(SlotRequest((trajectory,)), now, now + 100)
     (grant,) = [one for one in commands if isinstance(one, Grant)]
     (handed,) = ledger.confirm(grant.lease, now)
     assert isinstance(handed, HandOver)
@@ -41,7 +43,7 @@ def _take(ledger: Ledger, trajectory: str, now: float = 0.0) -> int:
 
 def test_leases_are_packed_low() -> None:
     ledger = _with(("b", 1, 2), ("a", 0, 2))
-    taken = [_grants(ledger.enqueue(f"t{n}", 0, 10)[1])[0][1:] for n in range(4)]
+    taken = [_grants(ledger.enqueue(SlotRequest((f"t{n}",)), 0, 10)[1])[0][1:] for n in range(4)]
     assert taken == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     assert repr(ledger) == "<Ledger 2 containers, 4 leased, 0 waiting>"
 
@@ -53,14 +55,14 @@ def test_a_freed_low_slot_is_taken_before_a_free_high_one() -> None:
     _take(ledger, "z")
     ledger.release(first, 1.0)
     ledger.freed("a", 0, 1.0)
-    assert _grants(ledger.enqueue("w", 2.0, 10)[1]) == [("w", "a", 0)]
+    assert _grants(ledger.enqueue(SlotRequest(("w",)), 2.0, 10)[1]) == [("w", "a", 0)]
 
 
 def test_waiters_are_served_in_order_and_only_by_clean_slots() -> None:
     ledger = _with(("a", 0, 1))
     lease = _take(ledger, "holder")
-    ledger.enqueue("first", 1, 100)
-    ledger.enqueue("second", 2, 100)
+    ledger.enqueue(SlotRequest(("first",)), 1, 100)
+    ledger.enqueue(SlotRequest(("second",)), 2, 100)
     assert ledger.release(lease, 3) == [Reclaim("a", 0, lease)]
     assert ledger.tick(4) == []
     assert _grants(ledger.freed("a", 0, 5)) == [("first", "a", 0)]
@@ -69,8 +71,8 @@ def test_waiters_are_served_in_order_and_only_by_clean_slots() -> None:
 
 def test_a_refused_waiter_keeps_its_place() -> None:
     ledger = _with(("a", 0, 1))
-    _, commands = ledger.enqueue("first", 0, 100)
-    ledger.enqueue("second", 0, 100)
+    _, commands = ledger.enqueue(SlotRequest(("first",)), 0, 100)
+    ledger.enqueue(SlotRequest(("second",)), 0, 100)
     grant = commands[0]
     assert isinstance(grant, Grant)
     assert ledger.refuse(grant.lease, 1) == [Reclaim("a", 0, grant.lease)]
@@ -79,8 +81,8 @@ def test_a_refused_waiter_keeps_its_place() -> None:
 
 def test_who_leaves_while_its_slot_is_asked_for_leaves_nothing_behind() -> None:
     ledger = _with(("a", 0, 1))
-    ticket, commands = ledger.enqueue("gone", 0, 100)
-    ledger.enqueue("next", 0, 100)
+    ticket, commands = ledger.enqueue(SlotRequest(("gone",)), 0, 100)
+    ledger.enqueue(SlotRequest(("next",)), 0, 100)
     grant = commands[0]
     assert isinstance(grant, Grant)
     assert ledger.withdraw(ticket, 1) == []
@@ -92,8 +94,8 @@ def test_who_leaves_while_its_slot_is_asked_for_leaves_nothing_behind() -> None:
 def test_a_waiter_expires_with_its_position_and_is_never_granted_afterwards() -> None:
     ledger = _with(("a", 0, 1))
     lease = _take(ledger, "holder")
-    ledger.enqueue("long", 0, 100)
-    ticket, _ = ledger.enqueue("short", 1, 5)
+    ledger.enqueue(SlotRequest(("long",)), 0, 100)
+    ticket, _ = ledger.enqueue(SlotRequest(("short",)), 1, 5)
     assert ledger.next_deadline() == 5
     assert ledger.tick(4.99) == []
     assert ledger.tick(5.0) == [Expire(ticket, 2, 4.0)]
@@ -103,7 +105,7 @@ def test_a_waiter_expires_with_its_position_and_is_never_granted_afterwards() ->
 
 def test_a_confirmation_at_the_deadline_comes_too_late() -> None:
     ledger = _with(("a", 0, 1))
-    ticket, commands = ledger.enqueue("late", 0, 5)
+    ticket, commands = ledger.enqueue(SlotRequest(("late",)), 0, 5)
     grant = commands[0]
     assert isinstance(grant, Grant)
     assert ledger.confirm(grant.lease, 5.0) == [Expire(ticket, 0, 5.0), Reclaim("a", 0, grant.lease)]
@@ -112,7 +114,7 @@ def test_a_confirmation_at_the_deadline_comes_too_late() -> None:
 def test_a_lost_container_ends_leases_and_puts_waiters_back() -> None:
     ledger = _with(("a", 0, 2))
     held = _take(ledger, "holder")
-    _, commands = ledger.enqueue("asking", 0, 100)
+    _, commands = ledger.enqueue(SlotRequest(("asking",)), 0, 100)
     grant = commands[0]
     assert isinstance(grant, Grant)
     (ended,) = ledger.lose("a", "killed", 1)
@@ -132,7 +134,7 @@ def test_suspect_takes_no_new_leases_and_keeps_its_old() -> None:
     ledger = _with(("a", 0, 2))
     held = _take(ledger, "holder")
     ledger.suspect("a")
-    assert _grants(ledger.enqueue("new", 0, 100)[1]) == []
+    assert _grants(ledger.enqueue(SlotRequest(("new",)), 0, 100)[1]) == []
     assert [lease.id for lease in ledger.leases()] == [held]
     assert _grants(ledger.recovered("a", 1)) == [("new", "a", 1)]
 
@@ -152,7 +154,7 @@ def test_a_draining_container_takes_no_new_leases_and_never_returns() -> None:
     ledger.drain("a")
     ledger.drain("a")
     assert ledger.recovered("a", 1) == []
-    assert _grants(ledger.enqueue("new", 0, 100)[1]) == []
+    assert _grants(ledger.enqueue(SlotRequest(("new",)), 0, 100)[1]) == []
     assert ledger.container_counts() == {ContainerState.draining: 1}
 
 
@@ -172,7 +174,7 @@ def test_mostly_quarantined_containers_are_retired_once_empty() -> None:
     for slot, lease in enumerate(leases[:2]):
         ledger.release(lease, 1)
         assert not any(isinstance(one, Retire) for one in ledger.quarantined("a", slot, 1))
-    assert _grants(ledger.enqueue("new", 1, 100)[1]) == []
+    assert _grants(ledger.enqueue(SlotRequest(("new",)), 1, 100)[1]) == []
     ledger.release(leases[2], 2)
     assert ledger.freed("a", 2, 2) == [Retire("a", "2 of 3 slots are quarantined")]
 

@@ -9,12 +9,37 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
+from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.counts import LONGEST_FREEING_S
-from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
+from agentenv.slots.ledger import Ledger
+from agentenv.slots.line import Ask, FirstCome
+from agentenv.slots.records import Holder
+from agentenv.slots.waiters import SlotRequest
+from agentenv.wire.leases import RunKind, Tags
 from agentenv.wire.states import ContainerState, LeaseState, SlotState
 
 FOUND = (SlotState.free,) * 4 + (SlotState.leased, SlotState.resetting, SlotState.quarantined)
 BUSY = (SlotState.leased, SlotState.resetting)
+
+
+GUEST = Holder("guest", Tags(run="guest"), epoch=1)
+
+
+class CountingLine(FirstCome):
+    """Counts the slots that its runs hold."""
+
+    held = 0
+
+    def pick(self, free: int) -> Ask | None:
+        ask = super().pick(free)
+        self.held += 0 if ask is None else ask.slots
+        return ask
+
+    def took(self, run: str, kind: RunKind, slots: int = 1) -> None:
+        self.held += slots
+
+    def gave(self, run: str, kind: RunKind, slots: int = 1) -> None:
+        self.held -= slots
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -24,11 +49,16 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger()
+        self.line = CountingLine()
+        self.ledger = Ledger(self.line)
         self.now = 0.0
         self.started = 0
         self.asked: dict[int, float] = {}
         """Unanswered tickets and their deadlines."""
+        self.sizes: dict[int, int] = {}
+        """How many slots each ticket asked for."""
+        self.gathered: dict[int, Grant] = {}
+        """Leases that a container granted and whose group is not complete."""
         self.asking: dict[int, Grant] = {}
         """Leases under way at a container."""
         self.held: dict[int, tuple[str, int]] = {}
@@ -44,14 +74,18 @@ class LedgerMachine(RuleBasedStateMachine):
     # -- performing, as the pool would ---------------------------------------------------------
 
     def perform(self, commands: Iterable[Command]) -> None:
+        commands = list(commands)
+        whole = Counter(command.ticket for command in commands if isinstance(command, HandOver))
+        assert all(self.sizes[ticket] == leases for ticket, leases in whole.items()), "a part of a group"
+        for ticket in whole:
+            assert self.asked.pop(ticket) > self.now, "handed over at or after the deadline"
         for command in commands:
             match command:
                 case Grant():
                     self.check_grant(command)
                     self.asking[command.lease] = command
-                case HandOver(ticket, lease, container, _):
-                    assert self.asked.pop(ticket) > self.now, "handed over at or after the deadline"
-                    grant = self.asking.pop(lease)
+                case HandOver(_, lease, container, _):
+                    grant = self.gathered.pop(lease)
                     assert grant.container == container
                     self.held[lease] = (container, grant.slot)
                     if not self.accepting:
@@ -66,18 +100,19 @@ class LedgerMachine(RuleBasedStateMachine):
                     self.dirty.add((container, slot))
                     self.dirty_since[container, slot] = self.now
                     self.asking.pop(lease or -1, None)
+                    self.gathered.pop(lease or -1, None)
                 case Retire(container, _):
                     self.lose(container)
 
     def check_grant(self, grant: Grant) -> None:
         where = (grant.container, grant.slot)
         assert where not in self.held.values(), "a slot has two leases"
-        assert where not in {(one.container, one.slot) for one in self.asking.values()}
+        assert where not in {(one.container, one.slot) for one in (*self.asking.values(), *self.gathered.values())}
         assert where not in self.dirty, "leased before its container said it was clean"
         assert grant.deadline > self.now
-        served = next(waiter.ticket for waiter in self.ledger.waiters() if waiter.lease == grant.lease)
-        waiting = [waiter.ticket for waiter in self.ledger.waiters() if waiter.lease is None]
-        assert all(served < ticket for ticket in waiting), "somebody who asked later was served first"
+        served = next(waiter.ticket for waiter in self.ledger.waiters() if grant.lease in waiter.leases)
+        waiting = [waiter.ticket for waiter in self.ledger.waiters() if waiter.missing]
+        assert all(served <= ticket for ticket in waiting), "somebody who asked later was served first"
         container = next(one for one in self.ledger.containers() if one.id == grant.container)
         assert container.state is ContainerState.ready, "a new lease on a container that is not ready"
         assert container.index < self.bound, "a new lease on a container that is to go"
@@ -89,6 +124,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ended = {one.lease for one in commands if isinstance(one, EndLease)}
         assert ended == {lease for lease, where in self.held.items() if where[0] == container}
         self.asking = {lease: one for lease, one in self.asking.items() if one.container != container}
+        self.gathered = {lease: one for lease, one in self.gathered.items() if one.container != container}
         self.perform(commands)
 
     def let_go(self, lease: int) -> None:
@@ -106,10 +142,12 @@ class LedgerMachine(RuleBasedStateMachine):
         self.perform(self.ledger.inventory(name, slots, self.now))
         return name
 
-    @rule(patience=st.floats(0.1, 8))
-    def ask(self, patience: float) -> None:
-        ticket, commands = self.ledger.enqueue("t", self.now, self.now + patience)
+    @rule(patience=st.floats(0.1, 8), size=st.sampled_from([1, 1, 2, 3]))
+    def ask(self, patience: float, size: int) -> None:
+        request = SlotRequest(tuple(f"t{number}" for number in range(size)))
+        ticket, commands = self.ledger.enqueue(request, self.now, self.now + patience)
         self.asked[ticket] = self.now + patience
+        self.sizes[ticket] = size
         self.perform(commands)
 
     @precondition(lambda self: self.asked)
@@ -124,19 +162,47 @@ class LedgerMachine(RuleBasedStateMachine):
     def answer(self, data: st.DataObject, yes: bool, accepting: bool) -> None:
         lease = data.draw(st.sampled_from(sorted(self.asking)))
         self.accepting = accepting
-        self.perform(self.ledger.confirm(lease, self.now) if yes else self.ledger.refuse(lease, self.now))
+        if yes:
+            self.gathered[lease] = self.asking.pop(lease)
+            self.perform(self.ledger.confirm(lease, self.now))
+        else:
+            self.perform(self.ledger.refuse(lease, self.now))
         self.accepting = True
+
+    @rule(container=containers, slot=st.integers(0, 3))
+    def taken_by_others(self, container: str, slot: int) -> None:
+        """Somebody leases a slot beside us: it becomes a lease that we only watch."""
+        known = next((one for one in self.ledger.containers() if one.id == container), None)
+        able = known is not None and slot < len(known.slots) and known.slots[slot].state in (
+            SlotState.free, SlotState.resetting
+        )  # fmt: skip
+        self.perform(self.ledger.taken(container, slot, GUEST, self.now))
+        if able:
+            self.dirty.discard((container, slot))
+            lease = self.ledger.lease_on(container, slot)
+            assert lease is not None
+            assert lease.held
+            self.held[lease.id] = (container, slot)
 
     @rule(lease=st.integers(0, 60))
     def late_answer(self, lease: int) -> None:
         """An answer to a lease that is no longer asked for changes nothing."""
-        if lease not in self.asking:
+        if lease not in self.asking and lease not in self.gathered:
             self.perform(self.ledger.tick(self.now))
             before = self.snapshot()
             if lease not in self.held:
                 self.perform(self.ledger.refuse(lease, self.now))
             self.perform(self.ledger.confirm(lease, self.now) if lease not in self.held else [])
             assert self.snapshot() == before
+
+    @precondition(lambda self: self.gathered)
+    @rule(data=st.data())
+    def end_while_gathering(self, data: st.DataObject) -> None:
+        """A lease ends while its group waits for the others: nobody had it, another takes its place."""
+        lease = data.draw(st.sampled_from(sorted(self.gathered)))
+        commands = self.ledger.stale(lease, self.now)
+        assert not [command for command in commands if isinstance(command, EndLease)]
+        self.perform(commands)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), stale=st.booleans())
@@ -194,7 +260,7 @@ class LedgerMachine(RuleBasedStateMachine):
     # -- what must be true at every moment -----------------------------------------------------
 
     def snapshot(self) -> tuple[object, ...]:
-        return (repr(self.ledger), dict(self.held), set(self.asking), dict(self.asked))
+        return (repr(self.ledger), dict(self.held), set(self.asking), set(self.gathered), dict(self.asked))
 
     @invariant()
     def nobody_is_forgotten(self) -> None:
@@ -203,7 +269,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def leases_agree(self) -> None:
         leases = {lease.id: lease for lease in self.ledger.leases()}
-        assert set(leases) == set(self.held) | set(self.asking)
+        assert set(leases) == set(self.held) | set(self.asking) | set(self.gathered)
         for lease_id, where in self.held.items():
             assert (leases[lease_id].container, leases[lease_id].slot) == where
             assert leases[lease_id].state is LeaseState.granted
@@ -221,7 +287,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert container.free == (states[SlotState.free] if container.state is ContainerState.ready else 0)
             assert (container.idle_since is None) == (container.busy > 0 or not container.slots)
         assert self.ledger.slot_counts() == dict(found)
-        assert found[SlotState.leased] == len(self.held) + len(self.asking)
+        assert found[SlotState.leased] == len(self.held) + len(self.asking) + len(self.gathered)
         assert found[SlotState.resetting] == len(self.dirty)
         assert {one.id for one in self.ledger.containers()} == self.alive
         assert self.ledger.container_counts() == dict(Counter(one.state for one in self.ledger.containers()))
@@ -229,9 +295,9 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def the_load_is_what_the_slots_are(self) -> None:
         load, containers = self.ledger.load(self.now), self.ledger.containers()
-        assert load.waiting == self.ledger.waiting
+        assert load.waiting == sum(len(waiter.missing) for waiter in self.ledger.waiters())
         assert load.free == sum(container.free for container in containers)
-        assert load.leased == len(self.held) + len(self.asking)
+        assert load.leased == len(self.held) + len(self.asking) + len(self.gathered)
         assert load.freeing + load.stuck == len(self.dirty)
         young = {where for where, since in self.dirty_since.items() if self.now - since < LONGEST_FREEING_S}
         leasing = {container.id for container in containers if container.state is ContainerState.ready}
@@ -240,9 +306,18 @@ class LedgerMachine(RuleBasedStateMachine):
         assert load.draining == sum(container.leaving for container in containers)
 
     @invariant()
-    def nobody_waits_beside_a_free_slot(self) -> None:
-        if self.ledger.waiting:
-            assert not any(container.free for container in self.ledger.containers())
+    def nobody_waits_beside_enough_free_slots(self) -> None:
+        waiting = [waiter for waiter in self.ledger.waiters() if waiter.missing]
+        if waiting:
+            first = min(waiting, key=lambda waiter: waiter.ticket)
+            free = sum(container.free for container in self.ledger.containers())
+            assert free < (1 if first.served else len(first.leases))
+
+    @invariant()
+    def the_line_knows_what_its_runs_hold(self) -> None:
+        ours = sum(lease.ticket is None for lease in self.ledger.leases())
+        getting = sum(len(waiter.leases) for waiter in self.ledger.waiters() if waiter.served)
+        assert self.line.held == ours + getting
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

@@ -6,9 +6,11 @@ import pytest
 
 from agentenv.config import PoolSettings
 from agentenv.errors import ConnectionLostError
+from agentenv.slots.commands import Grant
 from agentenv.slots.counts import FREEING_S
-from agentenv.slots.ledger import Grant, Ledger
+from agentenv.slots.ledger import Ledger
 from agentenv.slots.scaler import Scaler
+from agentenv.slots.waiters import SlotRequest
 from agentenv.wire.states import ContainerState, SlotState
 from benchmarks.farmsim.backend import NowhereBackend
 
@@ -22,7 +24,7 @@ def _ledger(containers: int, slots: int = 2) -> Ledger:
 
 
 def _take(ledger: Ledger, now: float) -> Grant:
-    (grant,) = [one for one in ledger.enqueue("t", now, now + 1_000)[1] if isinstance(one, Grant)]
+    (grant,) = [one for one in ledger.enqueue(SlotRequest(("t",)), now, now + 1_000)[1] if isinstance(one, Grant)]
     ledger.confirm(grant.lease, now)
     return grant
 
@@ -81,7 +83,8 @@ def test_a_container_that_starts_beyond_the_goal_takes_no_leases() -> None:
 class Backend(NowhereBackend):
     """Notes what it is told, while it can be reached."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: int = 0) -> None:
+        self.found = found
         self.told: list[int] = []
         self.down = False
 
@@ -93,11 +96,11 @@ class Backend(NowhereBackend):
 
 async def test_containers_drained_while_the_backend_was_away_are_replaced_when_it_is_back() -> None:
     """Else they would count as coming for ever, and never come."""
-    backend = Backend()
+    backend = Backend(found=4)
     settings = PoolSettings(min_containers=1, max_containers=4, idle_containers_after_s=10)
     scaler = Scaler(backend, settings, 0.0)
-    scaler.slots_per_container, scaler.goal = 2, 4
-    await scaler.start()
+    scaler.slots_per_container = 2
+    await scaler.start(0.0)
     ledger = _ledger(4)
     await scaler.follow(ledger, 1.0)
     backend.down = True
@@ -105,7 +108,7 @@ async def test_containers_drained_while_the_backend_was_away_are_replaced_when_i
         await scaler.follow(ledger, 20.0)
     assert ledger.container_counts() == {ContainerState.ready: 1, ContainerState.draining: 3}
     for number in range(4):
-        ledger.enqueue(f"t{number}", 21.0, 1_000.0)
+        ledger.enqueue(SlotRequest((f"t{number}",)), 21.0, 1_000.0)
     ledger.lose("c3", "by itself", 21.0)
     with pytest.raises(ConnectionLostError):
         await scaler.follow(ledger, 22.0)
@@ -119,7 +122,33 @@ async def test_containers_drained_while_the_backend_was_away_are_replaced_when_i
 async def test_nothing_is_told_twice() -> None:
     backend = Backend()
     scaler = Scaler(backend, PoolSettings(min_containers=2), 0.0)
-    await scaler.start()
+    await scaler.start(0.0)
     for second in range(5):
         await scaler.follow(_ledger(2), float(second))
     assert backend.told == [2]
+
+
+@pytest.mark.parametrize(("found", "told"), [(0, 2), (3, 3), (9, 4)])
+async def test_what_is_found_is_kept_within_the_bounds(found: int, told: int) -> None:
+    backend = Backend(found)
+    scaler = Scaler(backend, PoolSettings(min_containers=2, max_containers=4), 0.0)
+    await scaler.start(0.0)
+    assert (backend.told, scaler.goal) == ([told], told)
+
+
+async def test_what_is_found_goes_when_it_has_been_idle_for_as_long_as_any_other() -> None:
+    """The time before the backend was open does not count: a standby may have waited for hours."""
+    backend = Backend(found=3)
+    settings = PoolSettings(min_containers=1, max_containers=4, idle_containers_after_s=10)
+    scaler, ledger = Scaler(backend, settings, -10_000.0), _ledger(0)
+    scaler.slots_per_container = 2
+    await scaler.start(0.0)
+    await scaler.follow(ledger, 9.0)
+    assert backend.told == [3], "they have not answered yet"
+    for index in range(3):
+        ledger.started(f"c{index}", index)
+        ledger.inventory(f"c{index}", [SlotState.free] * 2, 9.5)
+    await scaler.follow(ledger, 19.0)
+    assert backend.told == [3]
+    await scaler.follow(ledger, 20.0)
+    assert backend.told == [3, 1]

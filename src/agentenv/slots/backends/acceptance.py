@@ -1,9 +1,18 @@
-"""Whether a started container may be used: the checks of every backend with real containers."""
+"""Whether a started container may be used: the checks of backends with real containers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
 from agentenv.config import ContainerSettings
+from agentenv.containers.control import ContainerControl
+from agentenv.containers.handle import ContainerHandle
+from agentenv.errors import ProtocolError
 from agentenv.slots.backends.base import StartFailed
+from agentenv.slots.backends.fleet import StartFailedError
 from agentenv.wire.server import ServerInfo
 
 ACCEPT_USER = (
@@ -41,3 +50,28 @@ def unacceptable(info: ServerInfo, settings: ContainerSettings) -> StartFailed |
             foreign=True,
         )
     return None
+
+
+def local_handle(
+    ready: Mapping[str, Any], container: str, index: int, token: str, settings: ContainerSettings
+) -> ContainerHandle:
+    """The address of a container on this machine, from its `ready` event."""
+    return ContainerHandle(
+        id=container,
+        index=index,
+        base_url=f"http://127.0.0.1:{ready['port']}",
+        token=token,
+        slots=settings.slots_per_container,
+    )
+
+
+async def shake_hands(
+    handle: ContainerHandle, session: aiohttp.ClientSession | None, settings: ContainerSettings, timeout_s: float
+) -> None:
+    """Check a container on this machine that says it is ready. Raises StartFailedError, ConnectionLostError."""
+    try:
+        server = await ContainerControl(handle, session).info(timeout_s=timeout_s)
+    except ProtocolError as error:
+        raise StartFailedError(StartFailed(error.message, error.next_step, permanent=True)) from error
+    if (refused := unacceptable(server, settings)) is not None:
+        raise StartFailedError(refused)

@@ -18,12 +18,15 @@ class AttachedBackend:
     """
 
     name = "attached"
+    found = 0
+    generation = 0
 
     def __init__(self, handles: Sequence[ContainerHandle]) -> None:
         self._handles = {handle.id: handle for handle in handles}
         self._events: asyncio.Queue[ContainerEvent | None] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
+        self.found = len(self._handles)
         for handle in self._handles.values():
             self._events.put_nowait(ContainerStarted(handle))
         return self

@@ -69,6 +69,14 @@ class ContainerBackend(Protocol):
 
     name: str
 
+    @property
+    def found(self) -> int:
+        """Containers that were running already when it was opened: the smallest goal that keeps them all. 0 before."""
+
+    @property
+    def generation(self) -> int:
+        """While open: larger than that of anybody who controlled these containers before. 0: nobody else can."""
+
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(

@@ -1,4 +1,4 @@
-"""Keeps the requested number of containers running: shared by the local and the fake backend.
+"""Keeps the requested number of containers running: shared by the local backends and the fake one.
 
 One keeper task per index starts its container, waits for its end, reports, and starts the next one. Scaling down
 cancels the keepers of the highest indices; a stop is always completed.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Protocol
 
 from agentenv.backoff import pause_s
@@ -61,6 +61,7 @@ class Fleet:
         self._leaving: set[asyncio.Task[None]] = set()
         self._events: asyncio.Queue[ContainerEvent | None] = asyncio.Queue()
         self._closed = False
+        self._left = False
 
     def scale(self, count: int) -> None:
         """Make ``count`` the goal."""
@@ -75,6 +76,12 @@ class Fleet:
         for index in range(count):
             if index not in self._keepers:
                 self._hire(index)
+
+    def adopt(self, indices: Iterable[int]) -> None:
+        """Keep the containers of these indices until the first :meth:`scale`: ``start`` returns ones that run
+        already."""
+        for index in indices:
+            self._hire(index)
 
     def _hire(self, index: int) -> None:
         keeper = self._keepers[index] = asyncio.create_task(self._keep(index), name=f"keep container {index}")
@@ -109,6 +116,12 @@ class Fleet:
         self.scale(0)
         self._closed = True
         await finish(asyncio.create_task(self._empty()))
+
+    async def leave(self) -> None:
+        """Let go of every container, running or starting, and end events(). Stops that have begun are completed.
+        May be repeated; completes even when cancelled."""
+        self._left = True
+        await self.aclose()
 
     async def _empty(self) -> None:
         while self._leaving:
@@ -161,12 +174,17 @@ class Fleet:
         finally:
             ended.cancel()
             del self._replacing[container]
-            if not dead:
-                self._events.put_nowait(ContainerDraining(container, reason))
-            try:
-                await finish(asyncio.create_task(running.stop(reason), name=f"stop {container}"))
-            finally:
-                self._events.put_nowait(ContainerGone(container, reason))
+            if dead or wish.done() or not self._left:
+                await self._stop(running, reason, dead=dead)
+
+    async def _stop(self, running: Running, reason: str, *, dead: bool) -> None:
+        container = running.handle.id
+        if not dead:
+            self._events.put_nowait(ContainerDraining(container, reason))
+        try:
+            await finish(asyncio.create_task(running.stop(reason), name=f"stop {container}"))
+        finally:
+            self._events.put_nowait(ContainerGone(container, reason))
 
 
 async def _end_of(ended: asyncio.Task[str]) -> str:
@@ -182,6 +200,16 @@ class FleetBackend:
     """Base class of backends that start and watch containers themselves. Open once ``_fleet`` is set."""
 
     _fleet: Fleet | None = None
+
+    @property
+    def found(self) -> int:
+        """See :class:`ContainerBackend`."""
+        return 0
+
+    @property
+    def generation(self) -> int:
+        """See :class:`ContainerBackend`."""
+        return 0
 
     async def scale(self, count: int) -> None:
         """See :class:`ContainerBackend`."""

@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import aiohttp
 
-from agentenv import shipped
-from agentenv.config import ContainerSettings, isolation_here, launch_environment, state_dir
-from agentenv.containers.control import ContainerControl
+from agentenv.config import ContainerSettings, isolation_here, state_dir
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
-from agentenv.errors import ProtocolError, SandboxUnavailableError
+from agentenv.errors import SandboxUnavailableError
 from agentenv.run_files import RunFile, remove_if_dead
-from agentenv.sandbox.supervisor.sweep import sweep_container
-from agentenv.slots.backends.acceptance import unacceptable
+from agentenv.slots.backends.acceptance import local_handle, shake_hands
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import Fleet, FleetBackend, Running, StartFailedError
+from agentenv.slots.backends.local_files import sweep_left, write_private
 from agentenv.slots.backends.local_process import LocalProcess
 from agentenv.tasks import finish
 from agentenv.wire.spec import SandboxSpec
 
 _STARTS_AT_ONCE = 2
 """Containers started at once. A start makes every slot of a container; more at a time would only delay each of them."""
-
-
-_SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
 
 
 class LocalBackend(FleetBackend):
@@ -100,8 +93,9 @@ class LocalBackend(FleetBackend):
         process = None
         try:
             async with asyncio.timeout(self._start_timeout_s):
-                process = await LocalProcess.launch(container_id, spec, _environment())
-                handle = await self._shake_hands(process, container_id, index, token)
+                process = await LocalProcess.launch(container_id, spec)
+                handle = local_handle(await process.ready(), container_id, index, token, self._settings)
+                await shake_hands(handle, self._session, self._settings, self._start_timeout_s)
         except BaseException as error:
             if process is not None:
                 await finish(asyncio.create_task(process.stop(self._stop_grace_s)))
@@ -114,23 +108,6 @@ class LocalBackend(FleetBackend):
         container = self._running[container_id] = _LocalContainer(self, process, handle)
         return container
 
-    async def _shake_hands(self, process: LocalProcess, container_id: str, index: int, token: str) -> ContainerHandle:
-        ready = await process.ready()
-        handle = ContainerHandle(
-            id=container_id,
-            index=index,
-            base_url=f"http://127.0.0.1:{ready['port']}",
-            token=token,
-            slots=self._settings.slots_per_container,
-        )
-        try:
-            server = await ContainerControl(handle, self._session).info(timeout_s=self._start_timeout_s)
-        except ProtocolError as error:
-            raise StartFailedError(StartFailed(error.message, error.next_step, permanent=True)) from error
-        if (refused := unacceptable(server, self._settings)) is not None:
-            raise StartFailedError(refused)
-        return handle
-
     async def stop_container(self, container: _LocalContainer) -> None:
         """For the container object: end its process, remove its files."""
         assert self._launch is not None
@@ -139,7 +116,7 @@ class LocalBackend(FleetBackend):
         finally:
             self._running.pop(container.handle.id, None)
             self._launch.remove(container.handle.id)
-            await asyncio.to_thread(_sweep_left, self._launch.data_dir / container.handle.id)
+            await asyncio.to_thread(sweep_left, self._launch.data_dir / container.handle.id)
 
     def __repr__(self) -> str:
         return f"<LocalBackend {len(self._running)} containers>"
@@ -190,18 +167,10 @@ class LaunchDirectory:
         """Write token (mode 0600) and spec; the spec's path. Raises StartFailedError (the disk is full), and then
         leaves neither."""
         try:
-            for path, text in ((Path(spec.token_file), token), (self._spec_file(spec.container), spec.to_json())):
-                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                    file.write(text)
-        except OSError as error:
+            write_private({Path(spec.token_file): token, self._spec_file(spec.container): spec.to_json()})
+        except StartFailedError:
             self.remove(spec.container)
-            raise StartFailedError(
-                StartFailed(
-                    f"cannot write to {self._path}: {error.strerror}",
-                    next_step="free some space there, or set AGENTENV_STATE_DIR to a directory with room",
-                    permanent=True,
-                )
-            ) from error
+            raise
         return self._spec_file(spec.container)
 
     def remove(self, container_id: str) -> None:
@@ -215,22 +184,3 @@ class LaunchDirectory:
     def close(self) -> None:
         """Remove the directory. Repeatable."""
         self._own.close()
-
-
-def _sweep_left(directory: Path) -> None:
-    """Remove the cgroups and the directory of a container that was killed; after an orderly end there is nothing to
-    remove.
-
-    Waits a few seconds for its lock, which its supervisor holds until the kernel has ended it.
-    """
-    until_s = time.monotonic() + _SWEEP_WITHIN_S
-    while directory.exists() and time.monotonic() < until_s:
-        if sweep_container(directory) is None:
-            time.sleep(_SWEEP_PAUSE_S)
-
-
-def _environment() -> dict[str, str]:
-    """The child must import this very package, installed or not."""
-    env = launch_environment()
-    package = str(shipped.PACKAGE.parent)
-    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (package, env.get("PYTHONPATH"))))}

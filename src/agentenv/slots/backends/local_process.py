@@ -10,11 +10,11 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from agentenv.config import cache_dir
+from agentenv import shipped
+from agentenv.config import cache_dir, launch_environment
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import StartFailedError
 from agentenv.wire.signals import signal_name
@@ -39,21 +39,15 @@ class LocalProcess:
         )
 
     @classmethod
-    async def launch(cls, name: str, spec: Path, env: Mapping[str, str]) -> Self:
+    async def launch(cls, name: str, spec: Path) -> Self:
         """Start the process. Raises OSError."""
         # A session of its own: Ctrl-C in our terminal is turned into an orderly stop by us.
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "agentenv.sandbox",
-            str(spec),
-            "--lifeline",
-            "--cache",
-            str(cache_dir()),
+            *container_command(spec, "--lifeline"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=env,
+            env=container_environment(),
             start_new_session=True,
         )
         return cls(name, process)
@@ -138,3 +132,15 @@ class LocalProcess:
     def __repr__(self) -> str:
         state = "running" if self._process.returncode is None else f"exited {self._process.returncode}"
         return f"<LocalProcess {self._name} pid {self.pid} {state}>"
+
+
+def container_command(spec: Path, option: str) -> list[str]:
+    """The command that starts a container."""
+    return [sys.executable, "-m", "agentenv.sandbox", str(spec), option, "--cache", str(cache_dir().absolute())]
+
+
+def container_environment() -> dict[str, str]:
+    """Its environment: it must import this very package, installed or not."""
+    env = launch_environment()
+    package = str(shipped.PACKAGE.parent)
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (package, env.get("PYTHONPATH"))))}

@@ -35,6 +35,14 @@ async def test_a_guest_leases_and_leaves_the_container_as_it_was(owner: FakeBack
         assert pool.statistics().leased == 1
 
 
+async def test_what_is_attached_is_what_was_found(owner: FakeBackend) -> None:
+    assert owner.found == 0
+    backend = AttachedBackend(owner.containers)
+    assert backend.found == 0
+    async with backend:
+        assert backend.found == 1
+
+
 async def test_two_guests_share_a_container_and_never_a_slot(owner: FakeBackend) -> None:
     async with (
         SlotPool(AttachedBackend(owner.containers), ONE) as first,

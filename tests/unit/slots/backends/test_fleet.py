@@ -236,3 +236,60 @@ async def test_a_keeper_that_fails_says_so_and_another_takes_its_place(
         assert "a mistake" in failed.reason
         assert isinstance(await anext(events), ContainerStarted)
     await made.aclose()
+
+
+async def test_leaving_stops_nothing_and_ends_the_events(yard: Yard) -> None:
+    made = Fleet(yard.start, starts_at_once=1)
+    events = made.events()
+    made.scale(2)
+    async with asyncio.timeout(20):
+        assert [type(await anext(events)) for _ in range(2)] == [ContainerStarted] * 2
+        await made.leave()
+        await made.leave()
+        assert [event async for event in events] == []
+    assert not any(thing.stopped for thing in yard.things)
+    made.scale(3)
+    assert len(yard.things) == 2
+
+
+async def test_a_stop_that_has_begun_is_completed_by_leaving(yard: Yard) -> None:
+    made = Fleet(yard.start, starts_at_once=1)
+    events = made.events()
+    made.scale(2)
+    async with asyncio.timeout(20):
+        top = [event.handle.id for event in [await anext(events), await anext(events)]][1]  # type: ignore[union-attr]
+        yard.things[1].may_stop.clear()
+        made.scale(1)
+        assert await anext(events) == ContainerDraining(top, "scaled down")
+        leaving = asyncio.create_task(made.leave())
+        await asyncio.sleep(0)
+        assert not leaving.done()
+        yard.things[1].may_stop.set()
+        await leaving
+        assert [event async for event in events] == [ContainerGone(top, "scaled down")]
+    assert [thing.stopped for thing in yard.things] == [False, True]
+
+
+async def test_what_was_replaced_is_stopped_although_the_fleet_is_left(yard: Yard) -> None:
+    made = Fleet(yard.start, starts_at_once=1)
+    events = made.events()
+    made.scale(1)
+    async with asyncio.timeout(20):
+        assert isinstance(await anext(events), ContainerStarted)
+        made.replace("thing-0", "broken")
+        await made.leave()
+    assert yard.things[0].stopped
+
+
+async def test_adopted_indices_are_kept_until_the_first_goal(yard: Yard) -> None:
+    made = Fleet(yard.start, starts_at_once=1)
+    events = made.events()
+    made.adopt([0, 3])
+    async with asyncio.timeout(20):
+        started = [await anext(events), await anext(events)]
+        assert [event.handle.index for event in started] == [0, 3]  # type: ignore[union-attr]
+        made.scale(2)
+        later = [await anext(events) for _ in range(3)]
+    assert ContainerGone("thing-1", "scaled down") in later
+    assert [event.handle.index for event in later if isinstance(event, ContainerStarted)] == [1]
+    await made.aclose()

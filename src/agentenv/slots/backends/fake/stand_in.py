@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.control_protocol import (
+    Fence,
     Hello,
     Ping,
     Pong,
@@ -36,6 +37,7 @@ from agentenv.sandbox.control_protocol import (
     SlotLost,
     SlotReady,
     SupervisorPacket,
+    Unattended,
 )
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
@@ -358,6 +360,10 @@ class StandIn:
                 self.serving.set()
             case Ping():
                 self._notify(Pong(Stalls()))
+            case Fence(generation):
+                self._hello = dataclasses.replace(self._hello, generation=max(generation, self._hello.generation))
+            case Unattended():
+                pass  # it lives as long as the backend it is part of
             case Remember() | Reset() | Seal() if request.epoch != self.slots[request.slot].epoch:
                 pass
             case Remember():

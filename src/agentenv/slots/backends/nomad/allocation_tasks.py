@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import aiohttp
 
@@ -139,6 +139,19 @@ class AllocationTasks:
             busy = any(report.state in (SlotState.leased, SlotState.resetting) for report in reports)
             calm = 0 if busy else calm + 1
         return False
+
+    async def runs_leasing(self, handles: Iterable[ContainerHandle]) -> list[str]:
+        """Runs that a lease on these containers is tagged with. Containers that do not answer have none."""
+
+        async def find(handle: ContainerHandle) -> set[str]:
+            try:
+                reports = (await ContainerControl(handle, self._session).slots(timeout_s=_HANDSHAKE_S)).slots
+            except AgentEnvError:
+                return set()
+            return {one.tags.run for one in reports if one.state is SlotState.leased and one.tags is not None}
+
+        found = await asyncio.gather(*map(find, handles))
+        return sorted(set().union(*found) - {""})
 
     # -- allocations ----------------------------------------------------------------------------
 

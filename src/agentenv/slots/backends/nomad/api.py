@@ -46,7 +46,7 @@ KEPT = "kept"
 
 @dataclass(frozen=True)
 class Lock:
-    """A job's lock that is held. ``index`` changes with every write of the holder."""
+    """A job's lock that is held. ``index``, of Nomad's log, grows with every write of the holder."""
 
     id: str
     index: int
@@ -224,18 +224,30 @@ class NomadApi:
 
     # -- the owner's lock -----------------------------------------------------------------------
 
-    async def take_lock(self, items: Mapping[str, str], lock_id: str | None) -> str | None:
-        """Take the job's lock, or keep it (``lock_id``) with new items; returns its id, None from a Nomad without
-        locks. Status 409: somebody else holds it."""
+    async def take_lock(self, items: Mapping[str, str], lock_id: str | None) -> Lock | None:
+        """Take the job's lock, or keep it (``lock_id``) with new items; None from a Nomad without locks. Status 409:
+        somebody else holds it."""
         lock: dict[str, str] = {"TTL": _LOCK_TTL, "LockDelay": _LOCK_DELAY}  # a write without them resets both
         if lock_id is not None:
             lock["ID"] = lock_id
         reply = await self._lock_request("lock-acquire", {"Items": dict(items), "Lock": lock})
         taken: str | None = (reply.get("Lock") or {}).get("ID")
-        if taken is not None and taken == lock_id:
+        if taken is None:
+            return None
+        if taken == lock_id:
             # A write alone leaves the holder one TTL, a renewal two.
             await self._lock_request("lock-renew", {"Lock": {"ID": taken}})
-        return taken
+        return Lock(taken, int(reply["ModifyIndex"]), Holder.of(items))
+
+    async def renew_lock(self, lock_id: str) -> bool:
+        """Whether Nomad has not freed the lock since it was taken; then it is kept."""
+        try:
+            await self._lock_request("lock-renew", {"Lock": {"ID": lock_id}})
+        except NomadError as error:
+            if error.status not in (404, 409):
+                raise
+            return False
+        return True
 
     async def unlock(self, lock_id: str) -> None:
         """Release the job's lock. Status 409: it is held by another, or by nobody."""

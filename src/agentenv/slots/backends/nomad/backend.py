@@ -28,6 +28,7 @@ from agentenv.slots.backends.nomad.count import CountKeeper
 from agentenv.slots.backends.nomad.ending import end_job
 from agentenv.slots.backends.nomad.explain import NomadError, opening_error
 from agentenv.slots.backends.nomad.follow import Follower, Following
+from agentenv.slots.backends.nomad.holder import Holder
 from agentenv.slots.backends.nomad.job import JobShape, check_shape, check_standing, job_text, job_variables
 from agentenv.slots.backends.nomad.owner import JobOwner
 from agentenv.slots.backends.nomad.view import (
@@ -72,10 +73,11 @@ class NomadBackend:
     """The farm is the allocations of job ``nomad.job_id``; one farm at a time owns a job, by a lock at Nomad.
 
     Opening submits the job or adopts the existing one with its running containers. Closing purges it
-    (``purge_job_on_shutdown``), unless ``agentenv up`` left it running, or leaves everything running. Opening
-    raises JobOwnedError when another run owns the job, ConfigError or SandboxUnavailableError with the next step;
-    afterwards failures of Nomad are logged and survived. A backend that loses the job (it was frozen or cut off,
-    and another run took it) no longer changes the job; its leases stay valid.
+    (``purge_job_on_shutdown``), unless ``agentenv up`` left it running or runs of a farm have leases on it, or leaves
+    everything running. Opening raises JobOwnedError when another run owns the job (a standby waits instead),
+    ConfigError or SandboxUnavailableError with the next step; afterwards failures of Nomad are logged and survived. A
+    backend that loses the job (it was frozen or cut off, and another run took it) no longer changes the job; its
+    leases stay valid.
     """
 
     name = "nomad"
@@ -88,22 +90,41 @@ class NomadBackend:
         start_timeout_s: float = 60.0,
         reshape: bool = False,
         ensure_image: Callable[[str], object] | None = None,
+        url: str = "",
+        standby: bool = False,
+        on_standby: Callable[[str, str], None] = lambda *_: None,
+        on_back: Callable[[], None] = lambda: None,
     ) -> None:
         """``reshape``: running containers with another number of slots may be replaced. ``ensure_image`` builds the
         image of that name if it is missing; called (in a thread) if :func:`builds_image` is true.
 
-        Raises ConfigError for an invalid address or invalid certificates.
+        ``url`` is the address of the farm service this backend is for, shown to its standbys. With ``standby``,
+        opening waits until the job is ours, for days if need be. ``on_standby`` is called with the address (empty if
+        it has none) and a description of each other owner: during that wait, and when the job is lost to it later;
+        ``on_back`` when a lost job is ours again, or may have been another's for a moment (see :attr:`generation`).
+
+        Raises ConfigError for an invalid address or invalid certificates, and for a standby that would purge the job
+        it takes over.
         """
+        self._nomad = nomad or NomadSettings.from_environment()
+        if standby and self._nomad.purge_job_on_start:
+            raise ConfigError(
+                "purge_job_on_start", "a standby takes over the containers that are running", next_step="unset it"
+            )
+        self._url = url
+        self._standby = standby
+        self._on_standby = on_standby
+        self._on_back = on_back
         self._reshape = reshape
         self._ensure_image = ensure_image
         self._containers = containers or ContainerSettings()
-        self._nomad = nomad or NomadSettings.from_environment()
         self._address = checked_address(self._nomad.address)
         self._start_timeout_s = start_timeout_s
         self._view = FleetView(start_timeout_s=start_timeout_s)
         self._events: asyncio.Queue[ContainerEvent | None] = asyncio.Queue()
         self._handles: dict[str, ContainerHandle] = {}
         self._token = ""
+        self._found = 0
         self._resources = AsyncExitStack()
         self._open: _Open | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -116,7 +137,10 @@ class NomadBackend:
         try:
             self._open = opened = await self._assemble()
             await opened.api.check_access()
-            await opened.owner.acquire()
+            if self._standby:
+                await opened.owner.stand_by(self._report_owner)
+            else:
+                await opened.owner.acquire()
             if self._ensure_image is not None and builds_image(self._nomad, self._address):
                 await asyncio.to_thread(self._ensure_image, self._nomad.image)
             if self._nomad.purge_job_on_start:
@@ -126,8 +150,8 @@ class NomadBackend:
             opened.start()
         except NomadError as error:
             await self._abandon()
-            if self._open is not None and self._open.owner.lost is not None:
-                raise self._open.owner.lost from error
+            if self.lost is not None:
+                raise self.lost from error
             raise opening_error(error, self._address, self._nomad.namespace, self._nomad.token is not None) from error
         except BaseException:
             await self._abandon()
@@ -147,7 +171,7 @@ class NomadBackend:
         stream_session = await self._resources.enter_async_context(open_stream_session(self._nomad))
         session = await self._resources.enter_async_context(open_session())
         stream = EventStream(stream_session, self._nomad, self._address)
-        owner = JobOwner(api, self._nomad.run_name, on_lost=self._lost, on_back=self._back)
+        owner = JobOwner(api, self._nomad.run_name, url=self._url, on_lost=self._report_loss, on_back=self._report_back)
         opened = _Open(
             api,
             owner,
@@ -159,11 +183,17 @@ class NomadBackend:
         self._resources.push_async_callback(opened.stop)
         return opened
 
-    def _lost(self, error: JobOwnedError) -> None:
-        self._emit(StartFailed(error.message, error.next_step))
+    def _report_owner(self, owner: Holder) -> None:
+        self._on_standby(owner.url, str(owner))
 
-    def _back(self) -> None:
+    def _report_loss(self, owner: Holder) -> None:
+        if (error := self.lost) is not None:
+            self._emit(StartFailed(error.message, error.next_step))
+        self._report_owner(owner)
+
+    def _report_back(self) -> None:
         self._opened().count.begin_anew()
+        self._on_back()
 
     async def _submit(self, *, first: bool = False) -> None:
         """Register the job; an existing one keeps its count, and its containers if nothing else changed."""
@@ -175,12 +205,16 @@ class NomadBackend:
             if error.status == 400:
                 raise ConfigError("job_file", error.message, next_step="`nomad job validate` tells more") from error
             raise
+        standing = await api.standing() if first else None
         if (shape := JobShape.of(job)) is not None:
             check_shape(shape, self._containers, self._nomad)
-            if first and not self._reshape and (standing := await api.standing()) is not None:
+            if standing is not None and not self._reshape:
                 check_standing(JobShape.of(standing), shape, await api.left_over(), self._nomad.job_id)
         self._token = await api.agree_on_token(secrets.token_hex(32))
         await api.register(job)
+        if standing is not None:
+            self._found = facts.job(standing).count
+            self._opened().count.adopt(self._found)
 
     async def _abandon(self) -> None:
         self._closing = asyncio.create_task(self._resources.aclose(), name="abandon nomad backend")
@@ -190,6 +224,9 @@ class NomadBackend:
         try:
             opened = self._open
             if opened is not None and self._nomad.purge_job_on_shutdown and not await opened.api.is_kept():
+                if runs := await opened.allocation_tasks.runs_leasing(self._handles.values()):
+                    logger.warning("job %s keeps running: leased to %s", self._nomad.job_id, ", ".join(runs))
+                    return
                 await opened.stop()
                 await self._purge(opened.api)
                 await opened.api.forget_token()
@@ -208,6 +245,22 @@ class NomadBackend:
             await api.deregister(purge=True)
 
     # -- the backend's interface -----------------------------------------------------------------
+
+    @property
+    def found(self) -> int:
+        """See :class:`ContainerBackend`: the count of the job that was adopted."""
+        return self._found
+
+    @property
+    def generation(self) -> int:
+        """See :class:`ContainerBackend`. 0 before opening. It grows while open when Nomad may have given the job to
+        another in between: after a loss, or a cut of more than 20 s."""
+        return 0 if self._open is None else self._open.owner.generation
+
+    @property
+    def lost(self) -> JobOwnedError | None:
+        """The run that owns the job now, after this one has lost it; None while it has not."""
+        return None if self._open is None else self._open.owner.lost
 
     async def scale(self, count: int) -> None:
         """See :class:`ContainerBackend`."""
@@ -236,7 +289,7 @@ class NomadBackend:
             asked=opened.count.asked,
             containers={container: str(stage) for container, stage in self._view.stages().items()},
             waiting_for=unplaced.reason if unplaced is not None else "",
-            problem=str(opened.owner.lost or "") or opened.follower.problem,
+            problem=str(self.lost or "") or opened.follower.problem,
         )
 
     def __repr__(self) -> str:

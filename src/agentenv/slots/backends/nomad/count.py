@@ -46,6 +46,10 @@ class CountKeeper:
         self.goal = goal
         self._changed.set()
 
+    def adopt(self, count: int) -> None:
+        """The job has this count already: its containers are not to be started in steps, as new ones are."""
+        self.asked = count
+
     def begin_anew(self) -> None:
         """The job is ours again: the count may have been changed meanwhile."""
         self.asked = None

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from agentenv._version import __version__
-
-_PROC = Path("/proc")
+from agentenv.process_marks import own_mark, process_mark
 
 
 @dataclass(frozen=True)
@@ -27,21 +26,27 @@ class Holder:
     host: str = ""
     pid: str = ""
     process: str = ""
-    """Boot, pid namespace, pid and start time: unique to a process. Empty without /proc."""
+    """See :func:`agentenv.process_marks.process_mark`."""
     agentenv: str = ""
     since: str = ""
+    url: str = ""
+    """Address of the farm service that it is; empty for others."""
+    task: str = ""
+    """Allocation and task of the Nomad job that it runs in; empty outside Nomad."""
 
     @classmethod
-    def ourselves(cls, run: str) -> Self:
+    def ourselves(cls, run: str, url: str = "") -> Self:
         """This process. ``run``: its name for users; by default the program's name."""
         return cls(
             run=run or Path(sys.argv[0]).name,
             user=_user(),
             host=socket.gethostname(),
             pid=str(os.getpid()),
-            process=process_mark(os.getpid()),
+            process=own_mark(),
             agentenv=__version__,
             since=datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            url=url,
+            task=_task(),
         )
 
     @classmethod
@@ -55,24 +60,19 @@ class Holder:
 
     def __str__(self) -> str:
         who = f"{self.user or 'somebody'} on {self.host or 'an unknown host'}"
-        return f"{self.run or 'a run'!r} ({who}, pid {self.pid}, agentenv {self.agentenv}) since {self.since}"
+        where = f" at {self.url}" if self.url else ""
+        return f"{self.run or 'a run'!r}{where} ({who}, pid {self.pid}, agentenv {self.agentenv}) since {self.since}"
 
     def is_dead(self) -> bool:
-        """Whether its process is known to have ended: it ran on this machine and no longer exists."""
-        own = process_mark(os.getpid())
-        here = bool(own) and self.process.rsplit(":", 2)[0] == own.rsplit(":", 2)[0]
-        return here and self.pid.isdigit() and process_mark(int(self.pid)) != self.process
-
-
-def process_mark(pid: int) -> str:
-    """See :attr:`Holder.process`; empty when there is no such process, or it has ended and only waits to be reaped."""
-    try:
-        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        namespace = (_PROC / "self/ns/pid").readlink()
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in ("Z", "X") else f"{boot}:{namespace}:{pid}:{fields[19]}"
+        """Whether its process is known to have ended: it ran on this machine and no longer exists, or it ran as the
+        Nomad task that this process is of, which Nomad has restarted since."""
+        own = own_mark()
+        if not own:
+            return False
+        if self.process.rsplit(":", 2)[0] == own.rsplit(":", 2)[0]:
+            return self.pid.isdigit() and process_mark(int(self.pid)) != self.process
+        # Processes of one run of a task share their boot and pid namespace, also those of `nomad alloc exec`.
+        return bool(self.task) and self.task == _task()
 
 
 def _user() -> str:
@@ -80,3 +80,8 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # a uid without a name
         return str(os.getuid())
+
+
+def _task() -> str:
+    allocation, task = os.environ.get("NOMAD_ALLOC_ID", ""), os.environ.get("NOMAD_TASK_NAME", "")
+    return f"{allocation}/{task}" if allocation and task else ""

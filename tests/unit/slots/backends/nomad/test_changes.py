@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from agentenv.config import ContainerSettings, NomadSettings
 from agentenv.errors import AgentEnvError, JobOwnedError
@@ -17,58 +13,8 @@ from agentenv.farm.nomad import NomadFarm
 from agentenv.slots.backends.nomad import allocation_tasks, count, owner
 from agentenv.slots.backends.nomad.allocation_tasks import AllocationTasks
 from agentenv.slots.backends.nomad.api import NomadApi
-from agentenv.slots.backends.nomad.backend import NomadBackend
 from agentenv.slots.backends.nomad.explain import NomadError
-
-JOB = {"ID": "farm", "ModifyIndex": 1, "TaskGroups": [{"Name": "sandbox", "Count": 0}]}
-LOCK = "/v1/var/nomad/jobs/farm/owner"
-
-
-class Cluster:
-    """A Nomad with one job. ``when``: the request, as ``changes`` has them, after which another run owns the job.
-    It is answered only when the first owner has heard so: whatever it sends then, it sends on an older look."""
-
-    def __init__(self, when: str = "") -> None:
-        self.when = when
-        self.changes: list[str] = []
-        self.theirs = False
-        self.refusals = 0
-        self.told = asyncio.Event()
-        self.job: dict[str, Any] | None = dict(JOB)
-
-    async def answer(self, request: web.Request) -> web.Response:
-        said = f"{request.method} {request.path} {request.query.get('purge', '')}".rstrip()
-        if request.path == LOCK:
-            return self._lock(request)
-        if request.method not in ("GET", "HEAD") and said != "PUT /v1/jobs/parse":
-            self.changes.append(said)
-        if said == self.when:
-            self.theirs = True
-            await self.told.wait()
-        if request.path == "/v1/job/farm":
-            return web.json_response(self.job, status=404 if self.job is None else 200)
-        lists = ("/v1/allocations", "/v1/job/farm/allocations", "/v1/job/farm/evaluations", "/v1/nodes")
-        answer: Any = [] if request.path in lists else {}
-        if request.path == "/v1/var/nomad/jobs/farm" and request.method == "GET":
-            answer = {"Items": {"token": "t"}}
-        return web.json_response(answer, headers={"X-Nomad-Index": "1"})
-
-    def _lock(self, request: web.Request) -> web.Response:
-        if self.theirs and request.method == "PUT":
-            self.refusals += 1
-            if self.refusals > 1:  # it has read the first one
-                self.told.set()
-            return web.json_response({}, status=409)
-        held = {"Lock": {"ID": "l"}, "ModifyIndex": 1, "Items": {"run": "exp7", "host": "gpu3", "pid": "17"}}
-        return web.json_response(held)
-
-
-@asynccontextmanager
-async def served(cluster: Cluster) -> AsyncIterator[str]:
-    application = web.Application()
-    application.router.add_route("*", "/{path:.*}", cluster.answer)
-    async with TestServer(application) as server:
-        yield str(server.make_url("")).rstrip("/")
+from tests.unit.slots.backends.nomad.nomad_stub import JOB, Cluster, farm_at, served
 
 
 @pytest.fixture(autouse=True)
@@ -77,11 +23,6 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "LOOK_S", 0.01)
     monkeypatch.setattr(count, "RETRY_MIN_S", 0.01)
     monkeypatch.setattr(allocation_tasks, "_RETRY_MAX_S", 0.02)
-
-
-def _farm(address: str, *, ensure_image: Callable[[str], object] | None = None, **settings: Any) -> NomadBackend:
-    nomad = NomadSettings(address=address, job_id="farm", **{"build_image": False, **settings})
-    return NomadBackend(ContainerSettings(slots_per_container=2), nomad, ensure_image=ensure_image)
 
 
 CHANGES: dict[str, Callable[[NomadApi], Awaitable[object]]] = {
@@ -169,7 +110,7 @@ async def test_a_farm_that_is_taken_over_while_it_closes_is_left_to_its_new_owne
     when: str, sent: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = Cluster()
-    async with served(cluster) as address, _farm(address):
+    async with served(cluster) as address, farm_at(address):
         cluster.changes.clear()
         cluster.when = when
     assert cluster.theirs
@@ -187,7 +128,7 @@ async def test_a_farm_that_is_taken_over_while_its_image_is_built_is_not_registe
 
     async with served(cluster) as address:
         with pytest.raises(JobOwnedError, match="'exp7'"):
-            await _farm(address, ensure_image=build, build_image=True, purge_job_on_start=True).__aenter__()
+            await farm_at(address, {"ensure_image": build}, build_image=True, purge_job_on_start=True).__aenter__()
     assert cluster.changes == []
 
 
@@ -195,7 +136,7 @@ async def test_a_farm_that_is_taken_over_while_it_purges_on_opening_stops_there(
     cluster = Cluster(when="DELETE /v1/job/farm false")
     async with served(cluster) as address:
         with pytest.raises(JobOwnedError, match="'exp7'"):
-            await _farm(address, purge_job_on_start=True).__aenter__()
+            await farm_at(address, purge_job_on_start=True).__aenter__()
     assert cluster.changes == ["DELETE /v1/job/farm false"]
 
 

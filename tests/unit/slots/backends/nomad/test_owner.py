@@ -13,10 +13,11 @@ import pytest
 
 from agentenv.config import NomadSettings
 from agentenv.errors import JobOwnedError, SandboxUnavailableError
+from agentenv.process_marks import process_mark
 from agentenv.slots.backends.nomad import owner
 from agentenv.slots.backends.nomad.api import Lock
 from agentenv.slots.backends.nomad.explain import NomadError
-from agentenv.slots.backends.nomad.holder import Holder, process_mark
+from agentenv.slots.backends.nomad.holder import Holder
 from agentenv.slots.backends.nomad.owner import PATIENCE_S, SURE_S, WATCH_S, JobOwner, Watch
 from tests.waiting import until
 
@@ -35,12 +36,14 @@ class Variable:
         self.items: dict[str, str] = {}
         self.away = False
         self.knows_locks = True
-        self.numbers = iter(range(1_000))
+        self.renews = True
+        self.looks = 0
+        self.numbers = iter(range(1, 1_000))
 
     def give(self, holder: Holder) -> None:
         self.held = Lock(f"id{next(self.numbers)}", next(self.numbers), holder)
 
-    async def take_lock(self, items: Mapping[str, str], lock_id: str | None) -> str | None:
+    async def take_lock(self, items: Mapping[str, str], lock_id: str | None) -> Lock | None:
         await asyncio.sleep(0)
         if self.away:
             raise NomadError(0, "nobody answers")
@@ -51,9 +54,17 @@ class Variable:
         self.items = dict(items)
         name = f"id{next(self.numbers)}" if self.held is None else self.held.id
         self.held = Lock(name, next(self.numbers), Holder.of(items))
-        return name
+        return self.held
+
+    async def renew_lock(self, lock_id: str) -> bool:
+        if self.away:
+            raise NomadError(0, "nobody answers")
+        return self.renews and self.held is not None and self.held.id == lock_id
 
     async def lock(self) -> Lock | None:
+        self.looks += 1
+        if self.away:
+            raise NomadError(0, "nobody answers")
         return self.held
 
     async def unlock(self, lock_id: str) -> None:
@@ -76,6 +87,7 @@ class Clock:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(owner, "BEAT_S", 0.01)
     monkeypatch.setattr(owner, "LOOK_S", 0.005)
+    monkeypatch.setattr(owner, "STANDBY_LOOK_S", 0.005)
 
 
 def _owner(variable: Variable, **given: Any) -> JobOwner:
@@ -167,19 +179,31 @@ async def test_what_nomad_does_not_confirm_is_not_ours_to_change() -> None:
 
 
 async def test_one_that_lost_it_says_to_whom_and_has_it_back_when_it_is_free() -> None:
-    variable, lost, back = Variable(), list[JobOwnedError](), list[int]()
-    owner = _owner(variable, on_lost=lost.append, on_back=lambda: back.append(1))
+    variable, lost, back = Variable(), list[Holder](), list[int]()
+    made: list[JobOwner] = []
+    owner = _owner(variable, on_lost=lost.append, on_back=lambda: back.append(made[0].generation))
+    made.append(owner)
     await owner.acquire()
+    first = owner.generation
     variable.give(THEIRS)
     await until(lambda: lost)
     assert not owner.holds
-    assert "'exp7'" in lost[0].message
-    await asyncio.sleep(0.05)
-    assert len(lost) == 1
+    assert owner.lost is not None
+    assert "'exp7'" in owner.lost.message
+    looks = variable.looks
+    await until(lambda: variable.looks > looks + 3)
+    assert lost == [THEIRS], "said once"
+    next_one = dataclasses.replace(THEIRS, run="exp8")
+    variable.give(next_one)
+    await until(lambda: len(lost) == 2)
+    assert (lost[1], owner.generation) == (next_one, first)
+    theirs = variable.held.index if variable.held is not None else 0
     variable.held = None
     await until(lambda: back)
     assert owner.holds
     assert owner.lost is None
+    assert back == [owner.generation]
+    assert owner.generation > theirs > first
     await owner.release()
 
 
@@ -201,3 +225,132 @@ async def test_a_nomad_without_locks_is_refused() -> None:
     variable.knows_locks = False
     with pytest.raises(SandboxUnavailableError, match=r"knows no locks.*Nomad 1.8 or newer"):
         await _owner(variable).acquire()
+
+
+# -- generations -----------------------------------------------------------------------------------
+
+
+async def test_each_owner_has_a_larger_generation_than_all_before_it_and_keeps_it() -> None:
+    variable = Variable()
+    first, second = _owner(variable), _owner(variable)
+    assert first.generation == 0
+    await first.acquire()
+    generation = first.generation
+    index = variable.held.index if variable.held is not None else 0
+    await until(lambda: variable.held is not None and variable.held.index > index + 2)
+    assert first.generation == generation > 0
+    await first.release()
+    await second.acquire()
+    assert second.generation > generation
+    await second.release()
+
+
+@pytest.mark.parametrize("freed", [False, True])
+async def test_after_a_cut_the_generation_is_another_if_nomad_has_freed_the_lock(freed: bool) -> None:
+    """Somebody else may have had it then, and be gone again."""
+    variable, clock, back = Variable(), Clock(), list[int]()
+    ours = _owner(variable, clock=clock, on_back=lambda: back.append(1))
+    await ours.acquire()
+    generation = ours.generation
+    variable.away = True
+    clock.now += 100
+    if freed:
+        variable.held = None
+    variable.away = False
+    await until(lambda: ours.holds)
+    assert (ours.generation > generation, bool(back)) == (freed, freed)
+    assert ours.lost is None
+    await ours.release()
+
+
+async def test_a_lock_that_nomad_neither_renews_nor_frees_is_nobody_elses() -> None:
+    variable, clock, lost = Variable(), Clock(), list[Holder]()
+    owner = _owner(variable, clock=clock, on_lost=lost.append)
+    await owner.acquire()
+    variable.renews = False
+    clock.now += 100
+    looks = variable.looks
+    await until(lambda: variable.looks > looks + 3)
+    assert not owner.holds
+    variable.held = None
+    await until(lambda: owner.holds)
+    assert lost == []
+    await owner.release()
+
+
+def test_an_earlier_run_of_this_nomad_task_is_known_to_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOMAD_ALLOC_ID", "a1")
+    monkeypatch.setenv("NOMAD_TASK_NAME", "farm")
+    ours = Holder.ourselves("farm", "http://farm:8700")
+    assert Holder.of(ours.items()) == ours
+    assert str(ours).startswith("'farm' at http://farm:8700 (")
+    before = dataclasses.replace(THEIRS, task="a1/farm")
+    assert before.is_dead()
+    assert not dataclasses.replace(before, task="a2/farm").is_dead()
+    assert not dataclasses.replace(before, task="a1/sidecar").is_dead()
+    assert not ours.is_dead(), "another process of the same run of the task, as `nomad alloc exec` starts them"
+    monkeypatch.delenv("NOMAD_ALLOC_ID")
+    assert not before.is_dead()
+    assert not dataclasses.replace(before, task="").is_dead()
+
+
+async def test_a_farm_that_nomad_restarts_in_place_is_its_own_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOMAD_ALLOC_ID", "a1")
+    monkeypatch.setenv("NOMAD_TASK_NAME", "farm")
+    variable = Variable()
+    variable.give(dataclasses.replace(THEIRS, task="a1/farm"))
+    before = variable.held.index if variable.held is not None else 0
+    owner = _owner(variable)
+    async with asyncio.timeout(30):
+        await owner.stand_by()
+    assert owner.generation > before
+    await owner.release()
+
+
+# -- standing by -----------------------------------------------------------------------------------
+
+
+async def test_a_standby_waits_for_each_owner_in_turn_and_survives_nomads_absence() -> None:
+    variable, seen = Variable(), list[Holder]()
+    variable.give(THEIRS)
+    owner = _owner(variable)
+    waiting = asyncio.create_task(owner.stand_by(seen.append))
+    await until(lambda: variable.looks > 3)
+    assert seen == [THEIRS], "each is told once"
+    variable.away = True
+    looks = variable.looks
+    await until(lambda: variable.looks > looks + 3)
+    variable.away = False
+    other = dataclasses.replace(THEIRS, url="http://other:8700")
+    variable.give(other)
+    await until(lambda: len(seen) == 2)
+    assert seen[1] == other
+    assert not waiting.done()
+    assert (owner.holds, owner.generation) == (False, 0)
+    variable.held = None
+    async with asyncio.timeout(30):
+        await waiting
+    assert owner.holds
+    await owner.release()
+
+
+async def test_a_standby_that_is_cancelled_leaves_the_lock_as_it_is() -> None:
+    variable = Variable()
+    variable.give(THEIRS)
+    before = variable.held
+    owner = _owner(variable)
+    waiting = asyncio.create_task(owner.stand_by())
+    await until(lambda: variable.looks)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await owner.release()
+    assert variable.held == before
+
+
+async def test_a_refusal_by_a_farm_service_refers_to_it() -> None:
+    variable = Variable()
+    variable.give(dataclasses.replace(THEIRS, url="http://farm:8700"))
+    with pytest.raises(JobOwnedError, match="'exp7' at http://farm:8700 ") as error:
+        await _owner(variable).acquire(wait=False)
+    assert error.value.next_step.startswith("lease from that farm (farm_url='http://farm:8700'), or give this run")

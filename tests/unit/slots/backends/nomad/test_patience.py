@@ -100,6 +100,20 @@ async def test_a_count_refused_during_a_deployment_is_asked_for_again() -> None:
     task.cancel()
 
 
+async def test_a_count_that_was_found_is_not_gone_through_again_in_steps() -> None:
+    """None of its containers has answered yet, and one less would be stopped."""
+    api = _Api()
+    keeper, task = await _keep(api, [])
+    keeper.adopt(100)
+    keeper.aim(100)
+    keeper.compare(Job(1, 100))
+    await asyncio.sleep(0.05)
+    assert api.counts == []
+    keeper.aim(99)
+    await until(lambda: api.counts == [99])
+    task.cancel()
+
+
 async def test_a_job_that_is_gone_is_submitted_again() -> None:
     api, resubmitted = _Api(NomadError(404, "job not found")), list[int]()
     keeper, task = await _keep(api, resubmitted)
@@ -193,14 +207,14 @@ async def test_what_is_not_understood_ends_neither_the_stream_nor_the_lists(capl
 
 async def test_a_stream_that_is_silent_for_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Heartbeats keep it; without them it would be waited for for ever where no packet says that the server is gone."""
-    monkeypatch.setattr("agentenv.slots.backends.nomad.api.SILENT_AFTER_S", 1.0)
+    monkeypatch.setattr("agentenv.slots.backends.nomad.api.SILENT_AFTER_S", 4.0)
 
     async def stream(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         for _ in range(6):
             await response.write(b"{}\n")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.8)
         await asyncio.sleep(60)
         return response
 
@@ -214,7 +228,7 @@ async def test_a_stream_that_is_silent_for_too_long_is_cut(monkeypatch: pytest.M
 
     async with TestServer(application) as server, open_stream_session(NomadSettings()) as session:
         with pytest.raises(NomadError, match="the event stream was cut"):
-            await asyncio.wait_for(hear(str(server.make_url("")).rstrip("/")), 20)
+            await asyncio.wait_for(hear(str(server.make_url("")).rstrip("/")), 50)
     assert len(heard) == 7, "the connection, and every heartbeat"
 
 

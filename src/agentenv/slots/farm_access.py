@@ -1,0 +1,80 @@
+"""Which farm service to ask, and with which token: as given, from the environment, or the one of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from agentenv.config import environment_value, state_dir
+from agentenv.errors import ConfigError
+from agentenv.run_files import AlreadyRunningError, RunFile, running
+
+Route = Literal["auto", "direct", "relay"]
+
+_KIND: Final = "service"
+_IN_FILE: Final = "file:"
+
+
+@dataclass(frozen=True)
+class FarmAccess:
+    """A farm service's addresses, and the right to use it. ``run``: which, where the token is for several."""
+
+    urls: tuple[str, ...]
+    token: str = field(repr=False)
+    run: str = ""
+    route: Route = "auto"
+
+
+def farm_access(
+    url: str | None = None, token: str | None = None, run: str | None = None, route: Route = "auto"
+) -> FarmAccess:
+    """The farm at ``url`` (several addresses separated by commas), else at ``$AGENTENV_FARM_URL``, else the service
+    that this user runs on this machine. ``token``: itself or ``file:PATH``, else ``$AGENTENV_FARM_TOKEN``; for the
+    service of this machine none is needed.
+
+    Raises ConfigError when there is none, or no token for it.
+    """
+    url = url or environment_value("AGENTENV_FARM_URL")
+    token = token or environment_value("AGENTENV_FARM_TOKEN")
+    run = run or environment_value("AGENTENV_FARM_RUN") or ""
+    if not url:
+        here = next(iter(running(state_dir(), _KIND)), None)
+        if here is None:
+            raise ConfigError(
+                "farm_url",
+                "is missing, and no farm service runs on this machine",
+                next_step="give its address, or start one: `agentenv farm serve`",
+            )
+        return FarmAccess((str(here["url"]),), str(here["token"]), run or "local", route)
+    if not token:
+        raise ConfigError("farm_token", "is missing", next_step="give file:PATH of a token (agentenv farm token)")
+    return FarmAccess(tuple(part.strip() for part in url.split(",")), token_of(token, "farm_token"), run, route)
+
+
+@contextmanager
+def announced(name: str, url: str, token: str) -> Iterator[None]:
+    """Tell other processes of this user where this service is, and let them use it. Of several services of one name
+    on this machine the first is announced."""
+    try:
+        file = RunFile.open(state_dir(), _KIND, name)
+    except AlreadyRunningError:
+        yield
+        return
+    with file:
+        file.write({"url": url, "token": token})
+        yield
+
+
+def token_of(given: str, field_name: str) -> str:
+    """The token itself, or the content of ``file:PATH``, so that it need not be on a command line. Raises
+    ConfigError."""
+    if not given.startswith(_IN_FILE):
+        return given
+    path = Path(given.removeprefix(_IN_FILE))
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(field_name, f"{path} cannot be read: {error}") from error

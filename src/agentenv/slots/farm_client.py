@@ -1,0 +1,221 @@
+"""Requests to a farm service. No decisions about slots; see :mod:`agentenv.wire.farm` for what is said."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+from pydantic import ValidationError
+
+from agentenv.containers.http import error_reply, open_session
+from agentenv.errors import AgentEnvError, ConfigError, FarmUnreachableError, ProtocolError, from_wire
+from agentenv.wire import farm as wire
+from agentenv.wire.base import PROTOCOL_VERSION, WireModel
+
+Reply = TypeVar("Reply", bound=WireModel)
+
+_CONNECT_S: Final = 5.0
+_ANSWER_S: Final = 15.0
+"""Beyond the time that the farm was asked to wait."""
+_SILENCE_S: Final = 3 * wire.NEWS_BEAT_S
+_MAX_REPLY_BYTES: Final = 64 * 1024 * 1024
+_MOST_REDIRECTS: Final = 3
+_PASSING: Final = frozenset({429, 502, 503, 504})
+"""Statuses of a farm that is starting or ending, of a proxy in front of one that is, and of a limit of requests."""
+
+
+class FarmClient:
+    """A farm service at one of several addresses, used with one token. An async context manager.
+
+    Methods raise FarmUnreachableError when no address answers as it should for now (nothing is known about what was
+    asked), and otherwise the error that the farm names: UnauthorizedError, ForbiddenError, ProtocolError.
+    """
+
+    def __init__(self, urls: str | Sequence[str], token: str, *, run: str = "") -> None:
+        """``urls``: of the farm, and perhaps of its standbys. ``run``: which, if the token is for several. Raises
+        ConfigError for an address that is none."""
+        self._urls = [checked_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
+        if not self._urls:
+            raise ConfigError("farm_url", "is missing", next_step="for example http://farm:8700")
+        self._at = 0
+        self._leader: str | None = None
+        self._token = token
+        self.run = run
+        self.name = secrets.token_hex(8)
+        """Names the news stream."""
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> FarmClient:
+        self._session = open_session()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @property
+    def url(self) -> str:
+        """The address in use."""
+        return self._leader or self._urls[self._at]
+
+    def __repr__(self) -> str:
+        return f"<FarmClient {self.url}>"
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def info(self) -> wire.FarmInfo:
+        """The handshake. Raises ProtocolError when the farm speaks another version."""
+        info = await self._request(wire.FarmInfo, "GET", "/v1/farm")
+        if info.protocol != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the farm at {self.url} speaks protocol {info.protocol}, this client {PROTOCOL_VERSION}",
+                next_step="use the same agentenv release on both sides",
+            )
+        return info
+
+    async def runs(self) -> wire.RunList:
+        """The runs that hold or wait for slots, as far as the token covers them."""
+        return await self._request(wire.RunList, "GET", "/v1/runs")
+
+    async def ask(self, asks: Sequence[wire.Ask], *, wait_s: float = 0.0) -> wire.AsksReply:
+        """Ask, or ask again."""
+        body = wire.AsksRequest(asks=tuple(asks), run=self.run, client=self.name, wait_s=wait_s)
+        return await self._request(wire.AsksReply, "POST", "/v1/asks", body, wait_s=wait_s)
+
+    async def cancel(self, request_id: str) -> None:
+        """Withdraw an ask; if it was granted its leases end."""
+        await self._request(wire.Cancelled, "DELETE", f"/v1/asks/{request_id}", params={"run": self.run})
+
+    async def containers(self) -> wire.ContainerList:
+        """The containers, for relays and operators."""
+        return await self._request(wire.ContainerList, "GET", "/v1/containers")
+
+    async def news(self) -> AsyncGenerator[wire.NewsLine, None]:
+        """The news as they come, the hello first; the caller closes it. Ends by FarmUnreachableError."""
+        timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT_S, sock_read=_SILENCE_S)
+        params = {"client": self.name, "run": self.run}
+        url = self.url
+        try:
+            async with self._opened().get(
+                url + "/v1/news", headers=self._headers(), params=params, timeout=timeout, allow_redirects=False
+            ) as response:
+                if response.status != 200:
+                    raise self._refusal(url, response, await response.read())
+                unfinished = b""
+                async for piece in response.content.iter_any():
+                    *lines, unfinished = (unfinished + piece).split(b"\n")
+                    for line in lines:
+                        yield _line(url, line)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._unreachable(url, error) from error
+        raise self._unreachable(url, "the news were cut")
+
+    async def _request(
+        self,
+        model: type[Reply],
+        method: str,
+        path: str,
+        body: WireModel | None = None,
+        *,
+        params: dict[str, str] | None = None,
+        wait_s: float = 0.0,
+    ) -> Reply:
+        data = None if body is None else body.model_dump_json().encode()
+        headers = {**self._headers(), **({} if data is None else {"Content-Type": "application/json"})}
+        timeout = aiohttp.ClientTimeout(total=wait_s + _ANSWER_S, connect=_CONNECT_S)
+        for _ in range(_MOST_REDIRECTS):
+            url = self.url
+            try:
+                async with self._opened().request(
+                    method,
+                    url + path,
+                    data=data,
+                    headers=headers,
+                    params=params,
+                    timeout=timeout,
+                    allow_redirects=False,
+                ) as response:
+                    raw = await response.read()
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                raise self._unreachable(url, error) from error
+            if response.status == 307 and self._follow(response):
+                continue
+            if response.status != 200:
+                raise self._refusal(url, response, raw)
+            try:
+                return model.model_validate_json(raw)
+            except ValidationError as error:
+                raise ProtocolError(f"the farm at {url}: {model.__name__}: {error}") from error
+        raise self._unreachable(self.url, "its standbys refer to each other")
+
+    # -- addresses and errors --------------------------------------------------------------------
+
+    def _opened(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "used inside `async with`"
+        return self._session
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._token}"}
+
+    def _follow(self, response: aiohttp.ClientResponse) -> bool:
+        """A standby names the leader: go there until it does not answer."""
+        parts = urlsplit(response.headers.get("Location", ""))
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            return False
+        self._leader = f"{parts.scheme}://{parts.netloc}"
+        return True
+
+    def _unreachable(self, url: str, why: object) -> FarmUnreachableError:
+        if url == self.url:  # the next request goes to the next address
+            self._leader = None
+            self._at = (self._at + 1) % len(self._urls)
+        said = "no answer in time" if isinstance(why, TimeoutError) else str(why) or repr(why)
+        return FarmUnreachableError(
+            f"the farm at {url} cannot be reached: {said}", next_step="is farm_url right, and is the farm running?"
+        )
+
+    def _refusal(self, url: str, response: aiohttp.ClientResponse, body: bytes) -> AgentEnvError:
+        if response.status == 307:
+            self._follow(response)
+            return FarmUnreachableError(f"the farm at {url} is a standby")
+        reply = error_reply(body)
+        if response.status in _PASSING:
+            return self._unreachable(url, reply.message if reply is not None else f"HTTP {response.status}")
+        if reply is None:
+            return ProtocolError(
+                f"{url} answered HTTP {response.status}: {body[:200]!r}",
+                next_step="is it the address of a farm service?",
+            )
+        return from_wire(reply.error, reply.message, reply.next_step)
+
+
+def checked_url(url: str) -> str:
+    """A farm's address without a trailing slash. Raises ConfigError."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError("farm_url", f"got {url!r}", next_step="allowed: http(s)://host:port")
+    return url.rstrip("/")
+
+
+def _line(url: str, raw: bytes) -> wire.NewsLine:
+    try:
+        return wire.news_line.validate_json(raw)
+    except ValidationError as error:
+        raise ProtocolError(f"the farm at {url}: a line of the news: {error}") from error
+
+
+async def reachable(base_url: str, within_s: float) -> bool:
+    """Whether something listens there."""
+    parts = urlsplit(base_url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(within_s):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

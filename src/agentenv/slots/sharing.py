@@ -1,0 +1,432 @@
+"""The queue of a farm that several runs share: who is served next. Pure: no I/O, no clock.
+
+The next slots go to the run that is lowest in this order:
+
+- runs that stay within what is guaranteed to them come before all others;
+- then the run that holds least for its weight; then the one served longest ago; then the oldest ask.
+
+Within a run the same order applies to its kinds (train, eval, interactive) by their weights; within a kind, first
+come, first served. A run that is paused, or that the ask in turn would take over its cap, is not served.
+
+The order depends on what runs hold at this moment and not on what they held before, so it can be rebuilt at any time
+from the leases of the containers; only which run was served longest ago is then unknown. Slots are held for minutes:
+what is shared fairly is slots at every moment, and thereby slot-seconds.
+
+The ask in turn gathers: until it fits, nobody else is served. So a group of any size gets its slots, and a run that
+holds nothing waits for at most one ask of each other run beyond their guarantees, whatever they do.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
+from typing import Literal
+
+from agentenv.slots.line import Ask, FirstCome
+from agentenv.wire.leases import RunKind
+
+KIND_WEIGHTS: Mapping[RunKind, float] = {"train": 3.0, "eval": 1.0, "interactive": 1.0}
+RECLAIM_ORDER: tuple[RunKind, ...] = ("eval", "train", "interactive")
+"""Kinds in the order in which a run gives up slots: a rollout is simply tried again, a person's session cannot be."""
+
+_key = attrgetter("key")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a run may have of the farm.
+
+    Slots beyond the guarantees are divided in proportion to ``weight`` (> 0). Up to ``guaranteed`` slots the run is
+    served before all that are above their guarantee; what it does not use is lent. It is never given more than
+    ``cap`` slots (None: no limit), and none while ``paused``; it keeps those it has.
+
+    Raises ValueError if a number is outside its range.
+    """
+
+    weight: float = 1.0
+    guaranteed: int = 0
+    cap: int | None = None
+    paused: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0:
+            raise ValueError(f"weight must be positive, not {self.weight}")
+        if self.guaranteed < 0 or (self.cap is not None and self.cap < 0):
+            raise ValueError(f"guaranteed ({self.guaranteed}) and cap ({self.cap}) must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run at this moment. ``held``: slots by kind; ``asks``, ``slots_waiting``: in the queue; ``oldest``: the
+    ticket of its oldest ask, None if none waits."""
+
+    share: Share
+    held: Mapping[RunKind, int]
+    asks: int
+    slots_waiting: int
+    oldest: int | None
+
+    @property
+    def slots_held(self) -> int:
+        """Of all kinds."""
+        return sum(self.held.values())
+
+
+@dataclass(slots=True)
+class _Kind:
+    served: int
+    """Number of the pick that served it last."""
+    held: int = 0
+    line: FirstCome = field(default_factory=FirstCome)
+
+    def copy(self) -> _Kind:
+        return _Kind(self.served, self.held, self.line.copy())
+
+
+@dataclass(slots=True)
+class _Run:
+    """What it holds and waits for, and what follows from that: to be brought up to date after each change."""
+
+    share: Share
+    weights: Mapping[RunKind, float]
+    served: int
+    held: int = 0
+    kinds: dict[RunKind, _Kind] = field(default_factory=dict)
+    first: Ask | None = None
+    """The one to be served when it is the run's turn; None if nobody of it may be served."""
+    key: tuple[bool, float, int, int] = (True, 0.0, 0, 0)
+    """Its place among runs; valid if ``first`` is."""
+    slots_wanted: int = 0
+
+    def kind(self, name: RunKind, now: int) -> _Kind:
+        found = self.kinds.get(name)
+        if found is None:
+            found = self.kinds[name] = _Kind(now)
+        return found
+
+    def hold(self, name: RunKind, slots: int, now: int) -> None:
+        self.kind(name, now).held += slots
+        self.held += slots
+
+    def serve(self, now: int) -> Ask:
+        """Grant the ask in turn, by pick number ``now``."""
+        ask = self.first
+        assert ask is not None
+        kind = self.kinds[ask.kind]
+        kind.line.pick(ask.slots)
+        self.served = kind.served = now
+        self.hold(ask.kind, ask.slots, now)
+        self.update()
+        return ask
+
+    def update(self) -> None:
+        share, held = self.share, self.held
+        first, best = None, (0.0, 0, 0)
+        for name, kind in self.kinds.items():
+            head = kind.line.head
+            if head is not None:
+                rank = (kind.held / self.weights[name], kind.served, head.ticket)
+                if first is None or rank < best:
+                    first, best = head, rank
+        if first is None or share.paused or (share.cap is not None and held + first.slots > share.cap):
+            self.first, self.slots_wanted = None, 0
+            return
+        self.first = first
+        self.key = (held + first.slots > share.guaranteed, held / share.weight, self.served, first.ticket)
+        self.slots_wanted = self._within(None if share.cap is None else share.cap - held)
+
+    def _within(self, room: int | None) -> int:
+        """Slots it would get if it could have ``room`` more: whole groups, as if all were as large as the first."""
+        assert self.first is not None
+        waiting = self.slots_waiting
+        return waiting if room is None or room >= waiting else room - room % self.first.slots
+
+    @property
+    def slots_waiting(self) -> int:
+        return sum(kind.line.slots_wanted for kind in self.kinds.values())
+
+    @property
+    def idle(self) -> bool:
+        return not self.held and not any(kind.line for kind in self.kinds.values())
+
+    def copy(self) -> _Run:
+        copied = _Run(self.share, self.weights, self.served, self.held)
+        copied.kinds = {name: kind.copy() for name, kind in self.kinds.items()}
+        copied.first, copied.key = self.first, self.key
+        return copied
+
+    def view(self) -> RunView:
+        heads = [kind.line.head for kind in self.kinds.values()]
+        return RunView(
+            self.share,
+            {name: kind.held for name, kind in self.kinds.items() if kind.held},
+            sum(len(kind.line) for kind in self.kinds.values()),
+            self.slots_waiting,
+            min((head.ticket for head in heads if head is not None), default=None),
+        )
+
+
+class FairLine:
+    """See the module. Implements :class:`agentenv.slots.line.Line`.
+
+    A run exists while it holds or waits for slots, and is forgotten then; its share is kept with the settings.
+    """
+
+    def __init__(self, default: Share | None = None, runs: Mapping[str, Share] | None = None) -> None:
+        self._runs: dict[str, _Run] = {}
+        self._asks: dict[int, Ask] = {}
+        self._ready: dict[str, _Run] = {}
+        """Runs with somebody who may be served."""
+        self._picks = 0
+        self._slots_wanted = 0
+        self.set_shares(default or Share(), runs or {}, KIND_WEIGHTS)
+
+    def set_shares(
+        self, default: Share, runs: Mapping[str, Share], kinds: Mapping[RunKind, float] | None = None
+    ) -> None:
+        """The shares from now on: of the runs named, and of all others; leases are not ended for it.
+
+        ``kinds``: weight of every kind within its run (None: as before). Asks that are now larger than their run's
+        cap are in :meth:`too_large`.
+        """
+        if kinds is not None:
+            if set(kinds) != set(KIND_WEIGHTS) or not all(weight > 0 for weight in kinds.values()):
+                raise ValueError(f"each of {', '.join(KIND_WEIGHTS)} needs a positive weight")
+            self._kind_weights = dict(kinds)
+        self._default, self._shares = default, dict(runs)
+        for name, run in self._runs.items():
+            run.share, run.weights = self._shares.get(name, default), self._kind_weights
+            self._changed(name, run)
+
+    # -- the line -----------------------------------------------------------------------------
+
+    def push(self, ask: Ask) -> None:
+        """See Line."""
+        self._asks[ask.ticket] = ask
+        run = self._run(ask.run)
+        run.kind(ask.kind, self._picks).line.push(ask)
+        self._changed(ask.run, run)
+
+    def withdraw(self, ticket: int) -> None:
+        """See Line."""
+        ask = self._asks.pop(ticket, None)
+        if ask is not None:
+            run = self._runs[ask.run]
+            run.kinds[ask.kind].line.withdraw(ticket)
+            self._changed(ask.run, run)
+
+    def pick(self, free: int) -> Ask | None:
+        """See Line."""
+        if not self._ready:
+            return None
+        run = min(self._ready.values(), key=_key)
+        assert run.first is not None
+        if run.first.slots > free:
+            return None
+        self._picks += 1
+        before = run.slots_wanted
+        ask = run.serve(self._picks)
+        self._slots_wanted += run.slots_wanted - before
+        if run.first is None:
+            del self._ready[ask.run]
+        del self._asks[ask.ticket]
+        return ask
+
+    def took(self, run: str, kind: RunKind, slots: int = 1) -> None:
+        """See Line. It may exceed the run's cap."""
+        found = self._run(run)
+        found.hold(kind, slots, self._picks)
+        self._changed(run, found)
+
+    def gave(self, run: str, kind: RunKind, slots: int = 1) -> None:
+        """See Line."""
+        found = self._runs.get(run)
+        held = found.kinds[kind].held if found is not None and kind in found.kinds else 0
+        if found is None or slots > held:
+            raise ValueError(f"run {run!r} cannot return {slots} slots of {kind}: it holds {held}")
+        found.hold(kind, -slots, self._picks)
+        self._changed(run, found)
+
+    def position(self, ticket: int) -> int:
+        """See Line: the place among the asks of the same run and kind. What is served before it of others is in
+        :meth:`slots_ahead`."""
+        ask = self._asks.get(ticket)
+        return 0 if ask is None else self._runs[ask.run].kinds[ask.kind].line.position(ticket)
+
+    @property
+    def slots_wanted(self) -> int:
+        """See Line: without those of paused runs, and of others only what their caps allow."""
+        return self._slots_wanted
+
+    def __len__(self) -> int:
+        return len(self._asks)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._asks))
+
+    # -- views --------------------------------------------------------------------------------
+
+    def share_of(self, run: str) -> Share:
+        """What the run may have."""
+        return self._shares.get(run, self._default)
+
+    def held(self, run: str) -> int:
+        """Number of slots the run holds."""
+        found = self._runs.get(run)
+        return 0 if found is None else found.held
+
+    def runs(self) -> dict[str, RunView]:
+        """Every run that holds or waits for slots."""
+        return {name: run.view() for name, run in self._runs.items()}
+
+    def upcoming(self, limit: int = 1000) -> dict[int, int]:
+        """The tickets that would be served next if slots became free and nothing else changed, in order, each with
+        the number of slots granted before it, which is at most ``limit``. It copies
+        the queues: a few ms with 10,000 asks."""
+        heap = [(run.key, run.copy()) for run in self._ready.values()]
+        heapq.heapify(heap)
+        found: dict[int, int] = {}
+        ahead, picks = 0, self._picks
+        while heap and ahead <= limit:
+            run = heap[0][1]
+            picks += 1
+            ask = run.serve(picks)
+            found[ask.ticket] = ahead
+            ahead += ask.slots
+            if run.first is None:
+                heapq.heappop(heap)
+            else:
+                heapq.heapreplace(heap, (run.key, run))  # tickets make keys unique: runs are never compared
+        return found
+
+    def slots_ahead(self, ticket: int, limit: int = 1000) -> int | None:
+        """Number of slots granted before this ask's, see :meth:`upcoming`; None if more than ``limit``, or if it
+        could not be served at all as things are. For many tickets call upcoming once."""
+        return self.upcoming(limit).get(ticket)
+
+    def why(self, ticket: int) -> Literal["queue", "cap", "paused"] | None:
+        """What the ask waits for: its turn (or enough slots, in its turn), slots of its own run to come back, or the
+        run to be resumed. None if it is not in the line."""
+        ask = self._asks.get(ticket)
+        if ask is None:
+            return None
+        run = self._runs[ask.run]
+        if run.share.paused:
+            return "paused"
+        return "queue" if run.first is not None else "cap"
+
+    def too_large(self, total_slots: int) -> list[int]:
+        """Tickets of asks that can never be served, in order: larger than their run's cap or than the farm at its
+        largest. One of them blocks those behind it: the caller should refuse them. (A cap of 0 is a pause.)"""
+
+        def most(name: str) -> int:
+            cap = self._runs[name].share.cap
+            return total_slots if cap is None else min(cap, total_slots)
+
+        return sorted(ask.ticket for ask in self._asks.values() if ask.slots > most(ask.run) > 0)
+
+    # -- decisions about shares ---------------------------------------------------------------
+
+    def to_reclaim(self, free: int, until: int | None = None) -> list[tuple[str, RunKind]]:
+        """Whose leases should be ended for the sake of guarantees: a run and kind, whose youngest lease is meant, for
+        each slot; empty if none should.
+
+        Slots are reclaimed while asks (of tickets up to ``until``) within their runs' guarantees wait for more than
+        are ``free`` or about to be, from the run that is most above its own guarantee for its weight. Nobody falls
+        below a guarantee by it, so no slot is reclaimed to and fro.
+        """
+        missing = sum(_owed(run, until) for run in self._runs.values()) - free
+        spare = heapq.merge(*(_spare(name, run) for name, run in self._runs.items()))
+        return [(name, kind) for _, name, kind in islice(spare, max(0, missing))]
+
+    def fair_shares(self, total_slots: int) -> dict[str, float]:
+        """The number of slots each run would hold if all were divided by the rules, given what it holds and waits
+        for."""
+        return fair_shares(self.runs(), total_slots)
+
+    def __repr__(self) -> str:
+        return f"<FairLine {len(self)} waiting, {len(self._runs)} runs>"
+
+    # -- upkeep -------------------------------------------------------------------------------
+
+    def _run(self, name: str) -> _Run:
+        run = self._runs.get(name)
+        if run is None:
+            # It counts as just served. Otherwise one that comes and goes would always be before those that stay.
+            run = _Run(self._shares.get(name, self._default), self._kind_weights, self._picks)
+            self._runs[name] = run
+        return run
+
+    def _changed(self, name: str, run: _Run) -> None:
+        before = run.slots_wanted
+        run.update()
+        self._slots_wanted += run.slots_wanted - before
+        if run.first is not None:
+            self._ready[name] = run
+            return
+        self._ready.pop(name, None)
+        if run.idle:
+            del self._runs[name]
+
+
+def fair_shares(runs: Mapping[str, RunView], total_slots: int) -> dict[str, float]:
+    """Weighted max-min shares: each run gets ``weight * level`` slots, but at least its guarantee, at most its cap,
+    and not more than it holds and waits for (a paused one: than it holds); the level is what makes use of all.
+
+    If the guarantees alone exceed ``total_slots``, that is divided by weight up to the guarantees.
+    """
+    most = {name: _usable(view) for name, view in runs.items()}
+    least = {name: min(view.share.guaranteed, most[name]) for name, view in runs.items()}
+    if sum(least.values()) > total_slots:
+        least, most = dict.fromkeys(runs, 0), least
+    weights = {name: view.share.weight for name, view in runs.items()}
+    level = _level(((least[name], most[name], weights[name]) for name in runs), total_slots)
+    return {name: max(least[name], min(most[name], weights[name] * level)) for name in runs}
+
+
+def _level(bounds: Iterable[tuple[int, int, float]], total_slots: int) -> float:
+    """The level at which the shares, ``weight * level`` between least and most, amount to ``total_slots``."""
+    filled, steps = 0.0, []
+    for least, most, weight in bounds:
+        filled += least
+        steps += [(least / weight, weight), (most / weight, -weight)]  # where it begins and where it ceases to grow
+    level = growth = 0.0
+    for at, change in sorted(steps):
+        reached = filled + growth * (at - level)
+        if reached >= total_slots:
+            return level + (total_slots - filled) / growth if growth else level
+        filled, level, growth = reached, at, growth + change
+    return level
+
+
+def _usable(view: RunView) -> int:
+    """Slots that the run could hold now."""
+    if view.share.paused:
+        return view.slots_held
+    wanted = view.slots_held + view.slots_waiting
+    return wanted if view.share.cap is None else min(wanted, view.share.cap)
+
+
+def _owed(run: _Run, until: int | None) -> int:
+    """Slots that the run must get within its guarantee for its asks of tickets up to ``until`` to be served."""
+    if run.first is None or run.held + run.first.slots > run.share.guaranteed:
+        return 0
+    virtual = run.copy()
+    granted = owed = 0
+    while virtual.first is not None and virtual.held + virtual.first.slots <= run.share.guaranteed:
+        ask = virtual.serve(virtual.served + 1)
+        granted += ask.slots
+        if until is None or ask.ticket <= until:
+            owed = granted
+    return owed
+
+
+def _spare(name: str, run: _Run) -> Iterator[tuple[float, str, RunKind]]:
+    """The run's slots above its guarantee in the order in which it gives them up, with what they sort by among runs:
+    how far above its guarantee it is, for its weight."""
+    kinds = (kind for kind in RECLAIM_ORDER if kind in run.kinds for _ in range(run.kinds[kind].held))
+    for above, kind in zip(range(run.held - run.share.guaranteed, 0, -1), kinds, strict=False):
+        yield -above / run.share.weight, name, kind

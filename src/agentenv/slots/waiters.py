@@ -1,0 +1,144 @@
+"""Who waits for slots: requests in line, requests whose turn it is, and their deadlines. Pure."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from agentenv.slots.line import Ask, Line
+from agentenv.wire.leases import NO_TAGS, Tags
+
+
+@dataclass(frozen=True)
+class SlotRequest:
+    """Slots for these trajectories, all or none. ``request_id`` makes a repeated request to a container find the lease
+    it has made: the lease of the n-th trajectory is requested as ``request_id-n``. Empty: it will not be repeated."""
+
+    trajectories: tuple[str, ...]
+    tags: Tags = NO_TAGS
+    request_id: str = ""
+    ttl_s: float | None = None
+    """Of the leases; None: the pool's."""
+
+    def id_of(self, position: int) -> str:
+        """The request id for one of the trajectories."""
+        return f"{self.request_id}-{position}" if self.request_id else ""
+
+
+@dataclass
+class Waiter:
+    """A request in the queue, or (``served``) one whose turn it is: ``leases`` has the lease of each trajectory, None
+    where it has to be requested (again). ``confirmed``: how many of them the containers have granted."""
+
+    ticket: int
+    request: SlotRequest
+    since: float
+    deadline: float
+    served: bool = False
+    leases: list[int | None] = field(default_factory=list)
+    confirmed: int = 0
+
+    @property
+    def missing(self) -> list[int]:
+        """Positions of the trajectories without a lease."""
+        return [position for position, lease in enumerate(self.leases) if lease is None]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every lease was granted."""
+        return self.confirmed == len(self.leases)
+
+
+class Waiters:
+    """The waiters of one ledger. Whose turn it is, its line decides; a waiter that a container refused is served before
+    everybody in line, because it has had its turn."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self._by_ticket: dict[int, Waiter] = {}
+        self._short: list[int] = []
+        """Tickets of waiters whose turn it is and that miss a lease, in order."""
+        self._deadlines: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        """How many wait for a free slot: not those whose slots are being requested."""
+        return len(self.line) + len(self._short)
+
+    def all(self) -> Iterable[Waiter]:
+        """Every waiter without an answer."""
+        return self._by_ticket.values()
+
+    @property
+    def slots_wanted(self) -> int:
+        """Free slots they could use now."""
+        return self.line.slots_wanted + sum(len(self._by_ticket[ticket].missing) for ticket in self._short)
+
+    def get(self, ticket: int) -> Waiter | None:
+        """The waiter with this ticket, if it still waits."""
+        return self._by_ticket.get(ticket)
+
+    def add(self, waiter: Waiter) -> None:
+        """At the end of the line, for its run."""
+        request = waiter.request
+        waiter.leases = [None] * len(request.trajectories)
+        self._by_ticket[waiter.ticket] = waiter
+        self.line.push(Ask(waiter.ticket, len(waiter.leases), request.tags.run, request.tags.kind))
+        heapq.heappush(self._deadlines, (waiter.deadline, waiter.ticket))
+
+    def next(self, free: int) -> Waiter | None:
+        """The waiter that gets slots now, with ``free`` of them free; None if nobody does."""
+        if free <= 0:
+            return None
+        if self._short:
+            return self._by_ticket[self._short[0]]
+        ask = self.line.pick(free)
+        if ask is None:
+            return None
+        waiter = self._by_ticket[ask.ticket]
+        waiter.served = True
+        self._short.append(waiter.ticket)
+        return waiter
+
+    def lease_requested(self, waiter: Waiter, position: int, lease: int) -> None:
+        """A lease is being requested for one of its trajectories."""
+        waiter.leases[position] = lease
+        if not waiter.missing:
+            del self._short[bisect_left(self._short, waiter.ticket)]
+
+    def lease_refused(self, waiter: Waiter, position: int) -> None:
+        """That lease will not be had: another has to be requested."""
+        if not waiter.missing:
+            insort(self._short, waiter.ticket)
+        waiter.leases[position] = None
+
+    def remove(self, ticket: int) -> Waiter | None:
+        """It has its slots, or has left. Slots counted to its run that it has no lease of are given back; each of its
+        leases counts until it ends."""
+        waiter = self._by_ticket.pop(ticket, None)
+        if waiter is None:
+            return None
+        if not waiter.served:
+            self.line.withdraw(ticket)
+        elif missing := waiter.missing:
+            del self._short[bisect_left(self._short, ticket)]
+            self.line.gave(waiter.request.tags.run, waiter.request.tags.kind, len(missing))
+        return waiter
+
+    def position(self, waiter: Waiter) -> int:
+        """1: next in the queue; 0: its slots are being requested."""
+        if not waiter.served:
+            return len(self._short) + self.line.position(waiter.ticket)
+        return bisect_left(self._short, waiter.ticket) + 1 if waiter.missing else 0
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline; None if nobody waits."""
+        while self._deadlines and self._deadlines[0][1] not in self._by_ticket:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def due(self, now: float) -> Waiter | None:
+        """A waiter whose deadline has passed, the earliest first."""
+        deadline = self.next_deadline()
+        return self._by_ticket[self._deadlines[0][1]] if deadline is not None and deadline <= now else None

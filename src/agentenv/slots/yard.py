@@ -1,0 +1,391 @@
+"""Keeps the containers of a pool or a farm: carries out the decisions of the ledger and of the scale policy.
+
+Whoever hands the slots on to trajectories is the yard's *desk*: a :class:`agentenv.slots.pool.SlotPool` to futures of
+its own process, a farm service to its clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import statistics
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import aiohttp
+
+from agentenv.config import PoolSettings
+from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.http import open_session
+from agentenv.errors import AgentEnvError, ConnectionLostError, InfraError, SandboxUnavailableError
+from agentenv.slots.backends.base import (
+    ContainerBackend,
+    ContainerDraining,
+    ContainerEvent,
+    ContainerGone,
+    ContainerStarted,
+    StartFailed,
+)
+from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
+from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
+from agentenv.slots.ledger import Ledger
+from agentenv.slots.line import Line
+from agentenv.slots.records import Holder, holder_of
+from agentenv.slots.scaler import Scaler
+from agentenv.slots.statistics import PoolStatistics, Tally
+from agentenv.tasks import TaskSet, report_failure
+from agentenv.wire.leases import SlotReport
+from agentenv.wire.states import SlotState
+
+logger = logging.getLogger(__name__)
+
+_UPKEEP_MIN_S, _UPKEEP_MAX_S = 0.01, 1.0
+"""Interval between checks of deadlines and scaling: a burst of events is handled at once."""
+_HEARTBEAT = "heartbeat"
+_STARTS_KEPT = 32
+
+
+class Desk(Protocol):
+    """Hands slots on to those who asked for them. Nothing here waits or raises."""
+
+    def hand_over(self, granted: HandOver, link: ContainerLink) -> None:
+        """A waiter has this lease; its key is at the link."""
+
+    def fail(self, ticket: int, error: AgentEnvError) -> None:
+        """A waiter gets no slot."""
+
+    def expire(self, expired: Sequence[Expire]) -> None:
+        """The deadline of these waiters has passed."""
+
+    def lease_ended(self, lease: int, error: AgentEnvError) -> None:
+        """A lease has ended that its holder has not released."""
+
+    def unavailable(self, failed: StartFailed) -> AgentEnvError:
+        """The error for every waiter when no container can ever serve."""
+
+
+class Yard:
+    """The containers, and the ledger of their slots. One event loop."""
+
+    def __init__(
+        self,
+        backend: ContainerBackend,
+        settings: PoolSettings,
+        desk: Desk,
+        *,
+        clock: Callable[[], float],
+        line: Line | None = None,
+        link: Callable[..., ContainerLink] = ContainerLink,
+    ) -> None:
+        """``clock`` gives monotonic seconds; timers use the event loop's. ``link`` makes the link to a container."""
+        self.settings = settings
+        self.ledger = Ledger(line)
+        self.tally = Tally()
+        self.links: dict[str, ContainerLink] = {}
+        self.start_failed: StartFailed | None = None
+        """Why the last container did not start; None once another has started."""
+        self._backend = backend
+        self._desk = desk
+        self._clock = clock
+        self._make_link = link
+        self._scaler = Scaler(backend, settings, clock())
+        self._request_limits = RequestLimits()
+        self._tasks = TaskSet()
+        """By container: its heartbeat, and the requests that are under way to it."""
+        self._reclaiming: dict[int, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+        self._upkeep: list[asyncio.Task[None]] = []
+        self._replacing = TaskSet()
+        self._session: aiohttp.ClientSession | None = None
+        self._closing = False
+        self._missing_since: float | None = None
+        """Since when there have been fewer containers than wanted."""
+        self._starts_s: deque[float] = deque(maxlen=_STARTS_KEPT)
+
+    # -- opening and closing ------------------------------------------------------------------
+
+    @property
+    def opened(self) -> bool:
+        """Whether it was opened before."""
+        return self._session is not None
+
+    async def open(self) -> None:
+        """Open the backend and begin. Raises AgentEnvError; then it has to be closed all the same."""
+        self._session = open_session()
+        await self._backend.__aenter__()
+        self._upkeep = [
+            asyncio.create_task(self._read_events(), name="pool events"),
+            asyncio.create_task(self._keep_up(), name="pool upkeep"),
+        ]
+        for task in self._upkeep:
+            task.add_done_callback(report_failure)
+        await self._scaler.start(self._clock())
+
+    def stop_events(self) -> None:
+        """Closing has begun: containers that appear from now on are not used."""
+        self._closing = True
+
+    async def close(self, grace_s: float) -> None:
+        """Wait for requests that are under way, at most ``grace_s``; then close the backend."""
+        self.stop_events()
+        until = self._clock() + grace_s
+        while (unfinished := self._unfinished()) and (left_s := until - self._clock()) > 0:
+            await asyncio.wait(unfinished, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        for container in self._tasks.keys:
+            self._drop(container)
+        try:
+            await self._backend.__aexit__(None, None, None)
+        finally:
+            for task in self._upkeep:
+                task.cancel()
+            await asyncio.gather(*self._upkeep, return_exceptions=True)
+            await self._tasks.aclose()
+            await self._replacing.aclose()
+            if self._session is not None:
+                await self._session.close()
+
+    def _unfinished(self) -> set[asyncio.Task[None]]:
+        return {task for task in self._tasks if not task.get_name().startswith(_HEARTBEAT)}
+
+    # -- performing ---------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something changed: decide again about deadlines and scaling."""
+        self._wake.set()
+
+    def perform(self, commands: Iterable[Command]) -> None:
+        """Carry out the ledger's commands. Never waits: what takes time becomes a task."""
+        expired: list[Expire] = []
+        for command in commands:
+            match command:
+                case Grant():
+                    self._tasks.start(command.container, self._request_lease(command), "lease")
+                case HandOver():
+                    self._desk.hand_over(command, self.links[command.container])
+                case Expire():
+                    expired.append(command)
+                case EndLease():
+                    self._desk.lease_ended(command.lease, command.error)
+                case Reclaim():
+                    self._start_reclaim(command)
+                case Retire():
+                    self._give_up(command.container, command.reason)
+        if expired:
+            self._desk.expire(expired)
+
+    def returning(self, lease: int) -> asyncio.Task[None] | None:
+        """The task that has the slot of this lease reset; None if there is none."""
+        return self._reclaiming.get(lease)
+
+    def count(self, error: AgentEnvError) -> None:
+        """Count an error by its code."""
+        self.tally.faults[error.code] += 1
+
+    async def _request_lease(self, grant: Grant) -> None:
+        link = self.links[grant.container]
+        try:
+            epoch = await link.lease(grant)
+        except AgentEnvError as error:
+            self.count(error)
+            if isinstance(error, ConnectionLostError):
+                self.ledger.suspect(grant.container)
+                link.hurry()
+            elif isinstance(error, SandboxUnavailableError):
+                self.ledger.drain(grant.container)
+            self.perform(self.ledger.refuse(grant.lease, self._clock()))
+        except Exception as error:
+            # A bug of ours, or a request that cannot be encoded: every other slot would fail the same way.
+            logger.exception("slot %d of %s could not be requested", grant.slot, grant.container)
+            self._refuse_for_good(
+                grant, InfraError(f"the lease of {grant.trajectory!r} could not be requested: {error!r}")
+            )
+        else:
+            self.perform(self.ledger.confirm(grant.lease, self._clock(), epoch))
+            if (report := link.latest(grant.slot)) is not None:  # it may have come before the answer
+                self._reported(grant.container, report)
+
+    def _refuse_for_good(self, grant: Grant, error: AgentEnvError) -> None:
+        ticket = self.ledger.ticket_of(grant.lease)
+        self.perform(self.ledger.refuse(grant.lease, self._clock()))
+        if ticket is not None:
+            self._desk.fail(ticket, error)
+            self.perform(self.ledger.withdraw(ticket, self._clock()))
+
+    def _start_reclaim(self, command: Reclaim) -> None:
+        task = self._tasks.start(command.container, self._reclaim(command), "reclaim")
+        if (lease := command.lease) is not None:
+            self._reclaiming[lease] = task
+            task.add_done_callback(lambda _: self._reclaiming.pop(lease, None))
+
+    async def _reclaim(self, command: Reclaim) -> None:
+        began = self._clock()
+        container, slot = command.container, command.slot
+        reason = f"the reset of slot {slot} takes longer than {self.settings.reset_timeout_s:g} s"
+        late = functools.partial(self._stuck, container, reason)
+        found = await self.links[container].reclaim(command, late)
+        self.tally.resets.add(self._clock() - began)
+        if isinstance(found, Holder):
+            self.perform(self.ledger.taken(container, slot, found, self._clock()))
+            return
+        done = self.ledger.freed if found is SlotState.free else self.ledger.quarantined
+        self.perform(done(container, slot, self._clock()))
+
+    def _stuck(self, container: str, reason: str) -> None:
+        self.perform(self.ledger.stuck(container, reason))
+
+    # -- containers ---------------------------------------------------------------------------
+
+    async def _read_events(self) -> None:
+        async for event in self._backend.events():
+            if not self._closing or isinstance(event, ContainerGone):
+                try:
+                    self._on_event(event)
+                except Exception:  # the next event must be processed whatever happened with this one
+                    logger.exception("an event of the backend could not be processed: %r", event)
+                self._wake.set()
+
+    def _on_event(self, event: ContainerEvent) -> None:
+        match event:
+            case ContainerStarted(handle):
+                self._container_started(handle)
+            case ContainerDraining(container):
+                self.ledger.drain(container)
+            case ContainerGone(container, reason):
+                self._lose(container, reason)
+            case StartFailed():
+                logger.warning("a container did not start: %s", event.reason)
+                self.tally.faults["start_failed"] += 1
+                self.start_failed = event
+        if (failed := self.hopeless()) is not None:
+            tickets, commands = self.ledger.dismiss_waiters(self._clock())
+            for ticket in tickets:
+                self._desk.fail(ticket, self._desk.unavailable(failed))
+            self.perform(commands)
+
+    def _container_started(self, handle: ContainerHandle) -> None:
+        self.start_failed = None
+        self._scaler.slots_per_container = handle.slots
+        if self._missing_since is not None:
+            self._starts_s.append(self._clock() - self._missing_since)
+        link = self._make_link(
+            handle,
+            self._session,
+            self.settings,
+            self._request_limits,
+            self._clock,
+            generation=self._backend.generation,
+        )
+        self.links[handle.id] = link
+        self.ledger.started(handle.id, handle.index)
+        self._tasks.start(handle.id, self._attend(link), _HEARTBEAT)
+
+    def hopeless(self) -> StartFailed | None:
+        """Why no container can ever serve; None while there is hope."""
+        failed = self.start_failed
+        return failed if failed is not None and failed.permanent and not self.links else None
+
+    async def _attend(self, link: ContainerLink) -> None:
+        """Read the inventory, then follow the container until its end."""
+        container = link.handle.id
+        try:
+            states, holders = await link.inventory()
+        except AgentEnvError as error:
+            self.count(error)
+            self._give_up(container, f"its slots could not be listed: {error}")
+            return
+        self.perform(self.ledger.inventory(container, states, self._clock(), holders))
+        link.listed = True
+        try:
+            await link.keep_in_touch(
+                lambda ended: self._heard(container, ended),
+                lambda liveness: self._silent(container, liveness),
+                lambda report: self._reported(container, report),
+            )
+        except Exception as error:  # nobody would renew its leases any more
+            logger.exception("the heartbeat of %s failed", container)
+            self._give_up(container, f"its heartbeat failed: {error!r}")
+
+    def _heard(self, container: str, ended: Ended) -> None:
+        now = self._clock()
+        for lease, why in ended.items():
+            self.perform(self.ledger.stale(lease, now, why))
+        self.perform(self.ledger.recovered(container, now))
+        link = self.links.get(container)
+        if link is not None and link.supervisor_silent_s > self.settings.reset_timeout_s:
+            self._stuck(container, f"its supervisor has not responded for {link.supervisor_silent_s:.0f} s")
+
+    def _reported(self, container: str, report: SlotReport) -> None:
+        holder = holder_of(report)
+        now = self._clock()
+        self.perform(self.ledger.reported(container, report.slot, report.state, report.epoch, holder, now))
+
+    def _silent(self, container: str, liveness: Liveness) -> None:
+        if liveness is Liveness.gone:
+            self._give_up(container, f"it has not responded for {self.settings.gone_after_s:g} s")
+        else:
+            self.ledger.suspect(container)
+
+    def _give_up(self, container: str, reason: str) -> None:
+        """Replace a container: its leases end, the backend starts another."""
+        logger.warning("container %s is replaced: %s", container, reason)
+        self._lose(container, reason)
+        self._replacing.start(container, self._backend.replace(container, reason), "replacement")
+
+    def _lose(self, container: str, reason: str) -> None:
+        self._drop(container)
+        self.perform(self.ledger.lose(container, reason, self._clock()))
+
+    def _drop(self, container: str) -> None:
+        self.links.pop(container, None)
+        self._tasks.cancel(container)
+
+    # -- upkeep -------------------------------------------------------------------------------
+
+    async def _keep_up(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                self.perform(self.ledger.tick(self._clock()))
+                await self._scaler.follow(self.ledger, self._clock())
+                self._note_missing()
+            except AgentEnvError:
+                pass  # logged there, retried in the next round
+            except Exception:  # without this task no waiter's deadline would pass
+                logger.exception("a round of the pool's upkeep failed")
+                await asyncio.sleep(_UPKEEP_MAX_S)
+            await asyncio.sleep(_UPKEEP_MIN_S)
+            due = self.ledger.next_deadline()
+            left_s = _UPKEEP_MAX_S if due is None else min(_UPKEEP_MAX_S, due - self._clock())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, left_s)):
+                    await self._wake.wait()
+
+    def _note_missing(self) -> None:
+        if len(self.links) >= self.goal:
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = self._clock()
+
+    # -- views --------------------------------------------------------------------------------
+
+    @property
+    def goal(self) -> int:
+        """How many containers are wanted now."""
+        return self._scaler.goal
+
+    @property
+    def slots_per_container(self) -> int:
+        """As the last container had; before the first, a large number."""
+        return self._scaler.slots_per_container
+
+    @property
+    def start_s(self) -> float | None:
+        """Median time from wanting another container until it ran, of the last starts; None before the first."""
+        return statistics.median(self._starts_s) if self._starts_s else None
+
+    def statistics(self) -> PoolStatistics:
+        """A snapshot."""
+        return self.tally.statistics(self.ledger, self._scaler.goal, self.settings.max_containers)
