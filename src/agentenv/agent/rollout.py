@@ -27,9 +27,12 @@ from agentenv.agent.token_sequences import TokenSequence, sequences_of
 from agentenv.agent.transcript import FinishReason, PhaseName, SequenceSummary, Transcript
 from agentenv.agent.turns import Turns
 from agentenv.backoff import pause_s
-from agentenv.errors import AgentEnvError, SlotDestroyedError, TaskError
+from agentenv.errors import AgentEnvError, LeaseReclaimedError, SlotDestroyedError, TaskError
 
 MAX_RETRY_DELAY_S = 30.0
+MOST_RECLAIMS = 20
+"""How often a rollout starts again because a farm took its slot back. That costs none of its attempts; but a run that
+is reclaimed this often has no place on the farm."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class RolloutServices:
     model_for: Callable[[str], Model]
     handle_for: Callable[[Session], Handle]
     turns: Turns
-    acquire_timeout_s: float = 30.0
+    acquire_timeout_s: float | None = 30.0
+    """None: as long as the pool finds right."""
     infra_retries: int = 2
     infra_retry_delay_s: float = 0.0
     """Pause, without a slot, before the second attempt; doubled before each further one, up to 30 s."""
@@ -88,8 +92,10 @@ class Rollout:
         self._retries_left = retries_together
 
     async def run(self, trajectory: str) -> Transcript:
-        """One member of a group: at most ``1 + infra_retries`` attempts, each on a new slot."""
+        """One member of a group: at most ``1 + infra_retries`` attempts, each on a new slot. Attempts that end because
+        a farm takes the slot back are not counted."""
         earlier: list[str] = []
+        reclaims = 0
         while True:
             number = len(earlier) + 1
             attempt = Attempt(trajectory if number == 1 else f"{trajectory}-try{number}")
@@ -98,13 +104,17 @@ class Rollout:
                 return self._transcript(attempt, trajectory, await self._destroyed(attempt, error), earlier)
             if error is None:
                 return self._transcript(attempt, trajectory, None, earlier)
-            again = self._another(error, attempt, number)
+            if isinstance(error, LeaseReclaimedError):
+                reclaims += 1
+                again = reclaims <= MOST_RECLAIMS
+            else:
+                again = self._another(error, attempt, number - reclaims)
             if error.fault != "task":
                 self._log_attempt(error, trajectory, number, again=again)
             if not again:
                 return self._transcript(attempt, trajectory, error, earlier)
             earlier.append(_named(error))
-            await asyncio.sleep(pause_s(self._farm.infra_retry_delay_s, MAX_RETRY_DELAY_S, number))
+            await asyncio.sleep(pause_s(self._farm.infra_retry_delay_s, MAX_RETRY_DELAY_S, number - reclaims))
 
     def _log_attempt(self, error: AgentEnvError, trajectory: str, number: int, *, again: bool) -> None:
         then = "a new attempt follows" if again else "not scored"

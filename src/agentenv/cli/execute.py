@@ -17,6 +17,7 @@ import typer
 from agentenv.cli.options import (
     BackendOption,
     DownloadOption,
+    FarmOption,
     Isolation,
     IsolationOption,
     JobOption,
@@ -59,6 +60,7 @@ def execute(
     backend: BackendOption = None,
     job: JobOption = None,
     own: OwnOption = False,
+    farm: FarmOption = False,
     upload: UploadOption = None,
     download: DownloadOption = None,
     with_stdin: Annotated[bool, typer.Option("--stdin", help="Pass standard input to the command.")] = False,
@@ -83,6 +85,7 @@ def execute(
       agentenv exec --upload pkg --download pkg/dist:dist make -C pkg dist
       agentenv exec --network git ls-remote https://example.org/repo.git
       agentenv exec --backend nomad cat /etc/os-release
+      agentenv exec --farm uname -a
       echo hello | agentenv exec --stdin tr a-z A-Z
     """
     from agentenv.farm import open
@@ -93,7 +96,7 @@ def execute(
         arguments["stdin"] = _standard_input()
     chosen = backend_of(backend)
     alone = own or network or isolation is not Isolation.auto
-    opened = open.open_farm(settings, chosen, own=alone, job=job)
+    opened = open.open_farm(settings, chosen, own=alone, job=job, service=farm)
     shown = None if as_json else _write
     result, lost = run_to_end(_run(opened, arguments, timeout_s, upload or [], download or [], shown))
     if not with_stdin and waiting_bytes(sys.stdin):
@@ -144,7 +147,7 @@ async def _run(
     from agentenv.cli.upload import get_all, named, put_all, targets
 
     sources, sinks = named(upload), targets(download)
-    async with opened as executor, executor.open("agentenv-exec") as session:
+    async with opened as executor, executor.open("agentenv-exec", kind="interactive") as session:
         await put_all(session.lease, sources)
         result = await session.call("bash", arguments, timeout_s=timeout_s, on_output=on_output)
         try:

@@ -9,8 +9,12 @@ import typer
 
 from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_of
 from agentenv.cli.output import EXIT_NOT_ALL_WELL, err, escape, out, print_json, run_to_end, verb
-from agentenv.farm.orphans import UNATTENDED_AFTER_S, Orphan
+from agentenv.errors import ConfigError
+from agentenv.farm.orphans import KEPT, UNATTENDED_AFTER_S, Orphan
 from agentenv.slots.backends.registry import Backend
+
+_MAY_STAY = ("lease", KEPT)
+"""Kinds that are in order as they are, and only removed on request."""
 
 
 @verb
@@ -35,12 +39,17 @@ def gc(
             help="Nomad: a run without heartbeats for this long is dead.",
         ),
     ] = UNATTENDED_AFTER_S,
+    kept: Annotated[
+        str | None,
+        typer.Option(metavar="FARM", help="End the containers of this kept farm of this machine, if nobody runs it."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Remove orphaned resources. Anything still in use is left alone.
 
     local: cgroups and directories of dead containers, announcements of dead farms and processes.
-    Normally not needed: the next container to start does the same.
+    Normally not needed: the next container to start does the same. Running containers of a kept farm that nobody
+    runs are shown: whoever opens the farm next has them again. --kept ends them.
 
     nomad: jobs of dead runs (no container has received a heartbeat for a while; farms left running by
     `agentenv up` are not removed), jobs without containers for a long time (only stopped: a live run
@@ -60,14 +69,18 @@ def gc(
     from agentenv.farm.gc_leases import orphaned_leases
 
     chosen = backend_of(backend)
+    if kept is not None and chosen is not Backend.local:
+        raise ConfigError("--kept", f"is not valid with {chosen}", next_step="leave out --backend")
     access = access_to(chosen, job)
     with err().status("looking"):
         if chosen is Backend.nomad:
             found = run_to_end(_on_nomad(job, unattended_after_s, dry_run=dry_run))
         else:
             found = _on_this_machine(dry_run=dry_run)
+        if chosen is Backend.local:
+            found += run_to_end(_kept_farms(kept, dry_run=dry_run))
         found += run_to_end(orphaned_leases(access, observe_s, end=end_leases and not dry_run))
-    left = [orphan for orphan in found if orphan.problem and orphan.kind != "lease"]
+    left = [orphan for orphan in found if orphan.problem and orphan.kind not in _MAY_STAY]
     if as_json:
         print_json(_document(chosen, found, dry_run=dry_run))
     else:
@@ -97,6 +110,13 @@ def _on_this_machine(*, dry_run: bool) -> list[Orphan]:
         for directory in swept_directories(state)
         for swept in sweep(directory)
     ]
+
+
+async def _kept_farms(ending: str | None, *, dry_run: bool) -> list[Orphan]:
+    from agentenv.config import state_dir
+    from agentenv.farm.gc_kept import collect
+
+    return await collect(state_dir(), ending, dry_run=dry_run)
 
 
 def _document(backend: Backend, found: list[Orphan], *, dry_run: bool) -> dict[str, object]:

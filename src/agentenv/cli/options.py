@@ -58,6 +58,21 @@ IsolationOption = Annotated[
         "AGENTENV_ISOLATION=user makes it user."
     ),
 ]
+FarmUrlOption = Annotated[
+    str | None,
+    typer.Option("--url", help="The farm's address; by default AGENTENV_FARM_URL, else the service of this machine."),
+]
+FarmTokenOption = Annotated[
+    str | None,
+    typer.Option("--token", help="A token of the farm, or file:PATH; by default AGENTENV_FARM_TOKEN."),
+]
+FarmOption = Annotated[
+    bool,
+    typer.Option(
+        "--farm",
+        help="Take the slot from a farm service: AGENTENV_FARM_URL and AGENTENV_FARM_TOKEN, else that of this machine.",
+    ),
+]
 TimeoutOption = Annotated[
     float,
     typer.Option("--timeout", min=0.001, max=LONGEST_TIMEOUT_S, metavar="SECONDS", help="Time limit of a command."),

@@ -20,6 +20,7 @@ import typer
 
 from agentenv.cli.options import (
     BackendOption,
+    FarmOption,
     Isolation,
     IsolationOption,
     JobOption,
@@ -58,6 +59,7 @@ def shell(
     backend: BackendOption = None,
     job: JobOption = None,
     own: OwnOption = False,
+    farm: FarmOption = False,
     upload: UploadOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No banner.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the result of each line as one line of JSON.")] = False,
@@ -88,12 +90,12 @@ def shell(
     settings = open.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
     sources = named(upload or [])
     alone = own or network or isolation is not Isolation.auto
-    opened = open.open_farm(settings, backend_of(backend), own=alone, job=job)
+    opened = open.open_farm(settings, backend_of(backend), own=alone, job=job, service=farm)
     with (
         _ending_signals_raise(),
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(opened) as executor,
-        portal.wrap_async_context_manager(executor.open("agentenv-shell")) as session,
+        portal.wrap_async_context_manager(executor.open("agentenv-shell", kind="interactive")) as session,
     ):
         portal.call(put_all, session.lease, sources)
         on_terminal = not as_json and sys.stdin.isatty() and sys.stdout.isatty()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import DockerException, NotFound
+from docker.errors import APIError, DockerException
 
 from agentenv.config import NomadSettings, cache_dir
 from agentenv.dev import HTTP_PORT, agent, docker_engine, program, slot_check
@@ -208,8 +208,7 @@ def _clear(place: AgentPlace) -> None:
     else:
         with contextlib.closing(client):
             for container in containers_of(client, place):
-                with contextlib.suppress(NotFound):
-                    container.remove(force=True)
+                remove_container(container)
     agent.remove(place)
 
 
@@ -220,6 +219,15 @@ def containers_of(client: docker.DockerClient, place: AgentPlace) -> list[docker
     except (DockerException, OSError) as error:
         raise SandboxUnavailableError(f"the Docker engine failed: {error}", next_step="see the engine's log") from error
     return [one for one in found if _mounted_from(one.attrs.get("Mounts") or [], place.data_dir)]
+
+
+def remove_container(container: docker.models.containers.Container) -> None:
+    """Kill and remove it; one that is gone, or already being removed, is no error."""
+    try:
+        container.remove(force=True)
+    except APIError as error:
+        if error.status_code not in (404, 409):
+            raise
 
 
 def _mounted_from(mounts: list[dict[str, str]], directory: Path) -> bool:

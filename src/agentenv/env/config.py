@@ -41,9 +41,9 @@ from agentenv.config import (
     no_such_setting,
     parse_bind,
 )
+from agentenv.env.farm import FarmFields, refuse_farm_contradictions
 from agentenv.env.older_names import as_set, in_step, take_aliases, with_names_of_here
 from agentenv.errors import ConfigError
-from agentenv.slots.backends.registry import BackendName
 from agentenv.tools.distributions import distribution
 from agentenv.tools.schema import closest
 from agentenv.tools.toolsets import TOOL_ALIASES, refuse_absent
@@ -87,7 +87,7 @@ JsonObject = Annotated[dict[str, Any], BeforeValidator(_parse_object)]
 TextObject = Annotated[dict[str, str], BeforeValidator(_parse_object)]
 
 
-class AgentFields(BaseModel):
+class AgentFields(FarmFields):
     """Settings of an agent environment. Raises ConfigError naming the field of the first contradiction."""
 
     model_config = ConfigDict(extra="forbid")
@@ -97,8 +97,9 @@ class AgentFields(BaseModel):
     """Whether a rollout that reaches its last turn is scored in that harness, as it is here."""
 
     # Where tools run
-    tool_pool_mode: BackendName = Field(
-        default="local", description="local: processes here; nomad: a cluster's; fake: no isolation, for tests"
+    tool_pool_mode: Literal["local", "nomad", "farm", "fake"] = Field(
+        default="local",
+        description="local: processes here; nomad: a cluster's; farm: a farm service's; fake: no isolation, for tests",
     )
     allow_network: bool = Field(default=False, description="Give slots network access")
     require_sandbox: bool | None = Field(
@@ -489,6 +490,7 @@ def _refuse_contradictions(config: AgentFields) -> None:
             "agent_keep_tool_outputs", "has no effect without agent_context_tokens", next_step="set both, or neither"
         )
     _refuse_nomad_contradictions(config)
+    refuse_farm_contradictions(config)
 
 
 def _refuse_nomad_contradictions(config: AgentFields) -> None:

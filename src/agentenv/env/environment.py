@@ -50,6 +50,7 @@ from agentenv.agent.transcript import Transcript
 from agentenv.agent.turns import Turns
 from agentenv.config import explain
 from agentenv.env.config import AgentFields, check_arguments, explained, joined_negatives
+from agentenv.env.farm import farm_pool, slots_of
 from agentenv.env.model_servers import SERVERS, address_of, expect_servers, server_type_of, with_tokenizer
 from agentenv.env.models import EnvModels
 from agentenv.env.older_names import differing_defaults, with_flags_of_here
@@ -63,8 +64,10 @@ from agentenv.metrics.exporter import Meter
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
+from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.leases import RunKind
 
 if TYPE_CHECKING:
     from agentenv.api.tool_server.core import ToolServer
@@ -209,7 +212,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             item for item in [await self.get_next_item() for _ in range(self.config.eval_items)] if item is not None
         ]
         counted = self.progress.verb != "serve"  # where the results are those of training
-        rollouts = await asyncio.gather(*(self._roll_out(item, 1, counted=counted) for item in items))
+        rollouts = await asyncio.gather(*(self._roll_out(item, 1, kind="eval", counted=counted) for item in items))
         metrics, samples = summary(list(itertools.chain(*rollouts)))
         if not counted:
             self.progress.say(f"evaluation at step {self.curr_step}: {metrics}")
@@ -295,24 +298,21 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             with outside_rollouts("build_tools"):
                 catalog = self.build_tools()
             meter = Meter(config.tool_pool_mode, config.metrics_port, config.metrics_host)
-            with outside_rollouts("build_backend"):
-                backend = self.build_backend()
-            pool = await stack.enter_async_context(SlotPool(backend, config.pool_settings()))
+            pool, slots, patience_s = await self._open_pool(stack)
             tools, run = self._env_tools.runnable(catalog)
             executor = await stack.enter_async_context(
                 ToolExecutor(pool, tools, config.executor_settings(), external=run, observer=meter.observer)
             )
             if url := await stack.enter_async_context(meter.serving(pool, executor)):
                 logger.info("metrics are at %s", url)
-            async with await pool.lease("setup", timeout_s=config.start_timeout_s):
-                logger.info("slots are available: %r", pool)
+            logger.info("slots are available: %r", pool)
             self._farm = RolloutServices(
                 sessions=executor,
                 tools=tuple(catalog.openai_tools()),
                 model_for=self.model_for,
                 handle_for=ToolContext,
-                turns=Turns(config.max_containers * config.slots_per_container, kept=config.hook_slots),
-                acquire_timeout_s=config.acquire_timeout_s,
+                turns=Turns(slots, kept=config.hook_slots),
+                acquire_timeout_s=patience_s,
                 infra_retries=config.infra_retries,
                 infra_retry_delay_s=config.infra_retry_delay_s,
                 verification=config.verification,
@@ -321,6 +321,21 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             self._group_farms = self._env_tools.group_farms(self._farm, executor, catalog)
             await call_hook("setup_agent_env", self.setup_agent_env)
             self._resources = stack.pop_all()
+
+    async def _open_pool(self, stack: AsyncExitStack) -> tuple[SlotPool | FarmPool, int, float | None]:
+        """An open pool with a slot that works, how many slots there are for rollouts, and how long to wait for one."""
+        config: AgentEnvConfig = self.config
+        if config.tool_pool_mode == "farm":
+            shared = await stack.enter_async_context(farm_pool(config, config.wandb_name or self.name))
+            assert shared.info is not None
+            # A full farm is no failure: its pool knows when waiting is in vain.
+            return shared, slots_of(shared.info, config), None
+        with outside_rollouts("build_backend"):
+            backend = self.build_backend()
+        own = await stack.enter_async_context(SlotPool(backend, config.pool_settings()))
+        async with await own.lease("setup", timeout_s=config.start_timeout_s):
+            pass
+        return own, config.max_containers * config.slots_per_container, config.acquire_timeout_s
 
     async def close(self) -> None:
         """End every rollout, then close everything :meth:`setup` started. Repeatable."""
@@ -352,6 +367,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
     def build_backend(self) -> ContainerBackend:
         """The backend of the farm, by default the one ``tool_pool_mode`` names. Override it to use your own."""
         config = self.config
+        if config.tool_pool_mode == "farm":
+            raise ConfigError("tool_pool_mode", "'farm' has no backend of its own")
         return make_backend(
             config.tool_pool_mode,
             config.container_settings(),
@@ -397,12 +414,14 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         """The tools of the next group of an item: all that are offered, or drawn from the ``distribution``."""
         return self._group_farms.draws.draw(item).openai_tools()
 
-    async def _roll_out(self, item: Any, size: int, *, counted: bool = True) -> list[Transcript]:
+    async def _roll_out(
+        self, item: Any, size: int, *, kind: RunKind = "train", counted: bool = True
+    ) -> list[Transcript]:
         key = item_id(item)
         group = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', key)[:80]}-{uuid.uuid4().hex[:8]}"
         self._opened()
         together = max(size, self.config.infra_retries)
-        services = self._group_farms.of(group, self.tools_of_group(key), key)
+        services = self._group_farms.of(group, self.tools_of_group(key), key, kind)
         rollout = Rollout(services, self, item, key, retries_together=together)
         transcripts = await run_group([f"{group}-{n}" for n in range(size)], rollout.run, key)
         for transcript in transcripts:

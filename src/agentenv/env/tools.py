@@ -21,11 +21,13 @@ from agentenv.errors import ConfigError
 from agentenv.executor.session import ExternalTools
 from agentenv.executor.tool_executor import GroupSessions, ToolExecutor
 from agentenv.executor.toolserver_client import ToolServerClient
+from agentenv.slots.farm_access import token_of
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.distributions import Distribution, distribution
 from agentenv.tools.remote import remote_spec
 from agentenv.tools.spec import ToolSpec
 from agentenv.tools.toolsets import TOOLSETS, choose
+from agentenv.wire.leases import RunKind
 from agentenv.wire.toolserver import ToolDescription
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INPROCESS: Final = "inprocess"
-_IN_FILE: Final = "file:"
 _MOST_ITEM_CHARS: Final = 256
 
 
@@ -90,7 +91,7 @@ async def outside_tools(config: AgentFields, build: Callable[[], ToolServer]) ->
             here = InProcessTools(server)
             yield OutsideTools(here, here.tools)
     else:
-        async with ToolServerClient(url, token_of(config.tool_server_token or "")) as client:
+        async with ToolServerClient(url, token_of(config.tool_server_token or "", "tool_server_token")) as client:
             yield OutsideTools(client, client.tools)
 
 
@@ -101,18 +102,6 @@ def default_tool_server(config: AgentFields) -> ToolServer:
 
     path = config.tool_server_config
     return tool_server(ToolServerSettings.from_file(Path(path)) if path else ToolServerSettings())
-
-
-def token_of(given: str) -> str:
-    """The token itself, or the content of ``file:PATH``, so that it need not be on a command line. Raises:
-    ConfigError."""
-    if not given.startswith(_IN_FILE):
-        return given
-    path = Path(given.removeprefix(_IN_FILE))
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("tool_server_token", f"{path} cannot be read: {error}") from error
 
 
 class GroupTools:
@@ -147,10 +136,11 @@ class GroupServices:
     executor: ToolExecutor
     draws: GroupTools
 
-    def of(self, group: str, tools: Sequence[ToolDefinition], item: str) -> RolloutServices:
-        """The services of this group, with these tools. Long item ids are replaced by their digest for tool servers."""
+    def of(self, group: str, tools: Sequence[ToolDefinition], item: str, kind: RunKind = "train") -> RolloutServices:
+        """The services of this group, with these tools. Long item ids are replaced by their digest for tool servers.
+        ``kind``: what its slots are for, which a shared farm divides by."""
         told = item if len(item) <= _MOST_ITEM_CHARS else hashlib.sha256(item.encode("utf-8", "replace")).hexdigest()
-        sessions = GroupSessions(self.executor, group, told)
+        sessions = GroupSessions(self.executor, group, told, kind)
         return replace(self.farm, sessions=sessions, tools=tuple(tools))
 
 

@@ -30,7 +30,7 @@ from agentenv.tools.catalog import ToolCatalog
 from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import MAX_TIMEOUT_S
 from agentenv.wire.calls import CallResult
-from agentenv.wire.leases import LeaseKey
+from agentenv.wire.leases import LeaseKey, RunKind, Tags, short_tag
 from agentenv.wire.toolserver import CallScope
 
 logger = logging.getLogger(__name__)
@@ -112,9 +112,18 @@ class ToolSession:
     """
 
     def __init__(
-        self, host: SessionHost, trajectory: str, acquire_timeout_s: float | None, *, group: str = "", item: str = ""
+        self,
+        host: SessionHost,
+        trajectory: str,
+        acquire_timeout_s: float | None,
+        *,
+        group: str = "",
+        item: str = "",
+        kind: RunKind = "train",
     ) -> None:
         self.trajectory = trajectory
+        self.tags = Tags(kind=kind, group=short_tag(group), item=short_tag(item))
+        """What the lease is for."""
         self.last_timing: CallTiming | None = None
         """Timing of the call that returned last; read it before the next ``await``."""
         self._host = host

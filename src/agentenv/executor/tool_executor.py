@@ -15,6 +15,7 @@ from agentenv.executor.observer import CallObserver
 from agentenv.executor.session import CallCounters, ExternalTools, SessionLease, ToolSession
 from agentenv.tasks import TaskSet
 from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.leases import NO_TAGS, RunKind, Tags
 
 _IDLE_CLOSE_S: Final = 30.0
 """How long an unused connection is kept for the next session."""
@@ -23,8 +24,8 @@ _IDLE_CLOSE_S: Final = 30.0
 class Pool(Protocol):
     """The part of ``SlotPool`` that an executor needs."""
 
-    async def lease(self, trajectory: str, *, timeout_s: float | None = None) -> SessionLease:
-        """Lease a slot, first come, first served; AcquireTimeoutError at the deadline."""
+    async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> SessionLease:
+        """Lease a slot; AcquireTimeoutError at the deadline. ``tags`` say what it is for."""
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,18 @@ class ToolExecutor:
         await self.aclose()
 
     def open(
-        self, trajectory: str, *, acquire_timeout_s: float | None = None, group: str = "", item: str = ""
+        self,
+        trajectory: str,
+        *,
+        acquire_timeout_s: float | None = None,
+        group: str = "",
+        item: str = "",
+        kind: RunKind = "train",
     ) -> ToolSession:
         """Create a session for this trajectory; entering it leases the slot (AcquireTimeoutError after
         ``acquire_timeout_s``, None: the pool's own). ``group`` and ``item`` are passed to external tools
-        (:class:`agentenv.wire.toolserver.CallScope`)."""
-        return ToolSession(self, trajectory, acquire_timeout_s, group=group, item=item)
+        (:class:`agentenv.wire.toolserver.CallScope`); with ``kind`` they are the lease's tags."""
+        return ToolSession(self, trajectory, acquire_timeout_s, group=group, item=item, kind=kind)
 
     async def aclose(self) -> None:
         """Close every session and connection. Repeatable."""
@@ -138,7 +145,7 @@ class ToolExecutor:
         """Lease a slot for ``session`` in the caller's task. Raises PoolClosedError once closed."""
         if self._closed:
             raise PoolClosedError("the executor is closed")
-        lease = await self._pool.lease(session.trajectory, timeout_s=timeout_s)
+        lease = await self._pool.lease(session.trajectory, timeout_s=timeout_s, tags=session.tags)
         if self._closed:
             await lease.release()
             raise PoolClosedError("the executor was closed while a slot was awaited")
@@ -187,7 +194,10 @@ class GroupSessions:
     executor: ToolExecutor
     group: str
     item: str
+    kind: RunKind = "train"
 
     def open(self, trajectory: str, *, acquire_timeout_s: float | None = None) -> ToolSession:
         """As ``ToolExecutor.open``, with the group's name and item."""
-        return self.executor.open(trajectory, acquire_timeout_s=acquire_timeout_s, group=self.group, item=self.item)
+        return self.executor.open(
+            trajectory, acquire_timeout_s=acquire_timeout_s, group=self.group, item=self.item, kind=self.kind
+        )

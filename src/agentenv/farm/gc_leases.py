@@ -21,10 +21,9 @@ async def orphaned_leases(access: FarmAccess, observe_s: float, *, end: bool) ->
     before, _ = await _leases(census)
     if not before or observe_s <= 0:
         return []
-    began = asyncio.get_running_loop().time()
     await asyncio.sleep(observe_s)
     after, handles = await _leases(census)
-    found = unrenewed(before, after, asyncio.get_running_loop().time() - began)
+    found = unrenewed(before, after, observe_s)
     return [await _ended(lease, handles[lease.container], end=end) for lease in found]
 
 

@@ -140,12 +140,12 @@ def _engine_containers(stack: contextlib.AsyncExitStack) -> Iterable[Any]:
     except ImportError:
         return ()
     try:
-        client = docker.from_env(timeout=10)
+        client = docker.from_env(timeout=60)
         stack.callback(client.close)
         ours = {"label": [_ALLOCATION_LABEL, LABEL_CONTENT]}
         running: Iterable[Any] = client.containers.list(all=True, filters=ours, ignore_removed=True)
-    except DockerException:
-        return ()  # no engine here: then none of its containers either
+    except (DockerException, OSError):
+        return ()  # no engine here that answers: then none of its containers either
     return running
 
 
@@ -154,7 +154,7 @@ def _remove(container: Any, orphan: Orphan) -> Orphan:
 
     try:
         container.remove(force=True)
-    except DockerException as error:
+    except (DockerException, OSError) as error:
         if isinstance(error, APIError) and error.status_code in (404, 409):
             return dataclasses.replace(orphan, removed=True)  # it is gone, or already being removed
         return dataclasses.replace(orphan, problem=str(error))

@@ -110,6 +110,16 @@ class Watched:
     ) -> None:
         await self._backend.__aexit__(kind, error, trace)
 
+    @property
+    def found(self) -> int:
+        """See :class:`ContainerBackend`."""
+        return self._backend.found
+
+    @property
+    def generation(self) -> int:
+        """See :class:`ContainerBackend`."""
+        return self._backend.generation
+
     async def scale(self, count: int) -> None:
         """See :class:`ContainerBackend`."""
         await self._backend.scale(count)

@@ -18,8 +18,11 @@ from agentenv.farm.look import containers_seen
 from agentenv.farm.view import Census
 from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.registry import Backend, make_backend
+from agentenv.slots.farm_access import farm_access
+from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire.leases import Tags
 from agentenv.wire.server import ServerInfo
 from agentenv.wire.states import SlotState
 
@@ -37,13 +40,23 @@ def container_settings(**fields: object) -> ContainerSettings:
 
 @asynccontextmanager
 async def open_farm(
-    container: ContainerSettings, backend: Backend, *, own: bool, job: str | None = None
+    container: ContainerSettings, backend: Backend, *, own: bool, job: str | None = None, service: bool = False
 ) -> AsyncIterator[ToolExecutor]:
     """Slots of the running farm (``agentenv up``, or a Nomad job); otherwise, or with ``own``, of one container
-    started for this command. Leaving never stops a farm's containers.
+    started for this command; with ``service``, of a farm service. Leaving never stops a farm's containers.
 
     Raises SandboxUnavailableError (cause and cure named), ConfigError when ``own`` is used with Nomad.
     """
+    if service:
+        if own:
+            raise ConfigError("--own, --network, --isolation", "are the farm's to say", next_step="leave out --farm")
+        tags = Tags(environment="agentenv exec", kind="interactive")
+        async with (
+            FarmPool(farm_access(), tags=tags) as pool,
+            ToolExecutor(pool, ToolCatalog.builtin()) as executor,
+        ):
+            yield executor
+        return
     if backend is Backend.nomad and own:
         raise ConfigError(
             "--own, --network, --isolation",

@@ -13,7 +13,11 @@ IDLE_JOB_AFTER_S = 900.0
 """A job without containers gives no sign of its owner: it waits for capacity, or its containers end while starting.
 Stopping it is always safe, because a running farm submits a stopped job again; the limit is long enough for this to
 be rare."""
-_RENEWED_SHARE = 0.5
+_ONLY_DECREASED_SHARE = 0.9
+"""Of the time between two observations: a lease that lost so much of its remaining time was not renewed meanwhile. One
+that was renewed lost no more than has passed since."""
+KEPT = "kept container"
+"""Kind of a container whose farm nobody runs at present."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +97,12 @@ class SeenLease:
 
 
 def unrenewed(before: Sequence[SeenLease], after: Sequence[SeenLease], between_s: float) -> list[SeenLease]:
-    """Leases whose remaining time only decreased between two observations: they are not renewed."""
+    """Leases whose remaining time only decreased between two observations: they are not renewed. ``between_s``: the
+    least time that passed between the two observations of any lease."""
     then = {(lease.container, lease.slot, lease.epoch): lease.expires_in_s for lease in before}
     return [
         lease
         for lease in after
         if (earlier_s := then.get((lease.container, lease.slot, lease.epoch))) is not None
-        and earlier_s - lease.expires_in_s > between_s * _RENEWED_SHARE
+        and earlier_s - lease.expires_in_s > between_s * _ONLY_DECREASED_SHARE
     ]

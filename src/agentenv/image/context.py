@@ -21,7 +21,10 @@ REQUIREMENTS = ("aiohttp", "pydantic", "pydantic-core")
 """The ``sandbox`` extra: everything the sandbox server imports beyond this package. constraints.txt has the
 versions."""
 
-_GROUND = ("__init__.py", "_version.py", "backoff.py", "errors.py", "exports.py", "locks.py", "py.typed")
+_GROUND = (
+    *("__init__.py", "_version.py", "backoff.py", "errors.py", "exports.py", "locks.py", "process_marks.py"),
+    "py.typed",
+)
 OUR_PARTS = (*_GROUND, "wire", "sessions", "sandbox")
 """All the sandbox server imports of this package (a test follows the imports)."""
 _COMPILED = "sandbox/slotagent/bin"

@@ -22,6 +22,7 @@ from agentenv.metrics.calls import CallCounts
 from agentenv.metrics.readings import Reading
 from agentenv.metrics.scrape import KIND
 from agentenv.run_files import RunFile
+from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.histogram import Buckets
 from agentenv.slots.pool import SlotPool
 
@@ -43,7 +44,9 @@ class Meter:
         self._host = host
 
     @asynccontextmanager
-    async def serving(self, pool: SlotPool, executor: ToolExecutor | None = None) -> AsyncIterator[str | None]:
+    async def serving(
+        self, pool: SlotPool | FarmPool, executor: ToolExecutor | None = None
+    ) -> AsyncIterator[str | None]:
         """Serve while the block runs; yields the URL, or None when disabled.
 
         Raises ConfigError naming ``metrics_port`` when the port cannot be listened on, or prometheus-client is not

@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Unpack
 
 from agentenv.config import ContainerFields, ContainerSettings, ExecutorSettings, NomadSettings, PoolSettings
 from agentenv.containers.live_output import OnOutput
@@ -34,9 +34,12 @@ from agentenv.sdk.slot_tools import SlotTools
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName, make_backend
+from agentenv.slots.farm_access import FarmAccess, farm_access
+from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
+from agentenv.wire.leases import Tags
 
 T = TypeVar("T")
 
@@ -47,7 +50,7 @@ class _OpenedOnce(ABC, Generic[T]):
     """The life of a farm or a sandbox: opened once, closed repeatably, used only in the process that made it."""
 
     _what: ClassVar[str]
-    _backend: ContainerBackend
+    _backend: ContainerBackend | FarmAccess
 
     def _begin(self) -> None:
         """Called once by the constructor."""
@@ -107,7 +110,8 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
     manager. Containers are started as they are needed.
 
     ``backend``: ``local`` runs containers on this machine, ``nomad`` a job of its own on the cluster that
-    ``NOMAD_ADDR`` names, ``fake`` plain child processes without any isolation (only for code you would run
+    ``NOMAD_ADDR`` names, ``farm`` takes slots of a farm service (``farm``, by default that of ``AGENTENV_FARM_URL`` or
+    of this machine), ``fake`` plain child processes without any isolation (only for code you would run
     yourself); or a :class:`ContainerBackend`, which is opened and closed here and has settings of its own.
     The containers are configured by ``settings``, and by its fields as keyword arguments, which override it:
     ``isolation="user"``, ``allow_network=True``, ``env={"NAME": "value"}``, ``binds=["/source:/target"]``,
@@ -121,17 +125,25 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
 
     def __init__(
         self,
-        backend: BackendName | ContainerBackend = "local",
+        backend: BackendName | Literal["farm"] | ContainerBackend = "local",
         *,
         slots: int = SLOTS_PER_CONTAINER,
         settings: ContainerSettings | None = None,
         timeout_s: float = 60.0,
         start_timeout_s: float = 60.0,
+        farm: FarmAccess | None = None,
         **fields: Unpack[ContainerFields],
     ) -> None:
         if slots < 1:
             raise ConfigError("slots", f"got {slots!r}", next_step="allowed: 1 or more")
-        if isinstance(backend, str):
+        containers = 1
+        if backend == "farm":
+            if settings is not None or fields:
+                raise ConfigError("settings", "are the farm's to say", next_step="leave them out with backend='farm'")
+            self._backend = farm or farm_access()
+        elif farm is not None:
+            raise ConfigError("farm", "is for backend='farm'", next_step="set that, or leave it out")
+        elif isinstance(backend, str):
             if settings is None:
                 fields.setdefault("slots_per_container", min(slots, SLOTS_PER_CONTAINER))
             chosen = ContainerSettings.made(settings, fields)
@@ -147,7 +159,12 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         self._begin()
 
     async def _open(self, stack: AsyncExitStack) -> ToolExecutor:
-        pool = await stack.enter_async_context(SlotPool(self._backend, self._containers))
+        pool: SlotPool | FarmPool
+        if isinstance(self._backend, FarmAccess):
+            pool = FarmPool(self._backend, tags=Tags(environment="sandbox"), settings=self._containers)
+        else:
+            pool = SlotPool(self._backend, self._containers)
+        await stack.enter_async_context(pool)
         return await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._calls))
 
     def sandbox(self) -> AsyncSandbox:
@@ -160,7 +177,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
     def session(self) -> ToolSession:
         """A session of the executor below, for a sandbox. Raises PoolClosedError when it is not open."""
         name = f"sandbox-{secrets.token_hex(4)}"
-        return self._usable().open(name, acquire_timeout_s=self._containers.start_timeout_s)
+        return self._usable().open(name, acquire_timeout_s=self._containers.start_timeout_s, kind="interactive")
 
 
 class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
@@ -175,17 +192,24 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
 
     def __init__(
         self,
-        backend: BackendName | ContainerBackend = "local",
+        backend: BackendName | Literal["farm"] | ContainerBackend = "local",
         *,
         settings: ContainerSettings | None = None,
         timeout_s: float = 60.0,
         start_timeout_s: float = 60.0,
+        farm: FarmAccess | None = None,
         **fields: Unpack[ContainerFields],
     ) -> None:
-        farm = AsyncFarm(
-            backend, slots=1, settings=settings, timeout_s=timeout_s, start_timeout_s=start_timeout_s, **fields
+        alone = AsyncFarm(
+            backend,
+            slots=1,
+            settings=settings,
+            timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
+            farm=farm,
+            **fields,
         )
-        self._enlist(farm, owned=True)
+        self._enlist(alone, owned=True)
 
     def _enlist(self, farm: AsyncFarm, *, owned: bool) -> None:
         self._farm = farm

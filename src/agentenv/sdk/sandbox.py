@@ -27,6 +27,7 @@ from agentenv.sdk.async_sandbox import SLOTS_PER_CONTAINER, AsyncFarm, AsyncSand
 from agentenv.sdk.loop_thread import LoopThread
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import BackendName
+from agentenv.slots.farm_access import FarmAccess
 from agentenv.wire.calls import CallResult
 from agentenv.wire.tools import ArtifactsReply, ListFilesReply, PatchReply, SearchReply
 
@@ -80,16 +81,23 @@ class Farm(_Opened):
 
     def __init__(
         self,
-        backend: BackendName | ContainerBackend = "local",
+        backend: BackendName | Literal["farm"] | ContainerBackend = "local",
         *,
         slots: int = SLOTS_PER_CONTAINER,
         settings: ContainerSettings | None = None,
         timeout_s: float = 60.0,
         start_timeout_s: float = 60.0,
+        farm: FarmAccess | None = None,
         **fields: Unpack[ContainerFields],
     ) -> None:
         self._farm = AsyncFarm(
-            backend, slots=slots, settings=settings, timeout_s=timeout_s, start_timeout_s=start_timeout_s, **fields
+            backend,
+            slots=slots,
+            settings=settings,
+            timeout_s=timeout_s,
+            start_timeout_s=start_timeout_s,
+            farm=farm,
+            **fields,
         )
         self._drive(self._farm, LoopThread())
 
@@ -113,15 +121,16 @@ class Sandbox(_Opened):
 
     def __init__(
         self,
-        backend: BackendName | ContainerBackend = "local",
+        backend: BackendName | Literal["farm"] | ContainerBackend = "local",
         *,
         settings: ContainerSettings | None = None,
         timeout_s: float = 60.0,
         start_timeout_s: float = 60.0,
+        farm: FarmAccess | None = None,
         **fields: Unpack[ContainerFields],
     ) -> None:
         self._box = AsyncSandbox(
-            backend, settings=settings, timeout_s=timeout_s, start_timeout_s=start_timeout_s, **fields
+            backend, settings=settings, timeout_s=timeout_s, start_timeout_s=start_timeout_s, farm=farm, **fields
         )
         self._drive(self._box, LoopThread())
 

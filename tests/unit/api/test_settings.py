@@ -14,8 +14,9 @@ from agentenv.api.tool_server.auth import authorized, read_token, token_from
 from agentenv.api.tool_server.settings import SearchSettings, ToolServerSettings
 from agentenv.api.web.search import DIALECTS
 from agentenv.env.config import AgentFields
-from agentenv.env.tools import default_tool_server, token_of
+from agentenv.env.tools import default_tool_server
 from agentenv.errors import ConfigError
+from agentenv.slots.farm_access import token_of
 from agentenv.tools.toolsets import TOOLSETS
 
 PAGE = Path(__file__).parents[3] / "docs" / "tool-server.md"
@@ -154,10 +155,10 @@ def test_tokens_are_made_once_for_their_owner_and_checked(tmp_path: Path) -> Non
 def test_an_environment_reads_its_token_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("t" * 20 + os.linesep)
-    assert token_of(f"file:{path}") == "t" * 20
-    assert token_of("plain") == "plain"
+    assert token_of(f"file:{path}", "tool_server_token") == "t" * 20
+    assert token_of("plain", "tool_server_token") == "plain"
     with pytest.raises(ConfigError, match="tool_server_token"):
-        token_of(f"file:{tmp_path}/none")
+        token_of(f"file:{tmp_path}/none", "tool_server_token")
 
 
 def test_in_process_takes_the_same_file(tmp_path: Path) -> None:

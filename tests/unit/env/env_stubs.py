@@ -58,8 +58,7 @@ def settings(directory: Path, **changed: Any) -> AgentEnvConfig:
         "tool_pool_mode": "fake",
         "group_size": 4,
         "use_wandb": False,
-        "max_containers": 2,
-        "slots_per_container": 3,
+        **({} if changed.get("tool_pool_mode") == "farm" else {"max_containers": 2, "slots_per_container": 3}),
         "rollouts_path": str(directory / "rollouts.jsonl"),
         "send_trajectory_id": True,
         "agent_max_steps": 6,
@@ -81,7 +80,8 @@ async def environment(kind: Callable[..., E], directory: Path, script: Any = Non
         kind(settings(directory, **changed), server_of(policy)) as env,
     ):
         yield env
-        await all_free(env)
+        if env.config.tool_pool_mode != "farm":  # whose slots others use as well
+            await all_free(env)
 
 
 async def all_free(env: AgentEnv) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import requests
 
 from agentenv.farm.gc_nomad import _engine_containers, belongs_to_a_client
 from agentenv.farm.orphans import JobFacts, Orphan, SeenLease, is_sandbox, judge_job, unrenewed
@@ -100,6 +101,7 @@ def test_a_lease_that_only_counts_down_is_nobodys() -> None:
     [
         ([lease(28)], [lease(29)]),
         ([lease(29)], [lease(27.5)]),  # renewed in between, then counting down again
+        ([lease(30)], [lease(25)]),  # renewed just after the first look
         ([lease(30)], [lease(24, epoch=2)]),
         ([lease(30)], []),
         ([], [lease(24)]),
@@ -159,3 +161,14 @@ async def test_containers_of_every_image_of_ours_are_looked_at(monkeypatch: pyte
     async with contextlib.AsyncExitStack() as stack:
         found = [one.name for one in _engine_containers(stack)]
     assert found == ["local", "pushed", "of an image built anew"]
+
+
+async def test_an_engine_that_does_not_answer_in_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(**_: object) -> None:
+        raise requests.ReadTimeout
+
+    engine = Engine()
+    monkeypatch.setattr(engine, "list", late)
+    monkeypatch.setattr("docker.from_env", lambda timeout: engine)
+    async with contextlib.AsyncExitStack() as stack:
+        assert list(_engine_containers(stack)) == []

@@ -3,60 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import time
-from pathlib import Path
 from typing import Any, Final
 
-from agentenv.errors import ConfigError
+from agentenv.api.audit_file import AuditFile
 from agentenv.wire.calls import CallResult
 from agentenv.wire.toolserver import ToolCallRequest
-
-logger = logging.getLogger(__name__)
 
 _MOST_ARGUMENT_CHARS: Final = 4_096
 _MOST_MESSAGE_CHARS: Final = 1_024
 
 
-class AuditLog:
-    """Appends to a file that only its owner can read; ``path`` None writes nothing.
-
-    A line that cannot be written (a full disk) is logged as an error and counted in ``lost``; the call itself
-    succeeds.
-
-    Raises: ConfigError when the file cannot be opened.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self.lost = 0
-        self._file: int | None = None
-        if path is None:
-            return
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise ConfigError("audit_log", f"{path} cannot be written: {error}") from error
+class AuditLog(AuditFile):
+    """The file of a tool server."""
 
     def add(self, request: ToolCallRequest, arguments: Any, result: CallResult, source: str) -> None:
         """Write one finished call. ``source``: live, cassette, or refused (nothing was run)."""
-        if self._file is None:
-            return
-        line = json.dumps(_entry(request, arguments, result, source), ensure_ascii=False)
-        raw = line.encode("utf-8", "replace") + b"\n"
-        try:
-            if os.write(self._file, raw) != len(raw):
-                raise OSError("only a part of the line was written")
-        except OSError:
-            self.lost += 1
-            logger.exception("the audit log lost a line (%d so far)", self.lost)
-
-    def close(self) -> None:
-        """Close the file. Repeatable."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        if self.writes:
+            self.write(_entry(request, arguments, result, source))
 
 
 def _entry(request: ToolCallRequest, arguments: Any, result: CallResult, source: str) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""The farm service: one farm of slots for many training runs."""

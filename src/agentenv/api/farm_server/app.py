@@ -1,0 +1,278 @@
+"""HTTP interface of the farm service: a FastAPI application. Types are in :mod:`agentenv.wire.farm`; who may use which
+route is in :mod:`agentenv.api.farm_server.access`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import StreamingResponse
+from starlette.exceptions import HTTPException
+
+from agentenv._version import __version__
+from agentenv.api.farm_server.access import ROUTES, Access
+from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.tokens import Right
+from agentenv.errors import (
+    AgentEnvError,
+    ConfigError,
+    ForbiddenError,
+    LeaseLostError,
+    PoolClosedError,
+    ProtocolError,
+    SandboxUnavailableError,
+    TooManyRequestsError,
+    UnauthorizedError,
+)
+from agentenv.slots.records import LeaseRecord
+from agentenv.wire import farm as wire
+from agentenv.wire.leases import Tags
+from agentenv.wire.server import ErrorReply, Health
+from agentenv.wire.states import SlotState
+
+MAX_REQUEST_BYTES = 1024 * 1024
+_NDJSON = "application/x-ndjson"
+_STATUS: dict[type[AgentEnvError], int] = {
+    UnauthorizedError: 401,
+    ForbiddenError: 403,
+    ConfigError: 400,
+    ProtocolError: 409,
+    PoolClosedError: 503,
+    SandboxUnavailableError: 503,
+    TooManyRequestsError: 429,
+}
+TagFilter = Annotated[list[str], Query(alias="tag", max_length=8, description="`name:value`; all of them must match")]
+
+
+def farm_app(farm: Farm, access: Access) -> FastAPI:
+    """The application over an open farm. Raises AssertionError when a route has no line in the table of rights."""
+    app = FastAPI(
+        title="agentenv farm",
+        version=__version__,
+        description="Slots of one farm for many training runs.",
+        dependencies=[Depends(access.check)],
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        responses={status: {"model": ErrorReply} for status in (400, 401, 403)},
+    )
+    app.middleware("http")(_bounded)
+    app.middleware("http")(_referring(farm))
+    app.add_exception_handler(AgentEnvError, _refused)
+    app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(HTTPException, _not_here)
+    _health_routes(app, farm)
+    _ask_routes(app, farm, access)
+    _lease_routes(app, farm)
+    _run_routes(app, farm)
+    unlisted = {f"{method} {route.path}" for route in app.routes for method in route.methods} - ROUTES.keys()  # type: ignore[attr-defined]
+    assert not unlisted, f"routes without a line in the table of rights: {unlisted}"
+    return app
+
+
+def _health_routes(app: FastAPI, farm: Farm) -> None:
+    @app.get("/health")
+    async def health() -> Health:
+        """The process is alive."""
+        return Health(status="draining" if farm.ended.is_set() else "ok", version=__version__)
+
+    @app.get("/ready", responses={503: {"model": ErrorReply}})
+    async def ready() -> Health:
+        """Asks are taken here."""
+        if not farm.leads:
+            raise _elsewhere(farm)
+        return Health(status="ok", version=__version__)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> dict[str, object]:
+        return app.openapi()
+
+    @app.get("/v1/farm")
+    async def info(right: MyRight) -> wire.FarmInfo:
+        """The farm, and the run of the token."""
+        return farm.info(right.only_run)
+
+
+def _ask_routes(app: FastAPI, farm: Farm, access: Access) -> None:
+    @app.post("/v1/asks", responses={409: {"model": ErrorReply}, 503: {"model": ErrorReply}})
+    async def asks(request: wire.AsksRequest, right: MyRight) -> wire.AsksReply:
+        """Ask for slots."""
+        run = access.run_of(right, request.run)
+        access.limit(right, len(request.asks))
+        return await farm.desk.ask(request, run, right.cap, right.jti)
+
+    @app.get("/v1/asks/{request_id}", responses={404: {"model": ErrorReply}})
+    async def ask_state(request_id: str, right: MyRight, run: wire.RunName = "") -> wire.AskState:
+        """What has become of an ask; reading it keeps it alive."""
+        opened = farm.desk.find(request_id, access.run_of(right, run))
+        if opened is None:
+            raise HTTPException(404, f"there is no ask {request_id!r} of this run (any more)")
+        return farm.desk.state_of(opened)
+
+    @app.delete("/v1/asks/{request_id}")
+    async def cancel(request_id: str, right: MyRight, run: wire.RunName = "") -> wire.Cancelled:
+        """Withdraw an ask, or end the leases that were granted for it. May be repeated."""
+        return wire.Cancelled(cancelled=farm.desk.cancel(request_id, access.run_of(right, run)))
+
+    @app.get("/v1/news", response_class=StreamingResponse, responses={200: {"content": {_NDJSON: {}}}})
+    async def news(right: MyRight, client: wire.ClientId, run: wire.RunName = "") -> StreamingResponse:
+        """What becomes of the client's asks, one JSON object per line."""
+        lines: AsyncIterator[bytes] = farm.news.follow(access.run_of(right, run), client)
+        return StreamingResponse(lines, media_type=_NDJSON)
+
+
+def _lease_routes(app: FastAPI, farm: Farm) -> None:
+    @app.get("/v1/leases")
+    async def leases(right: MyRight, run: wire.RunName = "", tag: TagFilter = []) -> wire.LeaseList:  # noqa: B006
+        """Leases of the runs that the token covers."""
+        return wire.LeaseList(leases=tuple(map(_view, farm.desk.leases(_chosen(right, run, tag)))))
+
+    @app.post("/v1/leases/release")
+    async def release(request: wire.ReleaseLeases, right: MyRight) -> wire.ReleasedLeases:
+        """Release leases; their slots are reset."""
+        states: dict[str, SlotState | None] = {}
+        wanted = set(request.leases)
+        for lease in farm.desk.leases(lambda one: right.covers(one.tags.run) and lease_id(one) in wanted):
+            states[lease_id(lease)] = SlotState.resetting
+            farm.desk.end(lease.id, None, right.jti)
+        return wire.ReleasedLeases(states={name: states.get(name) for name in request.leases})
+
+    @app.delete("/v1/leases/{container}/{slot}/{epoch}")
+    async def end(container: str, slot: int, epoch: int, right: MyRight) -> wire.EndedLeases:
+        """End a lease; its holder is told."""
+        name = f"{container}/{slot}/{epoch}"
+        return _end(farm, right, lambda one: right.covers(one.tags.run) and lease_id(one) == name)
+
+    @app.delete("/v1/leases")
+    async def end_many(right: MyRight, run: wire.RunName = "", tag: TagFilter = []) -> wire.EndedLeases:  # noqa: B006
+        """End the leases of a run, or those with these tags."""
+        if not run and not tag:
+            raise ConfigError("run", "is missing", next_step="name the run, or a tag, whose leases are to end")
+        return _end(farm, right, _chosen(right, run, tag))
+
+
+def _run_routes(app: FastAPI, farm: Farm) -> None:
+    @app.get("/v1/runs")
+    async def runs(right: MyRight) -> wire.RunList:
+        """Runs that hold or wait for slots."""
+        return wire.RunList(runs=tuple(one for one in farm.runs() if right.covers(one.run)))
+
+    @app.delete("/v1/runs/{run:path}")
+    async def end_run(run: str, right: MyRight) -> wire.EndedLeases:
+        """End every lease of a run and withdraw its asks."""
+        if not right.covers(run):
+            raise ForbiddenError("farm_token", f"the token is not for run {run!r}")
+        farm.desk.withdraw_run(run)
+        return _end(farm, right, lambda one: one.tags.run == run)
+
+    @app.get("/v1/containers")
+    async def containers(right: MyRight) -> wire.ContainerList:  # noqa: ARG001 - checked by its scope
+        """The containers, for relays and operators."""
+        return wire.ContainerList(containers=farm.containers_seen())
+
+
+def _right(request: Request) -> Right:
+    right: Right = request.state.right
+    return right
+
+
+MyRight = Annotated[Right, Depends(_right)]
+
+
+def lease_id(lease: LeaseRecord) -> str:
+    """The name of a lease for clients."""
+    return f"{lease.container}/{lease.slot}/{lease.epoch}"
+
+
+def _view(lease: LeaseRecord) -> wire.LeaseView:
+    return wire.LeaseView(
+        lease=lease_id(lease),
+        container=lease.container,
+        slot=lease.slot,
+        trajectory=lease.trajectory,
+        tags=lease.tags,
+    )
+
+
+def _chosen(right: Right, run: str, tags: list[str]) -> Callable[[LeaseRecord], bool]:
+    """Leases of that run (any, if empty) with these tags, as far as the token covers them."""
+    wanted = [_tag(tag) for tag in tags]
+
+    def chosen(lease: LeaseRecord) -> bool:
+        if not right.covers(lease.tags.run) or (run and lease.tags.run != run):
+            return False
+        return all(getattr(lease.tags, name) == value for name, value in wanted)
+
+    return chosen
+
+
+def _tag(given: str) -> tuple[str, str]:
+    name, colon, value = given.partition(":")
+    if not colon or name not in Tags.model_fields:
+        raise ConfigError(
+            "tag", f"got {given!r}", next_step=f"allowed: NAME:VALUE, NAME one of {', '.join(Tags.model_fields)}"
+        )
+    return name, value
+
+
+def _end(farm: Farm, right: Right, chosen: Callable[[LeaseRecord], bool]) -> wire.EndedLeases:
+    error = LeaseLostError(f"the lease was ended at the farm, by the token {right.jti}")
+    return wire.EndedLeases(ended=sum(farm.desk.end(lease.id, error, right.jti) for lease in farm.desk.leases(chosen)))
+
+
+def _referring(farm: Farm) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
+    """A farm that does not lead refers to the one that does, if it knows where that is."""
+
+    async def refer(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        if farm.leads or request.url.path in ("/health", "/ready"):
+            return await call_next(request)
+        if not farm.leader_url:
+            return _reply(503, _elsewhere(farm))
+        query = f"?{request.url.query}" if request.url.query else ""
+        return Response(status_code=307, headers={"Location": f"{farm.leader_url}{request.url.path}{query}"})
+
+    return refer
+
+
+def _elsewhere(farm: Farm) -> PoolClosedError:
+    if farm.ended.is_set():
+        return PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
+    return PoolClosedError("the farm service is not open yet, or stands by", next_step="ask again")
+
+
+async def _bounded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    if int(request.headers.get("content-length") or 0) > MAX_REQUEST_BYTES:
+        return _reply(413, ProtocolError(f"the request is larger than {MAX_REQUEST_BYTES} bytes"))
+    return await call_next(request)
+
+
+def status_of(error: AgentEnvError) -> int:
+    """HTTP status of an error."""
+    return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 409)
+
+
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, AgentEnvError)
+    return _reply(status_of(error), error)
+
+
+async def _malformed(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+    return _reply(400, ProtocolError(f"{where}: {first['msg']}", next_step="see /openapi.json"))
+
+
+async def _not_here(_: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return _reply(status, ProtocolError(str(getattr(error, "detail", error)), next_step="see /openapi.json"))
+
+
+def _reply(status: int, error: AgentEnvError) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if isinstance(error, TooManyRequestsError):
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    body = ErrorReply.of(error).model_dump_json()
+    return Response(body, status_code=status, media_type="application/json", headers=headers)

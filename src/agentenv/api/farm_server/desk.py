@@ -1,0 +1,459 @@
+"""The desk of a farm service: clients' asks, and the leases granted for them. No HTTP, and no rights: callers have
+checked that the run is theirs to name.
+
+What is kept here may be lost at any time: clients repeat their asks, and leases are at the containers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agentenv.api.farm_server.audit import BY_FARM, FarmAudit
+from agentenv.api.farm_server.news import Newsroom
+from agentenv.errors import (
+    AgentEnvError,
+    LeaseLostError,
+    LeaseReclaimedError,
+    PoolClosedError,
+    ProtocolError,
+    QuotaError,
+    StaleLeaseError,
+)
+from agentenv.slots.backends.base import StartFailed
+from agentenv.slots.commands import Expire, Grant, HandOver
+from agentenv.slots.container_link import ContainerLink
+from agentenv.slots.counts import Load
+from agentenv.slots.eta import FreedRate, eta_s
+from agentenv.slots.pool_errors import unavailable_error
+from agentenv.slots.records import LeaseRecord
+from agentenv.slots.sharing import FairLine
+from agentenv.slots.waiters import SlotRequest
+from agentenv.slots.watched_link import WatchedLink
+from agentenv.slots.yard import Yard
+from agentenv.wire import farm as wire
+from agentenv.wire.passes import make_pass
+from agentenv.wire.server import ErrorReply
+
+_REMEMBERED_S = 60.0
+"""How long an ask is remembered after its last lease has ended, or it was refused."""
+_PLACES_EVERY_S = 2.0
+
+
+@dataclass(eq=False)
+class OpenAsk:
+    """One ask, from its arrival until some time after its end. ``ticket`` is set while it waits."""
+
+    ask: wire.Ask
+    run: str
+    client: str
+    by: str
+    since: float
+    heard: float
+    ticket: int | None = None
+    held: dict[int, wire.Grant] = field(default_factory=dict)
+    """Grants of its leases that have not ended, by the ledger's number."""
+    granted: bool = False
+    error: AgentEnvError | None = None
+    ended: float | None = None
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    told: wire.Place | None = None
+    """Its place as last told in the news."""
+
+    def refuse(self, error: AgentEnvError, now: float) -> None:
+        """It gets nothing."""
+        self.ticket, self.error, self.ended = None, error, now
+        self.decided.set()
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What places depend on, computed once for many of them. ``upcoming``: slots ahead, by ticket."""
+
+    now: float
+    load: Load
+    total: int
+    growth: int
+    upcoming: Mapping[int, int]
+    fair: Mapping[str, float]
+    freed_per_s: float | None
+
+
+class Desk:
+    """Implements :class:`agentenv.slots.yard.Desk`. ``yard`` is set by its farm before anything is asked."""
+
+    yard: Yard
+
+    def __init__(
+        self, line: FairLine, news: Newsroom, audit: FarmAudit, clock: Callable[[], float], *, relay_url: str = ""
+    ) -> None:
+        self.line = line
+        self.granted_to: dict[str, int] = {}
+        """Slots granted to each run by this process."""
+        self._news = news
+        self._audit = audit
+        self._clock = clock
+        self._relay_url = relay_url
+        self._asks: dict[tuple[str, str], OpenAsk] = {}
+        self._by_ticket: dict[int, OpenAsk] = {}
+        self._by_lease: dict[int, OpenAsk] = {}
+        self._freed = FreedRate(clock())
+        self._closed = False
+        self._places_at = -math.inf
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    async def ask(self, request: wire.AsksRequest, run: str, cap: int | None = None, by: str = "") -> wire.AsksReply:
+        """See :class:`agentenv.wire.farm.AsksRequest`. ``cap``: most slots that the token allows the run;
+        ``by``: the token's id.
+
+        Raises ProtocolError when a ``request_id`` was used for another ask, PoolClosedError when closing.
+        """
+        if self._closed:
+            raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
+        mine = [await self._opened(ask, run, request.client, cap, by) for ask in request.asks]
+        if request.wait_s > 0 and not any(one.decided.is_set() for one in mine):
+            waiting = {asyncio.ensure_future(one.decided.wait()) for one in mine}
+            await asyncio.wait(waiting, timeout=request.wait_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in waiting:
+                task.cancel()
+        outlook = self.outlook() if any(one.ticket is not None for one in mine) else None
+        return wire.AsksReply(asks=tuple(self.state_of(one, outlook) for one in mine))
+
+    async def _opened(self, ask: wire.Ask, run: str, client: str, cap: int | None, by: str) -> OpenAsk:
+        now, key = self._clock(), (run, ask.request_id)
+        known = self._asks.get(key)
+        if known is not None:
+            if known.ask != ask:
+                raise ProtocolError(
+                    f"request_id {ask.request_id!r} was used for another ask", next_step="use a new one for each ask"
+                )
+            known.heard, known.client = now, client or known.client
+            return known
+        opened = self._asks[key] = OpenAsk(ask, run, client, by, now, now)
+        if (refused := self._never(opened, cap)) is not None:
+            self._refuse(opened, refused)
+        elif not await self._recovered(opened) and not opened.decided.is_set():
+            self._enqueue(opened)
+        return opened
+
+    def _never(self, opened: OpenAsk, cap: int | None) -> AgentEnvError | None:
+        """Why waiting cannot help; None if it can."""
+        if (failed := self.yard.hopeless()) is not None:
+            return unavailable_error(failed)
+        slots = len(opened.ask.trajectories)
+        caps = [most for most in (cap, self.line.share_of(opened.run).cap) if most is not None]
+        if caps and slots > min(caps):
+            return QuotaError(
+                "farm_run",
+                f"{slots} slots were asked for at once, and run {opened.run!r} may have {min(caps)}",
+                next_step="ask for fewer at once, or have the run's cap raised",
+            )
+        if slots > (most := self.max_slots):
+            return QuotaError("farm", f"{slots} slots were asked for at once, and the farm has at most {most}")
+        return None
+
+    @property
+    def max_slots(self) -> int:
+        """Slots of the farm at its largest."""
+        return self.yard.settings.max_containers * self.yard.slots_per_container
+
+    def _enqueue(self, opened: OpenAsk) -> None:
+        request = SlotRequest(
+            opened.ask.trajectories, opened.ask.tags.of(opened.run), opened.ask.request_id, opened.ask.ttl_s
+        )
+        ticket, commands = self.yard.ledger.enqueue(request, self._clock(), math.inf)
+        opened.ticket = ticket
+        self._by_ticket[ticket] = opened
+        self.yard.perform(commands)
+        self.yard.wake()
+
+    async def _recovered(self, opened: OpenAsk) -> bool:
+        """Whether the ask was granted before by a process that died since: its leases are known by run and
+        trajectory, and the container answers a repeated request with the same lease."""
+        found = {
+            lease.trajectory: lease
+            for lease in self.yard.ledger.leases()
+            if lease.tags.run == opened.run and lease.held and lease.id not in self._by_lease
+        }
+        leases = [found.get(trajectory) for trajectory in opened.ask.trajectories]
+        if not any(leases):
+            return False
+        mine = [await self._again(opened, number, lease) for number, lease in enumerate(leases) if lease is not None]
+        kept = [lease for lease in mine if lease is not None]
+        if len(kept) == len(leases):
+            for lease in kept:
+                self._keep(opened, lease)
+            self._grant(opened)
+            return True
+        for lease in kept:  # the rest of its group is gone: all or none
+            self.end(lease.id, LeaseLostError("another lease of its group was lost"))
+        return False
+
+    async def _again(self, opened: OpenAsk, number: int, lease: LeaseRecord) -> LeaseRecord | None:
+        link = self.yard.links.get(lease.container)
+        if link is None:
+            return None
+        request_id = f"{opened.ask.request_id}-{number}"
+        tags = opened.ask.tags.of(opened.run)
+        try:
+            await link.lease(Grant(lease.id, lease.container, lease.slot, lease.trajectory, math.inf, tags, request_id))
+        except AgentEnvError:  # it was made by another request
+            return None
+        return lease
+
+    # -- the yard's desk -------------------------------------------------------------------------
+
+    def hand_over(self, granted: HandOver, link: ContainerLink) -> None:  # noqa: ARG002 - the port's
+        """See :class:`agentenv.slots.yard.Desk`. The leases of a group come in one go."""
+        opened = self._by_ticket.get(granted.ticket)
+        lease = self.yard.ledger.lease(granted.lease)
+        if lease is None:
+            return
+        if opened is None:
+            self.yard.perform(self.yard.ledger.release(granted.lease, self._clock()))
+            return
+        self._keep(opened, lease)
+        if len(opened.held) == len(opened.ask.trajectories):
+            del self._by_ticket[granted.ticket]
+            self._grant(opened)
+
+    def _keep(self, opened: OpenAsk, lease: LeaseRecord) -> None:
+        link = self.yard.links[lease.container]
+        key = link.key(lease.id)
+        opened.held[lease.id] = wire.Grant(
+            lease=f"{lease.container}/{key.slot}/{key.epoch}",
+            trajectory=lease.trajectory,
+            base_url=link.handle.base_url,
+            token=make_pass(link.handle.token, opened.run),
+            key=key,
+            ttl_s=opened.ask.ttl_s,
+            index=link.handle.index,
+            slots=link.handle.slots,
+            relay_url=f"{self._relay_url}/c/{lease.container}" if self._relay_url else "",
+        )
+        self._by_lease[lease.id] = opened
+
+    def _grant(self, opened: OpenAsk) -> None:
+        opened.ticket, opened.granted = None, True
+        opened.decided.set()
+        slots = len(opened.held)
+        self.granted_to[opened.run] = self.granted_to.get(opened.run, 0) + slots
+        self.yard.tally.granted += slots
+        self.yard.tally.waits.add(self._clock() - opened.since)
+        self._audit.ask_granted(opened.by, opened.run, opened.ask, tuple(opened.held.values()))
+        self._tell(opened)
+
+    def fail(self, ticket: int, error: AgentEnvError) -> None:
+        """See :class:`agentenv.slots.yard.Desk`."""
+        opened = self._by_ticket.pop(ticket, None)
+        if opened is not None:
+            self._refuse(opened, error)
+            self._tell(opened)
+
+    def _refuse(self, opened: OpenAsk, error: AgentEnvError) -> None:
+        opened.refuse(error, self._clock())
+        self._audit.ask_refused(opened.by, opened.run, opened.ask, error)
+
+    def expire(self, expired: Sequence[Expire]) -> None:
+        """See :class:`agentenv.slots.yard.Desk`: never, because asks have no deadline here."""
+
+    def lease_ended(self, lease: int, error: AgentEnvError) -> None:
+        """See :class:`agentenv.slots.yard.Desk`. The holder is told, unless it was its container that told us."""
+        self._freed.freed(self._clock())
+        opened = self._by_lease.pop(lease, None)
+        if opened is not None:
+            grant = opened.held.pop(lease)
+            if opened.client and not isinstance(error, StaleLeaseError):
+                lost = wire.NewsLost(lease=grant.lease, error=ErrorReply.of(error))
+                self._news.tell(opened.run, opened.client, lost)
+            if not opened.held:
+                opened.ended = self._clock()
+
+    def unavailable(self, failed: StartFailed) -> AgentEnvError:
+        """See :class:`agentenv.slots.yard.Desk`."""
+        return unavailable_error(failed)
+
+    # -- what has become of an ask ---------------------------------------------------------------
+
+    def find(self, request_id: str, run: str) -> OpenAsk | None:
+        """The ask of a run; reading it keeps it alive."""
+        opened = self._asks.get((run, request_id))
+        if opened is not None:
+            opened.heard = self._clock()
+        return opened
+
+    def state_of(self, opened: OpenAsk, outlook: Outlook | None = None) -> wire.AskState:
+        """What has become of it. ``outlook``: one for all, when many are asked about."""
+        name = opened.ask.request_id
+        if opened.error is not None:
+            return wire.AskState(request_id=name, state="refused", error=ErrorReply.of(opened.error))
+        if opened.granted:
+            return wire.AskState(request_id=name, state="granted", leases=tuple(opened.held.values()))
+        opened.told = self.place(opened, outlook or self.outlook())
+        return wire.AskState(request_id=name, state="waiting", place=opened.told)
+
+    def outlook(self) -> Outlook:
+        """The state of the whole farm, as far as places depend on it. It takes a few ms when thousands wait."""
+        ledger, now = self.yard.ledger, self._clock()
+        load, total = ledger.load(now), sum(ledger.slot_counts().values())
+        return Outlook(
+            now=now,
+            load=load,
+            total=total,
+            growth=max(0, self.max_slots - total),
+            upcoming=self.line.upcoming(),
+            fair=self.line.fair_shares(total),
+            freed_per_s=self._freed.per_s(now),
+        )
+
+    def place(self, opened: OpenAsk, outlook: Outlook) -> wire.Place:
+        """Why it waits, and for how long."""
+        ticket, load = opened.ticket or 0, outlook.load
+        ahead = outlook.upcoming.get(ticket)
+        why, detail = self._why(ticket, load.serving)
+        missing = None if ahead is None else ahead + len(opened.ask.trajectories) - load.free
+        return wire.Place(
+            why=why,
+            detail=detail,
+            position=self.yard.ledger.position(ticket),
+            slots_ahead=ahead,
+            eta_s=eta_s(missing, outlook.freed_per_s, outlook.growth, self.yard.start_s),
+            waited_s=outlook.now - opened.since,
+            run_held=self.line.held(opened.run),
+            run_cap=self.line.share_of(opened.run).cap,
+            run_fair_share=outlook.fair.get(opened.run, 0.0),
+            free=load.free,
+            total=outlook.total,
+        )
+
+    def _why(self, ticket: int, serving: int) -> tuple[wire.WaitingFor, str]:
+        held_back = self.line.why(ticket)
+        if held_back in ("cap", "paused"):
+            return held_back, ""
+        failed = self.yard.start_failed
+        if failed is not None and serving < self.yard.goal:
+            return "no_capacity", f"{failed.reason} {failed.next_step}".strip()
+        return ("starting" if serving < self.yard.goal else "queue"), ""
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def cancel(self, request_id: str, run: str) -> bool:
+        """Withdraw an ask; its leases end if it was granted. False: there is no such ask."""
+        opened = self._asks.pop((run, request_id), None)
+        if opened is None:
+            return False
+        self._withdraw(opened)
+        for lease in tuple(opened.held):
+            self.end(lease, LeaseLostError("the ask was cancelled"))
+        return True
+
+    def end(self, lease_id: int, error: AgentEnvError | None, by: str = BY_FARM) -> bool:
+        """End a lease at its container, for the token ``by``; its holder gets ``error`` (None: it asked for it).
+        False: it has ended."""
+        lease = self.yard.ledger.lease(lease_id)
+        if lease is None or not lease.held or lease.epoch is None:
+            return False
+        link = self.yard.links.get(lease.container)
+        if isinstance(link, WatchedLink) and error is not None:
+            link.end_with(lease.slot, lease.epoch, error)
+        name = f"{lease.container}/{lease.slot}/{lease.epoch}"
+        self._audit.lease_ended(by, lease.tags.run, name, str(error or "released"))
+        self.yard.perform(self.yard.ledger.stale(lease_id, self._clock(), error))
+        return True
+
+    def withdraw_run(self, run: str) -> None:
+        """Withdraw every ask of a run that waits."""
+        for key, opened in list(self._asks.items()):
+            if opened.run == run and opened.ticket is not None:
+                del self._asks[key]
+                self._withdraw(opened)
+
+    def leases(self, chosen: Callable[[LeaseRecord], bool]) -> Iterator[LeaseRecord]:
+        """Leases that somebody holds."""
+        return (lease for lease in list(self.yard.ledger.leases()) if lease.held and chosen(lease))
+
+    def _withdraw(self, opened: OpenAsk) -> None:
+        if opened.ticket is not None:
+            self._by_ticket.pop(opened.ticket, None)
+            self.yard.perform(self.yard.ledger.withdraw(opened.ticket, self._clock()))
+            opened.ticket = None
+        opened.decided.set()
+
+    # -- upkeep ----------------------------------------------------------------------------------
+
+    def tick(self, reclaim_after_s: float | None) -> None:
+        """Once a second: drop asks that nobody follows, refuse those that can never be served, reclaim for guarantees,
+        and tell places."""
+        now = self._clock()
+        for key, opened in list(self._asks.items()):
+            if opened.client and self._news.listens(opened.run, opened.client):
+                opened.heard = now
+            if opened.ticket is not None and now - opened.heard > wire.ASK_TTL_S:
+                del self._asks[key]
+                self._withdraw(opened)
+            elif opened.ended is not None and now - opened.ended > _REMEMBERED_S:
+                del self._asks[key]
+        for ticket in self.line.too_large(self.max_slots):
+            error = QuotaError("farm_run", "the run's cap was lowered below what was asked for at once")
+            self.fail(ticket, error)
+            self.yard.perform(self.yard.ledger.withdraw(ticket, now))
+        if reclaim_after_s is not None:
+            self._reclaim(reclaim_after_s, now)
+        if now - self._places_at >= _PLACES_EVERY_S:
+            self._places_at = now
+            self._tell_places()
+
+    def _reclaim(self, after_s: float, now: float) -> None:
+        old = [ticket for ticket, opened in self._by_ticket.items() if now - opened.since >= after_s]
+        if not old:
+            return
+        load = self.yard.ledger.load(now)
+        for run, kind in self.line.to_reclaim(load.free + load.freeing, max(old)):
+            mine = self.leases(lambda lease: lease.tags.run == run and lease.tags.kind == kind)  # noqa: B023
+            youngest = max(mine, key=lambda lease: lease.id, default=None)
+            if youngest is not None:
+                reason = f"the slot was reclaimed from run {run!r} for a run below its guarantee"
+                self.yard.tally.faults[LeaseReclaimedError.code] += 1
+                self.end(youngest.id, LeaseReclaimedError(reason))
+
+    def _tell_places(self) -> None:
+        outlook: Outlook | None = None
+        for opened in self._by_ticket.values():
+            if opened.client and self._news.listens(opened.run, opened.client):
+                outlook = outlook or self.outlook()
+                before, state = opened.told, self.state_of(opened, outlook)
+                if _differs(before, state.place):
+                    self._news.tell(opened.run, opened.client, wire.NewsAsk(ask=state))
+
+    def _tell(self, opened: OpenAsk) -> None:
+        if opened.client:
+            self._news.tell(opened.run, opened.client, wire.NewsAsk(ask=self.state_of(opened)))
+
+    def close(self) -> None:
+        """No asks any more; leases stay with their holders."""
+        self._closed = True
+        tickets, commands = self.yard.ledger.dismiss_waiters(self._clock())
+        self.yard.perform(commands)
+        for ticket in tickets:
+            if (opened := self._by_ticket.pop(ticket, None)) is not None:
+                opened.decided.set()
+
+    def since(self, ticket: int) -> float | None:
+        """When the ask with this ticket came; None if it does not wait."""
+        opened = self._by_ticket.get(ticket)
+        return None if opened is None else opened.since
+
+    def waiting(self) -> Iterable[OpenAsk]:
+        """Asks that wait."""
+        return self._by_ticket.values()
+
+
+def _differs(before: wire.Place | None, now: wire.Place | None) -> bool:
+    """Whether a client should hear of its new place."""
+    if before is None or now is None:
+        return before is not now
+    moved = (before.why, before.detail, before.position, before.slots_ahead)
+    return moved != (now.why, now.detail, now.position, now.slots_ahead)

@@ -1,0 +1,295 @@
+"""A relay: passes requests on to containers for clients that cannot reach them.
+
+``/c/CONTAINER/PATH`` is ``PATH`` at the container. Bodies are streamed, streams (WebSocket) are copied frame by frame,
+and the ``Authorization`` header is passed on: the container decides, the relay has no rights of its own. It keeps
+nothing: a client whose relay has died reconnects through another one, and asks for its calls again by their ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.trsock
+import contextlib
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from typing import Final
+from urllib.parse import unquote
+
+import aiohttp
+from aiohttp import WSCloseCode, WSMsgType, hdrs, web
+from yarl import URL
+
+from agentenv._version import __version__
+from agentenv.api.listening import listen, url_of
+from agentenv.errors import ConnectionLostError, PolicyRefusalError, ProtocolError
+from agentenv.wire.base import MAX_MESSAGE_BYTES
+from agentenv.wire.server import ErrorReply, Health
+
+Lookup = Callable[[str], Awaitable[str | None]]
+"""Base URL of a container by its id; None if there is none. Called for each request, so it should remember."""
+
+_CONNECT_S: Final = 10.0
+_HEARTBEAT_S: Final = 60.0
+"""After so much silence a stream is pinged, both ways, to notice peers that vanished. Pings of others are passed on."""
+_CLOSE_S: Final = 1.0
+_SEND_BUFFER_BYTES: Final = 256 * 1024
+"""Bytes the kernel buffers towards a container: cancellations and pings wait behind at most this much."""
+_PATH: Final = re.compile(r"/c/([A-Za-z0-9._-]{1,200})(/[\x21-\x7e]*)")
+_HOP_BY_HOP: Final = frozenset(
+    {
+        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade", "host", "expect",
+    }
+)  # fmt: skip
+"""Headers between two neighbours; ``expect`` is answered by the server at once."""
+_OF_HANDSHAKE: Final = frozenset(
+    {"sec-websocket-key", "sec-websocket-version", "sec-websocket-extensions", "sec-websocket-protocol"}
+)
+_FROM_AIOHTTP: Final = (hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE)
+_FRAMES: Final = frozenset({WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.PING, WSMsgType.PONG})
+_LOST: Final = (aiohttp.ClientError, OSError, TimeoutError)
+
+ServerSocket = web.WebSocketResponse[bool]
+ClientSocket = aiohttp.ClientWebSocketResponse[bool]
+
+
+# -- pure ------------------------------------------------------------------------------------------------
+
+
+def container_and_path(raw_path: str) -> tuple[str, str] | None:
+    """The container's id, and the path (with its query) there; None for anything else. No way leads up."""
+    found = _PATH.fullmatch(raw_path)
+    if found is None or any(unquote(step) in (".", "..") for step in found[2].partition("?")[0].split("/")):
+        return None
+    return found[1], found[2]
+
+
+def passed_on(headers: Mapping[str, str], besides: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """The headers that go end to end: neither hop-by-hop ones, nor those that ``Connection`` names, nor
+    ``besides``."""
+    dropped = {*_HOP_BY_HOP, *besides}
+    for name, value in headers.items():
+        if name.lower() == "connection":
+            dropped.update(each.strip() for each in value.lower().split(","))
+    return [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+
+
+def close_code(code: int | None) -> int:
+    """The code to close one side of a stream with, after the other side was closed with ``code``."""
+    reserved = code is None or code in (1004, 1005, 1006, 1015) or not 1000 <= code < 5000
+    return WSCloseCode.BAD_GATEWAY if code is None or reserved else code
+
+
+# -- the relay -------------------------------------------------------------------------------------------
+
+
+class Relay:
+    """The application. ``problem``: why it is not ready (empty: it is)."""
+
+    def __init__(self, lookup: Lookup, http: aiohttp.ClientSession, problem: Callable[[], str] = str) -> None:
+        self._lookup = lookup
+        self._http = http
+        self._problem = problem
+        self._leaving = asyncio.Event()
+
+    def application(self) -> web.Application:
+        """Its routes."""
+        application = web.Application()
+        application.router.add_get("/health", self._health)
+        application.router.add_get("/ready", self._ready)
+        application.router.add_route("*", "/c/{rest:.*}", self._pass_on)
+        return application
+
+    def leave(self) -> None:
+        """Refuse new requests, and end the streams so that their clients go to another relay."""
+        self._leaving.set()
+
+    async def _health(self, _: web.Request) -> web.Response:
+        health = Health(status="draining" if self._leaving.is_set() else "ok", version=__version__)
+        return web.json_response(text=health.model_dump_json())
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        problem = "it is shutting down" if self._leaving.is_set() else self._problem()
+        return _refusal(503, "the relay is not ready", problem) if problem else web.json_response({"ready": True})
+
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        if (asked := container_and_path(request.raw_path)) is None:
+            return _refusal(404, "there is nothing here", "ask for /c/CONTAINER/PATH", ProtocolError.code)
+        if self._leaving.is_set():
+            return _refusal(503, "the relay is shutting down")
+        container, path = asked
+        base_url = await self._lookup(container)
+        if base_url is None:
+            # Not the end of a lease: the farm may have just started, and not see its containers yet.
+            return _refusal(503, f"no container {container} is known here", self._problem())
+        url = URL(base_url + path, encoded=True)
+        try:
+            if request.headers.get(hdrs.UPGRADE, "").lower() == "websocket":
+                return await self._stream(request, url)
+            return await self._request(request, url)
+        except aiohttp.WSServerHandshakeError as error:
+            said = f"container {container} answered the handshake with HTTP {error.status}"
+            if 400 <= error.status < 500:
+                return _refusal(error.status, said, code=PolicyRefusalError.code)
+            return _refusal(502, said)
+        except _LOST as error:
+            return _refusal(502, f"container {container} cannot be reached: {error or type(error).__name__}")
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    async def _request(self, request: web.Request, url: URL) -> web.StreamResponse:
+        """Raises an error of ``_LOST`` before anything was answered; afterwards it cuts the connection."""
+        asked = self._http.request(
+            request.method,
+            url,
+            headers=passed_on(request.headers),
+            data=request.content if request.body_exists else None,
+            skip_auto_headers=_FROM_AIOHTTP,
+            allow_redirects=False,
+        )
+        async with asked as answer:
+            response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=passed_on(answer.headers))
+            try:
+                await response.prepare(request)
+                async for piece in answer.content.iter_any():
+                    await response.write(piece)
+                await response.write_eof()
+            except _LOST:
+                _abort(request.transport)
+        return response
+
+    # -- streams ---------------------------------------------------------------------------------------
+
+    async def _stream(self, request: web.Request, url: URL) -> web.StreamResponse:
+        """Raises an error of ``_LOST`` before the client's stream is open: it is opened last, so that the client
+        sees the container's refusal."""
+        client: ServerSocket = web.WebSocketResponse(
+            max_msg_size=MAX_MESSAGE_BYTES,
+            compress=False,
+            autoping=False,
+            heartbeat=_HEARTBEAT_S,
+            timeout=_CLOSE_S,
+            decode_text=False,
+        )
+        if not client.can_prepare(request):
+            return _refusal(400, "this is not the handshake of a WebSocket", code=ProtocolError.code)
+        container: ClientSocket = await self._http.ws_connect(
+            url,
+            headers=passed_on(request.headers, _OF_HANDSHAKE),
+            max_msg_size=MAX_MESSAGE_BYTES,
+            compress=0,
+            autoping=False,
+            heartbeat=_HEARTBEAT_S,
+            timeout=aiohttp.ClientWSTimeout(ws_close=_CLOSE_S),
+            decode_text=False,
+        )
+        if isinstance(raw := container.get_extra_info("socket"), asyncio.trsock.TransportSocket):
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        try:
+            await client.prepare(request)
+            await _copy_both(client, container, self._leaving)
+        finally:
+            left = WSCloseCode.GOING_AWAY if self._leaving.is_set() else None
+            to_client, to_container = left or close_code(container.close_code), left or close_code(client.close_code)
+            await asyncio.gather(_close(client, to_client), _close(container, to_container))
+            _abort(request.transport)  # unsent bytes would keep it open for as long as the client does not read
+        return client
+
+
+async def _copy_both(client: ServerSocket, container: ClientSocket, leaving: asyncio.Event) -> None:
+    """Copy messages both ways until one side is closed, or ``leaving``. Each way reads no further while the other
+    side does not."""
+    ends = (_copy(client, container), _copy(container, client), leaving.wait())
+    tasks = [asyncio.ensure_future(end) for end in ends]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _copy(source: ServerSocket | ClientSocket, sink: ServerSocket | ClientSocket) -> None:
+    while (message := await source.receive()).type in _FRAMES:
+        await sink.send_frame(message.data, message.type)
+
+
+async def _close(stream: ServerSocket | ClientSocket, code: int) -> None:
+    """Close it politely, within moments."""
+    with contextlib.suppress(*_LOST):
+        async with asyncio.timeout(2 * _CLOSE_S):
+            await stream.close(code=code)
+
+
+def _abort(transport: asyncio.BaseTransport | None) -> None:
+    if isinstance(transport, asyncio.WriteTransport):
+        transport.abort()
+
+
+def _refusal(status: int, message: str, next_step: str = "", code: str = ConnectionLostError.code) -> web.Response:
+    reply = ErrorReply(error=code, message=message, next_step=next_step)
+    return web.json_response(text=reply.model_dump_json(), status=status)
+
+
+# -- served ----------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def serve_relay(
+    lookup: Lookup,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
+    drain_s: float = 10.0,
+    problem: Callable[[], str] = str,
+) -> AsyncIterator[str]:
+    """Serve a relay; yields its URL. Port 0: any free one. ``problem``: why it is not ready (empty: it is).
+
+    Leaving ends streams with code 1001, and waits up to ``drain_s`` for requests to end.
+
+    Raises ConfigError when it cannot listen there.
+    """
+    listening = listen(host, port)
+    async with _client_session() as http:
+        relay = Relay(lookup, http, problem)
+        runner = web.AppRunner(
+            relay.application(),
+            access_log=None,
+            handle_signals=False,
+            handler_cancellation=True,  # a client that goes away ends its request at the container
+            auto_decompress=False,
+            shutdown_timeout=drain_s,
+        )
+        await runner.setup()
+        try:
+            site = web.SockSite(runner, listening, ssl_context=tls)
+            await site.start()
+            yield url_of(listening, host, "https" if tls else "http")
+        finally:
+            relay.leave()
+            await runner.cleanup()
+            listening.close()
+
+
+def _client_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        # Shorter than a container's own, so that a connection it has just closed is hardly ever used again.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=15.0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),  # one client's must not be sent for another
+        auto_decompress=False,
+        trust_env=False,
+        middlewares=(_no_redirects,),
+    )
+
+
+async def _no_redirects(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """A container must not lead the relay elsewhere; aiohttp would follow when it opens a WebSocket."""
+    response = await handler(request)
+    if hdrs.UPGRADE in request.headers and 300 <= response.status < 400:
+        response.close()
+        raise aiohttp.ClientConnectionError("it redirects")
+    return response

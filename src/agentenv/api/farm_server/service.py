@@ -1,0 +1,177 @@
+"""The farm as a service: settings, backend, farm and HTTP, opened and closed together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.api import serving
+from agentenv.api.farm_server.access import Access
+from agentenv.api.farm_server.app import farm_app
+from agentenv.api.farm_server.audit import FarmAudit
+from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.settings import FarmSettings, Reloaded, SettingsFile
+from agentenv.api.farm_server.tokens import LONGEST_S, TokenKeys
+from agentenv.api.listening import listen, url_of
+from agentenv.errors import InfraError
+from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.backends.registry import make_backend
+from agentenv.slots.farm_access import announced
+from agentenv.tasks import report_failure
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where the service listens; with ``certificate`` and ``key`` it speaks TLS."""
+
+    host: str = "127.0.0.1"
+    port: int = 8700
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+@dataclass(frozen=True)
+class Service:
+    """A farm service that listens. ``opening`` ends when the farm is open; until then it is a standby, or its
+    containers are being looked for."""
+
+    farm: Farm
+    keys: TokenKeys
+    url: str
+    opening: asyncio.Task[Farm]
+
+    async def run(self) -> None:
+        """Until the farm has to end. Raises what ended it."""
+        await self.opening
+        await self.farm.ended.wait()
+        raise self.farm.fenced or InfraError("the farm has ended")
+
+
+def backend_of(settings: FarmSettings, url: str, stand_by: Callable[[str, str], None]) -> ContainerBackend:
+    """The backend of a farm, not opened yet. ``url`` is the farm's, and ``stand_by`` is called with the address and a
+    description of another that has the containers. Raises ConfigError."""
+    start_timeout_s = settings.pool.start_timeout_s
+    if settings.backend == "local":
+        from agentenv.slots.backends.local_kept import LocalKeptBackend
+
+        return LocalKeptBackend(
+            settings.containers,
+            farm=settings.name,
+            start_timeout_s=start_timeout_s,
+            unattended_after_s=settings.unattended_after_s,
+        )
+    if settings.backend == "nomad":
+        from agentenv.image import ensure_image
+        from agentenv.slots.backends.nomad.backend import NomadBackend
+
+        return NomadBackend(
+            settings.containers,
+            settings.nomad,
+            start_timeout_s=start_timeout_s,
+            ensure_image=ensure_image,
+            url=url,
+            standby=True,
+            on_standby=stand_by,
+        )
+    return make_backend(
+        settings.backend, settings.containers, nomad=settings.nomad, start_timeout_s=start_timeout_s, field="backend"
+    )
+
+
+@asynccontextmanager
+async def farm_service(
+    config: FarmSettings | SettingsFile, listening: Listening, *, url: str = ""
+) -> AsyncIterator[Service]:
+    """Run a farm service. ``config``: settings, or a file that is read again when it changes, and on SIGHUP. ``url``:
+    its address for others, if that is not where it listens.
+
+    Raises ConfigError; SandboxUnavailableError when the backend cannot be opened.
+    """
+    file = config if isinstance(config, SettingsFile) else None
+    settings = config.settings if isinstance(config, SettingsFile) else config
+    keys = TokenKeys.read(settings.tokens.key_files)
+    audit = FarmAudit(settings.audit_log)
+    access = Access(keys, denied=settings.tokens.denied, limits=settings.limits, public=settings.public)
+    port = listen(listening.host, listening.port)
+    address = url or url_of(port, listening.host, "https" if listening.certificate else "http")
+    farm = Farm(
+        backend_of(settings, address, lambda *told: farm.stand_by(*told)),  # noqa: PLW0108 - made here
+        settings.pool,
+        settings.containers,
+        name=settings.name,
+        relay_url=settings.relay_url,
+        audit=audit,
+    )
+    _apply(settings, farm, access)
+    app = farm_app(farm, access)
+    tls = {"certificate": listening.certificate, "key": listening.key}
+    opening: asyncio.Task[Farm] | None = None
+    try:
+        async with serving.served_on(port, app, "farm service", ending=farm.leave, **tls):
+            opening = asyncio.create_task(farm.__aenter__(), name="farm opening")
+            user = keys.mint("*", "admin", expires_s=LONGEST_S)
+            with announced(settings.name, address, user):
+                async with _following(file, farm, access):
+                    yield Service(farm, keys, address, opening)
+    finally:
+        if opening is not None:
+            await _close(farm, opening)
+        audit.close()
+
+
+async def _close(farm: Farm, opening: asyncio.Task[Farm]) -> None:
+    """Close the farm, however far it was opened."""
+    opening.cancel()
+    await asyncio.wait({opening})
+    if not opening.cancelled() and opening.exception() is None:
+        await farm.__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def _following(file: SettingsFile | None, farm: Farm, access: Access) -> AsyncIterator[None]:
+    """Apply the settings file again whenever it changes."""
+    if file is None:
+        yield
+        return
+
+    async def follow() -> None:
+        async for reloaded in file.reloads():
+            _report(reloaded)
+            farm.audit.settings_reloaded(reloaded.changed, reloaded.needs_restart, str(reloaded.error or ""))
+            _apply(reloaded.settings, farm, access)
+
+    loop = asyncio.get_running_loop()
+    with suppress(NotImplementedError, RuntimeError, ValueError):  # only the main thread can
+        loop.add_signal_handler(signal.SIGHUP, file.ask)
+    following = asyncio.create_task(follow(), name="settings file")
+    following.add_done_callback(report_failure)
+    try:
+        yield
+    finally:
+        following.cancel()
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.remove_signal_handler(signal.SIGHUP)
+
+
+def _apply(settings: FarmSettings, farm: Farm, access: Access) -> None:
+    table = settings.share_table
+    farm.line.set_shares(table.default, table.runs, table.kinds)
+    farm.reclaim_after_s = settings.reclaim_after_s
+    access.denied = settings.tokens.denied
+    access.limiter.set_limits(settings.limits)
+
+
+def _report(reloaded: Reloaded) -> None:
+    if reloaded.error is not None:
+        logger.error("the settings are as before: %s", reloaded.error)
+    if reloaded.changed:
+        logger.info("settings changed: %s", ", ".join(reloaded.changed))
+    if reloaded.needs_restart:
+        logger.warning("settings that apply after a restart: %s", ", ".join(reloaded.needs_restart))

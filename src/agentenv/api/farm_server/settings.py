@@ -1,0 +1,294 @@
+"""Settings of a farm service, frozen; read from a TOML file, and read again while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tomllib
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Self
+
+from pydantic import BaseModel, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+
+from agentenv.config import ContainerSettings, NomadSettings, PoolSettings, Seconds, Settings, explain
+from agentenv.errors import ConfigError
+from agentenv.slots.backends.registry import BackendName
+from agentenv.slots.sharing import KIND_WEIGHTS, Share
+from agentenv.wire.farm import RUN_PATTERN, RunShare
+from agentenv.wire.leases import RunKind
+
+Weight = Annotated[float, Field(gt=0, le=1e6)]
+RunKey = Annotated[str, Field(max_length=128, pattern=rf"^{RUN_PATTERN}$")]
+
+
+class ShareSettings(Settings):
+    """Shares of runs as far as ``runs`` does not say."""
+
+    default: RunShare = RunShare()
+
+
+class KindSettings(Settings):
+    """Weights of the kinds of leases within each run, relative to each other."""
+
+    train: Weight = KIND_WEIGHTS["train"]
+    eval: Weight = KIND_WEIGHTS["eval"]
+    interactive: Weight = KIND_WEIGHTS["interactive"]
+
+
+class TokenSettings(Settings):
+    """How the tokens of runs are verified."""
+
+    key_files: Annotated[tuple[Path, ...], Field(min_length=1, max_length=8)] = (Path("farm.key"),)
+    """Files with the keys that tokens are signed with, mode 0600. The first signs, all verify; the first is created
+    if it does not exist. To replace a key, put the new one first, and remove the old one when the tokens it signed
+    have expired."""
+    denied: frozenset[str] = frozenset()
+    """Ids (``jti``) of tokens that are no longer accepted."""
+
+
+class AskLimits(Settings):
+    """How fast one token may ask for slots; beyond that its requests are refused for a while."""
+
+    asks_per_s: Annotated[float, Field(gt=0, le=1e6)] = 200.0
+    """On average."""
+    burst: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
+    """Asks that may come at once after a pause."""
+
+
+class OpenPages(Settings):
+    """Pages that need no token."""
+
+    metrics: bool = False
+    """``/metrics``. It names runs."""
+    openapi: bool = False
+    """``/openapi.json``."""
+
+
+def _naming_section(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Its own checks name a field without its section, and ``limits`` is another section as well."""
+    try:
+        return validate(given)
+    except ConfigError as error:
+        message = error.message.removeprefix(f"{error.field}: ")
+        raise ConfigError(f"containers.{error.field}", message, next_step=error.next_step) from None
+
+
+class FarmSettings(Settings):
+    """Settings of a whole farm service."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")] = "default"
+    """The farm's name. With the backend ``local``, whoever serves the same name next on this machine adopts its
+    containers."""
+    backend: BackendName = "local"
+    """``local``: containers are processes of this machine. ``nomad``: allocations of a job. ``fake``: in this process,
+    without isolation, for tests."""
+    pool: PoolSettings = PoolSettings()
+    """Number of containers, and how slots are leased."""
+    containers: Annotated[ContainerSettings, WrapValidator(_naming_section)] = ContainerSettings()
+    """Slots, isolation, network and limits of every container."""
+    nomad: NomadSettings = NomadSettings(purge_job_on_shutdown=False)
+    """With the backend ``nomad``: the cluster and the job. What is not given comes from Nomad's own ``NOMAD_*``
+    variables. The job stays when the service ends, unless ``purge_job_on_shutdown`` is set."""
+    unattended_after_s: Annotated[int, Field(ge=0, le=31_536_000)] = 3600
+    """With the backend ``local``: a container that has no lease and has not been asked for anything for this long
+    ends itself. 0: never."""
+    shares: ShareSettings = ShareSettings()
+    """What a run is entitled to as far as ``runs`` does not say."""
+    runs: dict[RunKey, RunShare] = Field(default_factory=dict)
+    """What each run is entitled to, by its name. What is not given is as in ``shares.default``."""
+    kinds: KindSettings = KindSettings()
+    """How a run's own slots are divided among training, evaluation and interactive use."""
+    reclaim_after_s: Seconds | None = None
+    """When a run has waited this long within its guarantee, leases of runs above theirs are ended for it. None: it
+    waits until slots become free."""
+    relay_url: Annotated[str, Field(pattern=r"^(https?://[^/?#\s]+[^?#\s]*)?$")] = ""
+    """Base URL of the relay (``agentenv farm relay``) for clients that cannot reach the containers; empty: none."""
+    tokens: TokenSettings = TokenSettings()
+    """Keys that the tokens of runs are signed with, and tokens that are revoked."""
+    limits: AskLimits = AskLimits()
+    """How fast one token may ask."""
+    audit_log: Path | None = None
+    """A file that gets a JSON line for each decision (granted, refused, ended, minted, share changed)."""
+    public: OpenPages = OpenPages()
+    """Pages that need no token."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_runs(cls, given: Any) -> Any:
+        match given:
+            case {"runs": dict() as runs, "shares": {"default": dict() as default}}:
+                whole = {name: {**default, **run} if isinstance(run, dict) else run for name, run in runs.items()}
+                return {**given, "runs": whole}
+        return given
+
+    @classmethod
+    def from_file(cls, path: Path) -> Self:
+        """Read a TOML file; its relative paths are relative to its directory. Raises ConfigError, which names the
+        field."""
+        try:
+            read = tomllib.loads(path.read_text())
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError("config", f"{path} cannot be read: {error}") from error
+        if isinstance(nomad := read.get("nomad", {}), dict):
+            read["nomad"] = {"purge_job_on_shutdown": False, **_from_environment(), **nomad}
+        try:
+            settings = cls.model_validate(read)
+        except ValidationError as error:
+            raise explain(error, [*_dotted(cls)]) from None
+        return settings.below(path.absolute().parent)
+
+    def below(self, directory: Path) -> Self:
+        """A copy with every relative path taken from ``directory``."""
+
+        def moved(settings: Settings, *fields: str) -> dict[str, Path | None]:
+            given = {name: getattr(settings, name) for name in fields}
+            return {name: None if path is None else directory / path for name, path in given.items()}
+
+        keys = tuple(directory / path for path in self.tokens.key_files)
+        nomad = moved(self.nomad, "ca_cert", "client_cert", "client_key", "job_file")
+        changed = {
+            "tokens": self.tokens.model_copy(update={"key_files": keys}),
+            "nomad": self.nomad.model_copy(update=nomad),
+            **moved(self, "audit_log"),
+        }
+        return self.model_copy(update=changed)
+
+    @property
+    def share_table(self) -> ShareTable:
+        """The shares, for the queue."""
+        runs = {name: share_of(share) for name, share in self.runs.items()}
+        kinds: dict[RunKind, float] = {
+            "train": self.kinds.train, "eval": self.kinds.eval, "interactive": self.kinds.interactive,
+        }  # fmt: skip
+        return ShareTable(share_of(self.shares.default), MappingProxyType(runs), MappingProxyType(kinds))
+
+
+def share_of(share: RunShare) -> Share:
+    """A share as the queue has it."""
+    return Share(weight=share.weight, guaranteed=share.guaranteed, cap=share.cap, paused=share.paused)
+
+
+@dataclass(frozen=True)
+class ShareTable:
+    """Who is entitled to what: the arguments of :meth:`FairLine.set_shares`, in its order."""
+
+    default: Share
+    """Of runs that are not in ``runs``."""
+    runs: Mapping[str, Share]
+    kinds: Mapping[RunKind, float]
+
+    def of(self, run: str) -> Share:
+        """The share of a run."""
+        return self.runs.get(run, self.default)
+
+    def changed(self, runs: Mapping[str, RunShare]) -> ShareTable:
+        """A table with other shares for these runs."""
+        more = {name: share_of(share) for name, share in runs.items()}
+        return ShareTable(self.default, MappingProxyType({**self.runs, **more}), self.kinds)
+
+
+# -- read again while running ---------------------------------------------------------------------------
+
+WHILE_RUNNING: Final = frozenset({"shares", "runs", "kinds", "reclaim_after_s", "limits", "tokens.denied"})
+"""What may change while the service runs. Anything else needs a restart."""
+
+
+@dataclass(frozen=True)
+class Reloaded:
+    """What has become of a file that was read again.
+
+    ``settings``: those that apply from now on. ``changed``: the fields that have another value than before.
+    ``needs_restart``: fields that have another value in the file, which applies after a restart. ``error``: why the
+    file could not be used; all is as before then.
+    """
+
+    settings: FarmSettings
+    changed: tuple[str, ...] = ()
+    needs_restart: tuple[str, ...] = ()
+    error: ConfigError | None = None
+
+
+def merged(running: FarmSettings, read: FarmSettings) -> Reloaded:
+    """``running`` with what may change taken from ``read``."""
+    differing = {name for name in FarmSettings.model_fields if getattr(running, name) != getattr(read, name)}
+    if "tokens" in differing:
+        differing.remove("tokens")
+        differing |= {
+            f"tokens.{name}"
+            for name in TokenSettings.model_fields
+            if getattr(running.tokens, name) != getattr(read.tokens, name)
+        }
+    changed = differing & WHILE_RUNNING
+    update: dict[str, Any] = {name: getattr(read, name) for name in changed if "." not in name}
+    if "tokens.denied" in changed:
+        update["tokens"] = running.tokens.model_copy(update={"denied": read.tokens.denied})
+    settings = running.model_copy(update=update)
+    return Reloaded(settings, tuple(sorted(changed)), tuple(sorted(differing - changed)))
+
+
+class SettingsFile:
+    """A settings file, and the settings that apply. Replace the file in one step (``mv``): a half-written one may be
+    valid.
+
+    Opening raises ConfigError; later a wrong file is reported, and changes nothing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen = self._signature()
+        self.settings = FarmSettings.from_file(path)
+        self._asked = asyncio.Event()
+
+    def look(self, *, force: bool = False) -> Reloaded | None:
+        """Read the file if it was changed (``force``: in any case), and apply what may change; None if it was not
+        read."""
+        seen = self._signature()
+        if seen == self._seen and not force:
+            return None
+        self._seen = seen
+        try:
+            reloaded = merged(self.settings, FarmSettings.from_file(self.path))
+        except ConfigError as error:
+            return Reloaded(self.settings, error=error)
+        self.settings = reloaded.settings
+        return reloaded
+
+    def ask(self) -> None:
+        """Read the file again now (on SIGHUP), for :meth:`reloads`."""
+        self._asked.set()
+
+    async def reloads(self, every_s: float = 2.0) -> AsyncGenerator[Reloaded, None]:
+        """Each reading of the file: when it was changed, within ``every_s``, and after :meth:`ask`."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await self._asked.wait()
+            force = self._asked.is_set()
+            self._asked.clear()
+            if (reloaded := await asyncio.to_thread(self.look, force=force)) is not None:
+                yield reloaded
+
+    def _signature(self) -> tuple[int, ...] | None:
+        try:
+            found = os.stat(self.path)  # noqa: PTH116 (the target of a link, as Kubernetes and Nomad replace it)
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _from_environment() -> dict[str, Any]:
+    """What Nomad's own variables say."""
+    found = NomadSettings.from_environment()
+    return {name: getattr(found, name) for name in found.model_fields_set}
+
+
+def _dotted(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Names of all fields, with those of the sections."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _dotted(field.annotation, f"{prefix}{name}.")
