@@ -309,18 +309,25 @@ async def chaos(seconds: float, seed: int) -> Tally:
             await asyncio.gather(harm, return_exceptions=True)
         for proxy in backend.proxies:
             proxy.resume()
-        trees = [process.pid for pid in backend.pids.values() for process in process_tree(pid)]
+        trees = [
+            (process.pid, began)
+            for launcher in backend.pids.values()
+            for process in process_tree(launcher)
+            if (began := _began(process.pid)) is not None
+        ]
     tally.wrongs += [f"a task is left: {task.get_coro()}" for task in asyncio.all_tasks() - before]
-    tally.wrongs += [f"process {pid} is left" for pid in trees if _running(pid)]
+    tally.wrongs += [f"process {pid} is left" for pid, began in trees if _began(pid) == began]
     return tally
 
 
-def _running(pid: int) -> bool:
+def _began(pid: int) -> int | None:
+    """When it was started, which tells it from a later one of the same number; None when it no longer runs."""
     try:
         with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+            fields = file.read().rpartition(")")[2].split()
     except OSError:
-        return False
+        return None
+    return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 def run_and_show(program: str, about: str, run: Callable[[float, int], Coroutine[None, None, Tally]]) -> int:

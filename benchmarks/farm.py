@@ -121,6 +121,8 @@ class _FixedBackend:
     """One container that is already running."""
 
     name = "fixed"
+    found = 1
+    generation = 0
 
     def __init__(self, handle: ContainerHandle) -> None:
         self._handle = handle

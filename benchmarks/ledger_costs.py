@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from agentenv.config import PoolSettings
-from agentenv.slots.ledger import Grant, Ledger
+from agentenv.slots.commands import Grant
+from agentenv.slots.ledger import Ledger
 from agentenv.slots.scaler import Scaler
+from agentenv.slots.waiters import SlotRequest
 from agentenv.wire.states import SlotState
 from benchmarks.farmsim.backend import NowhereBackend
 from benchmarks.measure import percentile
@@ -25,12 +27,12 @@ def farm(leased: int, waiting: int = 0) -> tuple[Ledger, list[Grant]]:
         ledger.inventory(f"c{index}", [SlotState.free] * SLOTS, 0.0)
     grants = []
     for number in range(leased):
-        grant = ledger.enqueue(f"t{number}", 0.0, 1e6)[1][0]
+        grant = ledger.enqueue(SlotRequest((f"t{number}",)), 0.0, 1e6)[1][0]
         assert isinstance(grant, Grant)
         ledger.confirm(grant.lease, 0.0)
         grants.append(grant)
     for number in range(waiting):
-        ledger.enqueue(f"w{number}", 0.0, 1e6 + number)
+        ledger.enqueue(SlotRequest((f"w{number}",)), 0.0, 1e6 + number)
     return ledger, grants
 
 
@@ -70,7 +72,7 @@ def moves(times: int, waiting: int = 0, share: float = 0.99) -> dict[str, float]
         old = grants[number * 7919 % len(grants)]
         timed("release", ledger.release, old.lease, 1.0)
         freed = timed("freed", ledger.freed, old.container, old.slot, 1.0)
-        asked = timed("ask", ledger.enqueue, f"n{number}", 1.0, 2e6)[1]
+        asked = timed("ask", ledger.enqueue, SlotRequest((f"n{number}",)), 1.0, 2e6)[1]
         (grant,) = [one for one in [*freed, *asked] if isinstance(one, Grant)]
         timed("confirm", ledger.confirm, grant.lease, 1.0)
         timed("tick", ledger.tick, 1.0)

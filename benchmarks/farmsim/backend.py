@@ -24,6 +24,8 @@ class NowhereBackend:
     """Starts nothing and tells nothing."""
 
     name = "nowhere"
+    found = 0
+    generation = 0
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.config import PoolSettings
-from agentenv.slots.ledger import Command, EndLease, Expire, Grant, HandOver, Ledger, Reclaim, Retire
+from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
+from agentenv.slots.ledger import Ledger
 from agentenv.slots.scaler import Scaler
+from agentenv.slots.waiters import SlotRequest
 from agentenv.wire.states import SlotState
 from benchmarks.farmsim.backend import SimulatedBackend, Starts
 from benchmarks.farmsim.loads import Load
 
+_ONE = SlotRequest(("t",))
 ANSWER_S = 0.003
 """From asking a container for a lease to its answer."""
 RESET_S = (0.008, 0.03)
@@ -118,7 +121,7 @@ class Simulation:
         self._sample()
         if self.scenario.lost_every_s is not None:
             self.at(self._chance.expovariate(1 / self.scenario.lost_every_s), self._lose_one)
-        _finish(self._scaler.start())
+        _finish(self._scaler.start(self.now))
         self._wake()
         while self._agenda and self._agenda[0][0] <= self.scenario.until_s:
             self.now, _, do, what = heapq.heappop(self._agenda)
@@ -148,7 +151,7 @@ class Simulation:
 
     def _ask(self, stay_s: float) -> None:
         deadline = self.now + self.scenario.settings.acquire_timeout_s
-        ticket, commands = self._timed("ask", self.ledger.enqueue, "t", self.now, deadline)
+        ticket, commands = self._timed("ask", self.ledger.enqueue, _ONE, self.now, deadline)
         self._stays[ticket] = (self.now, stay_s)
         self._perform(commands)
         self._wake()

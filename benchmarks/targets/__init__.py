@@ -14,6 +14,8 @@ from benchmarks.targets.effort import Effort
 from benchmarks.targets.idle import t7_idle, t8_start
 from benchmarks.targets.neighbours import t9_bad_neighbour
 from benchmarks.targets.output import t6_output
+from benchmarks.targets.relay import f8_relay
+from benchmarks.targets.sharing import f3_shares, f4_arrival, f10_pick
 from benchmarks.targets.short import t1_short_calls, t2_alone
 
 TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = {
@@ -27,6 +29,10 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "T8": t8_start,
     "T9": t9_bad_neighbour,
     "S1": s1_scaling,
+    "F3": f3_shares,
+    "F4": f4_arrival,
+    "F8": f8_relay,
+    "F10": f10_pick,
     "N1": n1_first_result,
     "N2": n2_one_to_ten,
 }
