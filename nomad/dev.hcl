@@ -15,6 +15,11 @@ disable_update_check = true
 leave_on_interrupt   = true
 leave_on_terminate   = true
 
+server {
+  # On a busy machine an agent that starts again is late to report: its containers are not given up meanwhile.
+  heartbeat_grace = "60s"
+}
+
 client {
   # Containers answer on loopback; nothing of a development cluster is reachable from outside.
   network_interface = "lo"

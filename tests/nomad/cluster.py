@@ -28,7 +28,7 @@ from agentenv import shipped
 from agentenv.config import NomadSettings
 from agentenv.dev import agent, docker_engine, processes
 from agentenv.dev.agent import AgentPlace, Ports, Role
-from agentenv.dev.cluster import containers_of, end_abandoned
+from agentenv.dev.cluster import containers_of, end_abandoned, remove_container
 from agentenv.errors import SandboxUnavailableError
 from agentenv.image import IMAGE, connect
 from agentenv.slots.backends.nomad.job import hcl
@@ -241,8 +241,7 @@ def _end(cluster: Cluster) -> None:
     for one in (cluster.client, cluster.server):
         one.stop()
     for container in cluster.containers():
-        with contextlib.suppress(NotFound):
-            container.remove(force=True)
+        remove_container(container)
     for one in (cluster.client, cluster.server):
         agent.remove(one.place)
         shutil.rmtree(one.place.root, ignore_errors=True)

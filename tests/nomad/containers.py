@@ -16,7 +16,7 @@ from agentenv.wire.leases import LeaseGrant, LeaseRequest
 from agentenv.wire.server import ServerInfo
 
 _LEASE_S = 90.0
-_QUICK_S = 10.0
+_QUICK_S = 60.0
 
 
 def url_of(allocation: dict[str, Any]) -> str | None:

@@ -1,7 +1,8 @@
 """A trainer as a process of its own, to be killed or frozen: ``python -m tests.nomad.owner_process SETTINGS.json``.
 
-Opens the job with one container and says ``{"open": true}``; then, whenever it changes, what is wrong (``problem``)
-and what was reported to its pool (``told``). At end of input it closes, and says ``{"closed": true}``.
+Opens the job with one container and says ``{"open": true}``, with its generation; then, whenever it changes, what is
+wrong (``problem``) and what was reported to its pool (``told``). At end of input it closes, and says
+``{"closed": true}``.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ async def report(backend: NomadBackend) -> None:
 async def main(path: Path) -> None:
     given = json.loads(path.read_text())
     backend = NomadBackend(
-        ContainerSettings(slots_per_container=given["slots"]), NomadSettings.model_validate(given["nomad"])
+        ContainerSettings(slots_per_container=given["slots"]),
+        NomadSettings.model_validate(given["nomad"]),
+        url=given["url"],
     )
     async with backend:
         await backend.scale(1)
-        say(open=True)
+        say(open=True, generation=backend.generation)
         reader, ended = asyncio.create_task(report(backend)), asyncio.to_thread(sys.stdin.read)
         waiting, problem = asyncio.create_task(ended), ""
         while not waiting.done():

@@ -28,6 +28,7 @@ from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 POLICY = ROOT / "nomad/policies/agentenv.policy.hcl"
+FARM_POLICY = POLICY.with_name("agentenv-farm.policy.hcl")
 
 
 class Server:
@@ -129,6 +130,21 @@ async def test_it_allows_what_a_farm_does(settings: NomadSettings) -> None:
     assert census.goal == 2
     assert "purged" in await NomadFarm(settings).down()
     assert (await NomadFarm(settings).census()).exists is False
+
+
+async def test_the_farm_service_has_what_it_needs_for_its_own_containers_only(server: Server, job_id: str) -> None:
+    rules = FARM_POLICY.read_text().replace("agentenv-sandbox", job_id)
+    server.ask("POST", "/v1/acl/policy/service", {"Name": "service", "Rules": rules})
+    wanted = {"Name": "service", "Type": "client", "Policies": ["service"]}
+    token = server.ask("POST", "/v1/acl/token", wanted)["SecretID"]
+    settings = NomadSettings(address=server.address, token=token, job_id=job_id)
+    async with NomadBackend(ContainerSettings(), settings) as backend:
+        await backend.scale(1)
+        assert backend.generation > 0
+    assert server.ask("GET", "/v1/jobs") == []
+    other = settings.model_copy(update={"job_id": "other"})
+    with pytest.raises(ConfigError, match=r"token: may not write .*nomad/jobs/other/owner"):
+        await NomadBackend(ContainerSettings(), other).__aenter__()
 
 
 async def test_it_allows_no_more(server: Server, settings: NomadSettings) -> None:

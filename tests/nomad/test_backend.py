@@ -119,7 +119,9 @@ async def test_a_field_of_its_containers_given_as_a_variable_is_checked_before_a
 
 
 async def test_no_capacity_is_told_in_nomads_terms(cluster: Cluster) -> None:
-    async with _pool(_farm(cluster, memory_mib=10_000_000)) as pool:
+    backend = _farm(cluster, memory_mib=10_000_000)
+    async with _pool(backend) as pool:
+        await until(lambda: "memory exhausted" in backend.status().waiting_for)
         with pytest.raises(AcquireTimeoutError, match="cannot place a container: memory exhausted on 1 node"):
             await pool.lease("t", timeout_s=3)
 
@@ -147,6 +149,7 @@ async def test_a_drained_container_keeps_its_leases_and_ends_when_they_do(cluste
         cluster.nomad.put(f"/v1/node/{node}/drain", {"DrainSpec": {"Deadline": 600_000_000_000}})
         try:
             await until(lambda: pool.statistics().containers == {ContainerState.draining: 1})
+            await until(lambda: "no node is ready and eligible" in backend.status().waiting_for)
             with pytest.raises(AcquireTimeoutError, match="no node is ready and eligible"):
                 await pool.lease("new", timeout_s=3)
             assert await _says(lease, "echo alive") == "alive\n"

@@ -97,7 +97,12 @@ def test_killed_agent_is_started_again_and_its_leavings_removed(place: AgentPlac
     first = up(place)
     nomad = NomadHttp(first.address)
     run_one_slot(nomad, "left-behind")
-    [process] = [one for one in processes.find(place.mark) if one.runs("nomad", "agent")]
+
+    def agents() -> list[processes.Found] | None:
+        found = [one for one in processes.find(place.mark) if one.runs("nomad", "agent")]
+        return found if len(found) == 1 else None  # one that it starts looks like it until it executes
+
+    [process] = wait_for(agents)
     os.kill(process.pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(process.pid, 0)
@@ -125,7 +130,8 @@ def test_down_after_a_kill_leaves_nothing(place: AgentPlace) -> None:
     found = up(place)
     run_one_slot(NomadHttp(found.address), "orphan")
     for process in processes.find(place.mark):
-        os.kill(process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # its parent was killed before it
+            os.kill(process.pid, signal.SIGKILL)
 
     down(place)
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from docker.errors import APIError
+
 from agentenv.agent.transcript import GroupRecord
 from agentenv.testing import Call, Reply
 from tests.nomad.cluster import Cluster
@@ -33,11 +35,10 @@ async def test_scores_survive_killed_containers(cluster: Cluster, tmp_path: Path
     }
     async with environment(AnswerEnv, tmp_path, {"*": [LONG, HALF, IDLE, WRITE]}, **changed) as env:
         groups = [asyncio.create_task(env.collect_trajectories({"id": f"g{n}"})) for n in range(6)]
-        for _ in range(KILLS):
+        kills = 0
+        while kills < KILLS:
             await asyncio.sleep(1.0)
-            running = [one.name for one in cluster.containers() if one.name in _names(cluster, job_id)]
-            if running:
-                await asyncio.to_thread(cluster.docker.containers.get(running[0]).kill)
+            kills += await asyncio.to_thread(_kill_one, cluster, job_id)
         finished = await asyncio.gather(*groups)
         assert env.counts["infra_retries"] > 0
     for group, again in finished:
@@ -46,6 +47,20 @@ async def test_scores_survive_killed_containers(cluster: Cluster, tmp_path: Path
         assert group["scores"] == [1.0, 0.0, 0.0, 1.0]
     records = [GroupRecord.model_validate_json(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
     assert {record.outcome for record in records} == {"complete"}
+
+
+def _kill_one(cluster: Cluster, job_id: str) -> bool:
+    """Whether one was there to be killed."""
+    names = _names(cluster, job_id)
+    running = [one for one in cluster.containers() if one.name in names and one.status == "running"]
+    try:
+        for container in running[:1]:
+            container.kill()
+    except APIError as error:
+        if error.status_code not in (404, 409):  # it has ended meanwhile
+            raise
+        return False
+    return bool(running)
 
 
 def _names(cluster: Cluster, job_id: str) -> set[str]:

@@ -101,7 +101,7 @@ async def test_a_killed_nomad_client(cluster: Cluster, job_id: str) -> None:
             cluster.client.start()
             cluster.wait_ready()
             await farm.flowing(100)
-            assert farm.is_whole()
+            await farm.whole_again()
             assert all(account.ended_by is None for account in held), "the containers never noticed"
 
 
@@ -219,6 +219,7 @@ async def test_capacity_that_comes_late(cluster: Cluster, job_id: str) -> None:
         eligible(cluster, node["ID"], yes=False)
         until_there_is.callback(eligible, cluster, node["ID"], yes=True)
         async with SlotPool(backend, SEVERAL) as pool:
+            await until(lambda: "cannot place 2 containers" in backend.status().waiting_for)
             with pytest.raises(AcquireTimeoutError, match="Nomad cannot place 2 containers: no node is ready"):
                 await pool.lease("early", timeout_s=5)
             until_there_is.close()
@@ -259,7 +260,7 @@ async def test_a_full_disk_on_the_client(tmp_path_factory: pytest.TempPathFactor
             async with at_work(backend) as farm:
                 with filled(disk):
                     await farm.flowing(100)
-                    assert farm.is_whole()
+                    await farm.whole_again()
                     assert not farm.traffic.ended_since(0.0), "no lease ended"
                     victim = farm.traffic.accounts[0].container
                     small.container(allocation_of(victim)).kill()
@@ -322,7 +323,7 @@ async def test_the_clock_of_the_containers_jumps(cluster: Cluster, job_id: str, 
                 set_clock(clock, f"{offset_s:+d}")
                 assert abs(await wall_clock_of(cluster, farm) - time.time() - offset_s) < 60, "the jump is real"
                 await farm.flowing(100)
-            assert farm.is_whole()
+            await farm.whole_again()
             assert not farm.traffic.ended_since(0.0), "no lease ended"
 
 

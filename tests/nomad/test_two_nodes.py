@@ -64,6 +64,7 @@ async def test_both_nodes_work_and_one_is_drained(nodes: TwoNodes) -> None:
     """Leases on a draining node live on until their trajectories are over; new ones are had elsewhere."""
     memory_mib = int(await spread(nodes, "drained"))
     async with farm_on(nodes, "spread", memory_mib=memory_mib) as farm:
+        await until(lambda: len(farm.traffic.living()) == TRAJECTORIES)
         places = {nodes.node_of(account.container) for account in farm.traffic.living()}
         assert places == set(nodes.nodes), "one container on each node, both at work"
     async with farm_on(nodes, "drained") as farm:

@@ -207,7 +207,7 @@ ports {{
 server {{
   enabled           = true
   bootstrap_expect  = 1
-  heartbeat_grace   = "4s"
+  heartbeat_grace   = "8s"
   min_heartbeat_ttl = "4s"
 }}
 client {{ enabled = false }}
