@@ -1,15 +1,16 @@
-"""One suite for every backend: whatever takes ``make`` or ``container`` runs on each of ``KINDS``."""
+"""One suite for every backend: whatever takes ``make`` or ``container`` runs on each of ``BACKENDS``."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 import aiohttp
@@ -22,15 +23,29 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.slots.backends.base import ContainerBackend, ContainerStarted
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.backends.local_kept import LocalKeptBackend
+from agentenv.slots.farm_pool import FarmPool
+from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
+from agentenv.slots.yard import Yard
 from agentenv.wire.calls import Accepted, Batch, Call, CallResult, Result, server_message
-from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest
+from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, Tags
 from agentenv.wire.states import SlotState
 from agentenv.wire.transfers import LEASE_HEADER
+from tests.farm_service import WatchingPool, served
 from tests.nomad.farm import nomad_farm
 from tests.waiting import eventually
 
 KINDS = ("fake", "local", "nomad")
+"""Kinds of containers."""
+BACKENDS = (*KINDS, "kept")
+"""Those that start and stop them; a kept one starts the containers of ``local``."""
+
+
+SHARED = ("farm-fake", "farm-local", "farm-nomad")
+"""The same, behind a farm service."""
+
+AnyPool = SlotPool | FarmPool
 
 
 class Breakable(ContainerBackend, Protocol):
@@ -50,15 +65,41 @@ class KillableLocal(LocalBackend):
         os.kill(self.pids[container_id], signal.SIGKILL)
 
 
+class KillableKept(LocalKeptBackend):
+    """Ends its containers when it is closed, as the others do."""
+
+    def kill_container(self, container_id: str) -> None:
+        os.kill(self.pids[container_id], signal.SIGKILL)
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self.stop_all()
+        finally:
+            await super().__aexit__(*error)
+
+
 def breakable(request: pytest.FixtureRequest, settings: ContainerSettings, state_dir: Path) -> Breakable:
     """A backend of the kind that is the request's parameter."""
-    match request.param:
+    match request.param.removeprefix("farm-"):
         case "fake":
             return KillableFake(settings)
         case "nomad":
             return nomad_farm(request.getfixturevalue("cluster").address, settings)
+        case "kept":
+            return KillableKept(settings, state_dir=state_dir)
         case _:
             return KillableLocal(settings, state_dir=state_dir)
+
+
+@asynccontextmanager
+async def over(backend: ContainerBackend, settings: PoolSettings, *, shared: bool) -> AsyncIterator[AnyPool]:
+    """An open pool over this backend: its own, or (``shared``) one that is the client of a farm service over it."""
+    if not shared:
+        async with SlotPool(backend, settings) as own:
+            yield own
+        return
+    async with served(backend, settings) as farm, farm.watching_pool(settings) as client:
+        yield client
 
 
 @dataclass(frozen=True)
@@ -67,27 +108,36 @@ class Maker:
 
     new: Callable[[ContainerSettings], Breakable]
     stack: AsyncExitStack
+    shared: bool = False
+    """Pools are clients of a farm service."""
 
     def backend(self, slots: int = 2) -> Breakable:
         # require_sandbox=False: an ordinary user's machine tests the isolation it has.
         return self.new(ContainerSettings(slots_per_container=slots, require_sandbox=False))
 
-    async def pool(self, slots: int = 2, **settings: float) -> tuple[SlotPool, Breakable]:
+    async def pool(self, slots: int = 2, **settings: float) -> tuple[AnyPool, Breakable]:
         """An open pool over a new backend."""
         backend = self.backend(slots)
-        pool = SlotPool(
-            backend, PoolSettings.model_validate({"max_containers": 1, "acquire_timeout_s": 120.0, **settings})
-        )
-        return await self.stack.enter_async_context(pool), backend
+        bounds = PoolSettings.model_validate({"max_containers": 1, "acquire_timeout_s": 120.0, **settings})
+        return await self.stack.enter_async_context(over(backend, bounds, shared=self.shared)), backend
 
 
-@pytest.fixture(params=KINDS)
+def yard_of(pool: AnyPool) -> Yard:
+    """What keeps the pool's containers."""
+    if isinstance(pool, SlotPool):
+        return pool._yard
+    assert isinstance(pool, WatchingPool)
+    return pool.farm.yard
+
+
+@pytest.fixture(params=[*BACKENDS, *SHARED])
 async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Maker]:
+    kind = request.param.removeprefix("farm-")
     async with AsyncExitStack() as stack:
-        yield Maker(partial(breakable, request, state_dir=tmp_path), stack)
+        yield Maker(partial(breakable, request, state_dir=tmp_path), stack, shared=kind != request.param)
 
 
-@pytest_asyncio.fixture(params=KINDS, scope="module", loop_scope="module")
+@pytest_asyncio.fixture(params=BACKENDS, scope="module", loop_scope="module")
 async def handle(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[ContainerHandle]:
@@ -109,6 +159,26 @@ async def container(handle: ContainerHandle) -> AsyncIterator[Client]:
         await client.end_all()
 
 
+def controlled(pool: AnyPool, lease: SlotLease) -> ContainerHandle:
+    """The lease's container with its control token; the client of a farm has a pass only."""
+    return yard_of(pool).links[lease.container.id].handle
+
+
+async def renewed(pool: AnyPool, lease: SlotLease) -> None:
+    """Wait until a heartbeat has renewed the lease: the time that it has left falls until then."""
+    least_s = math.inf
+
+    async def more_left() -> bool:
+        nonlocal least_s
+        left_s = (await control.slots()).slots[lease.key.slot].expires_in_s
+        assert left_s is not None, "the lease has ended"
+        least_s, before_s = left_s, least_s
+        return left_s > before_s
+
+    async with ContainerControl(controlled(pool, lease)) as control:
+        await eventually(more_left)
+
+
 class Client:
     """A plain client of one container: what curl could do."""
 
@@ -122,8 +192,12 @@ class Client:
     def open(cls, handle: ContainerHandle) -> _Opening:
         return _Opening(handle)
 
-    async def lease(self, slot: int = 0, ttl_s: float = 60.0, trajectory: str = "t") -> LeaseKey:
-        request = LeaseRequest(slot=slot, trajectory=trajectory, ttl_s=ttl_s, request_id=uuid4().hex)
+    async def lease(
+        self, slot: int = 0, ttl_s: float = 60.0, trajectory: str = "t", tags: Tags | None = None
+    ) -> LeaseKey:
+        request = LeaseRequest(
+            slot=slot, trajectory=trajectory, ttl_s=ttl_s, request_id=uuid4().hex, tags=tags or Tags()
+        )
         return (await self.control.lease(request)).key
 
     def call(self, key: LeaseKey, command: str, timeout_s: float = 20.0, **changes: str) -> Call:
@@ -138,12 +212,13 @@ class Client:
 
     async def end_all(self) -> None:
         """End every lease there is; returns when all slots are free again."""
+        control = ContainerControl(self.handle, self.session, guest=True)
 
         async def free() -> bool:
-            slots = (await self.control.slots()).slots
+            slots = (await control.slots()).slots
             for slot in slots:
                 if slot.state is SlotState.leased:
-                    await self.control.end(EndRequest(slot=slot.slot, epoch=slot.epoch))
+                    await control.end(EndRequest(slot=slot.slot, epoch=slot.epoch))
             return all(slot.state is SlotState.free for slot in slots)
 
         await eventually(free)

@@ -11,6 +11,7 @@ import pytest
 
 from agentenv.wire.calls import Accepted, Batch, CallKey, Cancel, Failure, Forget, Result, server_message
 from tests.contract.conftest import Client
+from tests.contract.executor.farm import UNTIL_GO
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -27,9 +28,13 @@ async def _next(stream: aiohttp.ClientWebSocketResponse) -> Accepted | Result | 
 
 async def test_calls_of_a_slot_run_in_order_and_slots_do_not_wait_for_each_other(container: Client) -> None:
     slow, quick = await container.lease(0), await container.lease(1)
-    calls = [container.call(slow, "sleep 1; echo first"), container.call(slow, "echo second")]
+    calls = [container.call(slow, f"{UNTIL_GO}; sleep 0.6; echo first"), container.call(slow, "echo second")]
     calls += [container.call(quick, f"echo {n}") for n in range(3)]
-    order = [result async for result in container.results(*calls)]
+    order = []
+    async for result in container.results(*calls):
+        order.append(result)
+        if len(order) == 3:
+            await container.run(slow, "touch go", tool="terminal")
     assert [result.stdout.strip() for result in order] == ["0", "1", "2", "first", "second"]
     assert order[-1].queue_s > 0.5
 

@@ -20,43 +20,31 @@ from agentenv.slots.backends.base import ContainerGone, ContainerStarted, StartF
 from agentenv.slots.backends.local import LaunchDirectory, LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.spec import ContainerSpec, SandboxSpec
-from tests.integration.supervisor_harness import cgroups_of
-from tests.waiting import until
+from tests.integration.supervisor_harness import cgroups_of, processes_with
+from tests.waiting import START_S, until
 
 SETTINGS = ContainerSettings(slots_per_container=1, require_sandbox=False)
-
-
-def _processes(state: Path) -> list[int]:
-    """Every process that names the state directory on its command line."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                if str(state).encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-    return found
+PATIENT = PoolSettings(max_containers=1, acquire_timeout_s=120)
 
 
 async def test_closing_leaves_no_process_and_no_file(tmp_path: Path) -> None:
-    async with SlotPool(LocalBackend(SETTINGS, state_dir=tmp_path), PoolSettings()) as pool:
+    async with SlotPool(LocalBackend(SETTINGS, state_dir=tmp_path), PATIENT) as pool:
         await pool.lease("t")
-        assert _processes(tmp_path)
-    assert _processes(tmp_path) == []
+        assert processes_with(str(tmp_path))
+    assert processes_with(str(tmp_path)) == []
     assert [path.name for path in tmp_path.iterdir()] == ["containers"]
     assert list((tmp_path / "containers").iterdir()) == []
 
 
 async def test_secrets_are_neither_arguments_nor_environment_nor_readable(tmp_path: Path) -> None:
     backend = LocalBackend(SETTINGS, state_dir=tmp_path)
-    async with SlotPool(backend, PoolSettings()) as pool:
+    async with SlotPool(backend, PATIENT) as pool:
         lease = await pool.lease("t")
         token = lease.container.token.encode()
         files = [path for path in tmp_path.glob("launch-*/*") if path.suffix in (".token", ".json")]
         assert files
         assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
-        for pid in _processes(tmp_path):
+        for pid in processes_with(str(tmp_path)):
             for name in ("cmdline", "environ"):
                 assert token not in Path("/proc", str(pid), name).read_bytes()
         assert lease.container.token not in repr(lease.container)
@@ -72,7 +60,8 @@ from agentenv.slots.pool import SlotPool
 
 async def main():
     settings = ContainerSettings(slots_per_container=1, require_sandbox=False)
-    async with SlotPool(LocalBackend(settings, state_dir=Path(sys.argv[1])), PoolSettings()) as pool:
+    backend = LocalBackend(settings, state_dir=Path(sys.argv[1]))
+    async with SlotPool(backend, PoolSettings(acquire_timeout_s=120)) as pool:
         await pool.lease("t")
         print("leased", flush=True)
         await asyncio.sleep(600)
@@ -94,13 +83,13 @@ async def test_containers_end_with_the_process_that_started_them(tmp_path: Path,
         env=environment,
     )
     assert parent.stdout is not None
-    assert await asyncio.wait_for(parent.stdout.readline(), 90) == b"leased\n"
-    assert len(_processes(tmp_path)) > 1
+    assert await asyncio.wait_for(parent.stdout.readline(), START_S) == b"leased\n"
+    assert len(processes_with(str(tmp_path))) > 1
     parent.send_signal(number)
     await asyncio.wait_for(parent.wait(), 60)
-    await until(lambda: _processes(tmp_path) == [])
+    await until(lambda: processes_with(str(tmp_path)) == [])
     # Whatever lies about is swept by the next start.
-    async with SlotPool(LocalBackend(SETTINGS, state_dir=tmp_path), PoolSettings()) as pool:
+    async with SlotPool(LocalBackend(SETTINGS, state_dir=tmp_path), PATIENT) as pool:
         await pool.lease("t")
         assert len(list(tmp_path.glob("launch-*"))) == 1
         assert len(list((tmp_path / "containers").iterdir())) == 1
@@ -146,7 +135,7 @@ async def test_a_container_that_is_never_ready_is_stopped(tmp_path: Path) -> Non
         assert not failed.permanent
         assert "not ready within 0.05 s" in failed.reason
         await backend.scale(0)
-        await until(lambda: _processes(tmp_path) == [])
+        await until(lambda: processes_with(str(tmp_path)) == [])
 
 
 async def test_state_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
@@ -189,7 +178,7 @@ def test_launch_directories_of_the_living_are_left_alone(tmp_path: Path) -> None
 
 async def test_what_a_killed_container_left_is_gone_with_it(tmp_path: Path) -> None:
     backend = LocalBackend(SETTINGS, state_dir=tmp_path)
-    async with SlotPool(backend, PoolSettings()) as pool:
+    async with SlotPool(backend, PATIENT) as pool:
         first = (await pool.lease("t")).container.id
         os.kill(backend.pids[first], signal.SIGKILL)
         await asyncio.sleep(0.05)
@@ -200,8 +189,8 @@ async def test_what_a_killed_container_left_is_gone_with_it(tmp_path: Path) -> N
 
 async def test_a_container_killed_by_a_signal_without_a_name_is_replaced(tmp_path: Path) -> None:
     backend = LocalBackend(SETTINGS, state_dir=tmp_path)
-    async with SlotPool(backend, PoolSettings(min_containers=1, max_containers=1)) as pool:
+    async with SlotPool(backend, PATIENT) as pool:
         first = (await pool.lease("t")).container.id
         os.kill(backend.pids[first], 40)
-        async with await pool.lease("t2", timeout_s=60) as second:
+        async with await pool.lease("t2", timeout_s=START_S) as second:
             assert second.container.id != first

@@ -19,7 +19,7 @@ from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import Batch, CallKey, Cancel, Forget, Result
 from agentenv.wire.leases import RenewRequest
 from agentenv.wire.states import SlotState
-from tests.contract.conftest import Client, Maker
+from tests.contract.conftest import Client, Maker, controlled, yard_of
 from tests.contract.test_backend_calls import _next, _stream
 from tests.waiting import until
 
@@ -58,7 +58,7 @@ def _is_agent(process: Path, cgroup: str) -> bool:
 async def test_a_destroyed_slot_is_the_policy_s_doing_whoever_asks(make: Maker) -> None:
     pool, backend = await make.pool(slots=2)
     lease, other = await pool.lease("destroyer"), await pool.lease("other")
-    async with Client.open(lease.container) as client:
+    async with Client.open(controlled(pool, lease)) as client:
         running = asyncio.create_task(client.run(lease.key, "echo begun > begun; sleep 1000"))
         neighbour = asyncio.create_task(client.run(other.key, "sleep 1; echo alive"))
         await until(lambda: not running.done())
@@ -100,7 +100,8 @@ async def test_a_session_whose_slot_was_destroyed_says_so(make: Maker) -> None:
         await session.call("bash", {"command": "true"})
         running = asyncio.create_task(session.call("bash", {"command": "sleep 1000"}, timeout_s=100))
         await asyncio.sleep(0)
-        async with Client.open(session.lease.container) as client:
+        name = session.lease.container.id
+        async with Client.open(yard_of(pool).links[name].handle) as client:
             while (await client.control.slots()).slots[0].running_calls < 1:
                 await asyncio.sleep(0.01)
         await destroy(backend, session.lease.container, session.lease.key.slot)

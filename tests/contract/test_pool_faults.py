@@ -11,14 +11,14 @@ import pytest
 
 from agentenv.containers.control import ContainerControl
 from agentenv.errors import ContainerLostError, LeaseLostError
+from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.lease import SlotLease
-from agentenv.slots.pool import SlotPool
 from agentenv.wire.states import SlotState
-from tests.contract.conftest import Client, Maker
-from tests.waiting import until
+from tests.contract.conftest import AnyPool, Client, Maker, yard_of
+from tests.waiting import START_S, until
 
 
-def _free(pool: SlotPool) -> int:
+def _free(pool: AnyPool) -> int:
     return pool.statistics().slots.get(SlotState.free, 0)
 
 
@@ -37,7 +37,7 @@ async def _cancel_after(steps: int, work: Coroutine[Any, Any, Any]) -> bool:
 
 async def test_a_killed_container_ends_its_leases_and_is_replaced(make: Maker) -> None:
     pool, backend = await make.pool(slots=2, min_containers=2, max_containers=2)
-    await until(lambda: _free(pool) == 4)
+    await until(lambda: _free(pool) == 4, START_S)
     leases = [await pool.lease(f"t{number}") for number in range(3)]
     doomed, spared = leases[:2], leases[2]
     backend.kill_container(doomed[0].container.id)
@@ -48,10 +48,10 @@ async def test_a_killed_container_ends_its_leases_and_is_replaced(make: Maker) -
     assert spared.lost is None
     async with Client.open(spared.container) as client:
         assert (await client.run(spared.key, "echo alive")).stdout == "alive\n"
-    await until(lambda: pool.statistics().slots_total == 4)
+    await until(lambda: pool.statistics().slots_total == 4, START_S)
     for lease in leases:
         await lease.release()
-    await until(lambda: _free(pool) == 4)
+    await until(lambda: _free(pool) == 4, START_S)
     assert pool.statistics().leases_lost == 2
     assert pool.statistics().faults["container_lost"] == 2
 
@@ -77,7 +77,7 @@ async def test_a_seal_ends_with_the_container_it_was_asked_of(make: Maker, monke
 async def test_waiters_outlive_the_death_of_the_only_container(make: Maker) -> None:
     pool, backend = await make.pool(slots=1)
     holder = await pool.lease("holder")
-    waiting = asyncio.create_task(pool.lease("waiter", timeout_s=100))
+    waiting = asyncio.create_task(pool.lease("waiter", timeout_s=START_S))
     await until(lambda: pool.statistics().waiting == 1)
     backend.kill_container(holder.container.id)
     async with await waiting as lease:
@@ -87,19 +87,19 @@ async def test_waiters_outlive_the_death_of_the_only_container(make: Maker) -> N
 
 async def test_a_container_killed_while_leases_are_asked_for(make: Maker) -> None:
     pool, backend = await make.pool(slots=4)
-    await until(lambda: _free(pool) == 4)
+    await until(lambda: _free(pool) == 4, START_S)
     container = (await pool.lease("probe")).container.id
-    asking = [asyncio.create_task(pool.lease(f"t{number}", timeout_s=100)) for number in range(3)]
+    asking = [asyncio.create_task(pool.lease(f"t{number}", timeout_s=START_S)) for number in range(3)]
     await asyncio.sleep(0)
     backend.kill_container(container)
     leases = await asyncio.gather(*asking)
     await asyncio.gather(*(lease.release() for lease in leases))
-    await until(lambda: _free(pool) == 4)
+    await until(lambda: _free(pool) == 4, START_S)
 
 
 async def test_cancelling_lease_at_every_step_leaks_nothing(make: Maker) -> None:
     pool, _ = await make.pool(slots=2)
-    await until(lambda: _free(pool) == 2)
+    await until(lambda: _free(pool) == 2, START_S)
 
     async def lease_and_keep(kept: list[SlotLease]) -> None:
         kept.append(await pool.lease("fickle"))
@@ -110,7 +110,7 @@ async def test_cancelling_lease_at_every_step_leaks_nothing(make: Maker) -> None
         finished += await _cancel_after(steps, lease_and_keep(kept))
         for lease in kept:
             await lease.release()
-        await until(lambda: _free(pool) == 2)
+        await until(lambda: _free(pool) == 2, START_S)
         steps += 1 if steps < 40 else 7
         assert steps < 20_000
     assert steps > 5
@@ -133,7 +133,7 @@ async def test_a_waiter_who_leaves_the_queue_is_forgotten(make: Maker) -> None:
 
 async def test_cancelling_release_at_every_step_leaks_nothing(make: Maker) -> None:
     pool, _ = await make.pool(slots=2)
-    await until(lambda: _free(pool) == 2)
+    await until(lambda: _free(pool) == 2, START_S)
     steps, finished = 0, 0
     while finished < 3:
         lease = await pool.lease("fickle")
@@ -143,7 +143,7 @@ async def test_cancelling_release_at_every_step_leaks_nothing(make: Maker) -> No
         finished += task.done()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await until(lambda: _free(pool) == 2)
+        await until(lambda: _free(pool) == 2, START_S)
         steps += 1 if steps < 40 else 7
         assert steps < 20_000
     assert steps > 5
@@ -152,11 +152,11 @@ async def test_cancelling_release_at_every_step_leaks_nothing(make: Maker) -> No
 
 async def test_a_storm_of_leavers_and_deaths(make: Maker) -> None:
     pool, backend = await make.pool(slots=3, min_containers=2, max_containers=2)
-    await until(lambda: _free(pool) == 6)
+    await until(lambda: _free(pool) == 6, START_S)
 
     async def trajectory(number: int) -> None:
         try:
-            async with await pool.lease(f"t{number}", timeout_s=30):
+            async with await pool.lease(f"t{number}", timeout_s=START_S):
                 await asyncio.sleep(0.01 * (number % 4))
         except LeaseLostError:
             pytest.fail("a lost lease raises where it is used, not where it is released")
@@ -170,11 +170,11 @@ async def test_a_storm_of_leavers_and_deaths(make: Maker) -> None:
             backend.kill_container(_lowest(pool))
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [result for result in results if result is not None and not isinstance(result, asyncio.CancelledError)] == []
-    await until(lambda: _free(pool) == 6)
+    await until(lambda: _free(pool) == 6, START_S)
 
 
-def _lowest(pool: SlotPool) -> str:
-    return pool._ledger.containers()[0].id
+def _lowest(pool: AnyPool) -> str:
+    return yard_of(pool).ledger.containers()[0].id
 
 
 async def test_cancelling_the_close_does_not_stop_it(make: Maker) -> None:
@@ -185,6 +185,7 @@ async def test_cancelling_the_close_does_not_stop_it(make: Maker) -> None:
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    assert repr(pool) == "<SlotPool closed>"
-    assert pool._session is not None
-    assert pool._session.closed, "the cancelled close returned before everything was closed"
+    assert repr(pool) == f"<{type(pool).__name__} closed>"
+    session = pool._session if isinstance(pool, FarmPool) else pool._yard._session
+    assert session is not None
+    assert session.closed, "the cancelled close returned before everything was closed"

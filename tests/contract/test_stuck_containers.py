@@ -67,7 +67,7 @@ async def test_a_supervisor_that_hangs_is_told_before_anything_is_reset(backend:
 async def test_a_slot_that_somebody_else_leases_is_not_one_that_resets_too_slowly(backend: LocalBackend) -> None:
     async with SlotPool(backend, PoolSettings(max_containers=1)) as owner:
         held = await owner.lease("held", timeout_s=60)
-        settings = PoolSettings(max_containers=1, reset_timeout_s=1.5)
+        settings = PoolSettings(max_containers=1, reset_timeout_s=5.0)
         async with SlotPool(AttachedBackend([held.container]), settings) as guest:
             async with await guest.lease("guest", timeout_s=60):
                 await asyncio.sleep(2 * settings.reset_timeout_s)

@@ -7,7 +7,7 @@ import itertools
 
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import LeaseLostError
-from agentenv.wire.leases import LeaseKey
+from agentenv.wire.leases import NO_TAGS, LeaseKey, Tags
 
 
 class StubLease:
@@ -45,7 +45,7 @@ class StubPool:
         self.gate.set()
         self._slots = itertools.count()
 
-    async def lease(self, trajectory: str, *, timeout_s: float | None = None) -> StubLease:
+    async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> StubLease:
         await self.gate.wait()
         lease = StubLease(trajectory, next(self._slots), self.container)
         self.leases.append(lease)

@@ -17,18 +17,19 @@ from agentenv.testing import Call, Failure, Reply, ScriptedPolicy
 from tests.unit.env.env_stubs import SOLVE, WRITE, AnswerEnv, all_free, environment, server_of, settings
 from tests.waiting import until
 
-WAIT = Reply("", (Call("bash", {"command": "sleep 0.6; echo waited"}),))
-
 
 def last_record(directory: Path) -> GroupRecord:
     return GroupRecord.model_validate_json((directory / "rollouts.jsonl").read_text().splitlines()[-1])
 
 
 async def test_a_container_killed_in_mid_rollout_costs_a_retry_and_no_score(tmp_path: Path) -> None:
-    async with environment(AnswerEnv, tmp_path, {"*": [[WAIT, *WRITE]]}, group_size=3) as env:
+    killed = tmp_path / "killed"  # outside of the slots: those of the fake see it
+    wait = f"[ -e {killed} ] || {{ touch {tmp_path}/waits.$$; sleep 600; }}"
+    script = {"*": [[Reply("", (Call("bash", {"command": wait}),)), *WRITE]]}
+    async with environment(AnswerEnv, tmp_path, script, group_size=3, tool_timeout_s=100) as env:
         group = asyncio.create_task(env.collect_trajectories({"id": "x"}))
-        executor: Any = env._opened().sessions
-        await until(lambda: executor.statistics().running_now == 3)
+        await until(lambda: len(list(tmp_path.glob("waits.*"))) == 3)
+        killed.touch()
         env.backend.kill(env.backend.containers[0].id)
         scored, again = await group
     assert again == []

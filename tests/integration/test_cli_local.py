@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests import cli
-from tests.waiting import wait_for
+from tests.waiting import START_S, wait_for
 
-DEADLINE_S = 30.0
 ISOLATION = ("--isolation", "full" if os.geteuid() == 0 else "user")
 """An ordinary user has to ask for less by name (the commands refuse otherwise)."""
 
@@ -44,13 +43,13 @@ class Machine(cli.Command):
         return sorted(entry.name for entry in directory.iterdir()) if directory.is_dir() else []
 
     def until_a_command_runs(self, process: subprocess.Popen[str], marker: str) -> None:
-        wait_for(lambda: process.poll() is not None or _looked(bool(_running(marker))), DEADLINE_S)
+        wait_for(lambda: process.poll() is not None or _looked(bool(_running(marker))), START_S)
         assert process.returncode is None, process.communicate()
 
     def until_nothing_is_left(self, marker: str) -> None:
         wait_for(
             lambda: _looked(not self.processes() and not _running(marker)),
-            DEADLINE_S,
+            START_S,
             lambda: f"left behind: {self.processes()} {_running(marker)}",
         )
 
@@ -82,7 +81,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 def test_exec_runs_in_a_slot_not_here(machine: Machine) -> None:
     with machine.started("exec", *ISOLATION, "id -u; pwd; ls -A; echo err >&2; exit 7") as process:
-        stdout, stderr = process.communicate(timeout=DEADLINE_S)
+        stdout, stderr = process.communicate(timeout=START_S)
     uid, *rest = stdout.splitlines()
     assert int(uid) != 0
     assert (rest, stderr, process.returncode) == (["/workspace"], "err\n", 7)
@@ -136,7 +135,7 @@ def test_however_exec_ends_nothing_is_left(machine: Machine, number: signal.Sign
     with machine.started("exec", *ISOLATION, "--", "sleep", marker) as process:
         machine.until_a_command_runs(process, marker)
         process.send_signal(number)
-        process.communicate(timeout=DEADLINE_S)
+        process.communicate(timeout=START_S)
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
     machine.until_nothing_is_left(marker)
     if number == signal.SIGKILL:  # what a killed parent could not remove, the sweep does
@@ -153,7 +152,7 @@ def test_however_shell_ends_nothing_is_left(machine: Machine, number: signal.Sig
         _type(process, f"sleep {marker}\n")
         machine.until_a_command_runs(process, marker)
         process.send_signal(number)
-        process.communicate(timeout=DEADLINE_S)
+        process.communicate(timeout=START_S)
     machine.until_nothing_is_left(marker)
 
 
@@ -163,7 +162,7 @@ def test_ctrl_c_ends_the_line_and_not_the_shell(machine: Machine) -> None:
         _type(process, f"touch here; sleep {marker}\n")
         machine.until_a_command_runs(process, marker)
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate("ls; pwd\n", DEADLINE_S)
+        stdout, stderr = process.communicate("ls; pwd\n", START_S)
     assert (stdout, process.returncode) == ("here\n/workspace\n", 0), stderr
     machine.until_nothing_is_left(marker)
 

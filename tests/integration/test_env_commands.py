@@ -9,7 +9,7 @@ import signal
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +219,12 @@ async def test_signals_in_mid_rollout_leave_nothing_behind(
         ScriptedPolicy({"*": [FOREVER]}) as policy,
         running(tmp_path, "process", *flags(tmp_path, policy)) as process,
     ):
-        await until(lambda: list(tmp_path.glob("agentenv-fake-*/**/started")))
+        await until(lambda: list(tmp_path.glob("agentenv-fake-*/**/started")), START_S)
         for _ in range(times):  # the others come while everything is being closed
-            process.send_signal(number)
+            with suppress(ProcessLookupError):  # unless that was quicker than this test
+                process.send_signal(number)
             await asyncio.sleep(0.01)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(START_S):
             assert await process.wait() == status
     assert "Traceback" not in (tmp_path / "log.txt").read_text()
     assert not list(tmp_path.glob("agentenv-fake-*"))
@@ -257,7 +258,7 @@ async def test_serve_feeds_a_real_trainer_api_and_ends_on_sigterm(tmp_path: Path
         async with running(tmp_path, "serve", *arguments) as process:
             batch = await _first_batch(trainer, process)
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(START_S):
                 assert await process.wait() == 143
     assert batch[0]["scores"] == [1.0, 0.0]
     assert batch[0]["group_overrides"]["trainable"] is False
@@ -299,7 +300,7 @@ async def test_serve_goes_on_with_its_slots_when_the_trainer_api_died_and_came_b
                 assert farms
                 assert list(tmp_path.glob("agentenv-fake-*")) == farms
                 process.send_signal(signal.SIGTERM)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(START_S):
                     assert await process.wait() == 143
     assert batch[0]["scores"] == [1.0, 0.0]
     said = log.read_text()

@@ -135,6 +135,6 @@ async def test_a_signal_in_mid_rollout_leaves_no_container_behind(tmp_path: Path
         async with asyncio.timeout(START_S):
             await reached.wait()
         process.send_signal(number)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(START_S):
             await process.wait()
-    await until(lambda: leftovers(tmp_path) == [], deadline_s=20)
+    await until(lambda: leftovers(tmp_path) == [], deadline_s=START_S)

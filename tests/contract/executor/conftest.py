@@ -19,24 +19,25 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-from tests.contract.conftest import KINDS, Breakable, breakable
+from tests.contract.conftest import KINDS, SHARED, AnyPool, Breakable, breakable, over
 from tests.contract.executor.farm import Breaker, FakeBreaker, LocalBreaker, NomadBreaker
 from tests.nomad.farm import KillableNomad
 
 SETTINGS = ContainerSettings(slots_per_container=4)
 
 
-@pytest_asyncio.fixture(params=KINDS, scope="module", loop_scope="module")
+@pytest_asyncio.fixture(params=[*KINDS, "farm-local", "farm-nomad"], scope="module", loop_scope="module")
 async def shared_pool(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[SlotPool]:
+) -> AsyncIterator[AnyPool]:
     settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=120)
-    async with SlotPool(breakable(request, SETTINGS, tmp_path_factory.mktemp("state")), settings) as opened:
+    backend = breakable(request, SETTINGS, tmp_path_factory.mktemp("state"))
+    async with over(backend, settings, shared=request.param in SHARED) as opened:
         yield opened
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def executor(shared_pool: SlotPool) -> AsyncIterator[ToolExecutor]:
+async def executor(shared_pool: AnyPool) -> AsyncIterator[ToolExecutor]:
     async with ToolExecutor(shared_pool, ToolCatalog.builtin()) as opened:
         yield opened
 
@@ -55,7 +56,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Breakable:
 @pytest.fixture
 async def pool(backend: Breakable) -> AsyncIterator[SlotPool]:
     settings = PoolSettings(
-        min_containers=1, max_containers=1, suspect_after_s=0.5, gone_after_s=10, acquire_timeout_s=120
+        min_containers=1, max_containers=1, suspect_after_s=0.5, gone_after_s=60, acquire_timeout_s=120
     )
     async with SlotPool(backend, settings) as opened:
         yield opened

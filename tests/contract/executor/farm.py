@@ -19,9 +19,10 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
-from agentenv.wire.leases import LeaseKey
+from agentenv.wire.leases import NO_TAGS, LeaseKey, Tags
 from tests.faults.proxy import Proxy
 from tests.nomad.farm import KillableNomad, first_pid, paused
+from tests.waiting import eventually
 
 
 async def sh(session: ToolSession, command: str) -> str:
@@ -31,11 +32,22 @@ async def sh(session: ToolSession, command: str) -> str:
     return result.stdout
 
 
-async def until_bash(session: ToolSession, condition: str, *, deadline_s: float = 10.0) -> None:
+async def until_bash(session: ToolSession, condition: str) -> None:
     """Wait until a shell condition holds in the slot."""
-    async with asyncio.timeout(deadline_s):
-        while (await session.call("bash", {"command": condition})).exit_code != 0:
-            await asyncio.sleep(0.02)
+
+    async def holds() -> bool:
+        return (await session.call("bash", {"command": condition})).exit_code == 0
+
+    await eventually(holds)
+
+
+UNTIL_GO = "until [ -e go ]; do sleep 0.05; done"
+"""Runs until :func:`go`."""
+
+
+async def go(session: ToolSession) -> None:
+    """Let ``UNTIL_GO`` end. Not for a bash call: this one would wait for it."""
+    await sh(session, "touch go")
 
 
 OWN = f".{secrets.randbelow(10**6):06d}"
@@ -61,6 +73,8 @@ class ProxiedLease:
 
     def __init__(self, lease: SlotLease, port: int) -> None:
         self._lease = lease
+        self.direct = lease.container
+        """The container itself, not through the proxy."""
         path = urlsplit(lease.container.base_url).path
         self.container = replace(lease.container, base_url=f"http://127.0.0.1:{port}{path}")
 
@@ -89,8 +103,8 @@ class ProxiedPool:
         self._pool = pool
         self._proxy = proxy
 
-    async def lease(self, trajectory: str, *, timeout_s: float | None = None) -> ProxiedLease:
-        lease = await self._pool.lease(trajectory, timeout_s=timeout_s)
+    async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> ProxiedLease:
+        lease = await self._pool.lease(trajectory, timeout_s=timeout_s, tags=tags)
         port = urlsplit(lease.container.base_url).port
         assert port is not None
         self._proxy.upstream_port = port

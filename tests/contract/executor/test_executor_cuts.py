@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,8 @@ from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-from tests.contract.executor.farm import ProxiedPool, sh
+from tests.contract.conftest import Client
+from tests.contract.executor.farm import OWN, UNTIL_GO, ProxiedLease, ProxiedPool, sh, until_bash
 from tests.faults.proxy import Proxy
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -44,6 +46,20 @@ async def session(farm: Farm) -> AsyncIterator[ToolSession]:
         yield opened
 
 
+@asynccontextmanager
+async def beside(session: ToolSession) -> AsyncIterator[Callable[[str, str], Awaitable[None]]]:
+    """Commands in the session's slot that do not go through the proxy, each by the tool that is named."""
+    lease = session.lease
+    assert isinstance(lease, ProxiedLease)
+    async with Client.open(lease.direct) as client:
+
+        async def run(tool: str, command: str) -> None:
+            result = await client.run(lease.key, command, timeout_s=60, tool=tool)
+            assert result.exit_code == 0, result
+
+        yield run
+
+
 @pytest.mark.parametrize("direction", ["up", "down"])
 @pytest.mark.parametrize("count", [1, 200, 450, 800, 1100, 1700, 2500])
 async def test_cut_anywhere_each_command_runs_once(
@@ -61,20 +77,24 @@ async def test_cut_anywhere_each_command_runs_once(
 
 async def test_cut_while_the_command_runs(farm: Farm, session: ToolSession) -> None:
     await sh(session, "true")
-    call = asyncio.create_task(sh(session, "echo ran >> log; sleep 0.6; echo finished"))
-    await asyncio.sleep(0.2)
-    farm.proxy.cut()
+    call = asyncio.create_task(sh(session, f"echo ran >> log; {UNTIL_GO}; echo finished"))
+    async with beside(session) as run:
+        await run("terminal", "until [ -e log ]; do sleep 0.05; done")
+        farm.proxy.cut()
+        await run("terminal", "touch go")
     assert await call == "finished\n"
     assert await sh(session, "cat log") == "ran\n"
 
 
 async def test_a_command_that_ended_while_nobody_was_connected(farm: Farm, session: ToolSession) -> None:
     await sh(session, "true")
-    call = asyncio.create_task(sh(session, "echo ran >> log; sleep 0.3; echo finished"))
-    await asyncio.sleep(0.1)
-    farm.proxy.refusing = True
-    farm.proxy.cut()
-    await asyncio.sleep(0.8)
+    call = asyncio.create_task(sh(session, f"echo ran >> log; {UNTIL_GO}; echo finished"))
+    async with beside(session) as run:
+        await run("terminal", "until [ -e log ]; do sleep 0.05; done")
+        farm.proxy.refusing = True
+        farm.proxy.cut()
+        await run("terminal", "touch go")
+        await run("bash", "true")  # it has waited for the end of the one before
     assert not call.done()
     farm.proxy.refusing = False
     assert await call == "finished\n"
@@ -112,27 +132,31 @@ async def test_repeated_cuts_under_many_sessions(farm: Farm) -> None:
 
 async def test_cancelled_during_an_outage_does_not_go_on_running(farm: Farm, session: ToolSession) -> None:
     await sh(session, "true")
-    call = asyncio.create_task(sh(session, "sleep 1.2; touch finished"))
-    await asyncio.sleep(0.2)
+    call = asyncio.create_task(sh(session, "touch began; sleep 50; touch finished"))
+    async with beside(session) as run:
+        await run("terminal", "until [ -e began ]; do sleep 0.05; done")
     farm.proxy.refusing = True
     farm.proxy.cut()
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     farm.proxy.refusing = False
-    assert "finished" not in (await sh(session, "sleep 1.5; ls")).split()
+    async with asyncio.timeout(30):  # if it went on, this call would wait for its end
+        assert await sh(session, "ls") == "began\n"
 
 
 @pytest.mark.parametrize("after_ms", [0, 1, 2, 4, 8, 16, 32, 64, 128])
 async def test_cancelled_at_many_moments_the_slot_stays_good(farm: Farm, session: ToolSession, after_ms: int) -> None:
     """Each command ran at most once, ended with its cancellation, and the next call is served."""
-    calls = [asyncio.create_task(sh(session, f"echo {n} >> log; sleep 0.5; echo {n} >> ended")) for n in range(3)]
+    calls = [asyncio.create_task(sh(session, f"echo {n} >> log; sleep 50{OWN}; echo {n} >> ended")) for n in range(3)]
     await asyncio.sleep(after_ms / 1000)
     for call in calls:
         call.cancel()
     await asyncio.gather(*calls, return_exceptions=True)
-    ran = (await sh(session, "cat log || true")).split()
+    async with asyncio.timeout(30):  # if one went on, this call would wait for its end
+        ran = (await sh(session, "cat log || true")).split()
     assert len(ran) == len(set(ran))
-    assert await sh(session, "sleep 0.6; cat ended 2>/dev/null || true") == ""
+    await until_bash(session, f"! ps -eo args | grep '^sleep 50{OWN}'")
+    assert await sh(session, "cat ended 2>/dev/null || true") == ""
 
 
 async def test_closing_a_session_ends_what_it_runs(farm: Farm) -> None:

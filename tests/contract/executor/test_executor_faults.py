@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agentenv.config import ExecutorSettings
 from agentenv.errors import CallLostError, ContainerLostError, InfraError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
@@ -17,7 +18,7 @@ from tests.contract.executor.farm import Breaker, sh
 
 @pytest.fixture
 async def executor(pool: SlotPool) -> AsyncIterator[ToolExecutor]:
-    async with ToolExecutor(pool, ToolCatalog.builtin()) as opened:
+    async with ToolExecutor(pool, ToolCatalog.builtin(), ExecutorSettings(reconnect_deadline_s=60)) as opened:
         yield opened
 
 

@@ -11,8 +11,8 @@ import pytest
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sessions.head_tail import seam
-from tests.contract.executor.farm import OWN
-from tests.contract.executor.terminals import finished, state, terminal
+from tests.contract.executor.farm import OWN, UNTIL_GO, go, until_bash
+from tests.contract.executor.terminals import LONG_S, finished, state, terminal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -121,28 +121,30 @@ async def test_set_e_and_u_mean_what_they_mean(session: ToolSession) -> None:
 
 
 async def test_a_command_that_takes_longer_goes_on(session: ToolSession) -> None:
-    result = await terminal(session, "echo begun; sleep 1.5; echo done; (exit 9)", timeout_s=0.3)
+    result = await terminal(session, f"echo begun; {UNTIL_GO}; echo done; (exit 9)", timeout_s=0.3)
     assert (result.exit_code, result.timed_out) == (None, True)
     assert state(result)["state"] == "running"
     assert state(result)["command"].startswith("echo begun")
+    await go(session)
     more = await finished(session)
     assert (result.stdout + more.stdout, more.exit_code) == ("begun\ndone\n", 9)
     assert (await terminal(session, "echo $?")).stdout == "9\n"
 
 
 async def test_a_calls_own_deadline_is_as_soft(session: ToolSession) -> None:
-    result = await session.call("terminal", {"command": "echo x; sleep 1; echo y"}, timeout_s=0.5)
+    result = await session.call("terminal", {"command": f"echo x; {UNTIL_GO}; echo y"}, timeout_s=0.5)
     assert (result.timed_out, result.fault) == (True, "none")
+    await go(session)
     assert result.stdout + (await finished(session)).stdout == "x\ny\n"
 
 
 async def test_a_busy_session_refuses_at_once_and_says_what_runs(session: ToolSession) -> None:
-    await terminal(session, "cat; sleep 20 # and a question", timeout_s=0)
+    await terminal(session, "cat; sleep 600 # and a question", timeout_s=0)
     began = time.monotonic()
     refused = await terminal(session, "echo typed into it")
     assert time.monotonic() - began < 5
     assert (refused.fault, refused.error) == ("model", "session_busy")
-    assert "sleep 20 # and a question" in refused.message
+    assert "sleep 600 # and a question" in refused.message
     assert (await terminal(session, reset=True)).fault == "none"
     fresh = await terminal(session, "echo fresh")
     assert (fresh.stdout, state(fresh)["started"]) == ("fresh\n", True)
@@ -196,7 +198,7 @@ async def test_keys_need_something_that_reads_them(session: ToolSession) -> None
     await terminal(session, "true")
     idle = await terminal(session, keys=["C-c"])
     assert (idle.fault, "nothing is running" in idle.message) == ("model", True)
-    await terminal(session, "sleep 20", timeout_s=0)
+    await terminal(session, "sleep 600", timeout_s=0)
     for wrong, said in (
         ({"keys": ["C-d"]}, "without a pty"),
         ({"input": "x"}, "without a pty"),
@@ -217,9 +219,10 @@ async def test_exit_and_a_killed_shell_are_told_and_the_next_command_starts_afre
 
 
 async def test_a_shell_that_is_replaced_is_told(session: ToolSession) -> None:
-    replaced = await terminal(session, "exec sleep 1.5")
+    replaced = await terminal(session, f"exec bash -c '{UNTIL_GO}'")
     assert state(replaced)["state"] == "running"
     assert "exec" in state(replaced)["note"]
+    await go(session)
     assert state(await finished(session))["state"] == "exited"
 
 
@@ -248,12 +251,13 @@ async def test_a_terminal_that_asks_questions(session: ToolSession) -> None:
     answered = await terminal(session, input="bob", keys=["Enter"])
     assert "hello bob\n" in answered.stdout + (await terminal(session, "")).stdout
     assert (await terminal(session, "printf 'no newline'; echo err >&2")).stdout == "no newlineerr\n"
-    await terminal(session, "cat", timeout_s=0)
-    typed = await terminal(session, input="line\n")
+    await terminal(session, "cat")
+    typed = await terminal(session, input="line\n", timeout_s=LONG_S)
     assert typed.stdout == "line\nline\n"
     await terminal(session, keys=["C-d"], timeout_s=20)
     assert (await terminal(session, "echo $?; echo 'set -x' >/dev/null")).stdout == "0\n"
-    await terminal(session, "sleep 30", timeout_s=0.2)
+    await terminal(session, f"sleep 30{OWN}", timeout_s=0.2)
+    await until_bash(session, f"ps -eo args | grep '^sleep 30{OWN}'")
     stopped = await terminal(session, keys=["C-z"], timeout_s=20)
     assert "Stopped" in stopped.stdout
     assert (await terminal(session, "kill %1; echo killed")).stdout.endswith("killed\n")
@@ -295,12 +299,14 @@ async def test_output_is_capped_and_the_session_lives_through_a_flood(session: T
     assert len(big.stdout) - len(missing) + big.stdout_dropped_bytes == 5_000_004
     assert big.stdout.endswith("xend\n")
     await terminal(session, "yes", timeout_s=0.3)
-    await terminal(session, keys=["C-c"], timeout_s=20)
+    while state(await terminal(session, "", timeout_s=0.2))["state"] == "running":
+        await terminal(session, keys=["C-c"], timeout_s=5)
     assert (await terminal(session, "echo ok")).stdout.endswith("ok\n")
 
 
 async def test_a_character_in_two_parts_arrives_whole(session: ToolSession) -> None:
-    first = await terminal(session, "printf '\\xe2\\x82'; sleep 1; printf '\\xac'; printf '\\xff'", timeout_s=0.4)
+    first = await terminal(session, f"printf '\\xe2\\x82'; {UNTIL_GO}; printf '\\xac'; printf '\\xff'", timeout_s=0.4)
+    await go(session)
     rest = await finished(session)
     assert first.stdout + rest.stdout == "€\ufffd"
 
@@ -340,7 +346,7 @@ async def test_sealing_and_release_end_every_session(executor: ToolExecutor) -> 
     async with executor.open("first", acquire_timeout_s=30) as opened:
         await terminal(opened, f"mine=1; (trap '' TERM HUP; sleep 300{OWN}) & echo kept > kept")
         waiting = asyncio.ensure_future(terminal(opened, f"sleep 300{OWN}", session="other"))
-        await asyncio.sleep(0.3)
+        await until_bash(opened, f"[ $(ps -eo args | grep -c '^sleep 300{OWN}') = 2 ]")
         await opened.seal()
         assert (await waiting).cancelled
         assert (await terminal(opened, "")).error == "unknown_session"
@@ -351,9 +357,10 @@ async def test_sealing_and_release_end_every_session(executor: ToolExecutor) -> 
 
 
 async def test_a_cancelled_call_leaves_the_command_running(session: ToolSession) -> None:
-    call = asyncio.ensure_future(terminal(session, "echo a; sleep 1; echo b"))
-    await asyncio.sleep(0.4)
+    call = asyncio.ensure_future(terminal(session, f"touch begun; {UNTIL_GO}; echo b"))
+    await until_bash(session, "[ -e begun ]")
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+    await go(session)
     assert (await finished(session)).stdout.endswith("b\n")

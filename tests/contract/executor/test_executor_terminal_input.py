@@ -9,6 +9,7 @@ import time
 import pytest
 
 from agentenv.executor.session import ToolSession
+from tests.contract.executor.farm import UNTIL_GO, go
 from tests.contract.executor.terminals import LONG_S, finished, state, terminal
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -68,7 +69,7 @@ async def test_input_and_keys_say_whether_more_is_asked(session: ToolSession) ->
     second = await terminal(session, input="y", keys=["Enter"], timeout_s=LONG_S)
     assert (second.stdout, second.exit_code) == ("y\nxy\n", 0)
     assert "waiting_for_input" not in state(second)
-    await terminal(session, "cat", timeout_s=0)
+    await terminal(session, "cat")
     assert state(await terminal(session, keys=["Enter"]))["waiting_for_input"]
 
 
@@ -100,8 +101,9 @@ async def test_harmless_keys_at_an_idle_terminal_show_in_their_own_result(sessio
 
 @pytest.mark.parametrize("left", ["y\n", "y", "a\nb\nc", "y\n" * 300])
 async def test_what_a_program_left_unread_answers_no_other(session: ToolSession, left: str) -> None:
-    await terminal(session, "sleep 1.5", pty=True, timeout_s=0.2)
+    await terminal(session, UNTIL_GO, pty=True, timeout_s=0.2)
     await terminal(session, input=left, timeout_s=0)
+    await go(session)
     await finished(session)
     asked = await terminal(session, "read -t 1 answer; echo [$answer]")
     said = asked.stdout  # where 1 s is long, that the program waits for input has been said before it gives up

@@ -22,7 +22,7 @@ from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.transfers import CHUNKED, LEASE_HEADER, Entry, chunk
-from tests.contract.executor.farm import until_bash
+from tests.contract.executor.farm import OWN, until_bash
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -132,7 +132,8 @@ async def raw(
 
 
 async def test_a_cut_upload_leaves_the_old_file_and_nothing_beside_it(session: ToolSession) -> None:
-    await bash(session, "mkdir cut; echo old > cut/file")
+    cut = f"cut{OWN}"
+    await bash(session, f"mkdir {cut}; echo old > {cut}/file")
     begun = asyncio.Event()
 
     async def body() -> AsyncIterator[bytes]:
@@ -140,13 +141,13 @@ async def test_a_cut_upload_leaves_the_old_file_and_nothing_beside_it(session: T
         begun.set()
         await asyncio.sleep(60)
 
-    task = asyncio.ensure_future(raw(session, "cut/file", body()))
+    task = asyncio.ensure_future(raw(session, f"{cut}/file", body()))
     await begun.wait()
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await task
-    await until_bash(session, "! pgrep slotfiles")
-    assert await bash(session, "ls -A cut; cat cut/file") == "file\nold\n"
+    await until_bash(session, f"! pgrep -f '[s]lotfiles.*{cut}'")
+    assert await bash(session, f"ls -A {cut}; cat {cut}/file") == "file\nold\n"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from agentenv.agent.alone import run_alone
 from agentenv.agent.culprit import DOUBTFUL, worth_another
 from agentenv.agent.models.openai import ServedModel, request_completion
 from agentenv.agent.protocols import Completion, ContextOverflow
-from agentenv.agent.rollout import Rollout
+from agentenv.agent.rollout import MOST_RECLAIMS, Rollout
 from agentenv.agent.settings import AgentSettings
 from agentenv.agent.token_sequences import TokenSequence, sequence_of
 from agentenv.agent.transcript import Transcript
@@ -35,6 +35,7 @@ from agentenv.errors import (
     DoubtfulTurnError,
     InfraError,
     LeaseLostError,
+    LeaseReclaimedError,
     ModelServerError,
     ProtocolError,
     SlotDestroyedError,
@@ -514,7 +515,8 @@ def test_every_fault_of_ours_has_been_thought_of() -> None:
     assert again == {
         "SandboxUnavailableError", "SelfTestError", "StartTimeoutError", "MachineFullError", "JobOwnedError",
         "AcquireTimeoutError", "ContainerLostError", "ConnectionLostError", "CallLostError",
-        "ModelServerError", "PoolClosedError",
+        "ModelServerError", "PoolClosedError", "LeaseReclaimedError", "FarmUnreachableError", "FencedError",
+        "TooManyRequestsError",
     }  # fmt: skip
     assert ours - DOUBTFUL == {kind for kind in ours if kind.__name__ in again}
     assert all(worth_another(kind("x"), acted=False) for kind in ours)
@@ -532,6 +534,14 @@ async def test_a_group_has_so_many_new_attempts_together() -> None:
     waiting = Refusing()
     patient = Rollout(farm(waiting, infra_retries=2), StubHooks(), "it", "i", retries_together=0)
     assert (await patient.run("t")).attempt == 3, "before the model has acted nothing is counted"
+
+
+async def test_a_slot_that_the_farm_takes_back_costs_no_attempt() -> None:
+    taken = failing(LeaseReclaimedError("taken back"))()
+    rollout = Rollout(farm(taken, calls, infra_retries=0), StubHooks(), "it", "i", retries_together=0)
+    transcript = await rollout.run("t")
+    assert transcript.attempt == 1 + MOST_RECLAIMS
+    assert transcript.score is None
 
 
 async def test_a_destroyed_slot_is_scored_as_the_environment_says() -> None:

@@ -48,7 +48,7 @@ def pool(server: WireServer) -> StubPool:
 
 @pytest.fixture
 async def executor(pool: StubPool) -> AsyncIterator[ToolExecutor]:
-    async with ToolExecutor(pool, CATALOG, ExecutorSettings(reconnect_deadline_s=2)) as running:
+    async with ToolExecutor(pool, CATALOG, ExecutorSettings(reconnect_deadline_s=30)) as running:
         yield running
 
 

@@ -24,7 +24,7 @@ ENV = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 @pytest.fixture
 async def host(tmp_path: Path) -> AsyncIterator[BoxHost]:
-    opened = BoxHost(tmp_path, ENV)
+    opened = BoxHost(tmp_path, ENV | {"HOME": str(tmp_path)})
     yield opened
     opened.close()
 
@@ -60,7 +60,7 @@ async def test_a_shell_that_cannot_be_looked_at_is_not_idle(tmp_path: Path, monk
     workspace.mkdir()
     (programs / "bash").write_text("#!/bin/sh\nkill -STOP $$\n")
     (programs / "bash").chmod(0o755)
-    sessions = BoxSessions(workspace, {"PATH": f"{programs}:{ENV['PATH']}"}, MIB)
+    sessions = BoxSessions(workspace, {"PATH": f"{programs}:{ENV['PATH']}", "HOME": str(tmp_path)}, MIB)
     blocked = {"action": "send_keys", "text": "true\n", "block": True, "max_wait_s": 1}
     answers = []
     for more in ({"action": "start"}, blocked, {"action": "stop"}):
@@ -75,7 +75,7 @@ async def test_a_shell_that_cannot_be_looked_at_is_not_idle(tmp_path: Path, monk
 
 async def test_a_call_that_nothing_answers_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_sessions, "LATE_S", 0.2)
-    sessions = BoxSessions(tmp_path, ENV, MIB)
+    sessions = BoxSessions(tmp_path, ENV | {"HOME": str(tmp_path)}, MIB)
 
     async def never(*_: Any) -> None:
         await asyncio.Event().wait()
@@ -110,7 +110,7 @@ async def test_a_shell_that_an_interrupt_helps_is_asked_again(
     """The shell drops a question that a C-c meets, the repeated one too; here it takes them all for errors."""
     monkeypatch.setattr(terminal_calls, "_LOOK_S", 0.01)
     monkeypatch.setattr(terminal_calls, "_LONGEST_LOOK_S", 0.02)
-    sessions = BoxSessions(tmp_path, ENV, MIB)
+    sessions = BoxSessions(tmp_path, ENV | {"HOME": str(tmp_path)}, MIB)
 
     async def terminal(**arguments: Any) -> TerminalReply:
         call = TerminalArguments.model_validate(arguments)

@@ -1,0 +1,109 @@
+"""Who uses a farm service: environments, scripts and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentenv.env.environment import AgentEnvConfig
+from agentenv.errors import ConfigError, ForbiddenError, QuotaError, UnauthorizedError
+from agentenv.sdk.async_sandbox import AsyncSandbox
+from agentenv.slots.farm_access import FarmAccess
+from agentenv.slots.farm_client import FarmClient
+from agentenv.slots.farm_pool import FarmPool
+from tests.cli import Command
+from tests.farm_process import FarmProcess
+from tests.unit.env.env_stubs import IDLE, SOLVE, AnswerEnv, environment
+from tests.waiting import START_S
+
+OF_THE_FARM: dict[str, Any] = {"tool_pool_mode": "farm", "require_sandbox": False}
+CAPPED = """
+[runs.small]
+cap = 1
+"""
+
+
+@pytest.fixture
+async def farm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FarmProcess]:
+    made = FarmProcess(tmp_path, CAPPED)
+    monkeypatch.setenv("AGENTENV_STATE_DIR", made.environment["AGENTENV_STATE_DIR"])
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.end()
+
+
+async def test_an_environment_in_another_terminal_needs_one_setting(farm: FarmProcess, tmp_path: Path) -> None:
+    shared = {**OF_THE_FARM, "acquire_timeout_s": START_S}
+    async with environment(AnswerEnv, tmp_path, {"*": [SOLVE, IDLE]}, **shared) as env:
+        scored, _ = await env.collect_trajectories({"id": "x"})
+        assert scored is not None
+        assert scored["scores"] == [1.0, 0.0, 1.0, 0.0]
+
+
+async def test_two_runs_train_on_one_farm_and_neither_is_failed_by_the_other(farm: FarmProcess, tmp_path: Path) -> None:
+    """One of them may have one slot only: it waits for its own, not for the farm."""
+
+    async def run(name: str) -> list[float]:
+        place = tmp_path / name
+        place.mkdir()
+        shared: dict[str, Any] = {
+            **OF_THE_FARM, "farm_url": farm.url, "farm_token": await farm.token(name), "acquire_timeout_s": START_S,
+        }  # fmt: skip
+        async with environment(AnswerEnv, place, {"*": [SOLVE, IDLE]}, **shared) as env:
+            groups = [await env.collect_trajectories({"id": str(number)}) for number in range(2)]
+            return [score for scored, _ in groups if scored is not None for score in scored["scores"]]
+
+    scores = await asyncio.gather(run("large"), run("small"))
+    assert [sorted(one) for one in scores] == [[0.0] * 4 + [1.0] * 4] * 2
+
+
+async def test_what_the_farm_cannot_give_is_refused_at_once(farm: FarmProcess, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="slot_memory_mib: is the farm's to say"):
+        AgentEnvConfig(tool_pool_mode="farm", slot_memory_mib=4096)
+    wanting = {**OF_THE_FARM, "allow_network": True}
+    with pytest.raises(ConfigError, match="gives its slots no network"):
+        async with environment(AnswerEnv, tmp_path, {}, **wanting):
+            raise AssertionError("it must not open")
+    with pytest.raises(UnauthorizedError, match="farm_token"):
+        async with FarmClient(farm.url, "nonsense") as client:
+            await client.info()
+    token = await farm.token("small")
+    with pytest.raises(ForbiddenError, match="not for 'large'"):
+        async with FarmPool(FarmAccess((farm.url,), token, "large")) as pool:
+            await pool.lease("t")
+    async with FarmPool(FarmAccess((farm.url,), token)) as pool:
+        with pytest.raises(QuotaError, match="2 slots were asked for at once, and run 'small' may have 1"):
+            await pool.lease_group(["a", "b"])
+
+
+async def test_a_script_uses_it_by_name(farm: FarmProcess) -> None:
+    async with AsyncSandbox(backend="farm", start_timeout_s=START_S) as box:
+        assert (await box.run("echo hello")).stdout == "hello\n"
+        await box.write_file("a", "b")
+        assert await box.read_file("a") == "b"
+
+
+async def test_the_command_line_uses_it(farm: FarmProcess) -> None:
+    command = Command({"AGENTENV_STATE_DIR": farm.environment["AGENTENV_STATE_DIR"]})
+    code, stdout, stderr = await asyncio.to_thread(run_alone, command, "exec", "--farm", "echo hello")
+    assert (code, stdout) == (0, "hello\n"), stderr
+    code, stdout, stderr = await asyncio.to_thread(run_alone, command, "farm", "runs", "--json")
+    assert (code, json.loads(stdout)) == (0, {"runs": []}), stderr
+    refused = ("farm", "runs", "--token", "file:/nowhere", "--url", farm.url)
+    code, stdout, stderr = await asyncio.to_thread(run_alone, command, *refused)
+    assert code == 2
+    assert "cannot be read" in stderr
+
+
+def run_alone(command: Command, *arguments: str) -> tuple[int, str, str]:
+    """The command as a process of its own."""
+    with command.started(*arguments) as process:
+        stdout, stderr = process.communicate(timeout=START_S)
+        return process.returncode, stdout, stderr
