@@ -51,7 +51,7 @@ def terminal(text: str, command: str, **arguments: object) -> Reply:
 
 def interrupt(text: str) -> Reply:
     """Ctrl-C for the program running in that shell."""
-    return calls(text, Call("terminal", {"keys": ["C-c"], "timeout_s": 5}))
+    return calls(text, Call("terminal", {"keys": ["C-c"], "timeout_s": 30}))
 
 
 def background(text: str, command: str) -> Reply:
