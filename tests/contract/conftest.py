@@ -180,12 +180,12 @@ async def renewed(pool: AnyPool, lease: SlotLease) -> None:
 
 
 class Client:
-    """A plain client of one container: what curl could do."""
+    """A plain client of one container: what curl could do, beside the farm that may control it."""
 
     def __init__(self, handle: ContainerHandle, session: aiohttp.ClientSession) -> None:
         self.handle = handle
         self.session = session
-        self.control = ContainerControl(handle, session)
+        self.control = ContainerControl(handle, session, guest=True)
         self.boot = ""
 
     @classmethod
@@ -212,13 +212,12 @@ class Client:
 
     async def end_all(self) -> None:
         """End every lease there is; returns when all slots are free again."""
-        control = ContainerControl(self.handle, self.session, guest=True)
 
         async def free() -> bool:
-            slots = (await control.slots()).slots
+            slots = (await self.control.slots()).slots
             for slot in slots:
                 if slot.state is SlotState.leased:
-                    await control.end(EndRequest(slot=slot.slot, epoch=slot.epoch))
+                    await self.control.end(EndRequest(slot=slot.slot, epoch=slot.epoch))
             return all(slot.state is SlotState.free for slot in slots)
 
         await eventually(free)

@@ -95,7 +95,7 @@ async def test_a_refusal_comes_before_the_lease_is_looked_at(container: Client) 
     await _farm(container, generation).renew(RenewRequest(keys=(), ttl_s=60))
     unknown = LeaseKey(slot=0, epoch=10_000, secret="x" * 32)
     with pytest.raises(FencedError):
-        await container.control.release(unknown)
+        await _farm(container, None).release(unknown)
     with pytest.raises(StaleLeaseError):
         await _farm(container, generation).release(unknown)
 

@@ -145,7 +145,7 @@ async def test_a_watch_with_a_generation_fences(container: Client) -> None:
         assert isinstance(first, WatchList)
         assert first.generation == 5
         with pytest.raises(FencedError):
-            await container.control.renew(RenewRequest(keys=(), ttl_s=60))
+            await ContainerControl(container.handle, container.session).renew(RenewRequest(keys=(), ttl_s=60))
     async with _followed(container.handle, generation=4) as followed:  # a standby's, which only looks
         first = followed.lines[0]
         assert isinstance(first, WatchList)

@@ -139,7 +139,7 @@ async def test_heartbeats_renew_a_lease_again_and_again(make: Maker) -> None:
 async def test_a_lease_that_ended_at_the_container_ends_typed(make: Maker) -> None:
     pool, _ = await make.pool(slots=1)
     lease = await pool.lease("robbed")
-    async with ContainerControl(lease.container) as control:
+    async with ContainerControl(lease.container, guest=True) as control:
         await control.release(lease.key)
     error = await asyncio.wait_for(lease.wait_lost(), 30)
     assert isinstance(error, StaleLeaseError)
