@@ -15,6 +15,7 @@ from agentenv.errors import (
     InfraError,
     LeaseLostError,
     PoolClosedError,
+    QuotaError,
     StaleLeaseError,
 )
 from agentenv.slots.farm_access import FarmAccess
@@ -249,3 +250,46 @@ async def test_a_lease_that_fails_in_no_known_way_fails_its_waiter_and_leaks_not
     await until(lambda: pool.statistics().slots.get(SlotState.free, 0) == 2)
     async with await pool.lease("fine again"):
         pass
+
+
+async def test_a_group_is_leased_as_a_whole(make: Maker) -> None:
+    pool, _ = await make.pool(slots=3)
+    single = await pool.lease("single")
+    group = asyncio.create_task(pool.lease_group(["g-0", "g-1", "g-2"]))
+    await until(lambda: pool.statistics().waiting == 1)
+    later = asyncio.create_task(pool.lease("later"))
+    await until(lambda: pool.statistics().waiting == 2)
+    assert _slots(pool)[SlotState.free] == 2, "the group waits for the third slot, and nobody is served before it"
+    await single.release()
+    leases = await group
+    assert [lease.trajectory for lease in leases] == ["g-0", "g-1", "g-2"]
+    assert len({lease.key.slot for lease in leases}) == 3
+    assert await asyncio.gather(*(_run(lease, "echo here") for lease in leases)) == ["here\n"] * 3
+    assert not later.done()
+    for lease in leases:
+        await lease.release()
+    await (await later).release()
+
+
+async def test_a_group_that_leaves_lets_others_pass(make: Maker) -> None:
+    pool, _ = await make.pool(slots=2)
+    single = await pool.lease("single")
+    group = asyncio.create_task(pool.lease_group(["g-0", "g-1"]))
+    await until(lambda: pool.statistics().waiting == 1)
+    later = asyncio.create_task(pool.lease("later"))
+    await until(lambda: pool.statistics().waiting == 2)
+    group.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await group
+    await (await later).release()
+    await single.release()
+    await _all_free(pool, 2)
+
+
+async def test_a_group_that_can_never_be_had_is_refused(make: Maker) -> None:
+    pool, _ = await make.pool(slots=2)
+    async with await pool.lease("first"):  # how many slots there can be is known from the first container on
+        with pytest.raises(QuotaError):
+            await pool.lease_group(["g-0", "g-1", "g-2"])
+    with pytest.raises(ConfigError):
+        await pool.lease_group([])

@@ -6,8 +6,9 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Farm(cli.Command):
     @contextmanager
     def up(self, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
         """``up --json`` until every container answers: the process that stays, and what it said."""
-        with self.started("up", *self.options, *arguments, "--json") as process:
+        with self.started("up", "--port", "0", *self.options, *arguments, "--json") as process:
             assert process.stdout is not None
             lines = []
             for line in process.stdout:
@@ -144,7 +145,10 @@ def test_a_killed_farm_leaves_nothing_gc_does_not_find(farm: Farm) -> None:
     with farm.up() as (process, _):
         process.kill()
         process.communicate(timeout=DEADLINE_S)
-        assert farm.told("status")["exists"] is False
+        status = farm.told("status")
+        assert status["exists"] is False
+        if farm.backend == "local":
+            assert "1 of its containers still run" in status["next_step"]
         dry = farm.told("gc", "--dry-run")
         assert f"farm-{farm.backend}" in [orphan["name"] for orphan in dry["orphans"]]
         assert f"farm-{farm.backend}" in farm.left()
@@ -153,9 +157,47 @@ def test_a_killed_farm_leaves_nothing_gc_does_not_find(farm: Farm) -> None:
             assert farm.told("gc")["left"] == []
             return not farm.left()
 
+        if farm.backend == "local":
+            assert farm.run("down")[2].startswith("ended the 1 containers of a farm that nobody ran")
         wait_for(swept, DEADLINE_S)
     with farm.up():
         assert farm.told("status")["well"] is True
+
+
+def test_containers_and_leases_outlive_the_farm_s_process(tmp_path: Path) -> None:
+    farm = Farm(tmp_path / "state", *REAL)
+    holder = """
+import sys
+from agentenv import Sandbox
+with Sandbox(backend="farm") as box:
+    box.run("echo kept > file")
+    print("holds", flush=True)
+    sys.stdin.readline()
+    print(box.run("cat file").stdout, end="", flush=True)
+"""
+    command = [sys.executable, "-c", holder]
+    with ExitStack() as stack:
+        process, said = stack.enter_context(farm.up("--slots", "1"))
+        trainer = stack.enter_context(
+            subprocess.Popen(command, env=farm.environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        )
+        stack.callback(trainer.kill)
+        assert trainer.stdin is not None
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == "holds\n"
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+        assert "`agentenv down` ends them" in told
+
+        _, again = stack.enter_context(farm.up("--slots", "1"))
+        assert again["containers"][0]["id"] == said["containers"][0]["id"]
+        assert [lease["trajectory"][:7] for lease in farm.leased()] == ["sandbox"]
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+        assert trainer.stdout.readline() == "kept\n"
+        assert farm.run("down")[0] == 0
+    assert farm.left() == []
 
 
 def test_a_container_that_dies_is_a_fault_and_is_replaced(tmp_path: Path) -> None:

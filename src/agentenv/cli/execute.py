@@ -18,6 +18,7 @@ from agentenv.cli.options import (
     BackendOption,
     DownloadOption,
     FarmOption,
+    GuestOption,
     Isolation,
     IsolationOption,
     JobOption,
@@ -61,6 +62,7 @@ def execute(
     job: JobOption = None,
     own: OwnOption = False,
     farm: FarmOption = False,
+    guest: GuestOption = False,
     upload: UploadOption = None,
     download: DownloadOption = None,
     with_stdin: Annotated[bool, typer.Option("--stdin", help="Pass standard input to the command.")] = False,
@@ -96,7 +98,7 @@ def execute(
         arguments["stdin"] = _standard_input()
     chosen = backend_of(backend)
     alone = own or network or isolation is not Isolation.auto
-    opened = open.open_farm(settings, chosen, own=alone, job=job, service=farm)
+    opened = open.open_farm(settings, chosen, own=alone, job=job, service=farm, guest=guest)
     shown = None if as_json else _write
     result, lost = run_to_end(_run(opened, arguments, timeout_s, upload or [], download or [], shown))
     if not with_stdin and waiting_bytes(sys.stdin):

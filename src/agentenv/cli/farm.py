@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +27,7 @@ from agentenv.errors import ConfigError
 if TYPE_CHECKING:  # their imports are in [farm]; they are imported when a verb runs
     from agentenv.api.farm_server.service import Listening, Service
     from agentenv.api.farm_server.settings import FarmSettings, SettingsFile
+    from agentenv.farm.local import FarmNotice
 
 farm = group("A farm service: one farm of slots for many training runs.")
 
@@ -158,11 +161,34 @@ def _settings(config: Path | None) -> FarmSettings:
 
 async def _serve(config: Path | None, listening: Listening, url: str, as_json: bool) -> None:
     from agentenv.api.farm_server.service import farm_service
+    from agentenv.api.farm_server.settings import SettingsFile
+    from agentenv.farm.local import Watched
 
-    async with farm_service(_file(config), listening, url=url) as service:
-        await service.opening
-        _announce(service, as_json)
-        await service.run()
+    source = _file(config)
+    settings = source.settings if isinstance(source, SettingsFile) else source
+    with _noticed(settings) as notice:
+        around = (lambda backend: Watched(backend, notice.handle)) if notice is not None else (lambda backend: backend)
+        async with farm_service(source, listening, url=url, around=around) as service:
+            await service.opening
+            if notice is not None:
+                notice.publish(url=service.url, token=service.token)
+            _announce(service, as_json)
+            await service.run()
+
+
+@contextmanager
+def _noticed(settings: FarmSettings) -> Iterator[FarmNotice | None]:
+    """Let the other verbs find a farm of this machine, if they do not find another already."""
+    from agentenv.farm.local import noticed
+    from agentenv.slots.backends.registry import Backend
+
+    backend = Backend(settings.backend)
+    with ExitStack() as stack:
+        notice = None
+        if backend is not Backend.nomad:
+            with suppress(ConfigError):
+                notice = stack.enter_context(noticed(backend, settings.pool.min_containers, farm=settings.name))
+        yield notice
 
 
 def _announce(service: Service, as_json: bool) -> None:

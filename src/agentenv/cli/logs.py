@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,7 +44,7 @@ def logs(
 ) -> None:
     """Show what the farm's containers log: supervisor, sandbox server, reasons of failed starts.
 
-    local: the log of the farm run by `agentenv up`, also after its end.
+    local: the log of `agentenv up`, also after its end, and those of the farm's containers.
 
     nomad: standard error of the allocations, wherever they run.
 
@@ -77,13 +78,18 @@ def _lines(
 async def _local_lines(
     backend: Backend, container: str | None, *, tail: int, follow: bool
 ) -> AsyncIterator[tuple[str, str]]:
-    from agentenv.farm.local import log_file
+    from agentenv.farm.local import kept_logs, log_file
     from agentenv.farm.log import lines_of
 
     named, known = ("", True) if container is None else await _named(backend, container)
-    async for line in lines_of(log_file(backend), containing=named, tail=tail, follow=follow):
+
+    def of_containers() -> list[Path]:
+        return [path for path in kept_logs(backend) if named in path.parent.name]
+
+    async for path, line in lines_of(log_file(backend), more=of_containers, containing=named, tail=tail, follow=follow):
         known = True
-        yield named, line
+        whose = named if path == log_file(backend) else path.parent.name
+        yield whose, line if path == log_file(backend) else f"{whose}: {line}"
     if not known and tail:
         raise ConfigError(
             "CONTAINER", f"the log has no lines of {container!r}", next_step="see `agentenv status`, or `agentenv logs`"
@@ -100,7 +106,7 @@ async def _named(backend: Backend, container: str) -> tuple[str, bool]:
     if container.isdigit():
         number = int(container)
         found = next((place.id for place in places if place.index == number), None)
-        return found or f"{backend}-{number}-", found is not None
+        return found or f"-{number}-", found is not None
     found = choose([(place.id, place.id) for place in places], container)
     return found or container, found is not None
 

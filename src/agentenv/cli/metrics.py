@@ -12,7 +12,7 @@ from agentenv.cli.options import BackendOption, JobOption, JsonOption, backend_o
 from agentenv.cli.output import InterruptedBySignalError, err, print_json_line, run_to_end, verb
 
 if TYPE_CHECKING:
-    from agentenv.farm.view import FarmAccess
+    from agentenv.farm.view import OperatorAccess
     from agentenv.metrics.readings import Reading
 
 
@@ -44,7 +44,7 @@ def metrics(
         return
 
 
-async def _serve(access: FarmAccess, host: str, port: int, *, as_json: bool) -> None:
+async def _serve(access: OperatorAccess, host: str, port: int, *, as_json: bool) -> None:
     from agentenv.farm.look import containers_seen
     from agentenv.farm.metrics import of_farm
     from agentenv.farm.view import FarmView

@@ -73,6 +73,12 @@ FarmOption = Annotated[
         help="Take the slot from a farm service: AGENTENV_FARM_URL and AGENTENV_FARM_TOKEN, else that of this machine.",
     ),
 ]
+GuestOption = Annotated[
+    bool,
+    typer.Option(
+        "--guest", help="Take a slot of a job that a service or a trainer controls beside it, past its queue."
+    ),
+]
 TimeoutOption = Annotated[
     float,
     typer.Option("--timeout", min=0.001, max=LONGEST_TIMEOUT_S, metavar="SECONDS", help="Time limit of a command."),

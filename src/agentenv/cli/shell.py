@@ -21,6 +21,7 @@ import typer
 from agentenv.cli.options import (
     BackendOption,
     FarmOption,
+    GuestOption,
     Isolation,
     IsolationOption,
     JobOption,
@@ -60,6 +61,7 @@ def shell(
     job: JobOption = None,
     own: OwnOption = False,
     farm: FarmOption = False,
+    guest: GuestOption = False,
     upload: UploadOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No banner.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write the result of each line as one line of JSON.")] = False,
@@ -90,7 +92,7 @@ def shell(
     settings = open.container_settings(slots_per_container=1, allow_network=network, isolation=isolation.value)
     sources = named(upload or [])
     alone = own or network or isolation is not Isolation.auto
-    opened = open.open_farm(settings, backend_of(backend), own=alone, job=job, service=farm)
+    opened = open.open_farm(settings, backend_of(backend), own=alone, job=job, service=farm, guest=guest)
     with (
         _ending_signals_raise(),
         start_blocking_portal() as portal,

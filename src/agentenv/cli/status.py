@@ -30,7 +30,7 @@ from agentenv.errors import AgentEnvError
 from agentenv.wire.states import SlotState
 
 if TYPE_CHECKING:
-    from agentenv.farm.view import ContainerView, FarmAccess, FarmView, PoolView
+    from agentenv.farm.view import ContainerView, FarmView, OperatorAccess, PoolView
     from agentenv.metrics.scrape import Samples
 
 
@@ -87,7 +87,7 @@ def _document(sight: FarmView) -> dict[str, Any]:
     return as_json(sight)
 
 
-async def _watch(access: FarmAccess, urls: Sequence[str], interval_s: float, *, lines: bool) -> None:
+async def _watch(access: OperatorAccess, urls: Sequence[str], interval_s: float, *, lines: bool) -> None:
     """Refresh until cancelled. A failed refresh is shown, and the next one is tried."""
     from agentenv.farm.look import look
 
@@ -104,7 +104,7 @@ async def _watch(access: FarmAccess, urls: Sequence[str], interval_s: float, *, 
             await asyncio.sleep(interval_s)
 
 
-async def _looked_at(access: FarmAccess, urls: Sequence[str]) -> object:
+async def _looked_at(access: OperatorAccess, urls: Sequence[str]) -> object:
     from agentenv.farm.look import look
 
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +20,7 @@ from agentenv.cli.options import (
 from agentenv.cli.output import InterruptedBySignalError, err, escape, print_json, run_to_end, verb
 from agentenv.cli.progress import Arrival
 from agentenv.errors import ConfigError
-from agentenv.slots.backends.registry import Backend, make_backend
+from agentenv.slots.backends.registry import Backend
 from agentenv.wire.spec import MIB
 
 if TYPE_CHECKING:
@@ -44,6 +43,12 @@ def up(
     workspace_mib: Annotated[
         int | None, typer.Option("--workspace", metavar="MIB", help="Size limit of each slot's workspace.")
     ] = None,
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, help="Port of its service, which trainers ask for slots; 0: any. Not with nomad."
+        ),
+    ] = 8700,
     metrics_port: Annotated[
         int | None,
         typer.Option(
@@ -74,8 +79,11 @@ def up(
 ) -> None:
     """Start a farm and wait until every container is ready.
 
-    local, fake: runs until Ctrl-C or `agentenv down`, because its containers end with it. In another
-    terminal, status, slots, exec, shell and logs find it by themselves.
+    local: the same as `agentenv farm serve`, with options in place of a file. It runs until Ctrl-C; its containers
+    and their leases stay for the next `agentenv up`, and `agentenv down` ends them. In another terminal, status,
+    slots, exec, shell and logs find it by themselves, and so does a trainer with --env.tool_pool_mode farm.
+
+    fake: the same, but the containers end with it.
 
     nomad: registers the job, or scales the existing one, and leaves it running.
 
@@ -123,9 +131,10 @@ def up(
             next_step="add --backend nomad",
         )
     try:
-        run_to_end(_keep(chosen, settings, containers, timeout_s, metrics_port, metrics_host, as_json))
+        run_to_end(_keep(chosen, settings, containers, timeout_s, port, metrics_port, metrics_host, as_json))
     except InterruptedBySignalError as ended:
-        err().print(f"interrupted by {ended}; every container is stopped")
+        stay = "containers and leases stay for the next `agentenv up`; `agentenv down` ends them"
+        err().print(f"interrupted by {ended}; {stay if chosen is Backend.local else 'every container is stopped'}")
 
 
 def _named(variables: Iterable[str]) -> dict[str, str]:
@@ -144,31 +153,40 @@ async def _keep(
     settings: ContainerSettings,
     count: int,
     timeout_s: float,
+    port: int,
     metrics_port: int | None,
     metrics_host: str,
     as_json: bool,
 ) -> None:
-    """Run the farm until cancelled."""
-    from agentenv.config import PoolSettings
-    from agentenv.farm.local import LocalFarm, Watched, log_file, noticed
+    """Run the farm until cancelled, or until another process has taken it."""
+    from agentenv.api.farm_server.service import Listening, farm_service
+    from agentenv.api.farm_server.settings import FarmSettings
+    from agentenv.config import PoolSettings, state_dir
+    from agentenv.farm.local import NAME, LocalFarm, Watched, log_file, noticed
     from agentenv.farm.log import logging_to
     from agentenv.farm.look import look
     from agentenv.farm.view import as_json as sight_as_json
-    from agentenv.slots.pool import SlotPool
 
-    with logging_to(log_file(backend)):
-        async with noticed(backend, count) as notice, AsyncExitStack() as stack:
+    fixed = PoolSettings(min_containers=count, max_containers=count, start_timeout_s=timeout_s)
+    asked = FarmSettings(name=NAME, backend=backend.value, pool=fixed, containers=settings).below(state_dir())
+    with logging_to(log_file(backend)), noticed(backend, count) as notice:
+        async with AsyncExitStack() as stack:
             with Arrival(count, "containers") as arrival:
-                source = make_backend(backend.value, settings, start_timeout_s=timeout_s)
-                watched = Watched(source, lambda event: _both(event, notice, arrival))
-                fixed = PoolSettings(min_containers=count, max_containers=count, start_timeout_s=timeout_s)
-                await stack.enter_async_context(SlotPool(watched, fixed))  # heartbeats: a silent container is replaced
+                service = await stack.enter_async_context(
+                    farm_service(
+                        asked,
+                        Listening(port=port),
+                        around=lambda source: Watched(source, lambda event: _both(event, notice, arrival)),
+                    )
+                )
+                await service.opening
                 await arrival.complete(timeout_s)
+            notice.publish(url=service.url, token=service.token)
             if metrics_port is not None:
                 url = await stack.enter_async_context(_exporting(backend, metrics_host, metrics_port))
                 notice.publish(metrics_url=url)
             _print_summary(sight_as_json(await look(LocalFarm(backend))), as_json=as_json, stays=True)
-            await asyncio.Event().wait()
+            await service.run()
 
 
 def _both(event: ContainerEvent, notice: FarmNotice, arrival: Arrival) -> None:
@@ -206,4 +224,6 @@ def _print_summary(told: dict[str, Any], *, as_json: bool, stays: bool, job: str
         console.print(f"metrics    {told['metrics_url']}", soft_wrap=True)
     console.print(f"look       agentenv status{flag} --watch · agentenv slots{flag}", soft_wrap=True)
     console.print(f"try        agentenv exec{flag} -- uname -a · agentenv shell{flag}", soft_wrap=True)
-    console.print("end        Ctrl-C, or agentenv down" + flag if stays else f"end        agentenv down{flag}")
+    if stays:
+        console.print("train      --env.tool_pool_mode farm, in another terminal", soft_wrap=True)
+    console.print(f"end        agentenv down{flag}")

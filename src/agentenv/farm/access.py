@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from agentenv.errors import ConfigError
 from agentenv.farm.local import LocalFarm
-from agentenv.farm.view import FarmAccess
+from agentenv.farm.view import OperatorAccess
 from agentenv.slots.backends.registry import Backend
 
 
-def access_to(backend: Backend, job: str | None) -> FarmAccess:
+def access_to(backend: Backend, job: str | None) -> OperatorAccess:
     """The farm of this backend. Raises ConfigError for a job that does not belong to Nomad, or invalid Nomad
     settings."""
     if backend is Backend.nomad:

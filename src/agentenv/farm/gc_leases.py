@@ -9,12 +9,12 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import AgentEnvError
 from agentenv.farm.look import containers_seen
 from agentenv.farm.orphans import Orphan, SeenLease, unrenewed
-from agentenv.farm.view import Census, FarmAccess
+from agentenv.farm.view import Census, OperatorAccess
 from agentenv.wire.leases import EndRequest
 from agentenv.wire.states import SlotState
 
 
-async def orphaned_leases(access: FarmAccess, observe_s: float, *, end: bool) -> list[Orphan]:
+async def orphaned_leases(access: OperatorAccess, observe_s: float, *, end: bool) -> list[Orphan]:
     """The farm's leases that are not renewed; with ``end`` they are ended and their slots reset. Takes
     ``observe_s`` if any slot is leased."""
     census = await access.census()
@@ -44,7 +44,7 @@ async def _ended(lease: SeenLease, handle: ContainerHandle, *, end: bool) -> Orp
     if not end:
         return Orphan("lease", name, why, problem="--end-leases ends it now")
     try:
-        async with ContainerControl(handle) as control:
+        async with ContainerControl(handle, guest=True) as control:
             await control.end(EndRequest(slot=lease.slot, epoch=lease.epoch))
     except AgentEnvError as error:
         return Orphan("lease", name, why, problem=error.message)

@@ -1,7 +1,8 @@
-"""A farm on this machine that outlives one command: run by ``agentenv up``, found by the other verbs.
+"""A farm on this machine that outlives one command: run by ``agentenv up`` or ``farm serve``, found by the other verbs.
 
-Its containers end with the process that started them, so ``up`` keeps running; their addresses are in a file in the
-state directory (:mod:`agentenv.run_files`), which has mode 0600 because it contains their tokens.
+The process that runs it tells the others where its service and its containers are, by a file in the state directory
+(:mod:`agentenv.run_files`), which has mode 0600 because it contains their tokens. Containers of the backend ``local``
+outlive that process (:mod:`agentenv.slots.backends.local_kept`); those of ``fake`` are part of it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from agentenv.config import state_dir
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.farm.gc_kept import collect
 from agentenv.farm.view import Census, Place
 from agentenv.run_files import AlreadyRunningError, RunFile, is_held, running
 from agentenv.slots.backends.base import (
@@ -31,9 +33,13 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
+from agentenv.slots.backends.kept_files import KeptContainer, containers_of, farms
 from agentenv.slots.backends.registry import Backend
+from agentenv.slots.farm_access import FarmAccess
 
 KIND = "farm"
+NAME: Final = "default"
+"""Name of the farm that ``up`` runs, and ``farm serve`` without another."""
 _FAULTS_KEPT = 10
 _STOP_TIMEOUT_S = 60.0
 _STOP_POLL_S = 0.05
@@ -44,12 +50,21 @@ def log_file(backend: Backend) -> Path:
     return state_dir() / f"farm-{backend}.log"
 
 
-class FarmNotice:
-    """The announcement of a farm run by ``up``, updated by the backend's events."""
+def kept_logs(backend: Backend) -> list[Path]:
+    """Logs of the containers that outlive the process that runs the farm."""
+    if backend is not Backend.local:
+        return []
+    return [container.log_file for farm in farms(state_dir()) for container in containers_of(state_dir(), farm)]
 
-    def __init__(self, run_file: RunFile, backend: Backend, goal: int) -> None:
+
+class FarmNotice:
+    """The announcement of a farm of this process, updated by the backend's events."""
+
+    def __init__(self, run_file: RunFile, backend: Backend, farm: str, goal: int) -> None:
         self._run_file = run_file
-        self._record: dict[str, Any] = {"backend": backend.value, "goal": goal, "started_at": time.time()}
+        self._record: dict[str, Any] = {
+            "backend": backend.value, "farm": farm, "goal": goal, "started_at": time.time()
+        }  # fmt: skip
         self._containers: dict[str, dict[str, Any]] = {}
         self._faults: deque[str] = deque(maxlen=_FAULTS_KEPT)
         self.publish()
@@ -78,8 +93,8 @@ class FarmNotice:
         )
 
 
-@asynccontextmanager
-async def noticed(backend: Backend, goal: int) -> AsyncIterator[FarmNotice]:
+@contextmanager
+def noticed(backend: Backend, goal: int, *, farm: str = NAME) -> Iterator[FarmNotice]:
     """Announce the farm of this machine. Raises ConfigError when there is one already."""
     try:
         run_file = RunFile.open(state_dir(), KIND, backend.value)
@@ -90,7 +105,7 @@ async def noticed(backend: Backend, goal: int) -> AsyncIterator[FarmNotice]:
             next_step="see `agentenv status`; `agentenv down` ends it",
         ) from None
     with run_file:
-        yield FarmNotice(run_file, backend, goal)
+        yield FarmNotice(run_file, backend, farm, goal)
 
 
 class Watched:
@@ -136,18 +151,17 @@ class Watched:
 
 
 class LocalFarm:
-    """The farm run by ``agentenv up`` on this machine, seen from another process."""
+    """The farm of this machine, seen from another process."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     async def census(self) -> Census:
-        """See :class:`FarmAccess`."""
+        """See :class:`OperatorAccess`."""
         said = self._run_record()
         where = f"{self._backend} farm of this machine ({state_dir()})"
         if said is None:
-            flag = "" if self._backend is Backend.local else f" --backend {self._backend}"
-            return Census(self._backend.value, where, exists=False, next_step=f"start one: `agentenv up{flag}`")
+            return Census(self._backend.value, where, exists=False, next_step=self._start())
         now = time.time()
         places = tuple(_place(container, now) for container in said.get("containers", ()))
         goal = int(said.get("goal", 0))
@@ -161,18 +175,41 @@ class LocalFarm:
             waiting_for=(f"{missing} of {goal} containers are starting",) if missing > 0 else (),
             faults=tuple(said.get("faults", ())),
             metrics_url=said.get("metrics_url"),
+            service=FarmAccess((said["url"],), said["token"], run="local") if "url" in said else None,
         )
 
+    def _start(self) -> str:
+        if self._backend is not Backend.local:
+            return f"start one: `agentenv up --backend {self._backend}`"
+        if left := len(self._left()):
+            return f"{left} of its containers still run: `agentenv up` takes them over, `agentenv down` ends them"
+        return "start one: `agentenv up`"
+
+    def _left(self, farm: str = NAME) -> list[KeptContainer]:
+        """Containers that outlived whoever ran the farm."""
+        if self._backend is not Backend.local:
+            return []
+        return [container for container in containers_of(state_dir(), farm) if container.is_alive()]
+
     async def down(self) -> str:
-        """See :class:`FarmAccess`. Raises SandboxUnavailableError when it does not end."""
+        """See :class:`OperatorAccess`. Raises SandboxUnavailableError when it does not end."""
         said = self._run_record()
         if said is None:
-            return f"no {self._backend} farm is running on this machine"
-        pid = int(said["pid"])
+            left = len(self._left())
+            if not left:
+                return f"no {self._backend} farm is running on this machine"
+            await collect(state_dir(), NAME, dry_run=False)
+            return f"ended the {left} containers of a farm that nobody ran"
+        await self._end_process(int(said["pid"]))
+        if self._left(farm := said.get("farm", NAME)):
+            await collect(state_dir(), farm, dry_run=False)
+        return f"ended process {said['pid']} and its {len(said.get('containers', ()))} containers"
+
+    async def _end_process(self, pid: int) -> None:
         try:
             os.kill(pid, signal.SIGTERM)
         except ProcessLookupError:
-            return "it has just ended"
+            return  # it has just ended
         except PermissionError as error:
             raise ConfigError(
                 "down", f"process {pid} belongs to another user", next_step="run it as that user"
@@ -185,9 +222,8 @@ class LocalFarm:
         except TimeoutError:
             raise SandboxUnavailableError(
                 f"process {pid} did not end within {_STOP_TIMEOUT_S:g} s",
-                next_step=f"`kill -9 {pid}` ends it with all its containers; then `agentenv gc`",
+                next_step=f"`kill -9 {pid}` ends it; then `agentenv down` again",
             ) from None
-        return f"ended process {pid} and its {len(said.get('containers', ()))} containers"
 
     def _run_record(self) -> dict[str, Any] | None:
         said = running(state_dir(), KIND)

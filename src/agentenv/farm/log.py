@@ -1,4 +1,5 @@
-"""The log of a farm run by ``agentenv up``: written there, read and followed by ``agentenv logs``."""
+"""The logs of a farm of this machine, read and followed by ``agentenv logs``: that of ``agentenv up``, and those of
+containers that outlive it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import io
 import logging
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -46,34 +47,65 @@ def logging_to(path: Path) -> Iterator[None]:
         handler.close()
 
 
-async def lines_of(path: Path, *, containing: str = "", tail: int, follow: bool) -> AsyncIterator[str]:
-    """The last ``tail`` lines that contain a text, then, on request, new ones as they come; rotation is followed.
+async def lines_of(
+    path: Path, *, more: Callable[[], Sequence[Path]] = tuple, containing: str = "", tail: int, follow: bool
+) -> AsyncIterator[tuple[Path, str]]:
+    """The last ``tail`` lines that contain a text, then, on request, new ones as they come; rotation is followed. With
+    ``more``, which is asked again and again, the same for other files, one after the other, whole.
 
     Raises ConfigError when there is no log.
     """
+    if not path.exists():  # noqa: ASYNC240 - one of a command's few
+        raise ConfigError("logs", f"no log at {path}", next_step="`agentenv up` starts a farm that writes one")
+    files: dict[Path, _LogFile] = {}
     try:
-        file = path.open(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ConfigError(
-            "logs", f"no log at {path}", next_step="`agentenv up` starts a farm that writes one"
-        ) from error
-    try:
-        for line in deque((line for line in file if containing in line), maxlen=tail):
-            yield line.rstrip("\n")
+        for one in (path, *more()):
+            files[one] = _LogFile(one)
+            last = deque((line for line in files[one].read() if one != path or containing in line), maxlen=tail)
+            for line in last:
+                yield one, line
         while follow:
-            for line in file:
-                if containing in line:
-                    yield line.rstrip("\n")
-            if _rotated(file, path):
-                file.close()
-                file = path.open(encoding="utf-8", errors="replace")
             await asyncio.sleep(_POLL_S)
+            for one in (path, *more()):
+                for line in files.setdefault(one, _LogFile(one)).read():
+                    if one != path or containing in line:
+                        yield one, line
     finally:
-        file.close()
+        for file in files.values():
+            file.close()
 
 
-def _rotated(file: io.TextIOWrapper, path: Path) -> bool:
-    try:
-        return not os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except OSError:
-        return False  # between the rename and the creation of the new file
+class _LogFile:
+    """A log that is read again and again, each time what is new."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: io.TextIOWrapper | None = None
+
+    def read(self) -> Iterator[str]:
+        """New lines."""
+        while True:
+            if self._file is None:
+                try:
+                    self._file = self._path.open(encoding="utf-8", errors="replace")
+                except OSError:
+                    return  # between the rename and the creation of the new file, or removed
+            if os.fstat(self._file.fileno()).st_size < self._file.tell():
+                self._file.seek(0, io.SEEK_END)  # it was cut to its last lines, which were read before
+            yield from (line.rstrip("\n") for line in iter(self._file.readline, ""))
+            if not self._rotated():
+                return
+            self.close()
+
+    def close(self) -> None:
+        """Close the file. May be repeated."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _rotated(self) -> bool:
+        assert self._file is not None
+        try:
+            return not os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except OSError:
+            return False

@@ -11,14 +11,14 @@ from agentenv.config import state_dir
 from agentenv.containers.control import ContainerControl
 from agentenv.containers.http import open_session
 from agentenv.errors import AgentEnvError
-from agentenv.farm.view import Census, ContainerView, FarmAccess, FarmView, Place, PoolView
+from agentenv.farm.view import Census, ContainerView, FarmView, OperatorAccess, Place, PoolView
 from agentenv.metrics.scrape import KIND, Samples, scrape
 from agentenv.run_files import running
 
 ANSWER_TIMEOUT_S = 3.0
 
 
-async def look(access: FarmAccess, scrape_urls: Iterable[str] = ()) -> FarmView:
+async def look(access: OperatorAccess, scrape_urls: Iterable[str] = ()) -> FarmView:
     """The whole farm, the pools of this machine, and those at ``scrape_urls``."""
     census, pools = await asyncio.gather(access.census(), pools_seen(scrape_urls))
     return FarmView(census, await containers_seen(census), pools)

@@ -155,7 +155,7 @@ class NomadFarm:
         return f"Nomad job {settings.job_id} ({settings.namespace}) at {settings.address}"
 
     async def census(self) -> Census:
-        """See :class:`FarmAccess`."""
+        """See :class:`OperatorAccess`."""
         async with OperatorApi.opened(self.settings) as api:
             job = await api.job()
             if job is None or job.stopped:
@@ -205,7 +205,7 @@ class NomadFarm:
         return tuple(await asyncio.gather(*map(place, allocations)))
 
     async def down(self) -> str:
-        """See :class:`FarmAccess`. Raises JobOwnedError while a run works on it, SandboxUnavailableError when its
+        """See :class:`OperatorAccess`. Raises JobOwnedError while a run works on it, SandboxUnavailableError when its
         containers do not end."""
         async with OperatorApi.opened(self.settings) as api:
             known = await api.job() is not None

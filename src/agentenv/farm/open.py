@@ -18,7 +18,7 @@ from agentenv.farm.look import containers_seen
 from agentenv.farm.view import Census
 from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.registry import Backend, make_backend
-from agentenv.slots.farm_access import farm_access
+from agentenv.slots.farm_access import FarmAccess, farm_access
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
@@ -40,21 +40,24 @@ def container_settings(**fields: object) -> ContainerSettings:
 
 @asynccontextmanager
 async def open_farm(
-    container: ContainerSettings, backend: Backend, *, own: bool, job: str | None = None, service: bool = False
+    container: ContainerSettings,
+    backend: Backend,
+    *,
+    own: bool,
+    job: str | None = None,
+    service: bool = False,
+    guest: bool = False,
 ) -> AsyncIterator[ToolExecutor]:
     """Slots of the running farm (``agentenv up``, or a Nomad job); otherwise, or with ``own``, of one container
-    started for this command; with ``service``, of a farm service. Leaving never stops a farm's containers.
+    started for this command; with ``service``, of the farm service that :func:`farm_access` finds. ``guest``: whoever
+    controls a job's containers, beside it. Leaving never stops a farm's containers.
 
     Raises SandboxUnavailableError (cause and cure named), ConfigError when ``own`` is used with Nomad.
     """
     if service:
         if own:
             raise ConfigError("--own, --network, --isolation", "are the farm's to say", next_step="leave out --farm")
-        tags = Tags(environment="agentenv exec", kind="interactive")
-        async with (
-            FarmPool(farm_access(), tags=tags) as pool,
-            ToolExecutor(pool, ToolCatalog.builtin()) as executor,
-        ):
+        async with _of_service(farm_access()) as executor:
             yield executor
         return
     if backend is Backend.nomad and own:
@@ -67,7 +70,8 @@ async def open_farm(
     if not own:
         census = await access_to(backend, job).census()
         if census.exists:
-            async with _attached(census) as executor:
+            taken = _of_service(census.service) if census.service is not None else _attached(census, guest=guest)
+            async with taken as executor:
                 yield executor
             return
         if backend is Backend.nomad:
@@ -77,7 +81,17 @@ async def open_farm(
 
 
 @asynccontextmanager
-async def _attached(census: Census) -> AsyncIterator[ToolExecutor]:
+async def _of_service(access: FarmAccess) -> AsyncIterator[ToolExecutor]:
+    """Tools in slots that a farm service grants."""
+    async with (
+        FarmPool(access, tags=Tags(environment="agentenv exec")) as pool,
+        ToolExecutor(pool, ToolCatalog.builtin()) as executor,
+    ):
+        yield executor
+
+
+@asynccontextmanager
+async def _attached(census: Census, *, guest: bool) -> AsyncIterator[ToolExecutor]:
     """Tools in slots of an existing farm, using the few containers with the most free slots."""
     seen = [container for container in await containers_seen(census) if container.answers]
     seen.sort(key=lambda container: -container.count(SlotState.free))
@@ -91,7 +105,7 @@ async def _attached(census: Census) -> AsyncIterator[ToolExecutor]:
         raise SandboxUnavailableError(f"{census.where}: {why}", next_step="see `agentenv status`")
     fixed = PoolSettings(min_containers=len(handles), max_containers=len(handles))
     async with (
-        SlotPool(AttachedBackend(handles), fixed) as pool,
+        SlotPool(AttachedBackend(handles), fixed, guest=guest) as pool,
         ToolExecutor(pool, ToolCatalog.builtin()) as executor,
     ):
         yield executor

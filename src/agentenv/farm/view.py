@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import ConfigError
 from agentenv.metrics.scrape import Samples
+from agentenv.slots.farm_access import FarmAccess
 from agentenv.wire.leases import SlotReport
 from agentenv.wire.server import ServerInfo
 from agentenv.wire.states import SlotState
@@ -48,6 +49,8 @@ class Census:
     metrics_url: str | None = None
     owner: str = ""
     """Its current owner, for farms with one owner at a time."""
+    service: FarmAccess | None = None
+    """The service that grants its slots, where there is one."""
 
     @property
     def handles(self) -> tuple[ContainerHandle, ...]:
@@ -55,7 +58,7 @@ class Census:
         return tuple(place.handle for place in self.places if place.handle is not None)
 
 
-class FarmAccess(Protocol):
+class OperatorAccess(Protocol):
     """Access to a farm: to inspect it and to end it."""
 
     async def census(self) -> Census:

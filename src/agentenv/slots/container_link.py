@@ -111,10 +111,12 @@ class ContainerLink:
         clock: Callable[[], float],
         *,
         generation: int = 0,
+        guest: bool = False,
     ) -> None:
-        """``generation`` is that of whoever controls the container, 0: nobody else ever does."""
+        """``generation`` is that of whoever controls the container, 0: nobody else ever does. ``guest``: somebody else
+        may control it, and leases are taken beside its own."""
         self.handle = handle
-        self.control = ContainerControl(handle, session, generation=generation or None)
+        self.control = ContainerControl(handle, session, generation=generation or None, guest=guest)
         self._settings = settings
         self._limits = limits
         self._clock = clock

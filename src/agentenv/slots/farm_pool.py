@@ -27,6 +27,7 @@ from agentenv.containers.http import open_session
 from agentenv.errors import (
     AcquireTimeoutError,
     AgentEnvError,
+    ConfigError,
     ConnectionLostError,
     ContainerLostError,
     FarmUnreachableError,
@@ -204,6 +205,10 @@ class FarmPool:
         self._check_open()
         for trajectory in trajectories:
             check_arguments(trajectory, timeout_s)
+        if not 1 <= len(trajectories) <= wire.MAX_GROUP:
+            raise ConfigError(
+                "trajectories", f"has {len(trajectories)}", next_step=f"allowed: 1 to {wire.MAX_GROUP} at once"
+            )
         wanted = self._want(trajectories, timeout_s, tags)
         try:
             grants = await wanted.granted

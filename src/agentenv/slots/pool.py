@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -20,7 +22,7 @@ from agentenv.slots.backends.base import ContainerBackend, StartFailed
 from agentenv.slots.commands import Expire, HandOver
 from agentenv.slots.container_link import ContainerLink
 from agentenv.slots.lease import SlotLease
-from agentenv.slots.pool_errors import check_arguments, timeout_error, unavailable_error
+from agentenv.slots.pool_errors import check_arguments, check_group, timeout_error, unavailable_error
 from agentenv.slots.statistics import PoolStatistics
 from agentenv.slots.waiters import SlotRequest
 from agentenv.slots.yard import Yard
@@ -34,11 +36,21 @@ _SEAL_TIMEOUT_S = 75.0
 up the connection."""
 
 
+@dataclass(eq=False)
+class _Waiting:
+    """Who waits for so many slots, and the leases of them so far."""
+
+    slots: int
+    granted: asyncio.Future[list[SlotLease]]
+    leases: list[SlotLease] = field(default_factory=list)
+
+
 class SlotPool:
     """Leases slots of a farm of containers, first come, first served.
 
     An async context manager that opens, scales and closes the backend it is given. One event loop. ``clock`` gives
-    monotonic seconds; the pool's timers use the event loop's clock.
+    monotonic seconds; the pool's timers use the event loop's clock. ``guest``: a farm service may control the
+    containers, and slots are leased beside it, past its queue: for operators.
     """
 
     def __init__(
@@ -47,11 +59,13 @@ class SlotPool:
         settings: PoolSettings | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        guest: bool = False,
     ) -> None:
         self._settings = settings or PoolSettings()
         self._clock = clock
-        self._yard = Yard(backend, self._settings, self, clock=clock)
-        self._waiting: dict[int, asyncio.Future[SlotLease]] = {}
+        link = functools.partial(ContainerLink, guest=True) if guest else ContainerLink
+        self._yard = Yard(backend, self._settings, self, clock=clock, link=link)
+        self._waiting: dict[int, _Waiting] = {}
         self._held: dict[int, SlotLease] = {}
         self._closing: asyncio.Task[None] | None = None
 
@@ -105,28 +119,38 @@ class SlotPool:
         Raises AcquireTimeoutError when the time passes, SandboxUnavailableError as soon as no container can ever
         serve, PoolClosedError, ConfigError for arguments out of range. Cancelling this never leaks a slot.
         """
+        (lease,) = await self.lease_group([trajectory], timeout_s=timeout_s, tags=tags)
+        return lease
+
+    async def lease_group(
+        self, trajectories: Sequence[str], *, timeout_s: float | None = None, tags: Tags = NO_TAGS
+    ) -> list[SlotLease]:
+        """Lease a slot for each trajectory, all of them together or none; otherwise as :meth:`lease`. Nobody who came
+        later is served before. Raises QuotaError for a group that is larger than the farm can become."""
         self._check_open()
-        check_arguments(trajectory, timeout_s)
+        for trajectory in trajectories:
+            check_arguments(trajectory, timeout_s)
+        check_group(trajectories, self._settings.max_containers * self._yard.slots_per_container)
         if (failed := self._yard.hopeless()) is not None:
             raise unavailable_error(failed)
         began = self._clock()
         deadline = began + (self._settings.acquire_timeout_s if timeout_s is None else timeout_s)
-        ticket, commands = self._yard.ledger.enqueue(SlotRequest((trajectory,), tags), began, deadline)
-        future: asyncio.Future[SlotLease] = asyncio.get_running_loop().create_future()
-        self._waiting[ticket] = future
+        ticket, commands = self._yard.ledger.enqueue(SlotRequest(tuple(trajectories), tags), began, deadline)
+        waiting = _Waiting(len(trajectories), asyncio.get_running_loop().create_future())
+        self._waiting[ticket] = waiting
         self._yard.perform(commands)
         self._yard.wake()
         try:
-            lease = await future
+            leases = await waiting.granted
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and future.exception() is None:
-                self._give_back(future.result())  # handed over at the very moment of the cancellation
+            for lease in waiting.leases:  # handed over at the very moment of the cancellation
+                self._give_back(lease)
             self._yard.perform(self._yard.ledger.withdraw(ticket, self._clock()))
             raise
         finally:
             self._waiting.pop(ticket, None)
         self._yard.tally.waits.add(self._clock() - began)
-        return lease
+        return leases
 
     async def seal_lease(self, lease: SlotLease) -> None:
         """For :meth:`SlotLease.seal`."""
@@ -161,11 +185,13 @@ class SlotPool:
         lease = SlotLease(granted.lease, granted.trajectory, link.key(granted.lease), link.handle, self)
         self._held[lease.id] = lease
         self._yard.tally.granted += 1
-        future = self._waiting.get(granted.ticket)
-        if future is None or future.done():
+        waiting = self._waiting.get(granted.ticket)
+        if waiting is None or waiting.granted.done():
             self._give_back(lease)
-        else:
-            future.set_result(lease)
+            return
+        waiting.leases.append(lease)
+        if len(waiting.leases) == waiting.slots:  # the leases of a group come in one go
+            waiting.granted.set_result(waiting.leases)
 
     def expire(self, expired: Sequence[Expire]) -> None:
         """See :class:`agentenv.slots.yard.Desk`."""
@@ -175,10 +201,10 @@ class SlotPool:
 
     def fail(self, ticket: int, error: AgentEnvError) -> None:
         """See :class:`agentenv.slots.yard.Desk`."""
-        future = self._waiting.get(ticket)
-        if future is not None and not future.done():
+        waiting = self._waiting.get(ticket)
+        if waiting is not None and not waiting.granted.done():
             self._yard.count(error)
-            future.set_exception(error)
+            waiting.granted.set_exception(error)
 
     def lease_ended(self, lease: int, error: AgentEnvError) -> None:
         """See :class:`agentenv.slots.yard.Desk`."""

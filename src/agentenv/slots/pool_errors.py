@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from agentenv.errors import AcquireTimeoutError, ConfigError, SandboxUnavailableError
+from agentenv.errors import AcquireTimeoutError, ConfigError, QuotaError, SandboxUnavailableError
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.commands import Expire
 from agentenv.slots.statistics import PoolStatistics
@@ -47,6 +48,14 @@ def _next_step(now: PoolStatistics, at_maximum: bool, start_failed: StartFailed 
 def unavailable_error(failed: StartFailed) -> SandboxUnavailableError:
     """The error for every waiter, once no container can ever serve."""
     return SandboxUnavailableError(f"no container can be started: {failed.reason}", next_step=failed.next_step)
+
+
+def check_group(trajectories: Sequence[str], most: int) -> None:
+    """Raise ConfigError for an empty group, QuotaError for one that is larger than ``most``."""
+    if not trajectories:
+        raise ConfigError("trajectories", "is empty", next_step="name one for each slot")
+    if len(trajectories) > most:
+        raise QuotaError("farm", f"{len(trajectories)} slots were asked for at once, and the farm has at most {most}")
 
 
 def check_arguments(trajectory: str, timeout_s: float | None) -> None:

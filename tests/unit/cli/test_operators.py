@@ -336,18 +336,36 @@ async def test_the_log_is_private_filtered_and_followed(state: Path) -> None:
             logger.info("c-%d: line %d", number % 2, number)
         logger.debug("too fine")
         assert path.stat().st_mode & 0o777 == 0o600
-        seen = [line async for line in lines_of(path, containing="c-0", tail=2, follow=False)]
+        seen = [line async for _, line in lines_of(path, containing="c-0", tail=2, follow=False)]
         assert [line.split("INFO ")[1] for line in seen] == ["c-0: line 2", "c-0: line 4"]
         following = lines_of(path, containing="c-1", tail=1, follow=True)
-        assert (await anext(following)).endswith("c-1: line 3")
+        assert (await anext(following))[1].endswith("c-1: line 3")
         logger.info("c-0: other")
         logger.info("c-1: new")
         async with asyncio.timeout(10):
-            assert (await anext(following)).endswith("c-1: new")
+            assert (await anext(following))[1].endswith("c-1: new")
         path.rename(state / "farm.log.1")
         path.write_text("c-1: in the next file\n")
         async with asyncio.timeout(10):
-            assert await anext(following) == "c-1: in the next file"
+            assert await anext(following) == (path, "c-1: in the next file")
         await following.aclose()  # type: ignore[attr-defined]
     logger.info("after")
     assert "after" not in path.read_text()
+
+
+async def test_logs_of_containers_are_followed_beside_it_and_when_they_are_cut(state: Path) -> None:
+    farm, first, second = (state / name for name in ("farm.log", "first", "second"))
+    farm.write_text("c-1: farm\nc-2: farm\n")
+    first.write_text("one\ntwo\n")
+    following = lines_of(farm, more=lambda: [first, second], containing="c-1", tail=1, follow=True)
+    assert [await anext(following) for _ in range(2)] == [(farm, "c-1: farm"), (first, "two")]
+    second.write_text("a new container\n")
+    async with asyncio.timeout(10):
+        assert await anext(following) == (second, "a new container")
+        first.write_text("two\n")  # as the launcher cuts it
+        last = asyncio.ensure_future(anext(following))
+        await asyncio.sleep(0.5)
+        with first.open("a") as file:
+            file.write("three\n")
+        assert await last == (first, "three")
+    await following.aclose()  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ from agentenv.slots.commands import Expire, Grant, HandOver
 from agentenv.slots.container_link import ContainerLink
 from agentenv.slots.counts import Load
 from agentenv.slots.eta import FreedRate, eta_s
-from agentenv.slots.pool_errors import unavailable_error
+from agentenv.slots.pool_errors import check_group, unavailable_error
 from agentenv.slots.records import LeaseRecord
 from agentenv.slots.sharing import FairLine
 from agentenv.slots.waiters import SlotRequest
@@ -87,7 +87,14 @@ class Desk:
     yard: Yard
 
     def __init__(
-        self, line: FairLine, news: Newsroom, audit: FarmAudit, clock: Callable[[], float], *, relay_url: str = ""
+        self,
+        line: FairLine,
+        news: Newsroom,
+        audit: FarmAudit,
+        clock: Callable[[], float],
+        *,
+        slots_per_container: int,
+        relay_url: str = "",
     ) -> None:
         self.line = line
         self.granted_to: dict[str, int] = {}
@@ -95,6 +102,7 @@ class Desk:
         self._news = news
         self._audit = audit
         self._clock = clock
+        self._slots_per_container = slots_per_container
         self._relay_url = relay_url
         self._asks: dict[tuple[str, str], OpenAsk] = {}
         self._by_ticket: dict[int, OpenAsk] = {}
@@ -151,14 +159,17 @@ class Desk:
                 f"{slots} slots were asked for at once, and run {opened.run!r} may have {min(caps)}",
                 next_step="ask for fewer at once, or have the run's cap raised",
             )
-        if slots > (most := self.max_slots):
-            return QuotaError("farm", f"{slots} slots were asked for at once, and the farm has at most {most}")
+        try:
+            check_group(opened.ask.trajectories, self.max_slots)
+        except QuotaError as error:
+            return error
         return None
 
     @property
     def max_slots(self) -> int:
         """Slots of the farm at its largest."""
-        return self.yard.settings.max_containers * self.yard.slots_per_container
+        known = self.yard.slots_per_container if self.yard.links else self._slots_per_container
+        return self.yard.settings.max_containers * known
 
     def _enqueue(self, opened: OpenAsk) -> None:
         request = SlotRequest(

@@ -70,7 +70,14 @@ class Farm:
         self.containers = containers or ContainerSettings()
         self.relay_url = relay_url
         self.news = Newsroom(wire.NewsHello(boot=self.boot, generation=0))
-        self.desk = Desk(self.line, self.news, self.audit, clock, relay_url=relay_url)
+        self.desk = Desk(
+            self.line,
+            self.news,
+            self.audit,
+            clock,
+            slots_per_container=self.containers.slots_per_container,
+            relay_url=relay_url,
+        )
         self.yard = Yard(
             backend,
             pool or PoolSettings(),

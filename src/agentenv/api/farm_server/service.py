@@ -7,7 +7,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentenv.api import serving
@@ -43,8 +43,9 @@ class Service:
     containers are being looked for."""
 
     farm: Farm
-    keys: TokenKeys
     url: str
+    token: str = field(repr=False)
+    """For this user: every run, and every right."""
     opening: asyncio.Task[Farm]
 
     async def run(self) -> None:
@@ -87,10 +88,14 @@ def backend_of(settings: FarmSettings, url: str, stand_by: Callable[[str, str], 
 
 @asynccontextmanager
 async def farm_service(
-    config: FarmSettings | SettingsFile, listening: Listening, *, url: str = ""
+    config: FarmSettings | SettingsFile,
+    listening: Listening,
+    *,
+    url: str = "",
+    around: Callable[[ContainerBackend], ContainerBackend] = lambda backend: backend,
 ) -> AsyncIterator[Service]:
     """Run a farm service. ``config``: settings, or a file that is read again when it changes, and on SIGHUP. ``url``:
-    its address for others, if that is not where it listens.
+    its address for others, if that is not where it listens. ``around`` may put a layer around the backend.
 
     Raises ConfigError; SandboxUnavailableError when the backend cannot be opened.
     """
@@ -102,7 +107,7 @@ async def farm_service(
     port = listen(listening.host, listening.port)
     address = url or url_of(port, listening.host, "https" if listening.certificate else "http")
     farm = Farm(
-        backend_of(settings, address, lambda *told: farm.stand_by(*told)),  # noqa: PLW0108 - made here
+        around(backend_of(settings, address, lambda *told: farm.stand_by(*told))),  # noqa: PLW0108 - made here
         settings.pool,
         settings.containers,
         name=settings.name,
@@ -119,7 +124,7 @@ async def farm_service(
             user = keys.mint("*", "admin", expires_s=LONGEST_S)
             with announced(settings.name, address, user):
                 async with _following(file, farm, access):
-                    yield Service(farm, keys, address, opening)
+                    yield Service(farm, address, user, opening)
     finally:
         if opening is not None:
             await _close(farm, opening)

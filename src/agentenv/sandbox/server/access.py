@@ -134,8 +134,8 @@ def fence(highest: int, given: int | None, *, guest: bool) -> int:
     if given is None:
         if highest > 0 and not guest:
             raise FencedError(
-                f"a farm service (generation {highest}) controls the container",
-                next_step="lease through the service (farm_url), or beside it as a guest",
+                f"a farm service or a trainer (generation {highest}) controls the container",
+                next_step="lease through the service (farm_url, --farm), or beside it as a guest (--guest)",
             )
         return highest
     if given < highest:

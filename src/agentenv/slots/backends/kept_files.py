@@ -45,7 +45,7 @@ class KeptContainer:
         self.spec_file = path / "spec.json"
         self._lock = path / "lock"
         self._events = path / "events"
-        self._log = path / "log"
+        self.log_file = path / "log"
 
     @property
     def id(self) -> str:
@@ -77,7 +77,7 @@ class KeptContainer:
     def open_outputs(self) -> tuple[int, int]:
         """Descriptors for the container's events and its log. Raises OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        return os.open(self._events, flags, 0o600), os.open(self._log, flags, 0o600)
+        return os.open(self._events, flags, 0o600), os.open(self.log_file, flags, 0o600)
 
     def is_held(self) -> bool:
         """Whether anything of the container still runs, or it is being started."""
@@ -112,7 +112,7 @@ class KeptContainer:
     def last_words(self) -> str:
         """The end of its log."""
         try:
-            with self._log.open("rb") as file:
+            with self.log_file.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
                 lines = file.read().decode("utf-8", "replace").splitlines()[-_LOG_LINES:]
         except OSError:
