@@ -19,7 +19,7 @@ from agentenv.slots.farm_client import FarmClient
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire import farm as wire
-from tests.farm_process import FarmProcess
+from tests.farm_process import COMMAND, FarmProcess
 from tests.waiting import START_S, eventually
 
 PATIENT = PoolSettings(acquire_timeout_s=START_S)
@@ -77,6 +77,70 @@ async def test_a_grant_that_was_lost_on_its_way_is_found_again(service: FarmProc
         assert [lease.key for lease in again.leases] == [lease.key for lease in first.leases]
         (run,) = (await client.runs()).runs
         assert run.held == {"train": 2}, "the slots are counted once"
+
+
+async def test_killed_again_and_again_it_fails_nobody(service: FarmProcess) -> None:
+    access = FarmAccess((service.url,), await service.token("exp7"), "exp7")
+    calls, ended = asyncio.Semaphore(0), asyncio.Event()
+    async with FarmPool(access, settings=PATIENT) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as executor:
+
+        async def rollouts(name: str) -> int:
+            """Rollouts one after the other, each in a slot that nobody has used or uses."""
+            done = 0
+            while not ended.is_set():
+                async with executor.open(f"{name}-{done}") as session:
+                    for number in range(3):
+                        result = await session.call("bash", {"command": f"echo {number} >> mine; cat mine"})
+                        assert result.stdout.split() == [str(each) for each in range(number + 1)]
+                        calls.release()
+                done += 1
+            return done
+
+        async with asyncio.TaskGroup() as group:
+            trajectories = [group.create_task(rollouts(f"t{number}")) for number in range(6)]
+            for _ in range(4):
+                for _ in range(20):
+                    await asyncio.wait_for(calls.acquire(), START_S)
+                await service.kill()
+                await service.start()
+            ended.set()
+        assert all(task.result() for task in trajectories)
+        assert executor.tally.infra_faults == 0
+        assert pool.statistics().leases_lost == 0
+
+    async def all_free() -> bool:
+        async with FarmClient(service.url, access.token) as client:
+            slots = (await client.info()).load.slots
+            return set(slots) == {"free"} and sum(slots.values()) >= 2
+
+    await eventually(all_free)
+
+
+async def test_a_frozen_farm_delays_new_leases_only(service: FarmProcess) -> None:
+    access = FarmAccess((service.url,), await service.token("exp7"), "exp7")
+    async with FarmPool(access, settings=PATIENT) as pool, ToolExecutor(pool, ToolCatalog.builtin()) as executor:
+        async with executor.open("holder") as session:
+            await session.call("bash", {"command": "true"})
+            os.kill(service.pid, signal.SIGSTOP)
+            try:
+                waiting = asyncio.create_task(pool.lease("later"))
+                assert (await session.call("bash", {"command": "echo on"})).stdout == "on\n"
+                done, _ = await asyncio.wait({waiting}, timeout=8)  # longer than clients wait for its next line
+                assert not done
+            finally:
+                os.kill(service.pid, signal.SIGCONT)
+            await (await asyncio.wait_for(waiting, START_S)).release()
+        assert (executor.tally.infra_faults, pool.statistics().leases_lost) == (0, 0)
+
+
+async def test_a_second_farm_of_the_same_name_is_told_who_has_it(service: FarmProcess, tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "farm", "serve", "--config", str(tmp_path / "farm.toml"), "--port", "0",
+        env=service.environment, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    _, said = await asyncio.wait_for(process.communicate(), START_S)
+    assert process.returncode == 2
+    assert f"is run by process {service.pid}" in " ".join(said.decode().split())
 
 
 async def test_a_container_that_dies_ends_its_leases_typed_and_at_once(service: FarmProcess) -> None:

@@ -1,0 +1,90 @@
+"""The connection between a farm and its clients is cut anywhere: nothing is granted twice, lost or leaked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.slots.backends.fake import FakeBackend
+from agentenv.slots.farm_access import FarmAccess
+from agentenv.slots.farm_pool import FarmPool
+from agentenv.wire.states import SlotState
+from tests.farm_service import Served, served, token
+from tests.faults.proxy import Direction, Proxy
+from tests.waiting import START_S, until
+
+SLOTS = 4
+PATIENT = PoolSettings(max_containers=1, acquire_timeout_s=START_S)
+
+
+@pytest.fixture
+async def farm() -> AsyncIterator[Served]:
+    backend = FakeBackend(ContainerSettings(slots_per_container=SLOTS, require_sandbox=False))
+    async with served(backend, PATIENT) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def proxy(farm: Served) -> AsyncIterator[Proxy]:
+    async with Proxy(int(farm.url.rpartition(":")[2])) as opened:
+        yield opened
+
+
+async def _work(pool: FarmPool) -> None:
+    """More leases than there are slots, single ones beside a group."""
+
+    async def single(name: str) -> None:
+        async with await pool.lease(name) as lease:
+            assert lease.lost is None
+
+    async def group() -> None:
+        async with AsyncExitStack() as stack:
+            leases = [await stack.enter_async_context(lease) for lease in await pool.lease_group(["g-0", "g-1"])]
+            assert len({(lease.container.id, lease.key.slot) for lease in leases}) == 2
+
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(3):
+            tasks.create_task(single(f"s-{number}"))
+        tasks.create_task(group())
+
+
+async def _all_free(farm: Served) -> None:
+    await until(lambda: farm.farm.yard.ledger.slot_counts() == {SlotState.free: SLOTS})
+
+
+@pytest.mark.parametrize(("direction", "step", "most"), [("down", 173, 6_000), ("up", 41, 1_200)])
+async def test_a_cut_after_any_byte_costs_no_lease(
+    farm: Served, proxy: Proxy, direction: Direction, step: int, most: int
+) -> None:
+    access = FarmAccess((f"http://127.0.0.1:{proxy.port}",), token())
+    async with FarmPool(access, settings=PATIENT) as pool:
+        for count in range(1, most, step):
+            proxy.cut_after(direction, count)
+            await asyncio.wait_for(_work(pool), START_S)
+        assert proxy.cuts > most // step // 3, "many rounds were cut"
+        await _all_free(farm)
+        assert pool.statistics().leases_lost == 0
+        assert pool.statistics().leases_granted == pool.statistics().leases_released
+    assert farm.farm.yard.ledger.waiting == 0
+
+
+async def test_a_client_that_leaves_while_it_is_cut_off_leaks_nothing(farm: Served, proxy: Proxy) -> None:
+    access = FarmAccess((f"http://127.0.0.1:{proxy.port}",), token())
+    async with FarmPool(access, settings=PATIENT) as pool:
+        held = [await pool.lease(f"h-{number}") for number in range(SLOTS)]
+        waiting = asyncio.create_task(pool.lease("waits"))
+        await until(lambda: farm.farm.yard.ledger.waiting == 1)
+        proxy.refusing = True
+        proxy.cut()
+        waiting.cancel()
+        for lease in held:  # at the container: the farm is not needed for it
+            await lease.release()
+        await until(lambda: farm.farm.yard.ledger.waiting == 0)  # it was granted to a client that has left
+        proxy.refusing = False
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await _all_free(farm)
