@@ -323,7 +323,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
             self._resources = stack.pop_all()
 
     async def _open_pool(self, stack: AsyncExitStack) -> tuple[SlotPool | FarmPool, int, float | None]:
-        """An open pool with a slot that works, how many slots there are for rollouts, and how long to wait for one."""
+        """An open pool, how many slots there are for rollouts, and how long to wait for one. Of a pool of our own a
+        slot has worked; on a farm all may be in use."""
         config: AgentEnvConfig = self.config
         if config.tool_pool_mode == "farm":
             shared = await stack.enter_async_context(farm_pool(config, config.wandb_name or self.name))

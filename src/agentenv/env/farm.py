@@ -39,7 +39,11 @@ class FarmFields(BaseModel):
     farm_token: str | None = Field(
         default=None, repr=False, description="Token of the run, as made by agentenv farm token, or file:PATH"
     )
-    farm_run: str = Field(default="", description="The run, if the token is for several")
+    farm_run: str = Field(
+        default="",
+        description="The run, if the token is for several; at the service of this machine by default wandb_name, or "
+        "the environment's name",
+    )
     farm_max_slots: int | None = Field(
         default=None, ge=1, description="Most slots to hold at once; by default what the run may have"
     )
@@ -64,7 +68,8 @@ def refuse_farm_contradictions(config: AgentFields) -> None:
 
 
 def check_farm(info: FarmInfo, config: AgentFields) -> None:
-    """Raises ConfigError when the farm's containers are not as the environment needs them."""
+    """Raises ConfigError when the farm's containers are not as the environment needs them, SandboxUnavailableError when
+    there are none, and none can be started."""
     if config.allow_network and not info.allow_network:
         raise ConfigError(
             "allow_network", f"farm {info.farm!r} gives its slots no network", next_step="use another farm"
@@ -75,6 +80,8 @@ def check_farm(info: FarmInfo, config: AgentFields) -> None:
             f"farm {info.farm!r} accepts containers that isolate less than promised",
             next_step="accept that with require_sandbox=false, or use another farm",
         )
+    if info.problem and not info.load.slots:
+        raise SandboxUnavailableError(f"farm {info.farm!r} has no slots: {info.problem}")
 
 
 def slots_of(info: FarmInfo, config: AgentFields) -> int:
@@ -93,7 +100,7 @@ def slots_of(info: FarmInfo, config: AgentFields) -> int:
 async def farm_pool(config: AgentFields, environment: str) -> AsyncIterator[FarmPool]:
     """An open pool of the farm that the config names. Raises FarmUnreachableError, or ConfigError when the farm refuses
     the token or is not as the environment needs it."""
-    access = farm_access(config.farm_url, config.farm_token, config.farm_run, config.farm_route)
+    access = farm_access(config.farm_url, config.farm_token, config.farm_run, config.farm_route, run_here=environment)
     tags = Tags(environment=short_tag(environment))
     async with FarmPool(access, tags=tags, settings=config.pool_settings()) as pool:
         assert pool.info is not None

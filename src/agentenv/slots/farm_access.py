@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,11 +30,16 @@ class FarmAccess:
 
 
 def farm_access(
-    url: str | None = None, token: str | None = None, run: str | None = None, route: Route = "auto"
+    url: str | None = None,
+    token: str | None = None,
+    run: str | None = None,
+    route: Route = "auto",
+    *,
+    run_here: str = "local",
 ) -> FarmAccess:
     """The farm at ``url`` (several addresses separated by commas), else at ``$AGENTENV_FARM_URL``, else the service
     that this user runs on this machine. ``token``: itself or ``file:PATH``, else ``$AGENTENV_FARM_TOKEN``; for the
-    service of this machine none is needed.
+    service of this machine none is needed, and ``run_here`` is the run where none is named.
 
     Raises ConfigError when there is none, or no token for it.
     """
@@ -48,10 +54,15 @@ def farm_access(
                 "is missing, and no farm service runs on this machine",
                 next_step="give its address, or start one: `agentenv farm serve`",
             )
-        return FarmAccess((str(here["url"]),), str(here["token"]), run or "local", route)
+        return FarmAccess((str(here["url"]),), str(here["token"]), run or run_name(run_here), route)
     if not token:
         raise ConfigError("farm_token", "is missing", next_step="give file:PATH of a token (agentenv farm token)")
     return FarmAccess(tuple(part.strip() for part in url.split(",")), token_of(token, "farm_token"), run, route)
+
+
+def run_name(text: str) -> str:
+    """A run's name made of any text: what may not be in one becomes ``-``."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._")[:64] or "local"
 
 
 @contextmanager
