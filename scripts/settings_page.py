@@ -18,6 +18,7 @@ from agentenv.env.environment import AgentEnvConfig
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs/settings.md"
 SECTIONS: Final[Mapping[str, str]] = {
+    "farm_url": "A farm that several runs share",
     "tool_pool_mode": "Where tools run",
     "nomad_address": "A farm on Nomad",
     "tool_batch_window_ms": "Tools and their calls",
