@@ -41,7 +41,7 @@ from agentenv.config import (
     no_such_setting,
     parse_bind,
 )
-from agentenv.env.farm import FarmFields, refuse_farm_contradictions
+from agentenv.env.farm_fields import FarmFields, refuse_farm_contradictions
 from agentenv.env.older_names import as_set, in_step, take_aliases, with_names_of_here
 from agentenv.errors import ConfigError
 from agentenv.tools.distributions import distribution
@@ -490,7 +490,7 @@ def _refuse_contradictions(config: AgentFields) -> None:
             "agent_keep_tool_outputs", "has no effect without agent_context_tokens", next_step="set both, or neither"
         )
     _refuse_nomad_contradictions(config)
-    refuse_farm_contradictions(config)
+    refuse_farm_contradictions(config, config.tool_pool_mode)
 
 
 def _refuse_nomad_contradictions(config: AgentFields) -> None:

@@ -7,64 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, Literal
 
-from pydantic import BaseModel, Field
-
+from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.slots.farm_access import farm_access
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.wire.farm import FarmInfo
 from agentenv.wire.leases import Tags, short_tag
-
-if TYPE_CHECKING:
-    from agentenv.env.config import AgentFields
-
-OF_THE_FARM: Final = (
-    "isolation", "slots_per_container", "min_containers", "max_containers", "target_idle_slots",
-    "scale_cooldown_s", "slot_processes", "slot_memory_mib", "slot_workspace_mib", "sandbox_binds", "sandbox_env",
-    "nomad_address", "sandbox_job_id", "sandbox_image", "driver",
-)  # fmt: skip
-"""Settings that say what a farm's containers are like, and how many there are."""
-
-
-class FarmFields(BaseModel):
-    """Where the slots of a shared farm are asked for."""
-
-    farm_url: str | None = Field(
-        default=None,
-        description="With tool_pool_mode=farm: address of the farm service (several, separated by commas); by default "
-        "AGENTENV_FARM_URL, else the service of this machine",
-    )
-    farm_token: str | None = Field(
-        default=None, repr=False, description="Token of the run, as made by agentenv farm token, or file:PATH"
-    )
-    farm_run: str = Field(
-        default="",
-        description="The run, if the token is for several; at the service of this machine by default wandb_name, or "
-        "the environment's name",
-    )
-    farm_max_slots: int | None = Field(
-        default=None, ge=1, description="Most slots to hold at once; by default what the run may have"
-    )
-    farm_route: Literal["auto", "direct", "relay"] = Field(
-        default="auto",
-        description="How containers are reached; auto: directly, or through the relay",
-    )
-
-
-def refuse_farm_contradictions(config: AgentFields) -> None:
-    """Raises ConfigError for settings that contradict tool_pool_mode."""
-    if config.tool_pool_mode != "farm":
-        for field in ("farm_url", "farm_token", "farm_run", "farm_max_slots"):
-            if getattr(config, field):
-                raise ConfigError(field, "is set without tool_pool_mode='farm'", next_step="set that, or unset this")
-        return
-    for field in OF_THE_FARM:
-        if field in config.model_fields_set and getattr(config, field) != type(config).model_fields[field].default:
-            raise ConfigError(
-                field, "is the farm's to say with tool_pool_mode='farm'", next_step="unset it; `GET /v1/farm` shows it"
-            )
 
 
 def check_farm(info: FarmInfo, config: AgentFields) -> None:
