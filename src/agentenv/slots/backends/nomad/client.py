@@ -7,6 +7,7 @@ from typing import Any, Self, TypeVar
 
 import nomad
 import requests
+from nomad.api.base import Requester
 from nomad.api.exceptions import BaseNomadException, TimeoutNomadException
 from requests.adapters import HTTPAdapter
 
@@ -48,6 +49,18 @@ class NomadClient:
                 return None
             raise failed from error
 
+    def service(self, name: str) -> list[dict[str, Any]]:
+        """Where a service is registered, healthy or not. Raises NomadError."""
+        found: list[dict[str, Any]] | None = self.ask(
+            lambda nomad: (
+                _Services(**nomad.requester_settings)
+                .request(name, method="get", params={"namespace": nomad.requester_settings["namespace"]})
+                .json()
+            ),
+            missing=True,
+        )
+        return found or []
+
     def close(self) -> None:
         """Close its connections. May be repeated."""
         self._session.close()
@@ -57,6 +70,12 @@ class NomadClient:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Services(Requester):  # type: ignore[misc]  # untyped
+    """What python-nomad has no method for: the services that Nomad itself registers."""
+
+    ENDPOINT = "service"
 
 
 class _Adapter(HTTPAdapter):
