@@ -1,4 +1,4 @@
-"""``agentenv farm serve | token | runs``: one farm of slots for many training runs."""
+"""``agentenv farm``: one farm of slots for many training runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentenv.cli.farm_relay import relay
 from agentenv.cli.options import FarmTokenOption, FarmUrlOption, JsonOption, group
 from agentenv.cli.output import (
     InterruptedBySignalError,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # their imports are in [farm]; they are imported when a verb 
     from agentenv.api.farm_server.settings import FarmSettings, SettingsFile
 
 farm = group("A farm service: one farm of slots for many training runs.")
+farm.command()(relay)
 
 ConfigOption = Annotated[
     Path | None,
