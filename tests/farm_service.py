@@ -11,12 +11,13 @@ from agentenv.api import serving
 from agentenv.api.farm_server.access import Access
 from agentenv.api.farm_server.app import farm_app
 from agentenv.api.farm_server.farm import Farm
-from agentenv.api.farm_server.tokens import Scope, TokenKeys
+from agentenv.api.farm_server.tokens import TokenKeys
 from agentenv.config import PoolSettings
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.statistics import PoolStatistics
+from agentenv.wire.farm import Scope
 
 KEYS = TokenKeys(["a key of the tests, and of nothing else"])
 
