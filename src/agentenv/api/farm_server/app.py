@@ -104,7 +104,8 @@ def _ask_routes(app: FastAPI, farm: Farm, access: Access) -> None:
     @app.get("/v1/news", response_class=StreamingResponse, responses={200: {"content": {_NDJSON: _EACH_LINE}}})
     async def news(right: MyRight, client: wire.ClientId, run: wire.RunName = "") -> StreamingResponse:
         """What becomes of the client's asks, one JSON object per line."""
-        lines: AsyncIterator[bytes] = farm.news.follow(access.run_of(right, run), client)
+        farm.news.check_room(right.jti)
+        lines: AsyncIterator[bytes] = farm.news.follow(access.run_of(right, run), client, right.jti)
         return StreamingResponse(lines, media_type=_NDJSON)
 
 
