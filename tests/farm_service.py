@@ -11,14 +11,16 @@ from agentenv.api import serving
 from agentenv.api.farm_server.access import Access
 from agentenv.api.farm_server.app import farm_app
 from agentenv.api.farm_server.farm import Farm
-from agentenv.api.farm_server.tokens import Scope, TokenKeys
+from agentenv.api.farm_server.tokens import TokenKeys
 from agentenv.config import PoolSettings
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.statistics import PoolStatistics
+from agentenv.wire.farm import Scope
 
-KEYS = TokenKeys(["a key of the tests, and of nothing else"])
+KEY = "a key of the tests, and of nothing else"
+KEYS = TokenKeys([KEY])
 
 
 def token(run: str = "tests", scope: Scope = "run", cap: int | None = None) -> str:
@@ -45,10 +47,12 @@ class Served:
 
 
 @asynccontextmanager
-async def served(backend: ContainerBackend, pool: PoolSettings | None = None, **options: Any) -> AsyncIterator[Served]:
+async def served(
+    backend: ContainerBackend, pool: PoolSettings | None = None, *, access: Access | None = None, **options: Any
+) -> AsyncIterator[Served]:
     """An open farm over this backend, which it opens and closes."""
     async with Farm(backend, pool, **options) as farm:
-        app = farm_app(farm, Access(KEYS))
+        app = farm_app(farm, access or Access(KEYS))
         async with serving.served(app, "farm", host="127.0.0.1", port=0, ending=farm.leave) as url:
             yield Served(farm, url)
 

@@ -7,7 +7,7 @@ from agentenv.wire.base import WireModel
 from agentenv.wire.states import ContainerState, SlotState
 
 KEY = leases.LeaseKey(slot=3, epoch=7, secret="0123456789abcdef0123456789abcdef")
-_ERROR = server.ErrorReply(error="quota", message="farm_run: m", next_step="n", fault="task")
+_ERROR = server.ErrorReply(error="quota", message="farm_run: m", next_step="n", fault="task", retry_after_s=1.5)
 _TAGS = farm.AskTags(environment="repair", kind="eval", group="g", item="é")
 _ASK = farm.Ask(request_id="r" * 16, trajectories=("t-0", "t-1"), tags=_TAGS, ttl_s=20.0)
 _GRANT = farm.Grant(
@@ -77,6 +77,9 @@ FARM_MODELS: tuple[WireModel, ...] = (
     farm.RunList(runs=(_RUN,)),
     _SEEN,
     farm.ContainerList(containers=(_SEEN,)),
+    farm.Draining(container="c", leases=2),
+    farm.TokenRequest(run="team/*", scope="admin", cap=8, expires_s=3600.0),
+    farm.MintedToken(token="h.c.s", jti="0011223344556677", run="team/*", scope="admin", cap=8, expires_s=3600.0),
     _LOAD,
     farm.FarmInfo(
         farm="default",

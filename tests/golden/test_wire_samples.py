@@ -144,7 +144,7 @@ MODELS: tuple[WireModel, ...] = (
     watch.WatchList(boot="0011223344556677", generation=4, slots=(_REPORT,)),
     watch.WatchChange(slot=_REPORT),
     watch.WatchBeat(statistics={"calls_running": 2}, supervisor_silent_s=1.5, draining=True),
-    server.ErrorReply(error="stale_lease", message="m", next_step="n", fault="infra"),
+    server.ErrorReply(error="stale_lease", message="m", next_step="n", fault="infra", retry_after_s=1.5),
     tools.BashArguments(command="true", cwd="sub", env={"A": "b"}, stdin="in"),
     tools.ReadFileArguments(path="a", offset=1, limit=2, binary=True),
     tools.ReadFileReply(text="é", size_bytes=2, mode=0o644, truncated=True, next_offset=3, lossy=True),

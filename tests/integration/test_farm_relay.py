@@ -7,8 +7,9 @@ import hashlib
 import os
 import signal
 import tracemalloc
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.attached import AttachedBackend
 from agentenv.slots.backends.fake import FakeBackend
+from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import Batch
@@ -36,20 +38,28 @@ from agentenv.wire.passes import make_pass
 from agentenv.wire.states import SlotState
 from tests.contract.conftest import Client
 from tests.contract.executor.farm import OWN, UNTIL_GO, sh, until_bash
+from tests.farm_service import Served, served, token
 from tests.faults.proxy import Proxy
 from tests.relay_process import relay_process
-from tests.waiting import until
+from tests.waiting import START_S, until
 
 MIB = 1024 * 1024
 
 
 @pytest.fixture
-async def container() -> AsyncIterator[ContainerHandle]:
-    """A container, to be reached directly."""
-    async with FakeBackend(ContainerSettings(slots_per_container=4)) as backend:
-        await backend.scale(1)
-        await until(lambda: backend.containers)
-        yield backend.containers[0]
+async def farm() -> AsyncIterator[Served]:
+    """A farm of one container."""
+    backend = FakeBackend(ContainerSettings(slots_per_container=4))
+    async with served(backend, PoolSettings(min_containers=1, max_containers=1)) as one:
+        await until(lambda: one.farm.yard.links)
+        yield one
+
+
+@pytest.fixture
+def container(farm: Served) -> ContainerHandle:
+    """The container, to be reached directly."""
+    (link,) = farm.farm.yard.links.values()
+    return link.handle
 
 
 @pytest.fixture
@@ -188,21 +198,33 @@ async def test_a_stream_with_a_wrong_token_is_refused_by_the_container(relayed: 
 class Relays:
     """A container behind one address, behind which relays take turns."""
 
+    farm: Served
     container: ContainerHandle
     address: Proxy
     handle: ContainerHandle
 
     def use(self, url: str) -> None:
-        port = urlsplit(url).port
-        assert port is not None
-        self.address.upstream_port = port
+        self.address.upstream_port = port_of(url)
+
+    def another(self) -> AbstractAsyncContextManager[tuple[str, Process]]:
+        return relay_of(self.farm)
 
 
 @pytest.fixture
-async def relays(container: ContainerHandle) -> AsyncIterator[Relays]:
+async def relays(farm: Served, container: ContainerHandle) -> AsyncIterator[Relays]:
     async with Proxy(0) as address:
         handle = replace(container, base_url=f"http://127.0.0.1:{address.port}/c/{container.id}")
-        yield Relays(container, address, handle)
+        yield Relays(farm, container, address, handle)
+
+
+def port_of(url: str) -> int:
+    port = urlsplit(url).port
+    assert port is not None
+    return port
+
+
+def relay_of(farm: Served) -> AbstractAsyncContextManager[tuple[str, Process]]:
+    return relay_process(farm.url, token("*", "read"))
 
 
 @asynccontextmanager
@@ -220,8 +242,7 @@ async def beside(container: ContainerHandle, key: LeaseKey) -> AsyncIterator[Any
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_calls_survive_the_end_of_their_relay(relays: Relays, number: int) -> None:
     """They are asked again by id through the next relay, and have run once."""
-    names = {relays.container.id: relays.container.base_url}
-    async with relay_process(names) as (first, process), relay_process(names) as (second, _):
+    async with relays.another() as (first, process), relays.another() as (second, _):
         relays.use(first)
         async with executor_of(relays.handle, reconnect_deadline_s=60) as executor, executor.open("t") as session:
             running = asyncio.create_task(sh(session, f"echo ran >> log; {UNTIL_GO}; echo finished"))
@@ -235,11 +256,34 @@ async def test_calls_survive_the_end_of_their_relay(relays: Relays, number: int)
             assert await sh(session, "cat log") == "ran\n"
 
 
+async def test_a_trainer_uses_the_relay_that_its_farm_names() -> None:
+    """`agentenv farm relay` behind the `relay_url` of the settings; the trainer's calls go on when it is killed."""
+    async with Proxy(0) as address:
+        backend = FakeBackend(ContainerSettings(slots_per_container=1))
+        relay_url = f"http://127.0.0.1:{address.port}"
+        settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=START_S)
+        async with (
+            served(backend, settings, relay_url=relay_url) as farm,
+            relay_of(farm) as (first, process),
+            relay_of(farm) as (second, _),
+        ):
+            address.upstream_port = port_of(first)
+            async with (
+                FarmPool(replace(farm.access(), route="relay"), settings=settings) as pool,
+                ToolExecutor(pool, ToolCatalog.builtin(), ExecutorSettings(reconnect_deadline_s=START_S)) as executor,
+                executor.open("t") as session,
+            ):
+                assert session.lease.container.base_url == f"{relay_url}/c/{session.lease.container.id}"
+                assert await sh(session, "echo before") == "before\n"
+                address.upstream_port = port_of(second)
+                process.kill()
+                assert await sh(session, "echo after") == "after\n"
+
+
 async def test_a_transfer_survives_the_death_of_its_relay(relays: Relays, tmp_path: Path) -> None:
     source = tmp_path / "big"
     source.write_bytes(os.urandom(MIB) * 24)
-    names = {relays.container.id: relays.container.base_url}
-    async with relay_process(names) as (first, process), relay_process(names) as (second, _):
+    async with relays.another() as (first, process), relays.another() as (second, _):
         relays.use(first)
         async with executor_of(relays.handle, reconnect_deadline_s=60) as executor, executor.open("t") as session:
 
@@ -253,8 +297,8 @@ async def test_a_transfer_survives_the_death_of_its_relay(relays: Relays, tmp_pa
             assert (await sh(session, "sha256sum < big")).split()[0] == sent.sha256 == sha256_of(source)
 
 
-async def test_a_drained_relay_ends_streams_and_finishes_requests(container: ContainerHandle) -> None:
-    async with relay_process({container.id: container.base_url}) as (url, process):
+async def test_a_drained_relay_ends_streams_and_finishes_requests(farm: Served, container: ContainerHandle) -> None:
+    async with relay_of(farm) as (url, process):
         behind = replace(container, base_url=f"{url}/c/{container.id}")
         async with Client.open(container) as direct, Client.open(behind) as client:
             key = await direct.lease(slot=0)

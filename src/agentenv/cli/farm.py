@@ -1,4 +1,4 @@
-"""``agentenv farm serve | token | runs``: one farm of slots for many training runs."""
+"""``agentenv farm``: one farm of slots for many training runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentenv.cli.options import FarmTokenOption, FarmUrlOption, JsonOption, group
+from agentenv.cli.farm_admin import client_of, drain, leases, runs
+from agentenv.cli.farm_relay import relay
+from agentenv.cli.options import FarmTokenOption, JsonOption, group
 from agentenv.cli.output import (
     InterruptedBySignalError,
     debugging,
     err,
-    escape,
     out,
     print_json,
     print_json_line,
@@ -28,8 +29,10 @@ if TYPE_CHECKING:  # their imports are in [farm]; they are imported when a verb 
     from agentenv.api.farm_server.service import Listening, Service
     from agentenv.api.farm_server.settings import FarmSettings, SettingsFile
     from agentenv.farm.local import FarmNotice
+    from agentenv.wire.farm import MintedToken, Scope
 
 farm = group("A farm service: one farm of slots for many training runs.")
+_DAY_S = 86_400
 
 ConfigOption = Annotated[
     Path | None,
@@ -81,68 +84,66 @@ def token(
     cap: Annotated[int | None, typer.Option(min=1, help="Most slots at once by this token.")] = None,
     days: Annotated[float, typer.Option(min=0.001, max=3650, help="How long it is valid.")] = 30.0,
     config: ConfigOption = None,
+    url: Annotated[str | None, typer.Option(help="Have it made by the farm at this address.")] = None,
+    bearer: FarmTokenOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token for a run, on the machine that has the farm's key. It is printed on stdout.
+    """Make a token for a run; it is printed on stdout.
+
+    On the machine that has the farm's key it is made here. Elsewhere --url has the farm make it, by an admin's token:
+    it then allows no more than that one.
 
     \b
     Examples:
       agentenv farm token --run exp7 > exp7.token
       agentenv farm token --run 'vision/*' --days 7 --config farm.toml
+      agentenv farm token --run vision/exp7 --url https://farm:8700
     """
-    from agentenv.api.farm_server.audit import FarmAudit
-    from agentenv.api.farm_server.tokens import TokenKeys
-
-    scopes = {"read": "read", "run": "run", "admin": "admin"}
+    scopes: dict[str, Scope] = {"read": "read", "run": "run", "admin": "admin"}
     if scope not in scopes:
         raise ConfigError("--scope", f"got {scope!r}", next_step="allowed: read, run, admin")
+    if url is None:
+        made = _mint(config, run, scopes[scope], cap, days)
+    elif config is not None:
+        raise ConfigError("--config, --url", "both are given", next_step="give --url alone: the farm has the key")
+    else:
+        made = run_to_end(_ask_for(url, bearer, run, scopes[scope], cap, days))
+    if as_json:
+        print_json({**made.model_dump(exclude={"expires_s"}), "days": days})
+        return
+    out().print(made.token, soft_wrap=True, markup=False, highlight=False)
+    err().print(f"valid for {days:g} days; to revoke it, add {made.jti} to tokens.denied", highlight=False)
+
+
+for each in (runs, leases, drain, relay):
+    farm.command()(each)
+
+
+def _mint(config: Path | None, run: str, scope: Scope, cap: int | None, days: float) -> MintedToken:
+    from agentenv.api.farm_server.audit import FarmAudit
+    from agentenv.api.farm_server.tokens import TokenKeys
+    from agentenv.wire.farm import MintedToken
+
     settings = _settings(config)
     keys = TokenKeys.read(settings.tokens.key_files)
-    expires_s = days * 86_400
-    made = keys.mint(run, scope, cap=cap, expires_s=expires_s)  # type: ignore[arg-type]  # checked above
+    expires_s = days * _DAY_S
+    made = keys.mint(run, scope, cap=cap, expires_s=expires_s)
     right = keys.verify(made)
     audit = FarmAudit(settings.audit_log)
     audit.token_minted("operator", run, right.jti, scope=scope, cap=cap, expires_s=expires_s)
     audit.close()
-    if as_json:
-        print_json({"token": made, "jti": right.jti, "run": run, "scope": scope, "cap": cap, "days": days})
-        return
-    out().print(made, soft_wrap=True, markup=False, highlight=False)
-    err().print(f"valid for {days:g} days; to revoke it, add {right.jti} to tokens.denied", highlight=False)
+    return MintedToken(token=made, jti=right.jti, run=run, scope=scope, cap=cap, expires_s=expires_s)
 
 
-@farm.command()
-@verb
-def runs(
-    url: FarmUrlOption = None,
-    bearer: FarmTokenOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List the runs that hold or wait for slots, as far as the token covers them."""
-    run_to_end(_runs(url, bearer, as_json))
+async def _ask_for(url: str, bearer: str | None, run: str, scope: Scope, cap: int | None, days: float) -> MintedToken:
+    from agentenv.wire.farm import TokenRequest
 
-
-async def _runs(url: str | None, bearer: str | None, as_json: bool) -> None:
-    from rich.table import Table
-
-    from agentenv.slots.farm_access import farm_access
-    from agentenv.slots.farm_client import FarmClient
-
-    access = farm_access(url, bearer)
-    async with FarmClient(access.urls, access.token) as client:
-        listed = await client.runs()
-    if as_json:
-        print_json(listed.model_dump())
-        return
-    table = Table("run", "holds", "fair share", "waits for", "longest wait", "weight", "guaranteed", "cap")
-    for run in listed.runs:
-        wait = "" if run.oldest_wait_s is None else f"{run.oldest_wait_s:.0f} s"
-        share = run.share
-        table.add_row(
-            escape(run.run), str(sum(run.held.values())), f"{run.fair_share:.1f}", str(run.waiting), wait,
-            f"{share.weight:g}", str(share.guaranteed), "" if share.cap is None else str(share.cap),
-        )  # fmt: skip
-    out().print(table)
+    try:
+        request = TokenRequest(run=run, scope=scope, cap=cap, expires_s=days * _DAY_S)
+    except ValueError as error:
+        raise ConfigError("--run", f"got {run!r}", next_step="allowed: exp7, team/exp7, team/*, *") from error
+    async with client_of(url, bearer) as client:
+        return await client.mint(request)
 
 
 def _file(config: Path | None) -> SettingsFile | FarmSettings:

@@ -6,17 +6,26 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiohttp
 from pydantic import ValidationError
 
 from agentenv.containers.http import error_reply, open_session
-from agentenv.errors import AgentEnvError, ConfigError, FarmUnreachableError, ProtocolError, from_wire
+from agentenv.errors import (
+    AgentEnvError,
+    ConfigError,
+    FarmUnreachableError,
+    ProtocolError,
+    TooManyRequestsError,
+    from_wire,
+)
 from agentenv.wire import farm as wire
 from agentenv.wire.base import PROTOCOL_VERSION, WireModel
+from agentenv.wire.server import ErrorReply
 
 Reply = TypeVar("Reply", bound=WireModel)
+Params = Sequence[tuple[str, str]]
 
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 15.0
@@ -24,15 +33,18 @@ _ANSWER_S: Final = 15.0
 _SILENCE_S: Final = 3 * wire.NEWS_BEAT_S
 _MAX_REPLY_BYTES: Final = 64 * 1024 * 1024
 _MOST_REDIRECTS: Final = 3
-_PASSING: Final = frozenset({429, 502, 503, 504})
-"""Statuses of a farm that is starting or ending, of a proxy in front of one that is, and of a limit of requests."""
+_PASSING: Final = frozenset({502, 503, 504})
+"""Statuses of a farm that is starting or ending, and of a proxy in front of one that is."""
+_LONGEST_PAUSE_S: Final = 60.0
+"""Longest pause that a farm may ask for."""
 
 
 class FarmClient:
     """A farm service at one of several addresses, used with one token. An async context manager.
 
     Methods raise FarmUnreachableError when no address answers as it should for now (nothing is known about what was
-    asked), and otherwise the error that the farm names: UnauthorizedError, ForbiddenError, ProtocolError.
+    asked), TooManyRequestsError when the token asks too often, and otherwise the error that the farm names:
+    UnauthorizedError, ForbiddenError, ProtocolError.
     """
 
     def __init__(self, urls: str | Sequence[str], token: str, *, run: str = "") -> None:
@@ -88,11 +100,27 @@ class FarmClient:
 
     async def cancel(self, request_id: str) -> None:
         """Withdraw an ask; if it was granted its leases end."""
-        await self._request(wire.Cancelled, "DELETE", f"/v1/asks/{request_id}", params={"run": self.run})
+        await self._request(wire.Cancelled, "DELETE", f"/v1/asks/{request_id}", params=(("run", self.run),))
 
     async def containers(self) -> wire.ContainerList:
         """The containers, for relays and operators."""
         return await self._request(wire.ContainerList, "GET", "/v1/containers")
+
+    async def leases(self, run: str = "", tags: Sequence[str] = ()) -> wire.LeaseList:
+        """Leases that the token covers: of this run (empty: of any), with all of these tags (``name:value``)."""
+        return await self._request(wire.LeaseList, "GET", "/v1/leases", params=_chosen(run, tags))
+
+    async def end_leases(self, run: str = "", tags: Sequence[str] = ()) -> wire.EndedLeases:
+        """End the leases that :meth:`leases` lists; their holders are told. Raises ConfigError without run and tags."""
+        return await self._request(wire.EndedLeases, "DELETE", "/v1/leases", params=_chosen(run, tags))
+
+    async def drain(self, container: str) -> wire.Draining:
+        """Give no new leases on a container, and replace it when those it has have ended."""
+        return await self._request(wire.Draining, "POST", f"/v1/containers/{quote(container, safe='')}/drain")
+
+    async def mint(self, request: wire.TokenRequest) -> wire.MintedToken:
+        """A token that allows no more than the one in use."""
+        return await self._request(wire.MintedToken, "POST", "/v1/tokens", request)
 
     async def news(self) -> AsyncGenerator[wire.NewsLine, None]:
         """The news as they come, the hello first; the caller closes it. Ends by FarmUnreachableError."""
@@ -121,7 +149,7 @@ class FarmClient:
         path: str,
         body: WireModel | None = None,
         *,
-        params: dict[str, str] | None = None,
+        params: Params = (),
         wait_s: float = 0.0,
     ) -> Reply:
         data = None if body is None else body.model_dump_json().encode()
@@ -135,7 +163,7 @@ class FarmClient:
                     url + path,
                     data=data,
                     headers=headers,
-                    params=params,
+                    params=tuple(params),
                     timeout=timeout,
                     allow_redirects=False,
                 ) as response:
@@ -166,6 +194,8 @@ class FarmClient:
         parts = urlsplit(response.headers.get("Location", ""))
         if parts.scheme not in ("http", "https") or not parts.netloc:
             return False
+        if parts.scheme == "http" and self.url.startswith("https:"):  # the token would go in the clear
+            return False
         self._leader = f"{parts.scheme}://{parts.netloc}"
         return True
 
@@ -180,9 +210,13 @@ class FarmClient:
 
     def _refusal(self, url: str, response: aiohttp.ClientResponse, body: bytes) -> AgentEnvError:
         if response.status == 307:
-            self._follow(response)
-            return FarmUnreachableError(f"the farm at {url} is a standby")
+            followed = self._follow(response)
+            whither = "" if followed else f", and refers to {response.headers.get('Location', '')!r}"
+            return FarmUnreachableError(f"the farm at {url} is a standby{whither}")
         reply = error_reply(body)
+        if response.status == 429:
+            said = reply.message if reply is not None else f"{url} is asked too often"
+            return TooManyRequestsError(said, retry_after_s=_retry_after_s(reply, response))
         if response.status in _PASSING:
             return self._unreachable(url, reply.message if reply is not None else f"HTTP {response.status}")
         if reply is None:
@@ -193,12 +227,24 @@ class FarmClient:
         return from_wire(reply.error, reply.message, reply.next_step)
 
 
+def _retry_after_s(reply: ErrorReply | None, response: aiohttp.ClientResponse) -> float:
+    """The farm says it exactly, a proxy in whole seconds (or as a date, which is not read)."""
+    if reply is not None and reply.retry_after_s is not None:
+        return min(reply.retry_after_s, _LONGEST_PAUSE_S)
+    said = response.headers.get("Retry-After", "")
+    return min(float(said), _LONGEST_PAUSE_S) if said.isascii() and said.isdigit() else 1.0
+
+
 def checked_url(url: str) -> str:
     """A farm's address without a trailing slash. Raises ConfigError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError("farm_url", f"got {url!r}", next_step="allowed: http(s)://host:port")
     return url.rstrip("/")
+
+
+def _chosen(run: str, tags: Sequence[str]) -> Params:
+    return [("run", run), *(("tag", tag) for tag in tags)]
 
 
 def _line(url: str, raw: bytes) -> wire.NewsLine:

@@ -36,6 +36,7 @@ from agentenv.errors import (
     ProtocolError,
     SlotDestroyedError,
     StaleLeaseError,
+    TooManyRequestsError,
     from_wire,
 )
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
@@ -163,7 +164,7 @@ class FarmPool:
         while True:
             try:
                 return await self._client.info()
-            except FarmUnreachableError:
+            except (FarmUnreachableError, TooManyRequestsError):
                 if self._clock() >= until:
                     raise
                 await asyncio.sleep(backoff.next_s())
@@ -265,7 +266,7 @@ class FarmPool:
             try:
                 await self._client.cancel(request_id)
                 return
-            except FarmUnreachableError:
+            except (FarmUnreachableError, TooManyRequestsError):
                 await asyncio.sleep(backoff.next_s())
             except AgentEnvError as error:
                 logger.debug("ask %s is not withdrawn: %s", request_id, error)
@@ -290,9 +291,9 @@ class FarmPool:
     async def _post(self, batch: list[_Wanted]) -> None:
         try:
             reply = await self._client.ask([wanted.ask for wanted in batch], wait_s=_ASK_WAIT_S)
-        except FarmUnreachableError as error:
+        except (FarmUnreachableError, TooManyRequestsError) as error:
             self._why_not = str(error)
-            await asyncio.sleep(_RETRY_MIN_S)
+            await asyncio.sleep(error.retry_after_s if isinstance(error, TooManyRequestsError) else _RETRY_MIN_S)
             if not self._connected:
                 return  # they are asked again with the next hello
             self._outbox += [wanted for wanted in batch if not wanted.granted.done()]
@@ -312,7 +313,7 @@ class FarmPool:
                     async for line in news:
                         backoff.reset()
                         self._hear(line)
-            except FarmUnreachableError as error:
+            except (FarmUnreachableError, TooManyRequestsError) as error:
                 self._why_not = str(error)
             except AgentEnvError as error:  # the token has expired, say: whoever waits has to know
                 self._why_not = str(error)

@@ -224,7 +224,7 @@ class Yard:
         began = self._clock()
         container, slot = command.container, command.slot
         reason = f"the reset of slot {slot} takes longer than {self.settings.reset_timeout_s:g} s"
-        late = functools.partial(self._stuck, container, reason)
+        late = functools.partial(self.retire, container, reason)
         found = await self.links[container].reclaim(command, late)
         self.tally.resets.add(self._clock() - began)
         if isinstance(found, Holder):
@@ -233,7 +233,8 @@ class Yard:
         done = self.ledger.freed if found is SlotState.free else self.ledger.quarantined
         self.perform(done(container, slot, self._clock()))
 
-    def _stuck(self, container: str, reason: str) -> None:
+    def retire(self, container: str, reason: str) -> None:
+        """No new leases on it; it is replaced when its last lease has ended. May be repeated."""
         self.perform(self.ledger.stuck(container, reason))
 
     # -- containers ---------------------------------------------------------------------------
@@ -315,7 +316,7 @@ class Yard:
         self.perform(self.ledger.recovered(container, now))
         link = self.links.get(container)
         if link is not None and link.supervisor_silent_s > self.settings.reset_timeout_s:
-            self._stuck(container, f"its supervisor has not responded for {link.supervisor_silent_s:.0f} s")
+            self.retire(container, f"its supervisor has not responded for {link.supervisor_silent_s:.0f} s")
 
     def _reported(self, container: str, report: SlotReport) -> None:
         holder = holder_of(report)

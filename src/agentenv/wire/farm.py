@@ -30,6 +30,12 @@ NEWS_BEAT_S: Final = 2.0
 RUN_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"
 RunName = Annotated[str, Field(max_length=128, pattern=rf"^({RUN_PATTERN})?$")]
 """Name of a run, possibly with its team in front (``team/run``); empty: the one that the token is for."""
+TokenRun = Annotated[str, Field(max_length=130, pattern=rf"^(\*|{RUN_PATTERN}(/\*)?)$")]
+"""The runs of a token: one (``team/run``), every run of a team (``team/*``), or every run (``*``)."""
+Scope = Literal["admin", "run", "read"]
+"""``read``: look at the runs covered. ``run``: lease for them as well. ``admin``: everything, of every run covered."""
+LONGEST_TOKEN_S: Final = 10 * 365 * 86_400.0
+"""Longest life of a token."""
 RequestId = Annotated[str, Field(min_length=16, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")]
 ClientId = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")]
 LeaseId = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9._-]+/\d{1,4}/\d{1,18}$")]
@@ -261,6 +267,36 @@ class ContainerList(WireModel):
     """``GET /v1/containers``."""
 
     containers: tuple[ContainerSeen, ...]
+
+
+class Draining(WireModel):
+    """The answer to ``POST /v1/containers/{container}/drain``: it gets no new leases, and is replaced when those that
+    it has (``leases``) have ended."""
+
+    container: str
+    leases: int
+
+
+class TokenRequest(WireModel):
+    """``POST /v1/tokens``. The token may not allow more than the one that asks for it: neither other runs, nor a larger
+    cap, nor a later end."""
+
+    run: TokenRun
+    scope: Scope = "run"
+    cap: Annotated[int, Field(ge=0)] | None = None
+    """Most slots that a run may hold by this token; None: as many as the run may."""
+    expires_s: Annotated[float, Field(gt=0, le=LONGEST_TOKEN_S)]
+
+
+class MintedToken(WireModel):
+    """The answer to ``POST /v1/tokens``. ``jti`` is the token's id, by which it can be revoked."""
+
+    token: Annotated[str, Field(repr=False)]
+    jti: str
+    run: TokenRun
+    scope: Scope
+    cap: int | None = None
+    expires_s: float
 
 
 class FarmLoad(WireModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from agentenv.errors import AgentEnvError, Fault
+from agentenv.errors import AgentEnvError, Fault, TooManyRequestsError
 from agentenv.wire.base import PROTOCOL_VERSION, WireModel
 from agentenv.wire.leases import SlotReport
 
@@ -62,8 +62,17 @@ class ErrorReply(WireModel):
     message: str
     next_step: str = ""
     fault: Fault = "infra"
+    retry_after_s: float | None = None
+    """When to ask again, of those who asked too often."""
 
     @classmethod
     def of(cls, error: AgentEnvError) -> Self:
         """The reply that stands for an exception."""
-        return cls(error=error.code, message=error.message, next_step=error.next_step, fault=error.fault)
+        again_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else None
+        return cls(
+            error=error.code,
+            message=error.message,
+            next_step=error.next_step,
+            fault=error.fault,
+            retry_after_s=again_s,
+        )

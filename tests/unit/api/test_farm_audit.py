@@ -39,6 +39,7 @@ def test_each_decision_is_a_line_without_secrets(tmp_path: Path) -> None:
     audit.ask_refused("jti-1", "exp7", ASK, QuotaError("slots", "more than the cap"))
     audit.lease_ended(BY_FARM, "exp7", "c1/1/7", "reclaimed")
     audit.token_minted("jti-2", "exp7", "jti-3", scope="run", cap=8, expires_s=60)
+    audit.container_drained("jti-2", "c1", 3)
     audit.share_changed("jti-2", "exp7", RunShare(weight=2))
     audit.share_changed("jti-2", "exp7", None)
     audit.settings_reloaded(("runs",), ("name",))
@@ -53,7 +54,7 @@ def test_each_decision_is_a_line_without_secrets(tmp_path: Path) -> None:
     assert found[0]["tags"] == {"kind": "eval", "group": "g"}
     assert (found[1]["error"], found[1]["slots"]) == ("quota", 2)
     assert (found[2]["by"], found[2]["why"]) == ("farm", "reclaimed")
-    assert (found[4]["share"]["weight"], found[5]["share"]) == (2, None)
+    assert (found[5]["share"]["weight"], found[6]["share"]) == (2, None)
     assert path.stat().st_mode & 0o777 == 0o600
     assert not any(secret in path.read_text() for secret in SECRETS)
 

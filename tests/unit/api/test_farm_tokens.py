@@ -13,9 +13,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agentenv.api.farm_server.tokens import LONGEST_S, Right, Scope, TokenKeys, bearer_token
+from agentenv.api.farm_server.tokens import Right, TokenKeys, bearer_token
 from agentenv.errors import ConfigError, UnauthorizedError, from_wire
-from agentenv.wire.farm import RUN_PATTERN
+from agentenv.wire.farm import LONGEST_TOKEN_S, RUN_PATTERN, Scope
 
 KEY, OTHER = "k" * 32, "o" * 40
 KEYS = TokenKeys([KEY])
@@ -96,7 +96,7 @@ def test_tokens_have_ids_of_their_own() -> None:
         ({"run": ""}, "run"), ({"run": "team/"}, "run"), ({"run": "a b"}, "run"), ({"run": "a*"}, "run"),
         ({"run": "/*"}, "run"), ({"run": "a\n"}, "run"), ({"run": "a" * 200}, "run"), ({"scope": "root"}, "scope"),
         ({"cap": -1}, "cap"), ({"expires_s": 0}, "expires_s"), ({"expires_s": -1}, "expires_s"),
-        ({"expires_s": float("nan")}, "expires_s"), ({"expires_s": 2 * LONGEST_S}, "expires_s"),
+        ({"expires_s": float("nan")}, "expires_s"), ({"expires_s": 2 * LONGEST_TOKEN_S}, "expires_s"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_minted_is_named(arguments: dict[str, Any], field: str) -> None:

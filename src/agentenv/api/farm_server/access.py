@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Set
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from fastapi import Request
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 
 from agentenv.api.farm_server.limits import AskLimiter
 from agentenv.api.farm_server.settings import AskLimits, OpenPages
-from agentenv.api.farm_server.tokens import Right, Scope, TokenKeys
+from agentenv.api.farm_server.tokens import Right, TokenKeys, bearer_token
 from agentenv.errors import ForbiddenError, TooManyRequestsError
+from agentenv.wire import farm as wire
 
-Needs = Literal["nothing", "read", "run", "admin"]
+Needs = Literal["nothing", "read", "run", "admin", "operate"]
 ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
     {
         "GET /health": "nothing",
@@ -31,15 +34,24 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
         "GET /v1/runs": "read",
         "DELETE /v1/runs/{run:path}": "admin",
         "GET /v1/containers": "read",
+        "POST /v1/containers/{container}/drain": "operate",
+        "POST /v1/tokens": "admin",
     }
 )
-"""What a token's scope has to allow. Every scope allows ``read``, admin allows all; and everything a token allows, it
-allows for the runs it covers."""
-_ALLOWS: Final[Mapping[Scope, Collection[Needs]]] = {
-    "read": ("nothing", "read"),
-    "run": ("nothing", "read", "run"),
-    "admin": ("nothing", "read", "run", "admin"),
+"""What a token has to allow. Every scope allows ``read``, admin allows all; and everything a token allows, it allows
+for the runs it covers. ``operate`` concerns the runs of everybody: admin of all (``*``)."""
+_ALLOWS: Final[Mapping[wire.Scope, Set[Needs]]] = {
+    "read": {"read"},
+    "run": {"read", "run"},
+    "admin": {"read", "run", "admin"},
 }
+
+
+def allows(right: Right, needs: Needs) -> bool:
+    """Whether a token may use a route that needs this; of which runs is the route's to check."""
+    if needs == "operate":
+        return right.scope == "admin" and right.run == "*"
+    return needs == "nothing" or needs in _ALLOWS[right.scope]
 
 
 class Access:
@@ -68,13 +80,12 @@ class Access:
         needs = ROUTES[f"{request.method} {path}"]
         if needs == "nothing" or path in self._open:
             return
-        kind, _, token = request.headers.get("authorization", "").partition(" ")
-        right = self.keys.verify(token.strip() if kind.lower() == "bearer" else "", denied=self.denied)
-        if needs not in _ALLOWS[right.scope]:
+        right = self.keys.verify(bearer_token(request.headers.get("authorization")), denied=self.denied)
+        if not allows(right, needs):
             raise ForbiddenError(
                 "farm_token",
-                f"a token of scope {right.scope!r} may not do this",
-                next_step=f"use one of scope {needs!r}",
+                f"a token of scope {right.scope!r} for {right.run!r} may not do this",
+                next_step="use one of scope 'admin' for '*'" if needs == "operate" else f"use one of scope {needs!r}",
             )
         request.state.right = right
 
@@ -89,6 +100,21 @@ class Access:
             raise ForbiddenError("farm_run", f"the token is for {right.run!r}, not for {run!r}")
         return run
 
+    def mint(self, request: wire.TokenRequest, right: Right) -> wire.MintedToken:
+        """A token for somebody else by the right of one's own. Raises ForbiddenError when it would allow more."""
+        if not right.covers(request.run):
+            raise ForbiddenError("run", f"the token is for {right.run!r}, not for {request.run!r}")
+        if right.cap is not None and (request.cap is None or request.cap > right.cap):
+            raise ForbiddenError("cap", f"the token has a cap of {right.cap}", next_step="give one that is not larger")
+        left_s = right.ends_unix_s - time.time()
+        if request.expires_s > left_s:
+            raise ForbiddenError(
+                "expires_s", f"the token itself expires in {left_s:.0f} s", next_step="let the new one end before it"
+            )
+        token = self.keys.mint(request.run, request.scope, cap=request.cap, expires_s=request.expires_s)
+        jti = self.keys.verify(token).jti
+        return wire.MintedToken(token=token, jti=jti, **request.model_dump())
+
     def limit(self, right: Right, cost: int) -> None:
         """Count so many asks of a token. Raises TooManyRequestsError."""
         if (retry_after_s := self.limiter.hit(right.jti, cost)) is not None:
@@ -96,3 +122,19 @@ class Access:
                 f"the token has asked for more than its rate allows; try again in {retry_after_s:.1f} s",
                 retry_after_s=retry_after_s,
             )
+
+
+def checking(access: Access) -> type[APIRoute]:
+    """The kind of routes that check the token first: before anything of the body is read."""
+
+    class Checked(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def checked(request: Request) -> Response:
+                await access.check(request)
+                return await handle(request)
+
+            return checked
+
+    return Checked

@@ -3,46 +3,30 @@ route is in :mod:`agentenv.api.farm_server.access`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import functools
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from agentenv._version import __version__
-from agentenv.api.farm_server.access import ROUTES, Access
+from agentenv.api.farm_server.access import ROUTES, Access, checking
 from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.front import Front, elsewhere
+from agentenv.api.farm_server.openapi import document
+from agentenv.api.farm_server.replies import handle_errors
 from agentenv.api.farm_server.tokens import Right
-from agentenv.errors import (
-    AgentEnvError,
-    ConfigError,
-    ForbiddenError,
-    LeaseLostError,
-    PoolClosedError,
-    ProtocolError,
-    SandboxUnavailableError,
-    TooManyRequestsError,
-    UnauthorizedError,
-)
+from agentenv.errors import ConfigError, ForbiddenError, LeaseLostError
 from agentenv.slots.records import LeaseRecord
 from agentenv.wire import farm as wire
 from agentenv.wire.leases import Tags
 from agentenv.wire.server import ErrorReply, Health
 from agentenv.wire.states import SlotState
 
-MAX_REQUEST_BYTES = 1024 * 1024
 _NDJSON = "application/x-ndjson"
-_STATUS: dict[type[AgentEnvError], int] = {
-    UnauthorizedError: 401,
-    ForbiddenError: 403,
-    ConfigError: 400,
-    ProtocolError: 409,
-    PoolClosedError: 503,
-    SandboxUnavailableError: 503,
-    TooManyRequestsError: 429,
-}
+_EACH_LINE = {"schema": {"$ref": "#/components/schemas/NewsLine"}}
 TagFilter = Annotated[list[str], Query(alias="tag", max_length=8, description="`name:value`; all of them must match")]
 
 
@@ -52,21 +36,20 @@ def farm_app(farm: Farm, access: Access) -> FastAPI:
         title="agentenv farm",
         version=__version__,
         description="Slots of one farm for many training runs.",
-        dependencies=[Depends(access.check)],
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        responses={status: {"model": ErrorReply} for status in (400, 401, 403)},
+        redirect_slashes=False,  # it would refer to the host that the client names
+        generate_unique_id_function=lambda route: route.name,
     )
-    app.middleware("http")(_bounded)
-    app.middleware("http")(_referring(farm))
-    app.add_exception_handler(AgentEnvError, _refused)
-    app.add_exception_handler(RequestValidationError, _malformed)
-    app.add_exception_handler(HTTPException, _not_here)
+    app.router.route_class = checking(access)
+    app.add_middleware(Front, farm=farm)
+    handle_errors(app)
     _health_routes(app, farm)
     _ask_routes(app, farm, access)
     _lease_routes(app, farm)
     _run_routes(app, farm)
+    _token_routes(app, farm, access)
     unlisted = {f"{method} {route.path}" for route in app.routes for method in route.methods} - ROUTES.keys()  # type: ignore[attr-defined]
     assert not unlisted, f"routes without a line in the table of rights: {unlisted}"
     return app
@@ -82,12 +65,14 @@ def _health_routes(app: FastAPI, farm: Farm) -> None:
     async def ready() -> Health:
         """Asks are taken here."""
         if not farm.leads:
-            raise _elsewhere(farm)
+            raise elsewhere(farm)
         return Health(status="ok", version=__version__)
+
+    described = functools.cache(functools.partial(document, app))
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> dict[str, object]:
-        return app.openapi()
+        return described()
 
     @app.get("/v1/farm")
     async def info(right: MyRight) -> wire.FarmInfo:
@@ -96,14 +81,14 @@ def _health_routes(app: FastAPI, farm: Farm) -> None:
 
 
 def _ask_routes(app: FastAPI, farm: Farm, access: Access) -> None:
-    @app.post("/v1/asks", responses={409: {"model": ErrorReply}, 503: {"model": ErrorReply}})
+    @app.post("/v1/asks", responses={409: {"model": ErrorReply}})
     async def asks(request: wire.AsksRequest, right: MyRight) -> wire.AsksReply:
         """Ask for slots."""
         run = access.run_of(right, request.run)
         access.limit(right, len(request.asks))
         return await farm.desk.ask(request, run, right.cap, right.jti)
 
-    @app.get("/v1/asks/{request_id}", responses={404: {"model": ErrorReply}})
+    @app.get("/v1/asks/{request_id}")
     async def ask_state(request_id: str, right: MyRight, run: wire.RunName = "") -> wire.AskState:
         """What has become of an ask; reading it keeps it alive."""
         opened = farm.desk.find(request_id, access.run_of(right, run))
@@ -116,10 +101,11 @@ def _ask_routes(app: FastAPI, farm: Farm, access: Access) -> None:
         """Withdraw an ask, or end the leases that were granted for it. May be repeated."""
         return wire.Cancelled(cancelled=farm.desk.cancel(request_id, access.run_of(right, run)))
 
-    @app.get("/v1/news", response_class=StreamingResponse, responses={200: {"content": {_NDJSON: {}}}})
+    @app.get("/v1/news", response_class=StreamingResponse, responses={200: {"content": {_NDJSON: _EACH_LINE}}})
     async def news(right: MyRight, client: wire.ClientId, run: wire.RunName = "") -> StreamingResponse:
         """What becomes of the client's asks, one JSON object per line."""
-        lines: AsyncIterator[bytes] = farm.news.follow(access.run_of(right, run), client)
+        farm.news.check_room(right.jti)
+        lines: AsyncIterator[bytes] = farm.news.follow(access.run_of(right, run), client, right.jti)
         return StreamingResponse(lines, media_type=_NDJSON)
 
 
@@ -167,10 +153,28 @@ def _run_routes(app: FastAPI, farm: Farm) -> None:
         farm.desk.withdraw_run(run)
         return _end(farm, right, lambda one: one.tags.run == run)
 
+    @app.post("/v1/containers/{container}/drain")
+    async def drain(container: str, right: MyRight) -> wire.Draining:
+        """Give no new leases on a container, and replace it when those it has have ended. May be repeated."""
+        if (leases := farm.drain(container, right.jti)) is None:
+            raise HTTPException(404, f"there is no container {container!r}")
+        return wire.Draining(container=container, leases=leases)
+
     @app.get("/v1/containers")
     async def containers(right: MyRight) -> wire.ContainerList:  # noqa: ARG001 - checked by its scope
         """The containers, for relays and operators."""
         return wire.ContainerList(containers=farm.containers_seen())
+
+
+def _token_routes(app: FastAPI, farm: Farm, access: Access) -> None:
+    @app.post("/v1/tokens")
+    async def mint(request: wire.TokenRequest, right: MyRight) -> wire.MintedToken:
+        """Make a token, which allows no more than the one that asks for it."""
+        minted = access.mint(request, right)
+        farm.audit.token_minted(
+            right.jti, minted.run, minted.jti, scope=minted.scope, cap=minted.cap, expires_s=minted.expires_s
+        )
+        return minted
 
 
 def _right(request: Request) -> Right:
@@ -220,59 +224,3 @@ def _tag(given: str) -> tuple[str, str]:
 def _end(farm: Farm, right: Right, chosen: Callable[[LeaseRecord], bool]) -> wire.EndedLeases:
     error = LeaseLostError(f"the lease was ended at the farm, by the token {right.jti}")
     return wire.EndedLeases(ended=sum(farm.desk.end(lease.id, error, right.jti) for lease in farm.desk.leases(chosen)))
-
-
-def _referring(farm: Farm) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
-    """A farm that does not lead refers to the one that does, if it knows where that is."""
-
-    async def refer(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if farm.leads or request.url.path in ("/health", "/ready"):
-            return await call_next(request)
-        if not farm.leader_url:
-            return _reply(503, _elsewhere(farm))
-        query = f"?{request.url.query}" if request.url.query else ""
-        return Response(status_code=307, headers={"Location": f"{farm.leader_url}{request.url.path}{query}"})
-
-    return refer
-
-
-def _elsewhere(farm: Farm) -> PoolClosedError:
-    if farm.ended.is_set():
-        return PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
-    return PoolClosedError("the farm service is not open yet, or stands by", next_step="ask again")
-
-
-async def _bounded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    if int(request.headers.get("content-length") or 0) > MAX_REQUEST_BYTES:
-        return _reply(413, ProtocolError(f"the request is larger than {MAX_REQUEST_BYTES} bytes"))
-    return await call_next(request)
-
-
-def status_of(error: AgentEnvError) -> int:
-    """HTTP status of an error."""
-    return next((_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS), 409)
-
-
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, AgentEnvError)
-    return _reply(status_of(error), error)
-
-
-async def _malformed(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
-    return _reply(400, ProtocolError(f"{where}: {first['msg']}", next_step="see /openapi.json"))
-
-
-async def _not_here(_: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    return _reply(status, ProtocolError(str(getattr(error, "detail", error)), next_step="see /openapi.json"))
-
-
-def _reply(status: int, error: AgentEnvError) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    if isinstance(error, TooManyRequestsError):
-        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-    body = ErrorReply.of(error).model_dump_json()
-    return Response(body, status_code=status, media_type="application/json", headers=headers)

@@ -35,6 +35,10 @@ class FarmAudit(AuditFile):
         """A token was made; ``jti`` denies it later."""
         self._add("token_minted", by, run, jti=jti, scope=scope, cap=cap, expires_s=expires_s)
 
+    def container_drained(self, by: str, container: str, leases: int) -> None:
+        """A container gets no new leases; ``leases``: those that it still has."""
+        self._add("container_drained", by, "", container=container, leases=leases)
+
     def share_changed(self, by: str, run: str, share: RunShare | None) -> None:
         """A run's share was changed (None: it has none of its own any more)."""
         self._add("share_changed", by, run, share=None if share is None else share.model_dump())

@@ -155,6 +155,16 @@ class Farm:
                 logger.exception("a round of the farm's upkeep failed")
             await asyncio.sleep(_TICK_S)
 
+    def drain(self, container: str, by: str) -> int | None:
+        """No new leases on a container, for the token ``by``; it is replaced when it has no leases any more. How many
+        it has; None if there is no such container."""
+        if container not in self.yard.links:
+            return None
+        leases = sum(lease.container == container for lease in self.yard.ledger.leases())
+        self.audit.container_drained(by, container, leases)
+        self.yard.retire(container, "it was drained by an operator")
+        return leases
+
     # -- views -----------------------------------------------------------------------------------
 
     def load(self) -> wire.FarmLoad:

@@ -3,41 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Final
 
+from agentenv.errors import TooManyRequestsError
 from agentenv.wire import farm as wire
 
-_MOST_LINES = 10_000
-"""News kept for a client that does not read: then it is sent away, and repeats its asks when it is back."""
+MOST_UNREAD_BYTES: Final = 16 * 1024 * 1024
+"""News kept for a client that does not read: beyond it, the client is sent away, and repeats its asks when it is
+back."""
+MOST_STREAMS: Final = 256
+"""Open connections of one token. A trainer has one; those of clients that do not read stay open."""
+_FULL_S: Final = 10.0
+"""When a client that finds no room may try again."""
 
 
 class Listener:
     """One connection of one client."""
 
     def __init__(self) -> None:
-        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue(_MOST_LINES)
+        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._unread_bytes = 0
         self.closed = False
 
     def put(self, line: bytes) -> None:
         """Add a line."""
-        try:
-            self._lines.put_nowait(line)
-        except asyncio.QueueFull:
+        if self.closed:
+            return
+        self._unread_bytes += len(line)
+        if self._unread_bytes > MOST_UNREAD_BYTES:
             self.close()
+        else:
+            self._lines.put_nowait(line)
 
     def close(self) -> None:
-        """End the connection, at once if it is not read."""
-        self.closed = True
+        """End the connection, without what has not been read."""
         while not self._lines.empty():
             self._lines.get_nowait()
-        self._lines.put_nowait(None)
+        self.end()
 
     def end(self) -> None:
         """End the connection once everything has been read."""
-        try:
-            self._lines.put_nowait(None)
-        except asyncio.QueueFull:
-            self.close()
+        self.closed = True
+        self._lines.put_nowait(None)
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Lines as they come, with a beat where none came for a while."""
@@ -46,9 +55,11 @@ class Listener:
                 async with asyncio.timeout(wire.NEWS_BEAT_S):
                     line = await self._lines.get()
             except TimeoutError:
-                line = encoded(wire.NewsBeat())
+                yield encoded(wire.NewsBeat())
+                continue
             if line is None:
                 return
+            self._unread_bytes -= len(line)
             yield line
 
 
@@ -58,6 +69,8 @@ class Newsroom:
     def __init__(self, hello: wire.NewsHello) -> None:
         self.hello = hello
         self._listeners: dict[tuple[str, str], Listener] = {}
+        self._streams: Counter[str] = Counter()
+        """Open connections by token."""
 
     def __len__(self) -> int:
         """Clients connected."""
@@ -65,23 +78,37 @@ class Newsroom:
 
     def listens(self, run: str, client: str) -> bool:
         """Whether the client is connected."""
-        return (run, client) in self._listeners
+        listener = self._listeners.get((run, client))
+        return listener is not None and not listener.closed
 
     def tell(self, run: str, client: str, line: wire.NewsLine) -> None:
         """Tell a client; it may not listen."""
         if (listener := self._listeners.get((run, client))) is not None:
             listener.put(encoded(line))
 
-    async def follow(self, run: str, client: str) -> AsyncIterator[bytes]:
-        """The news of a client, for the response of its request."""
+    def check_room(self, by: str) -> None:
+        """Raises TooManyRequestsError when a token has as many connections as it may."""
+        if self._streams[by] >= MOST_STREAMS:
+            raise TooManyRequestsError(
+                f"the token has {MOST_STREAMS} open streams of news",
+                next_step="use one client for many rollouts",
+                retry_after_s=_FULL_S,
+            )
+
+    async def follow(self, run: str, client: str, by: str = "") -> AsyncIterator[bytes]:
+        """The news of a client, for the response of its request. ``by``: the token's id."""
         if (former := self._listeners.get((run, client))) is not None:
             former.close()
         listener = self._listeners[run, client] = Listener()
+        self._streams[by] += 1
         try:
             listener.put(encoded(self.hello))
             async for line in listener.lines():
                 yield line
         finally:
+            self._streams[by] -= 1
+            if not self._streams[by]:
+                del self._streams[by]
             if self._listeners.get((run, client)) is listener:
                 del self._listeners[run, client]
 

@@ -16,13 +16,14 @@ from agentenv.api.farm_server.app import farm_app
 from agentenv.api.farm_server.audit import FarmAudit
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.settings import FarmSettings, Reloaded, SettingsFile
-from agentenv.api.farm_server.tokens import LONGEST_S, TokenKeys
+from agentenv.api.farm_server.tokens import TokenKeys
 from agentenv.api.listening import listen, url_of
 from agentenv.errors import InfraError
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
 from agentenv.slots.farm_access import announced
 from agentenv.tasks import report_failure
+from agentenv.wire.farm import LONGEST_TOKEN_S
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ async def farm_service(
     try:
         async with serving.served_on(port, app, "farm service", ending=farm.leave, **tls):
             opening = asyncio.create_task(farm.__aenter__(), name="farm opening")
-            user = keys.mint("*", "admin", expires_s=LONGEST_S)
+            user = keys.mint("*", "admin", expires_s=LONGEST_TOKEN_S)
             with announced(settings.name, address, user):
                 async with _following(file, farm, access):
                     yield Service(farm, address, user, opening)

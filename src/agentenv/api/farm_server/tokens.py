@@ -7,6 +7,7 @@ A token is a JWT (HS256). Its claims: ``sub`` (a run's name, ``team/*`` or ``*``
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 import stat
@@ -16,19 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Self
 
 import jwt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agentenv.errors import ConfigError, UnauthorizedError
-from agentenv.wire.farm import RUN_PATTERN
-
-Scope = Literal["admin", "run", "read"]
-"""``read``: look at the runs covered. ``run``: lease for them as well. ``admin``: everything, of every run covered."""
-
-LONGEST_S: Final = 10 * 365 * 86_400.0
-"""Longest life of a token."""
+from agentenv.wire.farm import LONGEST_TOKEN_S, Scope, TokenRun
 
 _ALGORITHM: Final = "HS256"
 _LEAST_KEY_CHARACTERS: Final = 32
@@ -37,7 +32,6 @@ _MAX_TOKEN_CHARACTERS: Final = 2_048
 _FIELD: Final = "farm_token"
 """The setting of clients that holds the token: errors name it."""
 _NEW: Final = "ask whoever runs the farm for a new one (agentenv farm token)"
-_RUNS: Final = rf"^(\*|{RUN_PATTERN}(/\*)?)$"
 
 
 @dataclass(frozen=True)
@@ -45,15 +39,18 @@ class Right:
     """What a token allows. ``run``: a run's name, ``team/*`` (every run below ``team/``) or ``*`` (every run).
 
     ``cap``: the most slots that a run may hold by this token (None: as many as the run may). ``jti``: the token's id.
+    ``ends_unix_s``: when it expires.
     """
 
     run: str
     scope: Scope
     cap: int | None
     jti: str
+    ends_unix_s: float = math.inf
 
     def covers(self, run: str) -> bool:
-        """Whether it is for this run. ``team/*`` covers neither ``team`` nor ``teams/a``."""
+        """Whether it is for this run, or for every run of ``run`` if that is ``team/*`` or ``*``. ``team/*`` covers
+        neither ``team`` nor ``teams/a``."""
         if self.run == "*":
             return run != ""
         if self.run.endswith("/*"):
@@ -71,10 +68,11 @@ class _Claims(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    sub: Annotated[str, Field(max_length=130, pattern=_RUNS)]
+    sub: TokenRun
     scope: Scope
     cap: Annotated[int, Field(ge=0)] | None = None
     jti: Annotated[str, Field(min_length=1, max_length=100)]
+    exp: int
 
 
 class TokenKeys:
@@ -107,16 +105,16 @@ class TokenKeys:
 
         Raises ConfigError, which names the argument that is out of range.
         """
-        if not 0 < expires_s <= LONGEST_S:
-            raise ConfigError("expires_s", f"must be above 0 and at most {LONGEST_S:.0f} (got {expires_s:g})")
+        if not 0 < expires_s <= LONGEST_TOKEN_S:
+            raise ConfigError("expires_s", f"must be above 0 and at most {LONGEST_TOKEN_S:.0f} (got {expires_s:g})")
+        now_s = time.time()
         try:
-            claims = _Claims(sub=run, scope=scope, cap=cap, jti=secrets.token_hex(8))
+            claims = _Claims(sub=run, scope=scope, cap=cap, jti=secrets.token_hex(8), exp=int(now_s + expires_s) + 1)
         except ValidationError as error:
             first = error.errors()[0]
             name = "run" if first["loc"] == ("sub",) else str(first["loc"][0])
             raise ConfigError(name, f"{first['msg']} (got {first['input']!r})") from None
-        now_s = time.time()
-        timed = {**claims.model_dump(exclude_none=True), "iat": int(now_s), "exp": int(now_s + expires_s) + 1}
+        timed = {**claims.model_dump(exclude_none=True), "iat": int(now_s)}
         return jwt.encode(timed, self._keys[self._signing], algorithm=_ALGORITHM, headers={"kid": self._signing})
 
     def verify(self, token: str, *, denied: Collection[str] = ()) -> Right:
@@ -127,7 +125,7 @@ class TokenKeys:
         claims = self._claims(token)
         if claims.jti in denied:
             raise UnauthorizedError(_FIELD, f"the token ({claims.jti}) was revoked", next_step=_NEW)
-        return Right(claims.sub, claims.scope, claims.cap, claims.jti)
+        return Right(claims.sub, claims.scope, claims.cap, claims.jti, claims.exp)
 
     def _claims(self, token: str) -> _Claims:
         if not token:

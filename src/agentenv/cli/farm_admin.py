@@ -1,0 +1,136 @@
+"""``agentenv farm runs | leases | drain``: look at a farm service, and take slots or containers away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentenv.cli.options import FarmTokenOption, FarmUrlOption, JsonOption
+from agentenv.cli.output import err, escape, out, print_json, run_to_end, verb
+
+if TYPE_CHECKING:
+    from agentenv.slots.farm_client import FarmClient
+    from agentenv.wire.farm import LeaseList
+
+RunOption = Annotated[str, typer.Option("--run", help="Those of this run.")]
+TagOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tag",
+        metavar="NAME:VALUE",
+        help="Those with this tag: environment, kind (train, eval, interactive), group or item. May be repeated.",
+    ),
+]
+
+
+@verb
+def runs(
+    url: FarmUrlOption = None,
+    bearer: FarmTokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs that hold or wait for slots, as far as the token covers them."""
+    run_to_end(_runs(url, bearer, as_json))
+
+
+@verb
+def leases(
+    run: RunOption = "",
+    tag: TagOption = None,
+    end: Annotated[bool, typer.Option("--end", help="End them; whoever holds them is told.")] = False,
+    url: FarmUrlOption = None,
+    bearer: FarmTokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the leases that the token covers, or end those of a run or with a tag.
+
+    A rollout that loses its slot starts again on another. To keep a run from getting slots, set `paused` or `cap` in
+    the farm's settings.
+
+    \b
+    Examples:
+      agentenv farm leases --run exp7
+      agentenv farm leases --run exp7 --tag kind:eval --end
+    """
+    run_to_end(_leases(run, tag or [], end, url, bearer, as_json))
+
+
+@verb
+def drain(
+    container: Annotated[str, typer.Argument(metavar="CONTAINER", help="Its id, as `agentenv farm leases` shows it.")],
+    url: FarmUrlOption = None,
+    bearer: FarmTokenOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give no new leases on a container, and replace it when its last one has ended. Needs an admin token for `*`.
+
+    Nobody loses a slot. It cannot be undone: another container takes its place.
+
+    \b
+    Examples:
+      agentenv farm drain local-0-5f0c1c9e
+    """
+    run_to_end(_drain(container, url, bearer, as_json))
+
+
+def client_of(url: str | None, bearer: str | None) -> FarmClient:
+    """A client of the farm that the options name."""
+    from agentenv.slots.farm_access import farm_access
+    from agentenv.slots.farm_client import FarmClient
+
+    access = farm_access(url, bearer)
+    return FarmClient(access.urls, access.token)
+
+
+async def _runs(url: str | None, bearer: str | None, as_json: bool) -> None:
+    from rich.table import Table
+
+    async with client_of(url, bearer) as client:
+        listed = await client.runs()
+    if as_json:
+        print_json(listed.model_dump())
+        return
+    table = Table("run", "holds", "fair share", "waits for", "longest wait", "weight", "guaranteed", "cap")
+    for run in listed.runs:
+        wait = "" if run.oldest_wait_s is None else f"{run.oldest_wait_s:.0f} s"
+        share = run.share
+        table.add_row(
+            escape(run.run), str(sum(run.held.values())), f"{run.fair_share:.1f}", str(run.waiting), wait,
+            f"{share.weight:g}", str(share.guaranteed), "" if share.cap is None else str(share.cap),
+        )  # fmt: skip
+    out().print(table)
+
+
+async def _leases(run: str, tags: list[str], end: bool, url: str | None, bearer: str | None, as_json: bool) -> None:
+    async with client_of(url, bearer) as client:
+        if not end:
+            listed = await client.leases(run, tags)
+            print_json(listed.model_dump()) if as_json else _print(listed)
+            return
+        ended = await client.end_leases(run, tags)
+    if as_json:
+        print_json(ended.model_dump())
+    else:
+        err().print(f"ended {ended.ended} leases")
+
+
+def _print(listed: LeaseList) -> None:
+    from rich.table import Table
+
+    table = Table("lease", "run", "trajectory", "kind", "environment", "group", "item")
+    for lease in listed.leases:
+        tags = lease.tags
+        row = (lease.lease, tags.run, lease.trajectory, tags.kind, tags.environment, tags.group, tags.item)
+        table.add_row(*map(escape, row))
+    out().print(table)
+
+
+async def _drain(container: str, url: str | None, bearer: str | None, as_json: bool) -> None:
+    async with client_of(url, bearer) as client:
+        draining = await client.drain(container)
+    if as_json:
+        print_json(draining.model_dump())
+        return
+    until = f"when its {draining.leases} leases have ended" if draining.leases else "now"
+    err().print(f"{container} gets no new leases and is replaced {until}", markup=False, highlight=False)
