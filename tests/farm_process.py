@@ -26,10 +26,10 @@ COMMAND = (sys.executable, "-c", "from agentenv.cli import main; main()")
 class FarmProcess:
     """`agentenv farm serve` as its own process, on one port whenever it is started."""
 
-    def __init__(self, directory: Path, more: str = "") -> None:
+    def __init__(self, directory: Path, more: str = "", *, settings: str = SETTINGS) -> None:
         self._directory = directory
         self._config = directory / "farm.toml"
-        self._config.write_text(SETTINGS + more)
+        self._config.write_text(settings + more)
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
         self.url = ""
