@@ -95,5 +95,5 @@ async def farm_service(backend: str, containers: int, slots: int, more: str = ""
         await service.settled()
         yield service
     finally:
-        await process.end()
+        await process.end(kept=backend == "local")
         shutil.rmtree(directory, ignore_errors=True)

@@ -68,10 +68,12 @@ class FarmProcess:
         told: dict[str, Any] = json.loads((await process.communicate())[0])
         return str(told["token"])
 
-    async def end(self) -> None:
-        """The service, and then its containers."""
+    async def end(self, *, kept: bool = True) -> None:
+        """The service, and then its containers, if they are kept."""
         if self._process is not None and self._process.returncode is None:
             await self.kill(signal.SIGTERM)
+        if not kept:
+            return
         process = await asyncio.create_subprocess_exec(
             *COMMAND, "gc", "--kept", "default",
             env=self.environment, stdout=asyncio.subprocess.DEVNULL,
