@@ -94,7 +94,7 @@ def main() -> int:
     """Returns 0 when all ran, whatever held: the figures say the rest."""
     chosen = _arguments()
     backends, names = chosen.backend.split(","), chosen.only.split(",")
-    effort = Effort(rounds=1, calls=20) if chosen.quick else Effort(rounds=chosen.rounds)
+    effort = Effort(rounds=1, calls=20, kills_s=45, away_s=20) if chosen.quick else Effort(rounds=chosen.rounds)
     effort = dataclasses.replace(effort, backends=tuple(backends))
     console = Console()
     load = os.getloadavg()[0]

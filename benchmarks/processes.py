@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 SERVER_UID = 10_000
 SLOT_UIDS = 20_000
 _SANDBOX = b"agentenv.sandbox"
@@ -56,6 +58,12 @@ def container_roots() -> set[int]:
     return {pid for pid in inside if pid in table and table[pid].parent not in inside}
 
 
+def root_of(container: str) -> int | None:
+    """The outermost process of the container with this id, None if there is none on this machine."""
+    named = (pid for pid in container_roots() if any(container.encode() in word for word in _arguments(pid)))
+    return min(named, default=None)
+
+
 def server_of(root: int) -> int | None:
     """The sandbox server of a container, None while it has none."""
     return next((p.pid for p in process_tree(root) if p.uid == SERVER_UID or _serves(p.pid)), None)
@@ -81,6 +89,17 @@ def pss_bytes(pid: int) -> int:
     except OSError:
         pass
     return 0
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident set size of one process, pages it shares with others included."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time that one process has used, in steps of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def descriptors(pid: int) -> int:

@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from agentenv.api.farm_server.relay import serve_relay
 from agentenv.config import ContainerSettings, PoolSettings
@@ -23,8 +21,7 @@ from agentenv.slots.backends.base import ContainerStarted
 from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
-
-_TICKS = os.sysconf("SC_CLK_TCK")
+from benchmarks.processes import cpu_s
 
 
 @dataclass(frozen=True)
@@ -37,8 +34,7 @@ class Relayed:
 
     def relay_cpu_s(self) -> float:
         """CPU time that the relay has used."""
-        fields = Path(f"/proc/{self.relay_pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return cpu_s(self.relay_pid)
 
 
 @asynccontextmanager

@@ -26,10 +26,10 @@ COMMAND = (sys.executable, "-c", "from agentenv.cli import main; main()")
 class FarmProcess:
     """`agentenv farm serve` as its own process, on one port whenever it is started."""
 
-    def __init__(self, directory: Path, more: str = "") -> None:
+    def __init__(self, directory: Path, more: str = "", *, settings: str = SETTINGS) -> None:
         self._directory = directory
         self._config = directory / "farm.toml"
-        self._config.write_text(SETTINGS + more)
+        self._config.write_text(settings + more)
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
         self.url = ""
@@ -68,10 +68,12 @@ class FarmProcess:
         told: dict[str, Any] = json.loads((await process.communicate())[0])
         return str(told["token"])
 
-    async def end(self) -> None:
-        """The service, and then its containers."""
+    async def end(self, *, kept: bool = True) -> None:
+        """The service, and then its containers, if they are kept."""
         if self._process is not None and self._process.returncode is None:
             await self.kill(signal.SIGTERM)
+        if not kept:
+            return
         process = await asyncio.create_subprocess_exec(
             *COMMAND, "gc", "--kept", "default",
             env=self.environment, stdout=asyncio.subprocess.DEVNULL,

@@ -12,6 +12,8 @@ from benchmarks.targets.crowd import t3_slow_neighbours, t4_oversubscribed
 from benchmarks.targets.decisions import s1_scaling
 from benchmarks.targets.effort import Effort
 from benchmarks.targets.idle import t7_idle, t8_start
+from benchmarks.targets.killed import f5_killed, f6_away, f14_restart
+from benchmarks.targets.leases import f1_lease, f2_burst, f7_handed_on
 from benchmarks.targets.neighbours import t9_bad_neighbour
 from benchmarks.targets.output import t6_output
 from benchmarks.targets.relay import f8_relay
@@ -29,10 +31,16 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "T8": t8_start,
     "T9": t9_bad_neighbour,
     "S1": s1_scaling,
+    "F1": f1_lease,
+    "F2": f2_burst,
     "F3": f3_shares,
     "F4": f4_arrival,
+    "F5": f5_killed,
+    "F6": f6_away,
+    "F7": f7_handed_on,
     "F8": f8_relay,
     "F10": f10_pick,
+    "F14": f14_restart,
     "N1": n1_first_result,
     "N2": n2_one_to_ten,
 }

@@ -18,6 +18,10 @@ class Effort:
     rounds: int = 3
     calls: int = 100
     slots: int = 20
+    kills_s: float = 300.0
+    """For how long a farm service is killed again and again."""
+    away_s: float = 600.0
+    """For how long there is none."""
     backends: tuple[str, ...] = ("local",)
 
     def named(self, target: str, backend: str) -> str:

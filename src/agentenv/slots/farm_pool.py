@@ -61,7 +61,8 @@ _REQUESTS_AT_ONCE: Final = 16
 _CHECK_S: Final = 0.25
 _INFO_S: Final = 5.0
 _PROBE_S: Final = 2.0
-_RETRY_MIN_S, _RETRY_MAX_S = 0.1, 2.0
+_RETRY_MIN_S, _RETRY_MAX_S = 0.1, 0.5
+"""A farm that was restarted is back within a second or two; waiting asks are stated again with the next connection."""
 
 
 @dataclass(eq=False)

@@ -38,6 +38,7 @@ class Ledger:
         self._line = line if line is not None else FirstCome()
         self._waiters = Waiters(self._line)
         self._leases: dict[int, LeaseRecord] = {}
+        self._adopted: dict[tuple[str, str], LeaseRecord] = {}
         self._counts = Counts()
         self._bound: float = math.inf
         self._next = 0
@@ -255,7 +256,9 @@ class Ledger:
         commands: list[Command] = []
         for slot in container.slots:
             if slot.lease is not None:
-                commands += self._lose_lease(self._leases.pop(slot.lease), reason)
+                lease = self._leases[slot.lease]
+                self._forget_lease(lease)
+                commands += self._lose_lease(lease, reason)
             slot.lease = None
             self._counts.move_slot(container, slot, SlotState.gone, now)
         self._counts.forget_gone()
@@ -304,6 +307,11 @@ class Ledger:
     def lease(self, lease_id: int) -> LeaseRecord | None:
         """The active lease of this number."""
         return self._leases.get(lease_id)
+
+    def adopted(self, run: str, trajectory: str) -> LeaseRecord | None:
+        """The active lease of a trajectory of this run that its container told of, and that was not requested here;
+        of several the last one found."""
+        return self._adopted.get((run, trajectory))
 
     def lease_on(self, container_id: str, slot: int) -> LeaseRecord | None:
         """The active lease on a slot."""
@@ -394,18 +402,25 @@ class Ledger:
         self._counts.move_slot(container, slot, SlotState.leased, now)
         slot.lease = lease.id
         self._leases[lease.id] = lease
+        self._adopted[lease.tags.run, lease.trajectory] = lease
         self._line.took(lease.tags.run, lease.tags.kind)
 
     def _give_back(self, lease: LeaseRecord, end: LeaseState, now: float) -> list[Command]:
         """End the lease; its slot is used again only after the container has reset it."""
         lease.move(end)
         self._line_gets_back(lease)
-        del self._leases[lease.id]
+        self._forget_lease(lease)
         container = self._containers[lease.container]
         slot = container.slots[lease.slot]
         slot.lease = None
         self._counts.move_slot(container, slot, SlotState.resetting, now)
         return [Reclaim(lease.container, lease.slot, lease.id, lease.epoch), *self._retire_if_stuck(container)]
+
+    def _forget_lease(self, lease: LeaseRecord) -> None:
+        del self._leases[lease.id]
+        key = (lease.tags.run, lease.trajectory)
+        if self._adopted.get(key) is lease:
+            del self._adopted[key]
 
     def _lose_lease(self, lease: LeaseRecord, reason: str) -> list[Command]:
         held = lease.held

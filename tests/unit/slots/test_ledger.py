@@ -7,8 +7,9 @@ import pytest
 from agentenv.errors import ContainerLostError, StaleLeaseError
 from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.ledger import Ledger
-from agentenv.slots.records import ContainerRecord, LeaseRecord, SlotRecord
+from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
 from agentenv.slots.waiters import SlotRequest
+from agentenv.wire.leases import Tags
 from agentenv.wire.states import (
     CONTAINER_MOVES,
     LEASE_MOVES,
@@ -231,3 +232,24 @@ def test_a_container_moves_slots_only_legally() -> None:
         container.move_slot(container.slots[1], SlotState.free, 1)
     assert (repr(container), container.free, container.busy) == before
     assert repr(container) == "<Container a #0 ready 1/2 busy>"
+
+
+@pytest.mark.parametrize("end", ["stale", "lose"])
+def test_an_adopted_lease_is_found_by_its_run_and_trajectory_as_long_as_it_lasts(end: str) -> None:
+    ledger = Ledger()
+    ledger.started("a", 0)
+    mine, others = Holder("t", Tags(run="mine"), 7), Holder("t", Tags(run="others"), 3)
+    ledger.inventory("a", [SlotState.leased, SlotState.leased, SlotState.free], 0.0, {0: mine, 1: others})
+    found = ledger.adopted("mine", "t")
+    assert found is not None
+    assert (found.slot, found.epoch) == (0, 7)
+    assert ledger.adopted("mine", "u") is None
+    _take(ledger, "requested here")
+    assert ledger.adopted("", "requested here") is None
+    if end == "stale":
+        ledger.stale(found.id, 1.0)
+        assert ledger.adopted("others", "t") is not None
+    else:
+        ledger.lose("a", "gone", 1.0)
+        assert ledger.adopted("others", "t") is None
+    assert ledger.adopted("mine", "t") is None

@@ -184,12 +184,7 @@ class Desk:
     async def _recovered(self, opened: OpenAsk) -> bool:
         """Whether the ask was granted before by a process that died since: its leases are known by run and
         trajectory, and the container answers a repeated request with the same lease."""
-        found = {
-            lease.trajectory: lease
-            for lease in self.yard.ledger.leases()
-            if lease.tags.run == opened.run and lease.held and lease.id not in self._by_lease
-        }
-        leases = [found.get(trajectory) for trajectory in opened.ask.trajectories]
+        leases = [self._unclaimed(opened.run, trajectory) for trajectory in opened.ask.trajectories]
         if not any(leases):
             return False
         mine = [await self._again(opened, number, lease) for number, lease in enumerate(leases) if lease is not None]
@@ -202,6 +197,10 @@ class Desk:
         for lease in kept:  # the rest of its group is gone: all or none
             self.end(lease.id, LeaseLostError("another lease of its group was lost"))
         return False
+
+    def _unclaimed(self, run: str, trajectory: str) -> LeaseRecord | None:
+        lease = self.yard.ledger.adopted(run, trajectory)
+        return lease if lease is not None and lease.id not in self._by_lease else None
 
     async def _again(self, opened: OpenAsk, number: int, lease: LeaseRecord) -> LeaseRecord | None:
         link = self.yard.links.get(lease.container)

@@ -1,0 +1,99 @@
+"""A farm service as a process of its own (``agentenv farm serve``), and pools that are its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+from agentenv.config import PoolSettings
+from agentenv.slots.farm_access import FarmAccess
+from agentenv.slots.farm_client import FarmClient
+from agentenv.slots.farm_pool import FarmPool
+from tests.farm_process import FarmProcess
+
+PATIENCE_S = 600.0
+_SETTINGS = """
+backend = "{backend}"
+[pool]
+min_containers = {containers}
+max_containers = {containers}
+[containers]
+slots_per_container = {slots}
+[limits]
+asks_per_s = 1e6
+burst = 1_000_000
+"""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How the service is used. ``token`` is for every run."""
+
+    url: str
+    token: str
+    slots: int
+    """Of the whole farm."""
+
+    def pool(self, run: str = "bench", *, lease_ttl_s: float = 30.0) -> FarmPool:
+        """A client, not opened yet, that waits long for the service."""
+        settings = PoolSettings(acquire_timeout_s=PATIENCE_S, lease_ttl_s=lease_ttl_s)
+        return FarmPool(FarmAccess((self.url,), self.token, run), settings=settings)
+
+    def client(self, run: str = "bench") -> FarmClient:
+        """The same for single requests."""
+        return FarmClient(self.url, self.token, run=run)
+
+    async def settled(self, within_s: float = PATIENCE_S) -> None:
+        """Until every slot is free. Raises TimeoutError."""
+        async with self.client() as client, asyncio.timeout(within_s):
+            while (await client.info()).load.slots.get("free", 0) < self.slots:
+                await asyncio.sleep(0.05)
+
+    async def held(self) -> int:
+        """Leases of all runs, as the service counts them."""
+        async with self.client() as client:
+            return sum(sum(run.held.values()) for run in (await client.runs()).runs)
+
+
+@dataclass(frozen=True)
+class FarmService(Access):
+    """A service of this machine that may be killed, and started again at the same address."""
+
+    process: FarmProcess
+
+    async def restart(self) -> None:
+        """SIGKILL, and at once the next."""
+        await self.process.kill()
+        await self.process.start()
+
+    async def granting_again(self, pool: FarmPool) -> float:
+        """:meth:`restart`; seconds from the SIGKILL until ``pool``, which waits since then, has a slot. One is free."""
+        began = time.perf_counter()
+        restart = asyncio.create_task(self.restart())
+        lease = await pool.lease("after the kill")
+        took_s = time.perf_counter() - began
+        await restart
+        await lease.release()
+        return took_s
+
+
+@asynccontextmanager
+async def farm_service(backend: str, containers: int, slots: int, more: str = "") -> AsyncIterator[FarmService]:
+    """A service with so many containers of so many slots, all of them free. ``more``: of its settings file."""
+    directory = Path(mkdtemp(prefix="agentenv-bench-"))
+    settings = _SETTINGS.format(backend=backend, containers=containers, slots=slots)
+    process = FarmProcess(directory, more, settings=settings)
+    try:
+        await process.start()
+        service = FarmService(process.url, await process.token("*"), containers * slots, process)
+        await service.settled()
+        yield service
+    finally:
+        await process.end(kept=backend == "local")
+        shutil.rmtree(directory, ignore_errors=True)
