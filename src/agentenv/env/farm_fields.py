@@ -48,8 +48,9 @@ def refuse_farm_contradictions(config: FarmFields, tool_pool_mode: str) -> None:
             if getattr(config, field):
                 raise ConfigError(field, "is set without tool_pool_mode='farm'", next_step="set that, or unset this")
         return
-    for field in OF_THE_FARM:
-        if field in config.model_fields_set and getattr(config, field) != type(config).model_fields[field].default:
+    for field in OF_THE_FARM:  # the command line sets every field, most of them to their defaults
+        default = type(config).model_fields[field].get_default(call_default_factory=True)
+        if field in config.model_fields_set and getattr(config, field) != default:
             raise ConfigError(
                 field, "is the farm's to say with tool_pool_mode='farm'", next_step="unset it; `GET /v1/farm` shows it"
             )

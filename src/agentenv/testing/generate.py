@@ -59,7 +59,8 @@ class TokenSpeaker:
     """Turns a script's replies into tokens. ``said`` has every answer, for use in tests.
 
     ``parser``: format in which calls are written; ``turn_mark``: beginning of an assistant's turn in the
-    tokenizer's template, used to count turns; ``context_tokens``: longer prompts are refused.
+    tokenizer's template, used to count turns; ``context_tokens``: longer prompts are refused; ``remember=False``:
+    ``said`` stays empty, for long runs whose requests name their trajectories.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class TokenSpeaker:
         *,
         turn_mark: str = TURN_MARK,
         context_tokens: int = 1_000_000,
+        remember: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._parser: ToolCallParser = parser_named(parser)
         self._turn_mark = turn_mark
+        self._remember = remember
         self.context_tokens = context_tokens
         self.said: list[Said] = []
 
@@ -83,12 +86,16 @@ class TokenSpeaker:
         length = f"The input ({len(asked.prompt)} tokens) is longer than the model's context length"
         return Failure(400, f"{length} ({self.context_tokens} tokens).")
 
-    def parse_prompt(self, prompt: list[int]) -> tuple[str, int, int | None]:
-        """Return (the prompt's text, the number of the policy's turns in it, its member if known)."""
+    def parse_prompt(self, prompt: list[int]) -> tuple[str, int]:
+        """Return (the prompt's text, the number of the policy's turns in it)."""
         text = self._tokenizer.decode(prompt, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text, max(0, text.count(self._turn_mark) - 1)
+
+    def member_of(self, prompt: list[int]) -> int | None:
+        """The member whose conversation goes on with this prompt, if it is known."""
         known = [said for said in self.said if prompt[: len(said.prompt)] == said.prompt]
         goes_on = [said for said in known if prompt[len(said.prompt) :][: len(said.tokens)] == said.tokens]
-        return text, max(0, text.count(self._turn_mark) - 1), goes_on[-1].turn.member if goes_on else None
+        return goes_on[-1].turn.member if goes_on else None
 
     def written(self, reply: Reply) -> str:
         """A reply as the policy writes it, without the end-of-turn mark."""
@@ -105,7 +112,8 @@ class TokenSpeaker:
         logprobs = [logprob_of(token, place) for place, token in enumerate(tokens)]
         kept = self._tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         said = Said(asked.prompt, tokens, logprobs, kept, finish_reason, turn)
-        self.said.append(said)
+        if self._remember:
+            self.said.append(said)
         return _vllm(said) if asked.protocol == "vllm" else _sglang(said)
 
 

@@ -131,10 +131,10 @@ class ScriptedPolicy:
             return _refused(refusal)
         if self._latency_s:
             await asyncio.sleep(self._latency_s)
-        text, step, member = self._speaker.parse_prompt(asked.prompt)
+        text, step = self._speaker.parse_prompt(asked.prompt)
         task = _task_in(text, self._task_mark)
         named = MEMBER_MARK.search(request.headers.get(TRAJECTORY_HEADER, ""))
-        member = int(named.group(1)) if named else member
+        member = int(named.group(1)) if named else self._speaker.member_of(asked.prompt)
         if member is None:
             member = self._arrivals[task]
             self._arrivals[task] += 1

@@ -1,0 +1,36 @@
+"""Settings of an environment whose slots belong to a farm service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentenv.env.environment import AgentEnvConfig
+from agentenv.env.farm_fields import OF_THE_FARM
+from agentenv.errors import ConfigError
+
+OTHERS: dict[str, Any] = {
+    "isolation": "user", "sandbox_binds": ["/a:/b"], "sandbox_env": {"A": "b"}, "nomad_address": "http://nomad:4646",
+    "sandbox_job_id": "another", "sandbox_image": "another", "driver": "raw_exec", "scale_cooldown_s": 1.0,
+    "target_idle_slots": 1, "min_containers": 2, "max_containers": 9, "slots_per_container": 9, "slot_processes": 99,
+    "slot_memory_mib": 4096, "slot_workspace_mib": 512,
+}  # fmt: skip
+
+
+def test_settings_that_are_given_as_they_are_by_default_contradict_nothing() -> None:
+    """atropos' command line gives every setting, and a --config file may give some."""
+    defaults = AgentEnvConfig().model_dump()
+    assert AgentEnvConfig(**{**defaults, "tool_pool_mode": "farm"}).tool_pool_mode == "farm"
+
+
+@pytest.mark.parametrize("field", OF_THE_FARM)
+def test_what_is_the_farm_s_to_say_is_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field}: is the farm's to say"):
+        AgentEnvConfig(**{"tool_pool_mode": "farm", field: OTHERS[field]})
+
+
+@pytest.mark.parametrize("field", ["farm_url", "farm_token", "farm_run"])
+def test_settings_of_a_farm_are_refused_without_one(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field}: is set without tool_pool_mode='farm'"):
+        AgentEnvConfig(**{field: "x"})
