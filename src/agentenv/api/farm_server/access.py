@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from agentenv.api.farm_server.limits import AskLimiter
 from agentenv.api.farm_server.settings import AskLimits, OpenPages
@@ -31,6 +31,12 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
         "GET /v1/runs": "read",
         "DELETE /v1/runs/{run:path}": "admin",
         "GET /v1/containers": "read",
+        "POST /execute": "run",
+        "POST /release": "run",
+        "POST /artifacts/read": "run",
+        "POST /artifacts/list": "run",
+        "POST /artifacts/archive": "run",
+        "GET /status": "read",
     }
 )
 """What a token's scope has to allow. Every scope allows ``read``, admin allows all; and everything a token allows, it
@@ -96,3 +102,12 @@ class Access:
                 f"the token has asked for more than its rate allows; try again in {retry_after_s:.1f} s",
                 retry_after_s=retry_after_s,
             )
+
+
+def _right(request: Request) -> Right:
+    right: Right = request.state.right
+    return right
+
+
+MyRight = Annotated[Right, Depends(_right)]
+"""What the token of a request allows, for routes."""

@@ -12,13 +12,17 @@ from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from agentenv._version import __version__
-from agentenv.api.farm_server.access import ROUTES, Access
+from agentenv.api.farm_server.access import ROUTES, Access, MyRight
 from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.plain import plain_routes
 from agentenv.api.farm_server.tokens import Right
 from agentenv.errors import (
+    AcquireTimeoutError,
     AgentEnvError,
     ConfigError,
+    ConnectionLostError,
     ForbiddenError,
+    InfraError,
     LeaseLostError,
     PoolClosedError,
     ProtocolError,
@@ -39,9 +43,12 @@ _STATUS: dict[type[AgentEnvError], int] = {
     ForbiddenError: 403,
     ConfigError: 400,
     ProtocolError: 409,
+    TooManyRequestsError: 429,
+    AcquireTimeoutError: 503,
     PoolClosedError: 503,
     SandboxUnavailableError: 503,
-    TooManyRequestsError: 429,
+    ConnectionLostError: 504,
+    InfraError: 502,
 }
 TagFilter = Annotated[list[str], Query(alias="tag", max_length=8, description="`name:value`; all of them must match")]
 
@@ -67,6 +74,7 @@ def farm_app(farm: Farm, access: Access) -> FastAPI:
     _ask_routes(app, farm, access)
     _lease_routes(app, farm)
     _run_routes(app, farm)
+    plain_routes(app, farm, access)
     unlisted = {f"{method} {route.path}" for route in app.routes for method in route.methods} - ROUTES.keys()  # type: ignore[attr-defined]
     assert not unlisted, f"routes without a line in the table of rights: {unlisted}"
     return app
@@ -173,14 +181,6 @@ def _run_routes(app: FastAPI, farm: Farm) -> None:
         return wire.ContainerList(containers=farm.containers_seen())
 
 
-def _right(request: Request) -> Right:
-    right: Right = request.state.right
-    return right
-
-
-MyRight = Annotated[Right, Depends(_right)]
-
-
 def lease_id(lease: LeaseRecord) -> str:
     """The name of a lease for clients."""
     return f"{lease.container}/{lease.slot}/{lease.epoch}"
@@ -272,7 +272,8 @@ async def _not_here(_: Request, error: Exception) -> Response:
 
 def _reply(status: int, error: AgentEnvError) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-    if isinstance(error, TooManyRequestsError):
-        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    if status in (429, 503):
+        after_s = error.retry_after_s if isinstance(error, TooManyRequestsError) else 1
+        headers["Retry-After"] = str(max(1, round(after_s)))
     body = ErrorReply.of(error).model_dump_json()
     return Response(body, status_code=status, media_type="application/json", headers=headers)

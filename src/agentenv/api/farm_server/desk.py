@@ -59,6 +59,9 @@ class OpenAsk:
     error: AgentEnvError | None = None
     ended: float | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: AgentEnvError | None = None
+    """``over``: it was granted, and all its leases have ended; ``lost`` says how the last one did."""
     told: wire.Place | None = None
     """Its place as last told in the news."""
 
@@ -100,7 +103,8 @@ class Desk:
         self._by_ticket: dict[int, OpenAsk] = {}
         self._by_lease: dict[int, OpenAsk] = {}
         self._freed = FreedRate(clock())
-        self._closed = False
+        self.closed = False
+        """No asks are taken any more."""
         self._places_at = -math.inf
 
     # -- asking ----------------------------------------------------------------------------------
@@ -111,7 +115,7 @@ class Desk:
 
         Raises ProtocolError when a ``request_id`` was used for another ask, PoolClosedError when closing.
         """
-        if self._closed:
+        if self.closed:
             raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
         mine = [await self._opened(ask, run, request.client, cap, by) for ask in request.asks]
         if request.wait_s > 0 and not any(one.decided.is_set() for one in mine):
@@ -173,10 +177,11 @@ class Desk:
     async def _recovered(self, opened: OpenAsk) -> bool:
         """Whether the ask was granted before by a process that died since: its leases are known by run and
         trajectory, and the container answers a repeated request with the same lease."""
+        tags = opened.ask.tags.of(opened.run)
         found = {
             lease.trajectory: lease
             for lease in self.yard.ledger.leases()
-            if lease.tags.run == opened.run and lease.held and lease.id not in self._by_lease
+            if lease.tags == tags and lease.held and lease.id not in self._by_lease
         }
         leases = [found.get(trajectory) for trajectory in opened.ask.trajectories]
         if not any(leases):
@@ -270,7 +275,8 @@ class Desk:
                 lost = wire.NewsLost(lease=grant.lease, error=ErrorReply.of(error))
                 self._news.tell(opened.run, opened.client, lost)
             if not opened.held:
-                opened.ended = self._clock()
+                opened.ended, opened.lost = self._clock(), error
+                opened.over.set()
 
     def unavailable(self, failed: StartFailed) -> AgentEnvError:
         """See :class:`agentenv.slots.yard.Desk`."""
@@ -434,7 +440,7 @@ class Desk:
 
     def close(self) -> None:
         """No asks any more; leases stay with their holders."""
-        self._closed = True
+        self.closed = True
         tickets, commands = self.yard.ledger.dismiss_waiters(self._clock())
         self.yard.perform(commands)
         for ticket in tickets:
