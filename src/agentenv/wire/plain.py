@@ -17,9 +17,10 @@ from agentenv.wire.farm import FarmLoad, LeaseId, RunName, RunStatus
 from agentenv.wire.leases import RunKind
 from agentenv.wire.tools import PathArgument
 
-DEFAULT_ARTIFACT_BYTES: Final = 1024 * 1024
+ARTIFACT_BYTES: Final = 1024 * 1024
 MAX_ARTIFACT_BYTES: Final = 16 * 1024 * 1024
 """Most bytes of one file, or of one compressed archive, in a reply."""
+LISTED: Final = 2_000
 MAX_LISTED: Final = 100_000
 
 ArtifactBytes = Annotated[int, Field(ge=1, le=MAX_ARTIFACT_BYTES)]
@@ -99,12 +100,13 @@ class ReleaseDone(WireModel):
 
 
 class ArtifactReadRequest(OfTrajectory):
-    """``POST /artifacts/read``: at most ``max_bytes`` of one file. ``include_sha256``: of the bytes returned."""
+    """``POST /artifacts/read``: at most ``max_bytes`` of one file (None: 1 MiB). ``include_sha256``: of the bytes
+    returned."""
 
     path: PathArgument
     encoding: Literal["text", "base64"] = "text"
     offset: Annotated[int, Field(ge=0)] = 0
-    max_bytes: ArtifactBytes = DEFAULT_ARTIFACT_BYTES
+    max_bytes: ArtifactBytes | None = None
     include_sha256: bool = False
 
 
@@ -131,11 +133,12 @@ class ArtifactRead(ArtifactReply):
 
 
 class ArtifactListRequest(OfTrajectory):
-    """``POST /artifacts/list``: a directory, or with ``recursive`` all below it (64 levels)."""
+    """``POST /artifacts/list``: a directory, or with ``recursive`` all below it (64 levels); at most ``max_entries``
+    (None: 2,000)."""
 
     path: PathArgument = "."
     recursive: bool = False
-    max_entries: Annotated[int, Field(ge=1, le=MAX_LISTED)] = 2_000
+    max_entries: Annotated[int, Field(ge=1, le=MAX_LISTED)] | None = None
 
 
 class ArtifactEntry(WireModel):
@@ -155,12 +158,13 @@ class ArtifactList(ArtifactReply):
 
 
 class ArtifactArchiveRequest(OfTrajectory):
-    """``POST /artifacts/archive``: a file or directory, packed. ``max_bytes`` bounds the compressed archive: a larger
-    one is refused, not cut."""
+    """``POST /artifacts/archive``: a file or directory, packed. ``max_bytes`` bounds the compressed archive (None: 16
+    MiB), ``max_entries`` its files: a larger one is refused, not cut."""
 
     path: PathArgument = "."
     format: Literal["tar.gz", "tgz"] = "tar.gz"
-    max_bytes: ArtifactBytes = MAX_ARTIFACT_BYTES
+    max_bytes: ArtifactBytes | None = None
+    max_entries: Annotated[int, Field(ge=1, le=MAX_LISTED)] | None = None
 
 
 class ArtifactArchive(ArtifactReply):

@@ -243,6 +243,8 @@ def _elsewhere(farm: Farm) -> PoolClosedError:
 
 
 async def _bounded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    if "transfer-encoding" in request.headers:
+        return _reply(411, ProtocolError("the request does not tell its size", next_step="send Content-Length"))
     if int(request.headers.get("content-length") or 0) > MAX_REQUEST_BYTES:
         return _reply(413, ProtocolError(f"the request is larger than {MAX_REQUEST_BYTES} bytes"))
     return await call_next(request)

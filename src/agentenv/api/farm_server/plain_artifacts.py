@@ -16,8 +16,8 @@ _DEEP = 64
 
 def reading(request: plain.ArtifactReadRequest) -> plain.PlainTool:
     """The call that reads the file."""
-    arguments = {"path": request.path, "offset": request.offset, "limit": request.max_bytes, "binary": True}
-    return plain.PlainTool(name="read_file", arguments=arguments)
+    part = {"offset": request.offset, "limit": request.max_bytes or plain.ARTIFACT_BYTES}
+    return plain.PlainTool(name="read_file", arguments={"path": request.path, "binary": True, **part})
 
 
 def read(result: CallResult, request: plain.ArtifactReadRequest) -> plain.ArtifactRead:
@@ -58,7 +58,7 @@ def decoded(data: bytes, *, whole: bool) -> tuple[str, bytes]:
 def listing(request: plain.ArtifactListRequest) -> plain.PlainTool:
     """The call that lists the directory."""
     depth = _DEEP if request.recursive else 1
-    arguments = {"path": request.path, "depth": depth, "limit": request.max_entries}
+    arguments = {"path": request.path, "depth": depth, "limit": request.max_entries or plain.LISTED}
     return plain.PlainTool(name="list_files", arguments=arguments)
 
 
@@ -87,9 +87,14 @@ def packed(result: CallResult, request: plain.ArtifactArchiveRequest) -> plain.A
         return plain.ArtifactArchive(success=False, error=why(result), format=request.format)
     reply = ArtifactsReply.model_validate(result.content)
     data = gzip.compress(reply.data or b"", mtime=0)
-    if len(data) > request.max_bytes:
-        error = f"the archive has {len(data)} bytes, and max_bytes is {request.max_bytes}"
-        return plain.ArtifactArchive(success=False, error=error, format=request.format)
+    most = {
+        "files": (len(reply.files), request.max_entries or plain.MAX_LISTED),
+        "bytes": (len(data), request.max_bytes or plain.MAX_ARTIFACT_BYTES),
+    }
+    for what, (found, limit) in most.items():
+        if found > limit:
+            error = f"the archive has {found} {what}, at most {limit} are allowed"
+            return plain.ArtifactArchive(success=False, error=error, format=request.format)
     return plain.ArtifactArchive(
         success=True,
         content=base64.b64encode(data).decode(),
