@@ -36,10 +36,10 @@ _PLACE = farm.Place(
 )
 _STATE = farm.AskState(request_id="r" * 16, state="granted", leases=(_GRANT,), place=_PLACE, error=_ERROR)
 _SHARE = farm.RunShare(weight=2.0, guaranteed=3, cap=8, paused=True)
-_RUN = farm.RunStatus(
+RUN = farm.RunStatus(
     run="team/exp7", share=_SHARE, held={"train": 4, "eval": 1}, waiting=6, oldest_wait_s=2.5, fair_share=6.5, granted=9
 )
-_LOAD = farm.FarmLoad(slots={"free": 1}, containers={"ready": 2}, waiting=3, goal_containers=4, max_containers=5)
+LOAD = farm.FarmLoad(slots={"free": 1}, containers={"ready": 2}, waiting=3, goal_containers=4, max_containers=5)
 _VIEW = farm.LeaseView(
     lease="c/3/7",
     container="c",
@@ -73,14 +73,14 @@ FARM_MODELS: tuple[WireModel, ...] = (
     farm.LeaseList(leases=(_VIEW,)),
     farm.EndedLeases(ended=2),
     _SHARE,
-    _RUN,
-    farm.RunList(runs=(_RUN,)),
+    RUN,
+    farm.RunList(runs=(RUN,)),
     _SEEN,
     farm.ContainerList(containers=(_SEEN,)),
     farm.Draining(container="c", leases=2),
     farm.TokenRequest(run="team/*", scope="admin", cap=8, expires_s=3600.0),
     farm.MintedToken(token="h.c.s", jti="0011223344556677", run="team/*", scope="admin", cap=8, expires_s=3600.0),
-    _LOAD,
+    LOAD,
     farm.FarmInfo(
         farm="default",
         version="0.1.0",
@@ -94,8 +94,8 @@ FARM_MODELS: tuple[WireModel, ...] = (
         allow_network=False,
         limits={"processes": 400},
         relay_url="http://relay",
-        load=_LOAD,
-        run=_RUN,
+        load=LOAD,
+        run=RUN,
         problem="p",
     ),
 )

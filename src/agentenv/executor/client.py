@@ -150,8 +150,13 @@ class SandboxClient:
         self.counters.calls += 1
         return f"{self._id_prefix}-{self.counters.calls}"
 
-    def submit(self, lease: bytes, tool: str, arguments: Mapping[str, Any], timeout_s: float) -> PendingCall:
+    def submit(
+        self, lease: bytes, tool: str, arguments: Mapping[str, Any], timeout_s: float, call_id: str | None = None
+    ) -> PendingCall:
         """Queue one call; ``lease`` is the LeaseKey as JSON, ``arguments`` are validated JSON values.
+
+        With a caller's own ``call_id``, which no unfinished call may have, the container keeps the result for whoever
+        submits that id again, unless it is large (an attachment).
 
         Raises:
             PoolClosedError: the client is closed.
@@ -160,9 +165,9 @@ class SandboxClient:
         if self._closed:
             raise PoolClosedError(f"the connection to container {self.handle.id} is closed")
         arguments, parts = without_large(arguments)
-        call_id = self.next_id()
+        kept, call_id = call_id is not None, call_id or self.next_id()
         now = self._loop.time()
-        call = PendingCall(call_id, lease, timeout_s, self._loop.create_future(), now)
+        call = PendingCall(call_id, lease, timeout_s, self._loop.create_future(), now, kept=kept)
         call.body = encode_call(call.key, tool, arguments, timeout_s)
         call.parts = parts
         if len(call.body) > _MAX_CALL_BYTES:
@@ -491,7 +496,8 @@ class SandboxClient:
             self._movers.start(call.id, self._fetch_rest(call, result), "attachments")
         else:
             del self._unfinished[call.id]
-            self._forget(call, size_bytes)
+            if not call.kept:
+                self._forget(call, size_bytes)
             self._finish(call, result)
 
     def _finish(self, call: PendingCall, outcome: CallResult | AgentEnvError) -> None:

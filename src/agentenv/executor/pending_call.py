@@ -58,8 +58,8 @@ class PendingCall:
 
     ``key`` is its CallKey as JSON. ``parts`` are its large arguments until they have been sent, ``moving`` the task
     that sends them, or fetches the result's attachments; ``attached`` once the container may have some of them;
-    ``asked`` while an answer is expected. ``added_at``, ``sent_at`` and ``done_at`` are loop times in seconds; None
-    until they happen.
+    ``asked`` while an answer is expected. ``kept``: the container is not told to forget the result. ``added_at``,
+    ``sent_at`` and ``done_at`` are loop times in seconds; None until they happen.
     """
 
     __slots__ = (
@@ -72,6 +72,7 @@ class PendingCall:
         "done_at",
         "future",
         "id",
+        "kept",
         "key",
         "lease",
         "moving",
@@ -81,7 +82,14 @@ class PendingCall:
     )
 
     def __init__(
-        self, call_id: str, lease: bytes, timeout_s: float, future: asyncio.Future[CallResult], added_at: float
+        self,
+        call_id: str,
+        lease: bytes,
+        timeout_s: float,
+        future: asyncio.Future[CallResult],
+        added_at: float,
+        *,
+        kept: bool = False,
     ) -> None:
         self.id = call_id
         self.lease = lease
@@ -91,6 +99,7 @@ class PendingCall:
         self.parts: dict[str, Part] = {}
         self.moving: asyncio.Task[Any] | None = None
         self.asked = self.attached = False
+        self.kept = kept
         self.ask_again_at = math.inf
         self.future = future
         self.boot: str | None = None

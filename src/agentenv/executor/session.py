@@ -178,6 +178,7 @@ class ToolSession:
         *,
         timeout_s: float | None = None,
         on_output: OnOutput | None = None,
+        call_id: str | None = None,
     ) -> CallResult:
         """Run one call and return its result; ``arguments`` may be JSON text.
 
@@ -187,6 +188,10 @@ class ToolSession:
 
         ``on_output`` (of ``bash``) is called with "stdout" or "stderr" and text, as the command prints it. What it
         raises cancels the command and is raised here.
+
+        ``call_id`` names the call, uniquely within the lease: called again with it, also by another process, this
+        returns the result of the first time, and the call never runs twice (CallLostError when the result is gone;
+        large ones are not kept). While the call runs nobody else here may use its id. Not for external tools.
 
         Raises: SlotDestroyedError: what ran in the slot destroyed it; nothing is left to call. InfraError: the
         failure was ours; its class says which (:mod:`agentenv.errors`). InvalidArgumentsError: ``timeout_s`` itself
@@ -205,7 +210,7 @@ class ToolSession:
         if spec.kind == "external":
             return await self._external(spec, checked, limit_s)
         try:
-            pending = client.submit(self._lease_json, tool, checked, limit_s)
+            pending = client.submit(self._lease_json, tool, checked, limit_s, call_id)
         except ToolCallError as error:
             return self._counted(tool, CallResult.refused(client.next_id(), error))
         if on_output is None:

@@ -119,12 +119,15 @@ class ToolExecutor:
         (:class:`agentenv.wire.toolserver.CallScope`); with ``kind`` they are the lease's tags."""
         return ToolSession(self, trajectory, acquire_timeout_s, group=group, item=item, kind=kind)
 
-    async def aclose(self) -> None:
-        """Close every session and connection. Repeatable."""
+    async def aclose(self, *, cancel: bool = True) -> None:
+        """Close every session and connection. Repeatable. Calls that run are cancelled, or with ``cancel=False`` left
+        to their slots, whose leases must then outlast this."""
         self._closed = True
+        if not cancel:
+            self._close_lines()
+            await self._closings.wait()
         await asyncio.gather(*(session.aclose() for session in tuple(self._sessions)), return_exceptions=True)
-        for container in tuple(self._lines):
-            self._close_line(container)
+        self._close_lines()
         await self._closings.wait()
 
     def statistics(self) -> ExecutorStatistics:
@@ -177,6 +180,10 @@ class ToolExecutor:
     def ended(self, session: ToolSession) -> None:
         """The session is closed and needs no further closing."""
         self._sessions.discard(session)
+
+    def _close_lines(self) -> None:
+        for container in tuple(self._lines):
+            self._close_line(container)
 
     def _close_line(self, container: ContainerHandle) -> None:
         line = self._lines.pop(container)

@@ -25,7 +25,6 @@ from agentenv.config import PoolSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
 from agentenv.errors import (
-    AcquireTimeoutError,
     AgentEnvError,
     ConfigError,
     ConnectionLostError,
@@ -43,7 +42,7 @@ from agentenv.slots.container_link import ContainerLink, Ended, Liveness, Reques
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_client import FarmClient, reachable
 from agentenv.slots.lease import SlotLease
-from agentenv.slots.pool_errors import check_arguments
+from agentenv.slots.pool_errors import acquire_timeout_error, check_arguments
 from agentenv.slots.statistics import PoolStatistics, Tally
 from agentenv.tasks import TaskSet, finish, unless_lost
 from agentenv.wire import farm as wire
@@ -384,7 +383,7 @@ class FarmPool:
                 next_step="is farm_url right, and is the farm running?",
             )
         else:
-            error = _timeout_error(waited_s, wanted.place)
+            error = acquire_timeout_error(waited_s, wanted.place)
         self._answer(wanted, error)
         self._withdraw(wanted)
 
@@ -559,19 +558,3 @@ class FarmPool:
 def lease_timeout_s(settings: PoolSettings) -> float:
     """How long a release is repeated: afterwards the lease has expired anyway."""
     return max(settings.lease_ttl_s, settings.reset_timeout_s)
-
-
-def _timeout_error(waited_s: float, place: wire.Place | None) -> AcquireTimeoutError:
-    if place is None:
-        return AcquireTimeoutError(f"no slot became free within {waited_s:.1f} s", next_step="wait longer")
-    eta = "" if place.eta_s is None else f", expected in {place.eta_s:.0f} s"
-    detail = f": {place.detail}" if place.detail else ""
-    return AcquireTimeoutError(
-        f"no slot became free within {waited_s:.1f} s ({place.why}{detail}; position {place.position} of its run{eta}; "
-        f"the run holds {place.run_held} of {place.total} slots, {place.free} are free)",
-        next_step={
-            "cap": "release slots of the run, or have its cap raised",
-            "paused": "have the run resumed",
-            "no_capacity": "see the farm's log",
-        }.get(place.why, "wait longer, or use fewer at once"),
-    )

@@ -24,6 +24,7 @@ from agentenv.slots.counts import Counts, Load
 from agentenv.slots.line import FirstCome, Line
 from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
 from agentenv.slots.waiters import SlotRequest, Waiter, Waiters
+from agentenv.wire.leases import Tags
 from agentenv.wire.states import ContainerState, LeaseState, SlotState
 
 
@@ -38,7 +39,7 @@ class Ledger:
         self._line = line if line is not None else FirstCome()
         self._waiters = Waiters(self._line)
         self._leases: dict[int, LeaseRecord] = {}
-        self._adopted: dict[tuple[str, str], LeaseRecord] = {}
+        self._adopted: dict[tuple[Tags, str], LeaseRecord] = {}
         self._counts = Counts()
         self._bound: float = math.inf
         self._next = 0
@@ -308,10 +309,10 @@ class Ledger:
         """The active lease of this number."""
         return self._leases.get(lease_id)
 
-    def adopted(self, run: str, trajectory: str) -> LeaseRecord | None:
-        """The active lease of a trajectory of this run that its container told of, and that was not requested here;
+    def adopted(self, tags: Tags, trajectory: str) -> LeaseRecord | None:
+        """The active lease of a trajectory with these tags that its container told of, and that was not requested here;
         of several the last one found."""
-        return self._adopted.get((run, trajectory))
+        return self._adopted.get((tags, trajectory))
 
     def lease_on(self, container_id: str, slot: int) -> LeaseRecord | None:
         """The active lease on a slot."""
@@ -402,7 +403,7 @@ class Ledger:
         self._counts.move_slot(container, slot, SlotState.leased, now)
         slot.lease = lease.id
         self._leases[lease.id] = lease
-        self._adopted[lease.tags.run, lease.trajectory] = lease
+        self._adopted[lease.tags, lease.trajectory] = lease
         self._line.took(lease.tags.run, lease.tags.kind)
 
     def _give_back(self, lease: LeaseRecord, end: LeaseState, now: float) -> list[Command]:
@@ -418,7 +419,7 @@ class Ledger:
 
     def _forget_lease(self, lease: LeaseRecord) -> None:
         del self._leases[lease.id]
-        key = (lease.tags.run, lease.trajectory)
+        key = (lease.tags, lease.trajectory)
         if self._adopted.get(key) is lease:
             del self._adopted[key]
 

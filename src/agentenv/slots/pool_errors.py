@@ -10,6 +10,7 @@ from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.commands import Expire
 from agentenv.slots.statistics import PoolStatistics
 from agentenv.wire.base import control_character_in
+from agentenv.wire.farm import Place
 
 _LONGER = "acquire_timeout_s; of a Sandbox or Farm: start_timeout_s"
 
@@ -70,3 +71,20 @@ def check_arguments(trajectory: str, timeout_s: float | None) -> None:
         raise ConfigError("trajectory", f"{trajectory!r} contains the control character {found}")
     if timeout_s is not None and not (timeout_s > 0 and math.isfinite(timeout_s)):
         raise ConfigError("timeout_s", f"got {timeout_s!r}", next_step="allowed: a positive number of seconds")
+
+
+def acquire_timeout_error(waited_s: float, place: Place | None) -> AcquireTimeoutError:
+    """The error of an ask at a farm service whose deadline has passed; ``place``: why it waits, as last told."""
+    if place is None:
+        return AcquireTimeoutError(f"no slot became free within {waited_s:.1f} s", next_step="wait longer")
+    eta = "" if place.eta_s is None else f", expected in {place.eta_s:.0f} s"
+    detail = f": {place.detail}" if place.detail else ""
+    return AcquireTimeoutError(
+        f"no slot became free within {waited_s:.1f} s ({place.why}{detail}; position {place.position} of its run{eta}; "
+        f"the run holds {place.run_held} of {place.total} slots, {place.free} are free)",
+        next_step={
+            "cap": "release slots of the run, or have its cap raised",
+            "paused": "have the run resumed",
+            "no_capacity": "see the farm's log",
+        }.get(place.why, "wait longer, or use fewer at once"),
+    )

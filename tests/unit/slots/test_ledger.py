@@ -235,21 +235,21 @@ def test_a_container_moves_slots_only_legally() -> None:
 
 
 @pytest.mark.parametrize("end", ["stale", "lose"])
-def test_an_adopted_lease_is_found_by_its_run_and_trajectory_as_long_as_it_lasts(end: str) -> None:
+def test_an_adopted_lease_is_found_by_its_tags_and_trajectory_as_long_as_it_lasts(end: str) -> None:
     ledger = Ledger()
     ledger.started("a", 0)
     mine, others = Holder("t", Tags(run="mine"), 7), Holder("t", Tags(run="others"), 3)
     ledger.inventory("a", [SlotState.leased, SlotState.leased, SlotState.free], 0.0, {0: mine, 1: others})
-    found = ledger.adopted("mine", "t")
+    found = ledger.adopted(Tags(run="mine"), "t")
     assert found is not None
     assert (found.slot, found.epoch) == (0, 7)
-    assert ledger.adopted("mine", "u") is None
+    assert ledger.adopted(Tags(run="mine"), "u") is None
     _take(ledger, "requested here")
-    assert ledger.adopted("", "requested here") is None
+    assert ledger.adopted(Tags(run=""), "requested here") is None
     if end == "stale":
         ledger.stale(found.id, 1.0)
-        assert ledger.adopted("others", "t") is not None
+        assert ledger.adopted(Tags(run="others"), "t") is not None
     else:
         ledger.lose("a", "gone", 1.0)
-        assert ledger.adopted("others", "t") is None
-    assert ledger.adopted("mine", "t") is None
+        assert ledger.adopted(Tags(run="others"), "t") is None
+    assert ledger.adopted(Tags(run="mine"), "t") is None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Set
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import Request, Response
+from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
 
 from agentenv.api.farm_server.limits import AskLimiter
@@ -36,6 +36,12 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
         "GET /v1/containers": "read",
         "POST /v1/containers/{container}/drain": "operate",
         "POST /v1/tokens": "admin",
+        "POST /execute": "run",
+        "POST /release": "run",
+        "POST /artifacts/read": "run",
+        "POST /artifacts/list": "run",
+        "POST /artifacts/archive": "run",
+        "GET /status": "read",
     }
 )
 """What a token has to allow. Every scope allows ``read``, admin allows all; and everything a token allows, it allows
@@ -138,3 +144,12 @@ def checking(access: Access) -> type[APIRoute]:
             return checked
 
     return Checked
+
+
+def _right(request: Request) -> Right:
+    right: Right = request.state.right
+    return right
+
+
+MyRight = Annotated[Right, Depends(_right)]
+"""What the token of a request allows, for routes."""

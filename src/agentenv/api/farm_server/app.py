@@ -7,15 +7,16 @@ import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import FastAPI, Query
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from agentenv._version import __version__
-from agentenv.api.farm_server.access import ROUTES, Access, checking
+from agentenv.api.farm_server.access import ROUTES, Access, MyRight, checking
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.front import Front, elsewhere
 from agentenv.api.farm_server.openapi import document
+from agentenv.api.farm_server.plain import plain_routes
 from agentenv.api.farm_server.replies import handle_errors
 from agentenv.api.farm_server.tokens import Right
 from agentenv.errors import ConfigError, ForbiddenError, LeaseLostError
@@ -50,6 +51,7 @@ def farm_app(farm: Farm, access: Access) -> FastAPI:
     _lease_routes(app, farm)
     _run_routes(app, farm)
     _token_routes(app, farm, access)
+    plain_routes(app, farm, access)
     unlisted = {f"{method} {route.path}" for route in app.routes for method in route.methods} - ROUTES.keys()  # type: ignore[attr-defined]
     assert not unlisted, f"routes without a line in the table of rights: {unlisted}"
     return app
@@ -175,14 +177,6 @@ def _token_routes(app: FastAPI, farm: Farm, access: Access) -> None:
             right.jti, minted.run, minted.jti, scope=minted.scope, cap=minted.cap, expires_s=minted.expires_s
         )
         return minted
-
-
-def _right(request: Request) -> Right:
-    right: Right = request.state.right
-    return right
-
-
-MyRight = Annotated[Right, Depends(_right)]
 
 
 def lease_id(lease: LeaseRecord) -> str:

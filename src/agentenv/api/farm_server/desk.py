@@ -34,6 +34,7 @@ from agentenv.slots.waiters import SlotRequest
 from agentenv.slots.watched_link import WatchedLink
 from agentenv.slots.yard import Yard
 from agentenv.wire import farm as wire
+from agentenv.wire.leases import Tags
 from agentenv.wire.passes import make_pass
 from agentenv.wire.server import ErrorReply
 
@@ -59,6 +60,9 @@ class OpenAsk:
     error: AgentEnvError | None = None
     ended: float | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    lost: AgentEnvError | None = None
+    """``over``: it was granted, and all its leases have ended; ``lost`` says how the last one did."""
     told: wire.Place | None = None
     """Its place as last told in the news."""
 
@@ -108,7 +112,8 @@ class Desk:
         self._by_ticket: dict[int, OpenAsk] = {}
         self._by_lease: dict[int, OpenAsk] = {}
         self._freed = FreedRate(clock())
-        self._closed = False
+        self.closed = False
+        """No asks are taken any more."""
         self._places_at = -math.inf
 
     # -- asking ----------------------------------------------------------------------------------
@@ -119,7 +124,7 @@ class Desk:
 
         Raises ProtocolError when a ``request_id`` was used for another ask, PoolClosedError when closing.
         """
-        if self._closed:
+        if self.closed:
             raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
         mine = [await self._opened(ask, run, request.client, cap, by) for ask in request.asks]
         if request.wait_s > 0 and not any(one.decided.is_set() for one in mine):
@@ -182,9 +187,10 @@ class Desk:
         self.yard.wake()
 
     async def _recovered(self, opened: OpenAsk) -> bool:
-        """Whether the ask was granted before by a process that died since: its leases are known by run and
+        """Whether the ask was granted before by a process that died since: its leases are known by tags and
         trajectory, and the container answers a repeated request with the same lease."""
-        leases = [self._unclaimed(opened.run, trajectory) for trajectory in opened.ask.trajectories]
+        tags = opened.ask.tags.of(opened.run)
+        leases = [self._unclaimed(tags, trajectory) for trajectory in opened.ask.trajectories]
         if not any(leases):
             return False
         mine = [await self._again(opened, number, lease) for number, lease in enumerate(leases) if lease is not None]
@@ -198,8 +204,8 @@ class Desk:
             self.end(lease.id, LeaseLostError("another lease of its group was lost"))
         return False
 
-    def _unclaimed(self, run: str, trajectory: str) -> LeaseRecord | None:
-        lease = self.yard.ledger.adopted(run, trajectory)
+    def _unclaimed(self, tags: Tags, trajectory: str) -> LeaseRecord | None:
+        lease = self.yard.ledger.adopted(tags, trajectory)
         return lease if lease is not None and lease.id not in self._by_lease else None
 
     async def _again(self, opened: OpenAsk, number: int, lease: LeaseRecord) -> LeaseRecord | None:
@@ -280,7 +286,8 @@ class Desk:
                 lost = wire.NewsLost(lease=grant.lease, error=ErrorReply.of(error))
                 self._news.tell(opened.run, opened.client, lost)
             if not opened.held:
-                opened.ended = self._clock()
+                opened.ended, opened.lost = self._clock(), error
+                opened.over.set()
 
     def unavailable(self, failed: StartFailed) -> AgentEnvError:
         """See :class:`agentenv.slots.yard.Desk`."""
@@ -444,7 +451,7 @@ class Desk:
 
     def close(self) -> None:
         """No asks any more; leases stay with their holders."""
-        self._closed = True
+        self.closed = True
         tickets, commands = self.yard.ledger.dismiss_waiters(self._clock())
         self.yard.perform(commands)
         for ticket in tickets:

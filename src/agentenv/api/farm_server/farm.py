@@ -17,6 +17,8 @@ from agentenv._version import __version__
 from agentenv.api.farm_server.audit import FarmAudit
 from agentenv.api.farm_server.desk import Desk
 from agentenv.api.farm_server.news import Newsroom
+from agentenv.api.farm_server.plain_sessions import PlainSessions
+from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import AgentEnvError, FencedError, PoolClosedError
 from agentenv.slots.backends.base import ContainerBackend
@@ -53,6 +55,7 @@ class Farm:
         name: str = "default",
         relay_url: str = "",
         audit: FarmAudit | None = None,
+        plain: PlainSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -87,6 +90,7 @@ class Farm:
             link=functools.partial(WatchedLink, fenced=self._lost),
         )
         self.desk.yard = self.yard
+        self.plain = PlainSessions(self.desk, plain or PlainSettings())
         self._backend = backend
         self._clock = clock
         self._stack = AsyncExitStack()
@@ -116,6 +120,7 @@ class Farm:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.leave()
+        await self.plain.aclose()
         await self._stack.aclose()
         await self.yard.close(_CLOSE_GRACE_S)
 
@@ -124,6 +129,7 @@ class Farm:
         self.leads = False
         self.desk.close()
         self.news.close()
+        self.plain.leave()
 
     async def _settle(self) -> None:
         until = self._clock() + _SETTLE_S
@@ -151,6 +157,7 @@ class Farm:
         while True:
             try:
                 self.desk.tick(self.reclaim_after_s)
+                self.plain.tick()
             except Exception:  # asks would be kept for ever
                 logger.exception("a round of the farm's upkeep failed")
             await asyncio.sleep(_TICK_S)

@@ -10,9 +10,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from agentenv.errors import (
+    AcquireTimeoutError,
     AgentEnvError,
     ConfigError,
+    ConnectionLostError,
     ForbiddenError,
+    InfraError,
     PoolClosedError,
     ProtocolError,
     SandboxUnavailableError,
@@ -26,9 +29,12 @@ _STATUS: Final[dict[type[AgentEnvError], int]] = {
     ForbiddenError: 403,
     ConfigError: 400,
     ProtocolError: 409,
+    TooManyRequestsError: 429,
+    AcquireTimeoutError: 503,
     PoolClosedError: 503,
     SandboxUnavailableError: 503,
-    TooManyRequestsError: 429,
+    ConnectionLostError: 504,
+    InfraError: 502,
 }
 _UNAVAILABLE_S: Final = 1
 """When to ask again a service that is starting or ending, or stands by."""

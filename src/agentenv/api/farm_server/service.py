@@ -114,6 +114,7 @@ async def farm_service(
         name=settings.name,
         relay_url=settings.relay_url,
         audit=audit,
+        plain=settings.plain,
     )
     _apply(settings, farm, access)
     app = farm_app(farm, access)

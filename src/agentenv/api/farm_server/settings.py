@@ -59,6 +59,18 @@ class AskLimits(Settings):
     """Asks that may come at once after a pause."""
 
 
+class PlainSettings(Settings):
+    """Trajectories whose slots the farm holds itself (``POST /execute``)."""
+
+    idle_s: Annotated[float, Field(ge=2, le=86_400)] = 600.0
+    """A trajectory that has made no call for this long is released. Its container counts the time, also while the farm
+    is away."""
+    acquire_timeout_s: Seconds = 30.0
+    """How long a call waits for a slot before it is refused for now; asked again within 20 s it keeps its place."""
+    calls_at_once: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Calls of one token that run or wait at once; beyond that they are refused for a while."""
+
+
 class OpenPages(Settings):
     """Pages that need no token."""
 
@@ -111,6 +123,8 @@ class FarmSettings(Settings):
     """Keys that the tokens of runs are signed with, and tokens that are revoked."""
     limits: AskLimits = AskLimits()
     """How fast one token may ask."""
+    plain: PlainSettings = PlainSettings()
+    """Tools called over plain HTTP."""
     audit_log: Path | None = None
     """A file that gets a JSON line for each decision (granted, refused, ended, minted, share changed)."""
     public: OpenPages = OpenPages()

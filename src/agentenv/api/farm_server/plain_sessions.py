@@ -1,0 +1,191 @@
+"""The trajectories whose slots the farm holds itself: calls by name, from any program.
+
+Nothing is known only here. A lease's tags tell which ask made it, so a farm that was restarted makes that ask again and
+gets the same lease. It lasts in its container for ``idle_s`` after the last call, so an idle trajectory is
+released by its container, whether the farm lives or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Final
+
+from agentenv.api.farm_server.desk import Desk
+from agentenv.api.farm_server.desk_lease import DeskLease
+from agentenv.api.farm_server.plain_trajectory import Trajectory, lease_of
+from agentenv.api.farm_server.settings import PlainSettings
+from agentenv.api.farm_server.tokens import Right
+from agentenv.errors import PoolClosedError, SlotDestroyedError, StaleLeaseError, TooManyRequestsError
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.tasks import TaskSet, finish
+from agentenv.tools.catalog import ToolCatalog
+from agentenv.wire import plain
+from agentenv.wire.calls import CallResult
+from agentenv.wire.leases import NO_TAGS, Tags
+
+_LARGE_AT_ONCE: Final = 2
+"""Calls of a run, at once, whose results may be as large as files."""
+_LARGE_READ_BYTES: Final = 1024 * 1024
+
+
+class PlainRun:
+    """The trajectories of one run, and the executor of their calls, whose pool this is."""
+
+    def __init__(self, desk: Desk, run: str, catalog: ToolCatalog, settings: PlainSettings) -> None:
+        self.executor = ToolExecutor(self, catalog)
+        self.trajectories: dict[str, Trajectory] = {}
+        self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
+        self._desk = desk
+        self._run = run
+        self._settings = settings
+
+    async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> DeskLease:  # noqa: ARG002
+        """For the executor."""
+        return await self.trajectories[trajectory].acquire(tags.kind)
+
+    def trajectory(self, name: str) -> Trajectory:
+        """The trajectory of that name."""
+        found = self.trajectories.get(name)
+        if found is None:
+            found = self.trajectories[name] = Trajectory(self._desk, self._run, name, self._settings)
+        return found
+
+
+class PlainSessions:
+    """Every run's trajectories."""
+
+    def __init__(self, desk: Desk, settings: PlainSettings) -> None:
+        self._desk = desk
+        self._settings = settings
+        self._catalog = ToolCatalog.builtin()
+        self._runs: dict[str, PlainRun] = {}
+        self._calls_now: Counter[str] = Counter()
+        self._tasks = TaskSet()
+        self._leaving: asyncio.Task[None] | None = None
+
+    def knows(self, run: str, name: str) -> bool:
+        """Whether the trajectory has a slot, has lost one, or waits for one."""
+        found = self._runs.get(run)
+        return (found is not None and name in found.trajectories) or lease_of(self._desk, run, name) is not None
+
+    async def execute(self, run: str, right: Right, request: plain.ExecuteRequest) -> plain.ExecuteReply:
+        """Call a tool on the trajectory's slot. Raises TooManyRequestsError when the token has too many calls at once,
+        StaleLeaseError when the trajectory has not the slot that is named, and as :meth:`Trajectory.entered` and
+        :meth:`Trajectory.call` do."""
+        if request.lease is not None and not self.knows(run, request.trajectory_id):
+            raise _not_that(request.trajectory_id, request.lease)
+        with self._one_of(right):
+            held = self._of(run)
+            trajectory = held.trajectory(request.trajectory_id)
+            with trajectory.used():
+                try:
+                    session = await trajectory.entered(held.executor, right, request.kind)
+                except SlotDestroyedError as error:
+                    result = CallResult.refused(request.call_id or "-", error)
+                else:
+                    if request.lease not in (None, _lease(trajectory).name):
+                        raise _not_that(request.trajectory_id, request.lease)
+                    async with held.large if _may_be_large(request.tool) else nullcontext():
+                        result = await trajectory.call(session, request)
+        return plain.ExecuteReply.of(result, _lease(trajectory).name, request.tool.uniq_id)
+
+    async def look(self, run: str, right: Right, about: plain.OfTrajectory, tool: plain.PlainTool) -> CallResult:
+        """Call a tool for a request about files; as :meth:`execute`."""
+        request = plain.ExecuteRequest(trajectory_id=about.trajectory_id, tool=tool)
+        return (await self.execute(run, right, request)).metadata
+
+    async def release(self, run: str, name: str, by: str) -> bool:
+        """End the trajectory's lease, or its wait. False: it has neither."""
+        held = self._runs.get(run)
+        trajectory = held.trajectories.pop(name, None) if held is not None else None
+        if trajectory is not None and await trajectory.release(by):
+            return True
+        left = lease_of(self._desk, run, name)  # from before this process started
+        return left is not None and self._desk.end(left.id, None, by)
+
+    # -- upkeep ----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Once a second: renew the leases that are in use, and forget what is over."""
+        for run, held in list(self._runs.items()):
+            for name, trajectory in list(held.trajectories.items()):
+                if trajectory.over():
+                    del held.trajectories[name]
+                    self._tasks.start(run, _closed(trajectory), "end of a trajectory")
+                elif (lease := trajectory.due()) is not None:
+                    self._tasks.start(run, trajectory.renew(lease), "renewal")
+
+    def leave(self) -> None:
+        """End the calls that are waited for; those that run in slots go on, and the leases last for whoever opens the
+        farm next. The desk is closed before. May be repeated."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave(), name="end of the plain sessions")
+
+    async def aclose(self) -> None:
+        """As :meth:`leave`, and wait for it."""
+        self.leave()
+        assert self._leaving is not None
+        await finish(self._leaving)
+
+    async def _leave(self) -> None:
+        await asyncio.gather(*(held.executor.aclose(cancel=False) for held in self._runs.values()))
+        await self._tasks.aclose()
+
+    def trajectories(self, right: Right) -> tuple[plain.PlainTrajectory, ...]:
+        """Those of the runs that a token covers."""
+        return tuple(one.view() for held in self._covered(right) for one in held.trajectories.values())
+
+    def counts(self, right: Right) -> tuple[int, int]:
+        """Calls of the runs that a token covers, and how many of them failed by our fault."""
+        tallies = [held.executor.tally for held in self._covered(right)]
+        return sum(tally.calls for tally in tallies), sum(tally.infra_faults for tally in tallies)
+
+    def _covered(self, right: Right) -> list[PlainRun]:
+        return [held for run, held in self._runs.items() if right.covers(run)]
+
+    def _of(self, run: str) -> PlainRun:
+        if self._desk.closed:
+            raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
+        if run not in self._runs:
+            self._runs[run] = PlainRun(self._desk, run, self._catalog, self._settings)
+        return self._runs[run]
+
+    @contextmanager
+    def _one_of(self, right: Right) -> Iterator[None]:
+        """Counts the calls of a token."""
+        most = self._settings.calls_at_once
+        if self._calls_now[right.jti] >= most:
+            raise TooManyRequestsError(f"{most} calls of this token run or wait already", next_step="ask again")
+        self._calls_now[right.jti] += 1
+        try:
+            yield
+        finally:
+            self._calls_now[right.jti] -= 1
+            if not self._calls_now[right.jti]:
+                del self._calls_now[right.jti]
+
+
+async def _closed(trajectory: Trajectory) -> None:
+    await trajectory.release("")
+
+
+def _lease(trajectory: Trajectory) -> DeskLease:
+    assert trajectory.lease is not None
+    return trajectory.lease
+
+
+def _not_that(trajectory: str, lease: str | None) -> StaleLeaseError:
+    return StaleLeaseError(
+        f"trajectory {trajectory!r} no longer has the slot {lease}", next_step="start it again, under another name"
+    )
+
+
+def _may_be_large(tool: plain.PlainTool) -> bool:
+    """Whether its result may be as large as files are: those would be too much for a farm all at once."""
+    limit = tool.arguments.get("limit")
+    return tool.name == "artifacts" or (
+        tool.name == "read_file" and isinstance(limit, int) and limit > _LARGE_READ_BYTES
+    )

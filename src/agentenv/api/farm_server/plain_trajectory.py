@@ -1,0 +1,257 @@
+"""One trajectory whose slot the farm holds itself: its lease, its session and its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from agentenv.api.farm_server.desk import Desk
+from agentenv.api.farm_server.desk_lease import DeskLease, granted
+from agentenv.api.farm_server.settings import PlainSettings
+from agentenv.api.farm_server.tokens import Right
+from agentenv.errors import (
+    AgentEnvError,
+    ConnectionLostError,
+    InfraError,
+    LeaseLostError,
+    PoolClosedError,
+    ProtocolError,
+    SlotDestroyedError,
+    StaleLeaseError,
+)
+from agentenv.executor.session import ToolSession
+from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.slots.records import LeaseRecord
+from agentenv.wire import farm as wire
+from agentenv.wire import plain
+from agentenv.wire.calls import CallResult
+from agentenv.wire.leases import RunKind
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+ENVIRONMENT: Final = "plain"
+"""Tag of the leases that the farm holds itself."""
+_FIRST_TTL_S: Final = 30.0
+"""How long a lease lasts that nobody takes up."""
+_LONGEST_RENEWAL_S: Final = 10.0
+_REMEMBERED_S: Final = 3600.0
+"""How long calls of a trajectory that has lost its slot are refused, unless it is released."""
+
+
+class Trajectory:
+    """One trajectory of a run: its slot, from the first call until it is released. Its lease is lost once and for all:
+    a call must not find another, empty workspace without being told."""
+
+    def __init__(self, desk: Desk, run: str, name: str, settings: PlainSettings) -> None:
+        self.name = name
+        self.run = run
+        self.session: ToolSession | None = None
+        self.lease: DeskLease | None = None
+        self.running = 0
+        self.used_at = self._now()
+        self._desk = desk
+        self._settings = settings
+        self._right: Right | None = None
+        self._ask: wire.Ask | None = None
+        self._opening: asyncio.Task[ToolSession] | None = None
+        self._calls: dict[str, tuple[plain.ExecuteRequest, asyncio.Task[CallResult]]] = {}
+        self._renewed_at = 0.0
+        self._released = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for its slot now."""
+        return self._opening is not None and not self._opening.done()
+
+    @property
+    def lost(self) -> AgentEnvError | None:
+        """Why it has no slot any more."""
+        lost = self.lease.lost if self.lease is not None else None
+        idle_s = self._settings.idle_s
+        if isinstance(lost, StaleLeaseError) and self._now() - self._renewed_at >= idle_s:
+            return StaleLeaseError(
+                f"trajectory {self.name!r} made no call for {idle_s:g} s, and its slot was released",
+                next_step="release it to begin anew, or have plain.idle_s raised",
+            )
+        return lost
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """It is not idle meanwhile."""
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self.used_at = self._now()
+
+    # -- its slot --------------------------------------------------------------------------------
+
+    async def entered(self, executor: ToolExecutor, right: Right, kind: RunKind) -> ToolSession:
+        """Its session; the first call opens it, and others wait for that. Raises what :func:`granted` does, and why it
+        was lost."""
+        if self.session is None:
+            if not self.waits:
+                self._right = right
+                self._opening = asyncio.create_task(self._open(executor, kind), name=f"slot of {self.name}")
+            assert self._opening is not None
+            await asyncio.wait({self._opening})
+            return _outcome(self._opening)
+        if (lost := self.lost) is not None:
+            raise lost.copy()
+        return self.session
+
+    async def _open(self, executor: ToolExecutor, kind: RunKind) -> ToolSession:
+        session = executor.open(self.name, kind=kind)
+        await session.__aenter__()
+        if self._released:
+            await session.aclose()
+            raise LeaseLostError(f"trajectory {self.name!r} was released while it waited for a slot")
+        self.session = session
+        return session
+
+    async def acquire(self, kind: RunKind) -> DeskLease:
+        """Its lease: the one it has had before the farm was restarted, or a new one."""
+        assert self._right is not None
+        before = lease_of(self._desk, self.run, self.name)
+        ask = self._ask = self._ask or self._asked(before, kind)
+        lease = await granted(self._desk, ask, self.run, self._right, timeout_s=self._settings.acquire_timeout_s)
+        if lease is None:
+            self._ask = None
+            if before is None:  # it was granted when nobody waited any more, and nothing ran in it
+                return await self.acquire(kind)
+            raise LeaseLostError(f"trajectory {self.name!r} has lost its slot", next_step="start it again")
+        if before is not None and lease.name != f"{before.container}/{before.slot}/{before.epoch}":
+            self._ask = None
+            await lease.release()
+            raise ConnectionLostError(f"container {before.container} cannot be reached now", next_step="ask again")
+        await lease.renew(self._settings.idle_s)
+        self._renewed_at = self._now()
+        self.lease = lease
+        return lease
+
+    def _asked(self, before: LeaseRecord | None, kind: RunKind) -> wire.Ask:
+        """The ask that has made that lease; or a new one, which cannot be mistaken for one of another slot."""
+        nonce = before.tags.item if before is not None else secrets.token_hex(8)
+        return wire.Ask(
+            request_id=_digest(self.run, self.name, nonce),
+            trajectories=(self.name,),
+            tags=wire.AskTags(environment=ENVIRONMENT, kind=before.tags.kind if before else kind, item=nonce),
+            ttl_s=_FIRST_TTL_S,
+        )
+
+    async def release(self, by: str) -> bool:
+        """End its lease, or its wait for one. False: it has none."""
+        self._released = True
+        had = self.waits
+        if self.lease is not None:  # before anything is awaited: the name may be used again at once
+            had = self._desk.end(self.lease.id, None, by)
+        if self._ask is not None:
+            self._desk.cancel(self._ask.request_id, self.run)
+        if self.session is not None:
+            await self.session.aclose()
+        return had
+
+    def due(self) -> DeskLease | None:
+        """The lease, if it has to be renewed: something was called since it was last, or still runs."""
+        every_s = min(self._settings.idle_s / 4, _LONGEST_RENEWAL_S)
+        used = self.running > 0 or self.used_at >= self._renewed_at
+        if self.lease is None or self.lease.lost is not None or not used or self._now() - self._renewed_at < every_s:
+            return None
+        return self.lease
+
+    async def renew(self, lease: DeskLease) -> None:
+        """Renew it, if the container answers."""
+        at = self._now()
+        try:
+            await lease.renew(self._settings.idle_s)
+        except AgentEnvError as error:  # the watch of the container tells what has become of it
+            logger.debug("the lease %s is not renewed: %s", lease.name, error)
+        else:
+            self._renewed_at = at
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    async def call(self, session: ToolSession, request: plain.ExecuteRequest) -> CallResult:
+        """The result of a call; with a ``call_id`` it runs once. Raises InfraError; ProtocolError when the id was used
+        for another call that runs."""
+        if request.call_id is None:
+            return await self._call(session, request, None)
+        running = self._calls.get(request.call_id)
+        if running is None:
+            task = asyncio.create_task(self._call(session, request, self._id_of(request.call_id)))
+            self._calls[request.call_id] = request, task
+            task.add_done_callback(lambda _: self._calls.pop(request.call_id or "", None))
+        else:
+            first, task = running
+            if (first.tool, first.timeout_s) != (request.tool, request.timeout_s):
+                raise ProtocolError(
+                    f"call_id {request.call_id!r} is another call's", next_step="use a new one for each"
+                )
+        await asyncio.wait({task})
+        return _outcome(task).model_copy(update={"id": request.call_id})
+
+    async def _call(self, session: ToolSession, request: plain.ExecuteRequest, call_id: str | None) -> CallResult:
+        tool = request.tool
+        try:
+            return await session.call(tool.name, tool.arguments, timeout_s=request.timeout_s, call_id=call_id)
+        except SlotDestroyedError as error:
+            return CallResult.refused(call_id or "-", error)
+        except ProtocolError as error:  # not the sender's
+            raise InfraError(str(error)) from error
+
+    def _id_of(self, call_id: str) -> str:
+        """The same for the container, as long as the trajectory has its slot."""
+        assert self._ask is not None
+        return _digest(self._ask.request_id, call_id)
+
+    def view(self) -> plain.PlainTrajectory:
+        """For ``GET /status``."""
+        lost = self.lost
+        return plain.PlainTrajectory(
+            run=self.run,
+            trajectory_id=self.name,
+            state="lost" if lost is not None else "held" if self.lease is not None else "waiting",
+            lease=self.lease.name if self.lease is not None else None,
+            running_calls=self.running,
+            idle_s=0.0 if self.running else self._now() - self.used_at,
+            error=str(lost or ""),
+        )
+
+    def over(self) -> bool:
+        """Whether it may be forgotten."""
+        if self.running or self.waits or (self.lease is not None and self.lease.lost is None):
+            return False
+        return self._now() - self.used_at > (_REMEMBERED_S if self.lease is not None else wire.ASK_TTL_S)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def lease_of(desk: Desk, run: str, trajectory: str) -> LeaseRecord | None:
+    """The lease that the farm holds for a trajectory, whichever farm process has granted it."""
+    mine = desk.leases(
+        lambda one: one.trajectory == trajectory and one.tags.run == run and one.tags.environment == ENVIRONMENT
+    )
+    return next(mine, None)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+
+
+def _outcome(task: asyncio.Task[Result]) -> Result:
+    """The result of a task that several wait for; each gets an exception of its own."""
+    if task.cancelled():
+        raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
+    if isinstance(error := task.exception(), AgentEnvError):
+        raise error.copy()
+    return task.result()
