@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from fastapi import Request
+from fastapi import Depends, Request
 
 from agentenv.api.farm_server.limits import AskLimiter
 from agentenv.api.farm_server.settings import AskLimits, OpenPages
@@ -19,6 +19,13 @@ ROUTES: Final[Mapping[str, Needs]] = MappingProxyType(
         "GET /health": "nothing",
         "GET /ready": "nothing",
         "GET /openapi.json": "read",
+        "GET /": "nothing",
+        "GET /page.js": "nothing",
+        "GET /page.css": "nothing",
+        "GET /metrics": "read",
+        "GET /v1/sight": "read",
+        "GET /v1/sight/changes": "read",
+        "GET /v1/leases/{container}/{slot}/{epoch}/tail": "run",
         "GET /v1/farm": "read",
         "POST /v1/asks": "run",
         "GET /v1/asks/{request_id}": "run",
@@ -96,3 +103,12 @@ class Access:
                 f"the token has asked for more than its rate allows; try again in {retry_after_s:.1f} s",
                 retry_after_s=retry_after_s,
             )
+
+
+def _right(request: Request) -> Right:
+    right: Right = request.state.right
+    return right
+
+
+MyRight = Annotated[Right, Depends(_right)]
+"""What the token of a request allows."""

@@ -12,8 +12,9 @@ from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 
 from agentenv._version import __version__
-from agentenv.api.farm_server.access import ROUTES, Access
+from agentenv.api.farm_server.access import ROUTES, Access, MyRight
 from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.page_routes import NDJSON, page_routes
 from agentenv.api.farm_server.tokens import Right
 from agentenv.errors import (
     AgentEnvError,
@@ -33,7 +34,6 @@ from agentenv.wire.server import ErrorReply, Health
 from agentenv.wire.states import SlotState
 
 MAX_REQUEST_BYTES = 1024 * 1024
-_NDJSON = "application/x-ndjson"
 _STATUS: dict[type[AgentEnvError], int] = {
     UnauthorizedError: 401,
     ForbiddenError: 403,
@@ -67,6 +67,7 @@ def farm_app(farm: Farm, access: Access) -> FastAPI:
     _ask_routes(app, farm, access)
     _lease_routes(app, farm)
     _run_routes(app, farm)
+    page_routes(app, farm)
     unlisted = {f"{method} {route.path}" for route in app.routes for method in route.methods} - ROUTES.keys()  # type: ignore[attr-defined]
     assert not unlisted, f"routes without a line in the table of rights: {unlisted}"
     return app
@@ -116,11 +117,11 @@ def _ask_routes(app: FastAPI, farm: Farm, access: Access) -> None:
         """Withdraw an ask, or end the leases that were granted for it. May be repeated."""
         return wire.Cancelled(cancelled=farm.desk.cancel(request_id, access.run_of(right, run)))
 
-    @app.get("/v1/news", response_class=StreamingResponse, responses={200: {"content": {_NDJSON: {}}}})
+    @app.get("/v1/news", response_class=StreamingResponse, responses={200: {"content": {NDJSON: {}}}})
     async def news(right: MyRight, client: wire.ClientId, run: wire.RunName = "") -> StreamingResponse:
         """What becomes of the client's asks, one JSON object per line."""
         lines: AsyncIterator[bytes] = farm.news.follow(access.run_of(right, run), client)
-        return StreamingResponse(lines, media_type=_NDJSON)
+        return StreamingResponse(lines, media_type=NDJSON)
 
 
 def _lease_routes(app: FastAPI, farm: Farm) -> None:
@@ -173,14 +174,6 @@ def _run_routes(app: FastAPI, farm: Farm) -> None:
         return wire.ContainerList(containers=farm.containers_seen())
 
 
-def _right(request: Request) -> Right:
-    right: Right = request.state.right
-    return right
-
-
-MyRight = Annotated[Right, Depends(_right)]
-
-
 def lease_id(lease: LeaseRecord) -> str:
     """The name of a lease for clients."""
     return f"{lease.container}/{lease.slot}/{lease.epoch}"
@@ -226,7 +219,7 @@ def _referring(farm: Farm) -> Callable[[Request, Callable[[Request], Awaitable[R
     """A farm that does not lead refers to the one that does, if it knows where that is."""
 
     async def refer(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if farm.leads or request.url.path in ("/health", "/ready"):
+        if farm.leads or request.url.path in ("/health", "/ready", "/metrics"):
             return await call_next(request)
         if not farm.leader_url:
             return _reply(503, _elsewhere(farm))
