@@ -16,6 +16,7 @@ from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Message, Send
 
+from agentenv import shipped
 from agentenv.api.farm_server.access import MyRight
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.metrics import of_farm
@@ -34,8 +35,13 @@ UNREAD_S: Final = 10.0
 """How long a viewer may leave unread what was sent."""
 NDJSON: Final = "application/x-ndjson"
 _HERE: Final = Path(__file__).parent
-_FILES: Final = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript"),
-                 "/page.css": ("page.css", "text/css")}  # fmt: skip
+_SHARED: Final = ("base.css", "base.js")
+_FILES: Final = {
+    "/": ("text/html", "page.html"),
+    "/page.css": ("text/css", "base.css", "page.css"),
+    "/page.js": ("text/javascript", "base.js", "page_map.js", "page.js"),
+}
+"""What is served where: its type, and the files it is made of."""
 _SAFE: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -82,8 +88,10 @@ def page_routes(app: FastAPI, farm: Farm) -> None:
 
 
 def _file_routes(app: FastAPI) -> None:
-    for path, (name, kind) in _FILES.items():
-        body = (_HERE / name).read_bytes()
+    for path, (kind, *names) in _FILES.items():
+        body = b"".join(
+            (shipped.path(f"page/{name}") if name in _SHARED else _HERE / name).read_bytes() for name in names
+        )
 
         async def file(body: bytes = body, kind: str = kind) -> Response:
             return Response(body, media_type=kind, headers=_SAFE)
