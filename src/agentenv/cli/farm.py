@@ -1,4 +1,4 @@
-"""``agentenv farm serve | token | runs``: one farm of slots for many training runs."""
+"""``agentenv farm serve | page | token | runs``: one farm of slots for many training runs."""
 
 from __future__ import annotations
 
@@ -110,6 +110,28 @@ def token(
 
 @farm.command()
 @verb
+def page(
+    url: FarmUrlOption = None,
+    bearer: FarmTokenOption = None,
+) -> None:
+    """Print the address of the farm's page, with the token it needs: open it in a browser.
+
+    The token is in the part of the address that browsers keep to themselves. Whoever gets the address can do what the
+    token allows.
+
+    \b
+    Examples:
+      agentenv farm page
+      agentenv farm page --farm-url https://farm:8700 --farm-token file:read.token
+    """
+    from agentenv.slots.farm_access import farm_access, page_url
+
+    access = farm_access(url, bearer)
+    out().print(page_url(access.urls[0], access.token), soft_wrap=True, markup=False, highlight=False)
+
+
+@farm.command()
+@verb
 def runs(
     url: FarmUrlOption = None,
     bearer: FarmTokenOption = None,
@@ -166,9 +188,16 @@ async def _serve(config: Path | None, listening: Listening, url: str, as_json: b
 
 
 def _announce(service: Service, as_json: bool) -> None:
+    from agentenv.slots.farm_access import page_url
+
     farm = service.farm
     if as_json:
         print_json_line({"event": "ready", "url": service.url, "farm": farm.name, "generation": farm.generation})
         return
     err().print(f"[green]listening[/] on {service.url} · farm {farm.name} · Ctrl-C ends the service, not the leases")
+    if err().is_terminal:  # a log would keep the token
+        address = page_url(service.url, service.page_token())
+    else:
+        address = "agentenv farm page"
+    err().print(f"its page: {address}", soft_wrap=True, markup=False, highlight=False)
     err().print("a token for a run: agentenv farm token --run NAME > NAME.token", highlight=False)

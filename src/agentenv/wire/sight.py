@@ -1,5 +1,6 @@
 """What a farm service shows of itself: ``GET /v1/sight`` (one :class:`Sight`) and ``GET /v1/sight/changes`` (a
-:class:`Sight`, then :class:`SightChanges`; one JSON object per line).
+:class:`Sight` without its containers, which follow in :class:`SightChanges`, as does what changes; one JSON object per
+line).
 
 A token sees the runs it covers. Slots of others are shown as leased, and not by whom. Times are seconds of the farm's
 own clock: compare them with ``clock_s`` of the same line.
@@ -98,7 +99,8 @@ class Sight(WireModel):
 
 
 class SightChanges(WireModel):
-    """What has changed since the line before. ``farm``, ``runs``, ``others`` and ``queue`` are whole, or not told."""
+    """What has changed since the line before, or was not told yet. ``farm``, ``runs``, ``others`` and ``queue`` are
+    whole, or not there."""
 
     type: Literal["changes"] = "changes"
     clock_s: float

@@ -268,6 +268,7 @@ function drawLegend(slots) {
 // --- runs ---------------------------------------------------------------------------------------
 
 const rows = new Map();
+const byName = new Intl.Collator("en", { numeric: true });
 
 function rowOf(name) {
   if (!rows.has(name)) {
@@ -284,7 +285,7 @@ function rowOf(name) {
 
 function drawRuns() {
   const top = Math.max(1, others.held, ...runs.map((run) => Math.max(sum(run.held), run.fair_share, run.share.guaranteed)));
-  const shown = runs.map((run) => drawRun(run, top));
+  const shown = [...runs].sort((a, b) => byName.compare(a.run, b.run)).map((run) => drawRun(run, top));
   if (others.runs) shown.push(drawOthers(top));
   for (const [name, { row }] of rows) {
     if (shown.includes(row)) continue;

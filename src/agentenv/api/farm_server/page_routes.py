@@ -100,10 +100,10 @@ def _file_routes(app: FastAPI) -> None:
 
 
 def _sight_routes(app: FastAPI, sights: Sights) -> None:
-    @app.get("/v1/sight", response_model_exclude_unset=True)
-    async def sight(right: MyRight) -> wire.Sight:
+    @app.get("/v1/sight", response_model=wire.Sight)
+    async def sight(right: MyRight) -> Response:
         """The whole farm at one moment, as far as the token covers it."""
-        return sights.whole(right)
+        return Response(await sights.whole(right), media_type="application/json")
 
     @app.get(
         "/v1/sight/changes",

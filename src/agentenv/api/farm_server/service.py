@@ -27,6 +27,9 @@ from agentenv.tasks import report_failure
 logger = logging.getLogger(__name__)
 
 
+_PAGE_TOKEN_S = 86_400.0
+
+
 @dataclass(frozen=True)
 class Listening:
     """Where the service listens; with ``certificate`` and ``key`` it speaks TLS."""
@@ -46,6 +49,10 @@ class Service:
     keys: TokenKeys
     url: str
     opening: asyncio.Task[Farm]
+
+    def page_token(self) -> str:
+        """A token for the page: to look at every run, and at the output of their slots."""
+        return self.keys.mint("*", "run", expires_s=_PAGE_TOKEN_S)
 
     async def run(self) -> None:
         """Until the farm has to end. Raises what ended it."""
