@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentenv.wire import farm, leases, server
+from agentenv.wire import farm, leases, server, sight
 from agentenv.wire.base import WireModel
 from agentenv.wire.states import ContainerState, SlotState
 
@@ -52,6 +52,47 @@ _SEEN = farm.ContainerSeen(
     id="c", index=2, base_url="http://10.0.0.1:4000", state=ContainerState.ready, slots={"free": 1},
     supervisor_silent_s=0.5,
 )  # fmt: skip
+_INFO = farm.FarmInfo(
+    farm="default",
+    version="0.1.0",
+    boot="0011223344556677",
+    generation=4,
+    state="standby",
+    slots_per_container=10,
+    max_slots=50,
+    isolation="full",
+    require_sandbox=True,
+    allow_network=False,
+    limits={"processes": 400},
+    relay_url="http://relay",
+    load=LOAD,
+    run=RUN,
+    problem="p",
+)
+_SLOT = sight.SlotSight(
+    slot=3,
+    state=SlotState.leased,
+    since_s=1.5,
+    epoch=7,
+    run="team/exp7",
+    kind="eval",
+    environment="repair",
+    trajectory="t",
+)
+_CONTAINER = sight.ContainerSight(id="c", index=2, node="10.0.0.1", state=ContainerState.ready, slots=(_SLOT,))
+_QUEUE = sight.QueueSight(
+    run="team/exp7", kind="eval", asks=2, slots=3, oldest_wait_s=1.5, why="no_capacity", detail="d", eta_s=2.5
+)
+_OTHERS = sight.OthersSight(runs=1, held=2, waiting=3)
+_RATES = sight.RatesSight(
+    at_s=12.0,
+    calls_per_s=3.5,
+    call_p50_s=0.01,
+    call_p99_s=0.5,
+    leases_per_s=1.5,
+    calls_running=4,
+    faults={"lease_lost": 1},
+)
 
 FARM_MODELS: tuple[WireModel, ...] = (
     _TAGS,
@@ -81,21 +122,29 @@ FARM_MODELS: tuple[WireModel, ...] = (
     farm.TokenRequest(run="team/*", scope="admin", cap=8, expires_s=3600.0),
     farm.MintedToken(token="h.c.s", jti="0011223344556677", run="team/*", scope="admin", cap=8, expires_s=3600.0),
     LOAD,
-    farm.FarmInfo(
-        farm="default",
-        version="0.1.0",
-        boot="0011223344556677",
-        generation=4,
-        state="standby",
-        slots_per_container=10,
-        max_slots=50,
-        isolation="full",
-        require_sandbox=True,
-        allow_network=False,
-        limits={"processes": 400},
-        relay_url="http://relay",
-        load=LOAD,
-        run=RUN,
-        problem="p",
+    _INFO,
+    _SLOT,
+    _CONTAINER,
+    _QUEUE,
+    _OTHERS,
+    _RATES,
+    sight.Sight(
+        clock_s=12.5,
+        farm=_INFO,
+        containers=(_CONTAINER,),
+        runs=(RUN,),
+        others=_OTHERS,
+        queue=(_QUEUE,),
+        rates=(_RATES,),
+    ),
+    sight.SightChanges(
+        clock_s=12.5,
+        containers=(_CONTAINER,),
+        gone=("c-2",),
+        farm=_INFO,
+        runs=(RUN,),
+        others=_OTHERS,
+        queue=(_QUEUE,),
+        rates=(_RATES,),
     ),
 )

@@ -16,7 +16,7 @@ import pytest
 import agentenv.wire
 from agentenv.errors import StaleLeaseError
 from agentenv.sandbox.server.calls import encode_result, refusal
-from agentenv.wire import calls, leases, server, sessions, tools, toolserver, transfers, watch
+from agentenv.wire import calls, leases, server, sessions, tails, tools, toolserver, transfers, watch
 from agentenv.wire.base import WireModel
 from agentenv.wire.states import SlotState
 from tests.golden.farm_samples import FARM_MODELS
@@ -144,8 +144,19 @@ MODELS: tuple[WireModel, ...] = (
     server.SlotsReply(boot="0011223344556677", slots=(_REPORT,), heard_s=1.25),
     watch.WatchList(boot="0011223344556677", generation=4, slots=(_REPORT,)),
     watch.WatchChange(slot=_REPORT),
-    watch.WatchBeat(statistics={"calls_running": 2}, supervisor_silent_s=1.5, draining=True),
     server.ErrorReply(error="stale_lease", message="m", next_step="n", fault="infra", retry_after_s=1.5),
+    watch.CallTimes(counts=(1, 2), total_s=0.5),
+    watch.WatchBeat(
+        statistics={"calls_running": 2},
+        supervisor_silent_s=1.5,
+        draining=True,
+        call_times=watch.CallTimes(counts=(1, 2), total_s=0.5),
+    ),
+    tails.TailCall(call=2, tool="bash", about="echo é", ago_s=1.5),
+    tails.TailOutput(call=2, stream="stderr", text="é\n", skipped_bytes=3),
+    tails.TailEnd(call=2, exit_code=137, duration_s=1.5, note="timed out"),
+    tails.TailBeat(),
+    tails.TailOver(),
     tools.BashArguments(command="true", cwd="sub", env={"A": "b"}, stdin="in"),
     tools.ReadFileArguments(path="a", offset=1, limit=2, binary=True),
     tools.ReadFileReply(text="é", size_bytes=2, mode=0o644, truncated=True, next_offset=3, lossy=True),

@@ -115,7 +115,7 @@ def token(
     err().print(f"valid for {days:g} days; to revoke it, add {made.jti} to tokens.denied", highlight=False)
 
 
-for each in (runs, leases, drain, relay):
+for each in (page, runs, leases, drain, relay):
     farm.command()(each)
 
 
@@ -193,9 +193,14 @@ def _noticed(settings: FarmSettings) -> Iterator[FarmNotice | None]:
 
 
 def _announce(service: Service, as_json: bool) -> None:
+    from agentenv.slots.farm_access import page_url
+
     farm = service.farm
     if as_json:
         print_json_line({"event": "ready", "url": service.url, "farm": farm.name, "generation": farm.generation})
         return
     err().print(f"[green]listening[/] on {service.url} · farm {farm.name} · Ctrl-C ends the service, not the leases")
+    # A log would keep the token.
+    address = page_url(service.url, service.page_token()) if err().is_terminal else "agentenv farm page"
+    err().print(f"its page: {address}", soft_wrap=True, markup=False, highlight=False)
     err().print("a token for a run: agentenv farm token --run NAME > NAME.token", highlight=False)

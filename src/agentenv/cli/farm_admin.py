@@ -1,4 +1,4 @@
-"""``agentenv farm runs | leases | drain``: look at a farm service, and take slots or containers away."""
+"""``agentenv farm page | runs | leases | drain``: look at a farm service, and take slots or containers away."""
 
 from __future__ import annotations
 
@@ -134,3 +134,24 @@ async def _drain(container: str, url: str | None, bearer: str | None, as_json: b
         return
     until = f"when its {draining.leases} leases have ended" if draining.leases else "now"
     err().print(f"{container} gets no new leases and is replaced {until}", markup=False, highlight=False)
+
+
+@verb
+def page(
+    url: FarmUrlOption = None,
+    bearer: FarmTokenOption = None,
+) -> None:
+    """Print the address of the farm's page, with the token it needs: open it in a browser.
+
+    The token is in the part of the address that browsers keep to themselves. Whoever gets the address can do what the
+    token allows.
+
+    \b
+    Examples:
+      agentenv farm page
+      agentenv farm page --url https://farm:8700 --token file:read.token
+    """
+    from agentenv.slots.farm_access import farm_access, page_url
+
+    access = farm_access(url, bearer)
+    out().print(page_url(access.urls[0], access.token), soft_wrap=True, markup=False, highlight=False)

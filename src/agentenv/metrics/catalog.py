@@ -66,6 +66,32 @@ STREAMS = Metric("agentenv_executor_streams_total", "counter", "Connections open
 RECONNECTS = Metric("agentenv_executor_reconnects_total", "counter", "Connections reopened to a container.")
 REASKED = Metric("agentenv_executor_calls_reasked_total", "counter", "Calls resubmitted after a lost connection.")
 
+FARM_LEADER = Metric("agentenv_farm_leader", "gauge", "1: the service leads and takes asks; 0: it stands by.")
+FARM_GENERATION = Metric("agentenv_farm_generation", "gauge", "Generation of the service that leads; 0: it stands by.")
+FARM_CLIENTS = Metric("agentenv_farm_clients", "gauge", "Clients that follow the news of their asks.")
+FARM_WAITING = Metric("agentenv_farm_asks_waiting", "gauge", "Asks that wait for slots.", ("run", "kind"))
+FARM_HELD = Metric("agentenv_farm_slots_held", "gauge", "Slots held.", ("run", "kind"))
+FARM_SHARE = Metric("agentenv_farm_share", "gauge", "Slots held over the fair share.", ("run",))
+FARM_GRANTS = Metric("agentenv_farm_grants_total", "counter", "Slots granted.", ("run",))
+FARM_WAIT = Metric("agentenv_farm_ask_wait_seconds", "histogram", "Time from an ask until it was granted.")
+FARM_RECLAIMS = Metric("agentenv_farm_reclaims_total", "counter", "Leases ended for a run below its guarantee.")
+FARM_ADOPTED = Metric("agentenv_farm_adopted_total", "counter", "Leases found that this process had not granted.")
+FARM_CALLS = Metric("agentenv_farm_calls_total", "counter", "Finished tool calls in all containers.")
+FARM_CALLS_ENDED = Metric(
+    "agentenv_farm_calls_failed_total",
+    "counter",
+    "Tool calls that timed out, were killed for memory, were cancelled, or had a fault other than none.",
+    ("why",),
+)
+FARM_CALL_TIME = Metric("agentenv_farm_call_seconds", "histogram", "Time calls ran in their slots.")
+FARM_RUNNING = Metric("agentenv_farm_calls_running", "gauge", "Running calls.")
+FARM_QUEUED = Metric("agentenv_farm_calls_queued", "gauge", "Calls queued behind earlier calls of their slot.")
+FARM_HELD_BYTES = Metric(
+    "agentenv_farm_held_bytes", "gauge", "Memory that containers hold for queued and running calls."
+)
+FARM_EXPIRED = Metric("agentenv_farm_leases_expired_total", "counter", "Leases expired for lack of a heartbeat.")
+FARM_SLOTS_LOST = Metric("agentenv_farm_slots_lost_total", "counter", "Slots whose agent died unexpectedly.")
+
 METRICS = (
     BUILD,
     POOL_CONTAINERS, POOL_GOAL, POOL_MAX, POOL_SLOTS, POOL_WAITING, POOL_GRANTED, POOL_RELEASED, POOL_LOST,
@@ -73,4 +99,11 @@ METRICS = (
     CALLS, CANCELLED, RUNNING, SESSIONS, CONNECTED, BATCH_SIZE, BATCH_WAIT, QUEUE, RUN, OVERHEAD,
     STREAMS, RECONNECTS, REASKED,
 )  # fmt: skip
-"""In the order they are exposed."""
+"""Of a process with a pool and an executor, in the order they are exposed."""
+
+FARM_METRICS = (
+    FARM_LEADER, FARM_GENERATION, FARM_CLIENTS, FARM_WAITING, FARM_HELD, FARM_SHARE, FARM_GRANTS, FARM_WAIT,
+    FARM_RECLAIMS, FARM_ADOPTED, FARM_CALLS, FARM_CALLS_ENDED, FARM_CALL_TIME, FARM_RUNNING, FARM_QUEUED,
+    FARM_HELD_BYTES, FARM_EXPIRED, FARM_SLOTS_LOST,
+)  # fmt: skip
+"""Of a farm service, beside those of its pool."""

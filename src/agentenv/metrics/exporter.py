@@ -74,7 +74,7 @@ async def exporting(read: Read, host: str, port: int, *, announce: bool = True) 
 
     ``announce``: let ``agentenv status`` on this machine find this process as one that leases slots.
     """
-    render = _renderer()
+    render = renderer()
 
     async def answer(_: web.Request) -> web.Response:
         try:
@@ -108,7 +108,9 @@ def _reachable(host: str) -> str:
     return f"[{shown}]" if ":" in shown and not shown.startswith("[") else shown
 
 
-def _renderer() -> Callable[[Iterable[Reading]], tuple[bytes, str]]:
+def renderer() -> Callable[[Iterable[Reading]], tuple[bytes, str]]:
+    """Makes body and content type of an exposition, with the process' own metrics. Raises ConfigError when
+    prometheus-client is not installed."""
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector
         from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest

@@ -1,67 +1,21 @@
-// Everything that came from a run is put on the page as text (textContent, attributes set by name),
-// never as markup. Trajectories are drawn when they are expanded.
-"use strict";
-
+// Trajectories are drawn when they are expanded.
 const FOLD_LINES = 24;
 const FOLD_CHARACTERS = 4000;
 const UNFOLD_AT_ONCE = 60;
 const SHORT_ARGUMENT = 60;
 const WATCH_MS = 2000;
-const SVG = "http://www.w3.org/2000/svg";
 const KIND_NAMES = {
   slot_wait: "slot wait", prepare: "prepare", model: "model", batch_wait: "batch wait", queue: "queued in slot",
   run: "run", transport: "transport", lost: "lost", verify: "verify", release: "release",
 };
 
-const byId = (id) => document.getElementById(id);
 const parsed = (id) => JSON.parse(byId(id).textContent);
-
-function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  made.append(...children.filter((child) => child !== null && child !== undefined && child !== ""));
-  return made;
-}
-
-function drawn(name, attributes, title) {
-  const made = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  if (title) {
-    const tip = document.createElementNS(SVG, "title");
-    tip.textContent = title;
-    made.append(tip);
-  }
-  return made;
-}
-
-function seconds(value) {
-  if (value >= 100) return `${value.toFixed(0)} s`;
-  if (value >= 1) return `${value.toFixed(2)} s`;
-  return value >= 0.1 ? `${(value * 1000).toFixed(0)} ms` : `${(value * 1000).toFixed(1)} ms`;
-}
-
-function bytes(value) {
-  if (value < 1024) return `${value} B`;
-  const units = ["KiB", "MiB", "GiB"];
-  let unit = -1;
-  do { value /= 1024; unit += 1; } while (value >= 1024 && unit < 2);
-  return `${value.toFixed(1)} ${units[unit]}`;
-}
 
 const { axis: [LOWEST, HIGHEST], groups: GROUPS } = parsed("data-groups");
 
 const scoreKind = (score) => (score === null ? "unscored" : score >= HIGHEST ? "full" : score <= LOWEST ? "none" : "part");
 const onAxis = (score) => (score - LOWEST) / (HIGHEST - LOWEST || 1);
 const scoreText = (score) => (score === null ? "–" : Number.isInteger(score) ? String(score) : score.toFixed(2));
-
-// Terminal colours are dropped; other control characters are shown as their pictures, so that nothing hides.
-function visible(text) {
-  return text
-    .replace(/\r\n/g, "\n")
-    .replace(/\x1b\[[0-9;:?]*[ -/]*[@-~]/g, "")
-    .replace(/[\x00-\x08\x0b-\x1f]/g, (c) => String.fromCharCode(0x2400 + c.charCodeAt(0)))
-    .replace(/[\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "\u2421");
-}
 
 // --- text ------------------------------------------------------------------------------------
 
@@ -396,11 +350,6 @@ function follow() {
 
 function shownRows() {
   return cards.filter(({ card }) => !card.hidden).flatMap(({ rows }) => rows.filter((row) => !row.hidden));
-}
-
-function switchTheme() {
-  const dark = document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = dark ? "light" : "dark";
 }
 
 for (const id of ["find", "score", "faulty"]) byId(id).addEventListener("input", applyFilters);

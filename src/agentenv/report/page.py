@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from markupsafe import Markup
 from pydantic import ValidationError
 
+from agentenv import shipped
 from agentenv.agent.transcript import GroupRecord
 from agentenv.report.shaping import group_row, text_cap, trajectory_body
 from agentenv.report.summary import summarise
@@ -91,7 +92,9 @@ def render(
     for group in groups:
         rows.append(group_row(group, first, cap))
         first += len(group.trajectories)
-    style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
+    style, script = (
+        shipped.path(f"page/base.{kind}").read_text() + (HERE / f"page.{kind}").read_text() for kind in ("css", "js")
+    )
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=select_autoescape(default=True, default_for_string=True),

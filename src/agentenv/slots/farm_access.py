@@ -79,6 +79,11 @@ def announced(name: str, url: str, token: str) -> Iterator[None]:
         yield
 
 
+def page_url(url: str, token: str) -> str:
+    """The address of a farm's page, with a token. Browsers send what follows the # to nobody."""
+    return f"{url.rstrip('/')}/#token={token}"
+
+
 def token_of(given: str, field_name: str) -> str:
     """The token itself, or the content of ``file:PATH``, so that it need not be on a command line. Raises
     ConfigError."""

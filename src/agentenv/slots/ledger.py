@@ -43,6 +43,8 @@ class Ledger:
         self._counts = Counts()
         self._bound: float = math.inf
         self._next = 0
+        self.adopted_total = 0
+        """Leases found in containers so far."""
 
     # -- waiters ------------------------------------------------------------------------------
 
@@ -401,9 +403,11 @@ class Ledger:
         lease = LeaseRecord(self._number(), None, holder.trajectory, slot, tags=holder.tags, state=LeaseState.granted)
         lease.epoch = holder.epoch
         self._counts.move_slot(container, slot, SlotState.leased, now)
+        slot.since = now - holder.held_s
         slot.lease = lease.id
         self._leases[lease.id] = lease
         self._adopted[lease.tags, lease.trajectory] = lease
+        self.adopted_total += 1
         self._line.took(lease.tags.run, lease.tags.kind)
 
     def _give_back(self, lease: LeaseRecord, end: LeaseState, now: float) -> list[Command]:

@@ -43,15 +43,17 @@ class _Stateful(Generic[State]):
 
 
 class SlotRecord(_Stateful[SlotState]):
-    """One slot of one container. ``lease`` is the id of the live lease on it, if any."""
+    """One slot of one container. ``lease`` is the id of the live lease on it, if any; ``since`` is when it came into
+    its state, as far as is known."""
 
-    __slots__ = ("container", "index", "lease")
+    __slots__ = ("container", "index", "lease", "since")
     _moves = POOL_SLOT_MOVES
 
-    def __init__(self, container: str, index: int, state: SlotState = SlotState.free) -> None:
+    def __init__(self, container: str, index: int, state: SlotState = SlotState.free, since: float = 0.0) -> None:
         super().__init__(state)
         self.container = container
         self.index = index
+        self.since = since
         self.lease: int | None = None
 
     def __repr__(self) -> str:
@@ -66,13 +68,15 @@ class Holder:
     trajectory: str
     tags: Tags
     epoch: int
+    held_s: float = 0.0
+    """For how long, as far as the container knows."""
 
 
 def holder_of(report: SlotReport) -> Holder | None:
     """Whose lease a report shows; None if the slot is not leased."""
     if report.state is not SlotState.leased or report.trajectory is None or report.tags is None:
         return None
-    return Holder(report.trajectory, report.tags, report.epoch)
+    return Holder(report.trajectory, report.tags, report.epoch, report.in_state_s or 0.0)
 
 
 class LeaseRecord(_Stateful[LeaseState]):
@@ -138,7 +142,7 @@ class ContainerRecord(_Stateful[ContainerState]):
 
     def fill(self, states: Iterable[SlotState], now: float) -> None:
         """Take the inventory: one state per slot, in order of index."""
-        self.slots = [SlotRecord(self.id, index, state) for index, state in enumerate(states)]
+        self.slots = [SlotRecord(self.id, index, state, now) for index, state in enumerate(states)]
         self._free = [slot.index for slot in self.slots if slot.state is SlotState.free]
         self.quarantined = sum(slot.state is SlotState.quarantined for slot in self.slots)
         self.busy = len(self.slots) - len(self._free) - self.quarantined
@@ -163,6 +167,7 @@ class ContainerRecord(_Stateful[ContainerState]):
         """Move a slot and keep the counts. Raises IllegalMoveError, changing nothing."""
         before = slot.state
         slot.move(to)
+        slot.since = now
         if before is SlotState.free:
             self._take_out(slot.index)
         if to is SlotState.free:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
 import aiohttp
@@ -15,6 +15,7 @@ import aiohttp
 from agentenv.backoff import Backoff
 from agentenv.config import PoolSettings
 from agentenv.containers.handle import ContainerHandle
+from agentenv.containers.tail import tail
 from agentenv.containers.watch import watch
 from agentenv.errors import AgentEnvError, ConnectionLostError, FencedError
 from agentenv.slots.commands import Reclaim
@@ -22,7 +23,7 @@ from agentenv.slots.container_link import ContainerLink, Ended, Liveness, Reques
 from agentenv.slots.records import Holder, holder_of
 from agentenv.wire.leases import EndRequest, SlotReport
 from agentenv.wire.states import SlotState
-from agentenv.wire.watch import WatchBeat, WatchChange, WatchList
+from agentenv.wire.watch import CallTimes, WatchBeat, WatchChange, WatchList
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ class WatchedLink(ContainerLink):
         self._why: dict[tuple[int, int], AgentEnvError] = {}
         self.statistics: Mapping[str, int] = {}
         """The container's counters at its last beat."""
+        self.call_times = CallTimes()
+        """How long its calls ran, at its last beat."""
         self.boot = ""
         """The server process behind the last list."""
 
@@ -125,7 +128,7 @@ class WatchedLink(ContainerLink):
                         case WatchChange(slot=report):
                             self._learn(report, reported)
                         case WatchBeat():
-                            self.statistics = line.statistics
+                            self.statistics, self.call_times = line.statistics, line.call_times
                             self.supervisor_silent_s = line.supervisor_silent_s
         except FencedError as error:
             self._fenced(error)
@@ -137,6 +140,11 @@ class WatchedLink(ContainerLink):
         if (event := self._reported.pop(report.slot, None)) is not None:
             event.set()
         reported(report)
+
+    def tail(self, slot: int, epoch: int) -> AsyncGenerator[bytes, None]:
+        """See :func:`agentenv.containers.tail.tail`."""
+        assert self._watch_session is not None
+        return tail(self._watch_session, self.handle, slot, epoch)
 
     # -- ending leases ---------------------------------------------------------------------------
 

@@ -15,6 +15,10 @@ from agentenv.wire.leases import SlotReport
 
 BEAT_S: Final = 1.0
 """Longest interval between two lines."""
+CALL_BOUNDS_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
+)  # fmt: skip
+"""Upper bounds of the buckets in which a container counts its calls by how long they ran."""
 GENERATION_HEADER: Final = "X-Agentenv-Generation"
 """The generation of the farm that sends a request. A container refuses (``fenced``) what changes leases when it has
 obeyed a later generation, or when it has obeyed any and the request names none."""
@@ -39,6 +43,14 @@ class WatchChange(WireModel):
     slot: SlotReport
 
 
+class CallTimes(WireModel):
+    """How long a container's calls ran, since its server started. ``counts`` has one number per bound of
+    ``CALL_BOUNDS_S``, not cumulative, and one for longer calls."""
+
+    counts: tuple[int, ...] = ()
+    total_s: float = 0.0
+
+
 class WatchBeat(WireModel):
     """The container is alive; ``statistics`` as in ``GET /v1/statistics``."""
 
@@ -46,6 +58,7 @@ class WatchBeat(WireModel):
     statistics: dict[str, int]
     supervisor_silent_s: float = 0.0
     draining: bool = False
+    call_times: CallTimes = CallTimes()
 
 
 WatchLine = Annotated[WatchList | WatchChange | WatchBeat, Field(discriminator="type")]

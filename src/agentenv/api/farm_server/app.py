@@ -16,6 +16,7 @@ from agentenv.api.farm_server.access import ROUTES, Access, MyRight, checking
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.front import Front, elsewhere
 from agentenv.api.farm_server.openapi import document
+from agentenv.api.farm_server.page_routes import NDJSON, page_routes
 from agentenv.api.farm_server.plain import plain_routes
 from agentenv.api.farm_server.replies import handle_errors
 from agentenv.api.farm_server.tokens import Right
@@ -26,7 +27,6 @@ from agentenv.wire.leases import Tags
 from agentenv.wire.server import ErrorReply, Health
 from agentenv.wire.states import SlotState
 
-_NDJSON = "application/x-ndjson"
 _EACH_LINE = {"schema": {"$ref": "#/components/schemas/NewsLine"}}
 TagFilter = Annotated[list[str], Query(alias="tag", max_length=8, description="`name:value`; all of them must match")]
 
@@ -52,6 +52,7 @@ def farm_app(farm: Farm, access: Access) -> FastAPI:
     _run_routes(app, farm)
     _token_routes(app, farm, access)
     plain_routes(app, farm, access)
+    page_routes(app, farm)
     unlisted = {f"{method} {route.path}" for route in app.routes for method in route.methods} - ROUTES.keys()  # type: ignore[attr-defined]
     assert not unlisted, f"routes without a line in the table of rights: {unlisted}"
     return app
@@ -103,12 +104,12 @@ def _ask_routes(app: FastAPI, farm: Farm, access: Access) -> None:
         """Withdraw an ask, or end the leases that were granted for it. May be repeated."""
         return wire.Cancelled(cancelled=farm.desk.cancel(request_id, access.run_of(right, run)))
 
-    @app.get("/v1/news", response_class=StreamingResponse, responses={200: {"content": {_NDJSON: _EACH_LINE}}})
+    @app.get("/v1/news", response_class=StreamingResponse, responses={200: {"content": {NDJSON: _EACH_LINE}}})
     async def news(right: MyRight, client: wire.ClientId, run: wire.RunName = "") -> StreamingResponse:
         """What becomes of the client's asks, one JSON object per line."""
         farm.news.check_room(right.jti)
         lines: AsyncIterator[bytes] = farm.news.follow(access.run_of(right, run), client, right.jti)
-        return StreamingResponse(lines, media_type=_NDJSON)
+        return StreamingResponse(lines, media_type=NDJSON)
 
 
 def _lease_routes(app: FastAPI, farm: Farm) -> None:

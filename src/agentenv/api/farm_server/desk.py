@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from agentenv.api.farm_server.audit import BY_FARM, FarmAudit
 from agentenv.api.farm_server.news import Newsroom
+from agentenv.api.farm_server.run_labels import RunCounts
 from agentenv.errors import (
     AgentEnvError,
     LeaseLostError,
@@ -103,6 +104,8 @@ class Desk:
         self.line = line
         self.granted_to: dict[str, int] = {}
         """Slots granted to each run by this process."""
+        self.grants = RunCounts()
+        """The same, for metrics."""
         self._news = news
         self._audit = audit
         self._clock = clock
@@ -257,6 +260,7 @@ class Desk:
         opened.decided.set()
         slots = len(opened.held)
         self.granted_to[opened.run] = self.granted_to.get(opened.run, 0) + slots
+        self.grants.add(opened.run, slots)
         self.yard.tally.granted += slots
         self.yard.tally.waits.add(self._clock() - opened.since)
         self._audit.ask_granted(opened.by, opened.run, opened.ask, tuple(opened.held.values()))

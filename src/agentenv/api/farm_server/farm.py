@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from agentenv._version import __version__
+from agentenv.api.farm_server.activity import Activity
 from agentenv.api.farm_server.audit import FarmAudit
 from agentenv.api.farm_server.desk import Desk
 from agentenv.api.farm_server.news import Newsroom
@@ -91,14 +92,21 @@ class Farm:
         )
         self.desk.yard = self.yard
         self.plain = PlainSessions(self.desk, plain or PlainSettings())
+        self.activity = Activity()
+        """What happens in the containers."""
+        self.clock = clock
         self._backend = backend
-        self._clock = clock
         self._stack = AsyncExitStack()
 
     @property
     def generation(self) -> int:
         """Larger than that of any farm that had these containers before."""
         return self._backend.generation
+
+    @property
+    def backend_name(self) -> str:
+        """What runs the containers."""
+        return self._backend.name
 
     async def __aenter__(self) -> Self:
         if self.yard.opened:
@@ -132,8 +140,8 @@ class Farm:
         self.plain.leave()
 
     async def _settle(self) -> None:
-        until = self._clock() + _SETTLE_S
-        while self._clock() < until and self._listed() < self._backend.found:  # noqa: ASYNC110 - several tasks list
+        until = self.clock() + _SETTLE_S
+        while self.clock() < until and self._listed() < self._backend.found:  # noqa: ASYNC110 - several tasks list
             await asyncio.sleep(0.01)
 
     def _listed(self) -> int:
@@ -158,6 +166,7 @@ class Farm:
             try:
                 self.desk.tick(self.reclaim_after_s)
                 self.plain.tick()
+                self._note_activity()
             except Exception:  # asks would be kept for ever
                 logger.exception("a round of the farm's upkeep failed")
             await asyncio.sleep(_TICK_S)
@@ -171,6 +180,11 @@ class Farm:
         self.audit.container_drained(by, container, leases)
         self.yard.retire(container, "it was drained by an operator")
         return leases
+
+    def _note_activity(self) -> None:
+        self.activity.read(self.yard.links)
+        self.activity.sample(self.clock(), self.yard.tally.granted, self.yard.tally.faults)
+        self.desk.grants.forget(self.line.runs(), self.clock())
 
     # -- views -----------------------------------------------------------------------------------
 
@@ -242,7 +256,7 @@ class Farm:
             share=share_on_the_wire(share),
             held=dict[RunKind, int](view.held) if view is not None else {},
             waiting=view.slots_waiting if view is not None else 0,
-            oldest_wait_s=self._clock() - oldest if oldest is not None else None,
+            oldest_wait_s=self.clock() - oldest if oldest is not None else None,
             fair_share=fair.get(name, 0.0),
             granted=self.desk.granted_to.get(name, 0),
         )

@@ -28,6 +28,9 @@ from agentenv.wire.farm import LONGEST_TOKEN_S
 logger = logging.getLogger(__name__)
 
 
+_PAGE_TOKEN_S = 86_400.0
+
+
 @dataclass(frozen=True)
 class Listening:
     """Where the service listens; with ``certificate`` and ``key`` it speaks TLS."""
@@ -44,10 +47,15 @@ class Service:
     containers are being looked for."""
 
     farm: Farm
+    keys: TokenKeys
     url: str
     token: str = field(repr=False)
     """For this user: every run, and every right."""
     opening: asyncio.Task[Farm]
+
+    def page_token(self) -> str:
+        """A token for the page: to look at every run, and at the output of their slots."""
+        return self.keys.mint("*", "run", expires_s=_PAGE_TOKEN_S)
 
     async def run(self) -> None:
         """Until the farm has to end. Raises what ended it."""
@@ -126,7 +134,7 @@ async def farm_service(
             user = keys.mint("*", "admin", expires_s=LONGEST_TOKEN_S)
             with announced(settings.name, address, user):
                 async with _following(file, farm, access):
-                    yield Service(farm, address, user, opening)
+                    yield Service(farm, keys, address, user, opening)
     finally:
         if opening is not None:
             await _close(farm, opening)

@@ -53,6 +53,7 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "PUT /v1/attachments/{call}/{field}": Who.run,
         "GET /v1/attachments/{call}/{field}": Who.run,
         "GET /v1/calls/{call}/output": Who.run,
+        "GET /v1/slots/{slot}/tail": Who.control,
         "PUT /v1/slots/{slot}/transfer": Who.run,
         "GET /v1/slots/{slot}/transfer": Who.run,
     }

@@ -21,6 +21,7 @@ from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
 from agentenv.sandbox.server.output_routes import OutputRoutes
 from agentenv.sandbox.server.poller import Poller
+from agentenv.sandbox.server.tail_routes import TailRoute
 from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
@@ -77,6 +78,7 @@ class SandboxApp:
         router.add_post("/v1/leases/seal", self._post_seal)
         AttachmentRoutes(self.container).add_to(router)
         OutputRoutes(self.container).add_to(router)
+        TailRoute(self.container, self.watchers).add_to(router)
         TransferRoutes(self.container).add_to(router)
         WatchRoute(self.container, self.watchers).add_to(router)
         application.on_shutdown.append(self._end_watches)
@@ -114,6 +116,7 @@ class SandboxApp:
             version=self.info.version,
             isolation=self.info.isolation,
             stalls=self._stalls_of_both(),
+            call_times=self.container.counted.call_times(),
         )
         return web.Response(body="".join(lines).encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
 

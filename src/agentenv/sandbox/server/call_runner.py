@@ -12,6 +12,7 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fields, Stop, answer, ended, refusal
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.inbox import Attached
+from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
 from agentenv.sandbox.server.tools.bash import Shells, output
 from agentenv.sandbox.server.tools.encoded import encoded
@@ -40,11 +41,13 @@ class CallRunner:
         io: SlotIo,
         call_ended: Callable[[], None],
         lost: Callable[[Loss, str], None],
+        past: PastCalls,
     ) -> None:
         self._context = context
         self._io = self.io = io
         self._call_ended = call_ended
         self._lost = lost
+        self._past = past
         self._loop = context.poller.loop
         self._shells = Shells(io, context.env, context.output_bytes, context.spare_shells, context.shell)
         self._current: CallInFlight | None = None
@@ -114,6 +117,7 @@ class CallRunner:
     def _end(self, asked: CallInFlight, result: Fields, content: Content = NO_CONTENT) -> None:
         if asked is self._current:
             self._current = None
+            self._past.add(asked, result, self._loop.time())
             answer(asked, result, self._context.statistics, content)
             self._call_ended()
 

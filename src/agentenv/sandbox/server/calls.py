@@ -122,6 +122,8 @@ def answer(asked: CallInFlight, fields: Fields, statistics: Statistics, content:
     asked.memory.inbox.let_go(asked.held_bytes)
     close_all(asked.attached)
     statistics.calls += 1
+    if "duration_s" in fields:
+        statistics.ran(fields["duration_s"])
     statistics.results_bytes += asked.size_bytes
     statistics.calls_faulted += "fault" in fields
     statistics.calls_timed_out += "timed_out" in fields

@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import resource
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from agentenv.sandbox.loop_watch import Stalls
+from agentenv.wire.watch import CALL_BOUNDS_S, CallTimes
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,13 +48,27 @@ class Statistics:
     calls_running: int = 0
     calls_queued: int = 0
 
+    run_counts: list[int] = field(default_factory=lambda: [0] * (len(CALL_BOUNDS_S) + 1))
+    """Calls by how long they ran, see :class:`agentenv.wire.watch.CallTimes`."""
+    run_total_s: float = 0.0
+
+    def ran(self, duration_s: float) -> None:
+        """A call that ran for so long has ended."""
+        self.run_counts[bisect_left(CALL_BOUNDS_S, duration_s)] += 1
+        self.run_total_s += duration_s
+
+    def call_times(self) -> CallTimes:
+        """How long calls ran."""
+        return CallTimes(counts=tuple(self.run_counts), total_s=self.run_total_s)
+
     def hold(self, size_bytes: int) -> None:
         """Change the amount held by calls."""
         self.held_bytes += size_bytes
 
     def as_dict(self) -> dict[str, int]:
         """For ``GET /v1/statistics``."""
-        return dataclasses.asdict(self)
+        values = ((one.name, getattr(self, one.name)) for one in dataclasses.fields(self))
+        return {name: value for name, value in values if isinstance(value, int)}
 
 
 @dataclass(frozen=True)
@@ -60,7 +76,7 @@ class ServerMetric:
     """One metric of the server; ``field`` names its value in :class:`Statistics`, if it is there."""
 
     name: str
-    kind: Literal["gauge", "counter"]
+    kind: Literal["gauge", "counter", "histogram"]
     help: str
     field: str = ""
     labels: tuple[str, ...] = ()
@@ -113,6 +129,7 @@ COUNTED = (
         "agentenv_sandbox_calls_queued", "gauge", "Calls queued behind earlier calls of their slot.", "calls_queued"
     ),
 )
+RUN = ServerMetric("agentenv_sandbox_call_seconds", "histogram", "Time calls ran in their slots.")
 PROCESS = (
     ServerMetric("agentenv_sandbox_server_resident_bytes", "gauge", "Resident memory of the server process."),
     ServerMetric("agentenv_sandbox_server_cpu_seconds_total", "counter", "CPU time of the server process."),
@@ -132,7 +149,7 @@ LOOP = (
         labels=("process",),
     ),
 )
-METRICS = (INFO, SLOTS, *COUNTED, *PROCESS, *LOOP)
+METRICS = (INFO, SLOTS, *COUNTED, RUN, *PROCESS, *LOOP)
 
 
 def exposition(
@@ -142,6 +159,7 @@ def exposition(
     version: str,
     isolation: str,
     stalls: Mapping[str, Stalls],
+    call_times: CallTimes,
 ) -> Iterator[str]:
     """The lines of Prometheus' text format, version 0.0.4. ``states``: number of slots per state; ``stalls``: by
     process."""
@@ -149,10 +167,11 @@ def exposition(
     yield from _lines(SLOTS, {f'state="{_escaped(state)}"': count for state, count in states.items()})
     for metric in COUNTED:
         yield from _lines(metric, {"": statistics[metric.field]})
+    yield from _histogram(RUN, call_times)
     for metric, value in zip(PROCESS, own_process(), strict=True):
         yield from _lines(metric, {"": value})
-    for metric, field in zip(LOOP, ("count", "longest_s", "recent_s"), strict=True):
-        yield from _lines(metric, {f'process="{process}"': getattr(told, field) for process, told in stalls.items()})
+    for metric, name in zip(LOOP, ("count", "longest_s", "recent_s"), strict=True):
+        yield from _lines(metric, {f'process="{process}"': getattr(told, name) for process, told in stalls.items()})
 
 
 def own_process() -> tuple[float, float, float]:
@@ -170,6 +189,15 @@ def _lines(metric: ServerMetric, values: Mapping[str, float]) -> Iterator[str]:
     yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
     for labels, value in values.items():
         yield f"{metric.name}{{{labels}}} {value!r}\n" if labels else f"{metric.name} {value!r}\n"
+
+
+def _histogram(metric: ServerMetric, times: CallTimes) -> Iterator[str]:
+    yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n"
+    so_far = 0
+    for bound, count in zip((*(f"{bound:g}" for bound in CALL_BOUNDS_S), "+Inf"), times.counts, strict=True):
+        so_far += count
+        yield f'{metric.name}_bucket{{le="{bound}"}} {so_far}\n'
+    yield f"{metric.name}_sum {times.total_s!r}\n{metric.name}_count {so_far}\n"
 
 
 def _escaped(text: str) -> str:

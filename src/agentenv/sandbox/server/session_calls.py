@@ -19,6 +19,7 @@ from agentenv.sandbox.limit_watch import LimitWatch
 from agentenv.sandbox.server.agent_link import TooManyRunsError
 from agentenv.sandbox.server.calls import NO_CONTENT, CallInFlight, Content, Fields, Stop, answer, ended, refusal
 from agentenv.sandbox.server.context import ServerContext
+from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.process import SlotIo, memory_file
 from agentenv.sandbox.slotagent.protocol import ANSWERS, SCRIPT_FD, STDIN, TERMINAL, SpawnStep, Usage, spawn_payload
 from agentenv.sessions.host import Program, ProgramEvents, set_size
@@ -162,8 +163,9 @@ log = logging.getLogger(__name__)
 class SessionCalls:
     """One slot's session calls, and its sessions while the slot is usable."""
 
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: ServerContext, past: PastCalls) -> None:
         self._context = context
+        self._past = past
         self._loop = context.poller.loop
         self._waiting: deque[CallInFlight] = deque()
         self._running: set[CallInFlight] = set()
@@ -172,6 +174,11 @@ class SessionCalls:
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._running)
+
+    @property
+    def running(self) -> tuple[CallInFlight, ...]:
+        """Calls that have begun and not ended."""
+        return tuple(self._running)
 
     @staticmethod
     def takes(arguments: WireModel) -> bool:
@@ -228,6 +235,7 @@ class SessionCalls:
     def _answer(self, asked: CallInFlight, result: Fields, content: Content = NO_CONTENT) -> None:
         task = asked.task
         self._running.discard(asked)
+        self._past.add(asked, result, self._loop.time())
         answer(asked, result, self._context.statistics, content)
         if task is not None and not task.done():
             task.cancel()

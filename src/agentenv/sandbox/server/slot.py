@@ -26,6 +26,7 @@ from agentenv.sandbox.server.calls import CallInFlight, Outlet, Stop, answer, en
 from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.inbox import Attached, Inbox
 from agentenv.sandbox.server.leases import Lease
+from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
 from agentenv.sandbox.server.session_calls import SessionCalls
@@ -84,7 +85,8 @@ class Slot:
         self._unheard: asyncio.TimerHandle | None = None
         """Until when the supervisor may report why the agent ended."""
         self._current: CallInFlight | None = None
-        self._session_calls = SessionCalls(context)
+        self.past = PastCalls()
+        self._session_calls = SessionCalls(context, self.past)
 
     def __repr__(self) -> str:
         busy = "running" if self._current else "idle"
@@ -111,6 +113,12 @@ class Slot:
     def busy(self) -> bool:
         """Whether a call runs."""
         return self._current is not None
+
+    @property
+    def running(self) -> tuple[CallInFlight, ...]:
+        """Calls that run now."""
+        current = () if self._current is None else (self._current,)
+        return (*current, *self._session_calls.running)
 
     def report(self) -> SlotReport:
         """For ``GET /v1/slots``."""
@@ -396,7 +404,7 @@ class Slot:
             link.kill_former_runs()
         paths = replace(packet.paths, home=env["HOME"])
         io = SlotIo(link, context.poller, LimitWatch(packet.limits), paths)
-        self._runner = CallRunner(context, io, self._call_ended, self._agent_lost)
+        self._runner = CallRunner(context, io, self._call_ended, self._agent_lost, self.past)
         self._session_calls.open(io, context.env)
         if self.lease is not None:
             context.poller.defer(self._runner.prepare)
@@ -457,6 +465,7 @@ class Slot:
         queued, self._queue = self._queue, deque()
         for asked in queued:
             answer(asked, refusal(asked.call_id, error), self._context.statistics)
+        self.past.clear()
         if self._memory is not None:
             self._memory.clear()
             self._memory = None

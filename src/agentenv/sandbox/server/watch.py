@@ -141,6 +141,7 @@ class WatchRoute:
             statistics=self._container.statistics(),
             supervisor_silent_s=self._container.supervisor_silent_s,
             draining=self._container.draining,
+            call_times=self._container.counted.call_times(),
         )
 
 

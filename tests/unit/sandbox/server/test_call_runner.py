@@ -16,6 +16,7 @@ from agentenv.sandbox.server.agent_link import AgentLink
 from agentenv.sandbox.server.call_runner import CallRunner
 from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.context import ServerContext
+from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
@@ -60,7 +61,7 @@ async def test_a_call_that_cannot_be_begun_is_answered_and_nobody_else_is(
     over: list[bool] = []
     lost: list[tuple[Loss, str]] = []
     io = SlotIo(link, poller)
-    runner = CallRunner(context, io, lambda: over.append(True), lambda *said: lost.append(said))
+    runner = CallRunner(context, io, lambda: over.append(True), lambda *said: lost.append(said), PastCalls())
     asked = _asked({"command": "cat", "stdin": "x"})
     runner.begin(asked)
     async with asyncio.timeout(10):

@@ -1,0 +1,167 @@
+"""Routes for looking at a farm: its page, what the page shows, the tail of a slot, and metrics.
+
+The page itself holds no data, so it needs no token; what it shows comes by requests with one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final
+
+from fastapi import FastAPI, Response
+from fastapi.responses import StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Message, Send
+
+from agentenv import shipped
+from agentenv.api.farm_server.access import MyRight
+from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.metrics import of_farm
+from agentenv.api.farm_server.sight import Sights
+from agentenv.api.farm_server.tokens import Right
+from agentenv.errors import TooManyRequestsError
+from agentenv.metrics.exporter import renderer
+from agentenv.metrics.readings import Reading
+from agentenv.slots.watched_link import WatchedLink
+from agentenv.wire import sight as wire
+from agentenv.wire.server import ErrorReply
+
+MAX_TAILS: Final = 50
+"""Tails that are followed at once; each is a connection to a container."""
+UNREAD_S: Final = 10.0
+"""How long a viewer may leave unread what was sent."""
+NDJSON: Final = "application/x-ndjson"
+_HERE: Final = Path(__file__).parent
+_SHARED: Final = ("base.css", "base.js")
+_FILES: Final = {
+    "/": ("text/html", "page.html"),
+    "/page.css": ("text/css", "base.css", "page.css"),
+    "/page.js": ("text/javascript", "base.js", "page_map.js", "page.js"),
+}
+"""What is served where: its type, and the files it is made of."""
+_SAFE: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+class LineStream(StreamingResponse):
+    """Lines as they come. A viewer that does not read is disconnected; the lines are closed at the end."""
+
+    def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(lines, media_type=NDJSON, headers={"Cache-Control": "no-store"})
+        self._lines = lines
+
+    async def stream_response(self, send: Send) -> None:
+        """As in Starlette, within UNREAD_S for each piece."""
+
+        async def in_time(message: Message) -> None:
+            async with asyncio.timeout(UNREAD_S):
+                await send(message)
+
+        async with aclosing(self._lines):
+            try:
+                await super().stream_response(in_time)
+            except TimeoutError as error:
+                raise OSError("the viewer does not read") from error  # to the server it has gone
+
+
+def page_routes(app: FastAPI, farm: Farm) -> None:
+    """Add them."""
+    _file_routes(app)
+    _sight_routes(app, Sights(farm))
+    _tail_route(app, farm)
+    render: Callable[[Iterable[Reading]], tuple[bytes, str]] = renderer()
+
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def metrics() -> Response:
+        """For Prometheus (docs/metrics.md)."""
+        body, kind = render(of_farm(farm))
+        return Response(body, headers={"Content-Type": kind})
+
+
+def _file_routes(app: FastAPI) -> None:
+    for path, (kind, *names) in _FILES.items():
+        body = b"".join(
+            (shipped.path(f"page/{name}") if name in _SHARED else _HERE / name).read_bytes() for name in names
+        )
+
+        async def file(body: bytes = body, kind: str = kind) -> Response:
+            return Response(body, media_type=kind, headers=_SAFE)
+
+        app.add_api_route(path, file, include_in_schema=False)
+
+
+def _sight_routes(app: FastAPI, sights: Sights) -> None:
+    @app.get("/v1/sight", response_model=wire.Sight)
+    async def sight(right: MyRight) -> Response:
+        """The whole farm at one moment, as far as the token covers it."""
+        return Response(await sights.whole(right), media_type="application/json")
+
+    @app.get(
+        "/v1/sight/changes",
+        response_class=StreamingResponse,
+        responses={200: {"content": {NDJSON: {}}}, 429: {"model": ErrorReply}},
+    )
+    async def changes(right: MyRight) -> StreamingResponse:
+        """The same, and then what changes: one JSON object per line."""
+        return LineStream(await _begun(sights.changes(right)))
+
+
+def _tail_route(app: FastAPI, farm: Farm) -> None:
+    tails: set[object] = set()
+
+    @app.get(
+        "/v1/leases/{container}/{slot}/{epoch}/tail",
+        response_class=StreamingResponse,
+        responses={200: {"content": {NDJSON: {}}}, 404: {"model": ErrorReply}, 429: {"model": ErrorReply}},
+    )
+    async def tail(container: str, slot: int, epoch: int, right: MyRight) -> StreamingResponse:
+        """What the calls under a lease print: one JSON object per line, see agentenv.wire.tails."""
+        link = _link_of(farm, right, container, slot, epoch)
+        if len(tails) >= MAX_TAILS:
+            raise TooManyRequestsError(f"{MAX_TAILS} tails are followed already", retry_after_s=10.0)
+        tails.add(mine := object())
+        try:
+            begun = await _begun(link.tail(slot, epoch))
+        except BaseException:
+            tails.discard(mine)
+            raise
+        return LineStream(_counted(begun, tails, mine))
+
+
+def _link_of(farm: Farm, right: Right, container: str, slot: int, epoch: int) -> WatchedLink:
+    lease, link = farm.yard.ledger.lease_on(container, slot), farm.yard.links.get(container)
+    found = lease is not None and lease.epoch == epoch and right.covers(lease.tags.run)
+    if not found or not isinstance(link, WatchedLink):
+        raise HTTPException(404, f"there is no lease {container}/{slot}/{epoch} of the token's runs (any more)")
+    return link
+
+
+async def _counted(lines: AsyncGenerator[bytes, None], tails: set[object], mine: object) -> AsyncGenerator[bytes, None]:
+    try:
+        async with aclosing(lines):
+            async for line in lines:
+                yield line
+    finally:
+        tails.discard(mine)
+
+
+async def _begun(lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same lines, once the first has come: what is refused is refused before the answer begins."""
+    first = await anext(lines)
+
+    async def all_of_them() -> AsyncGenerator[bytes, None]:
+        async with aclosing(lines):
+            yield first
+            async for line in lines:
+                yield line
+
+    return all_of_them()

@@ -1,0 +1,132 @@
+"""The calls that ended lately in one slot, with the end of what they printed: for its tail, and nothing else."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from agentenv.sandbox.server.calls import CallInFlight, Fields
+from agentenv.sandbox.server.capture import OutputReader
+from agentenv.sandbox.server.replies import Raw
+from agentenv.wire.base import WireModel
+from agentenv.wire.tails import TAIL_BYTES
+from agentenv.wire.tools import BashArguments
+
+MAX_CALLS: Final = 50
+_OF_ONE_BYTES: Final = TAIL_BYTES // 8
+"""Of each stream of one call."""
+_ABOUT_CHARS: Final = 200
+_TELLING: Final = ("command", "text", "path", "pattern", "action")
+"""Arguments that say best what a call does, the first that is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """One stream of a call: how long it was, and its last bytes."""
+
+    total_bytes: int
+    last: bytes
+
+
+_NOTHING: Final = Printed(0, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class PastCall:
+    """One call that has ended. ``ended_at_s`` is of the loop's clock."""
+
+    call_id: str
+    tool: str
+    about: str
+    ended_at_s: float
+    duration_s: float | None
+    exit_code: int | None
+    note: str
+    stdout: Printed
+    stderr: Printed
+
+    @property
+    def size_bytes(self) -> int:
+        """What is kept of its output."""
+        return len(self.stdout.last) + len(self.stderr.last)
+
+
+class PastCalls:
+    """At most MAX_CALLS calls and TAIL_BYTES of output; adding one costs a microsecond or two."""
+
+    __slots__ = ("_bytes", "_calls", "added")
+
+    def __init__(self) -> None:
+        self._calls: deque[PastCall] = deque()
+        self._bytes = 0
+        self.added = 0
+        """Calls added so far: the number of the last one."""
+
+    def add(self, asked: CallInFlight, fields: Fields, now: float) -> None:
+        """This call has ended with this result."""
+        past = PastCall(
+            asked.call_id,
+            asked.tool,
+            about(asked.arguments),
+            now,
+            fields.get("duration_s"),
+            fields.get("exit_code"),
+            _note(fields),
+            *_printed(asked, fields),
+        )
+        self._calls.append(past)
+        self._bytes += past.size_bytes
+        self.added += 1
+        while self._bytes > TAIL_BYTES or len(self._calls) > MAX_CALLS:
+            self._bytes -= self._calls.popleft().size_bytes
+
+    def after(self, number: int) -> Iterator[PastCall]:
+        """The calls added after the one of this number, as far as they are kept."""
+        known = max(0, len(self._calls) - (self.added - number))
+        return (self._calls[at] for at in range(known, len(self._calls)))
+
+    def clear(self) -> None:
+        """The lease has ended: what it did is nobody else's to see."""
+        self._calls.clear()
+        self._bytes = 0
+
+
+def about(arguments: WireModel) -> str:
+    """The first line of the command, or what else says best what the call does."""
+    text = next((found for name in _TELLING if (found := getattr(arguments, name, None))), "")
+    if not isinstance(text, str):
+        return ""
+    line = text[: _ABOUT_CHARS + 1].strip().partition("\n")[0]
+    return line if len(line) <= _ABOUT_CHARS else f"{line[:_ABOUT_CHARS]}…"
+
+
+def _printed(asked: CallInFlight, fields: Fields) -> tuple[Printed, Printed]:
+    process = asked.process
+    if isinstance(asked.arguments, BashArguments) and process is not None:
+        return _captured(process.stdout), _captured(process.stderr)
+    return _answered(fields.get("stdout", "")), _answered(fields.get("stderr", ""))
+
+
+def _captured(reader: OutputReader | None) -> Printed:
+    if reader is None or not reader.kept.total_bytes:
+        return _NOTHING
+    total = reader.kept.total_bytes
+    return Printed(total, reader.kept.read(max(0, total - _OF_ONE_BYTES), _OF_ONE_BYTES)[1])
+
+
+def _answered(value: str | Raw) -> Printed:
+    if not value:
+        return _NOTHING
+    if isinstance(value, tuple):
+        return Printed(sum(map(len, value)), bytes(value[-1][-_OF_ONE_BYTES:]))
+    last = value[-_OF_ONE_BYTES:].encode("utf-8", "replace")
+    return Printed(max(len(value), len(last)), last[-_OF_ONE_BYTES:])
+
+
+def _note(fields: Fields) -> str:
+    for name, said in (("timed_out", "timed out"), ("oom_killed", "out of memory")):
+        if name in fields:
+            return said
+    return str(fields.get("error", ""))
