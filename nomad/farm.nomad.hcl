@@ -62,6 +62,12 @@ variable "port" {
   description = "On every node the service runs on. 0: one that Nomad chooses, which clients find by the name of the service."
 }
 
+variable "service" {
+  type        = string
+  default     = "agentenv-farm"
+  description = "Its name in Nomad's service catalogue: clients' farm_url is nomad://agentenv-farm then."
+}
+
 variable "nomad_address" {
   type        = string
   default     = ""
@@ -138,7 +144,7 @@ job "farm" {
 
     service {
       provider = "nomad"
-      name     = "agentenv-farm"
+      name     = var.service
       port     = "http"
       check {
         type     = "http"
@@ -164,7 +170,8 @@ job "farm" {
         env = true
       }
       env {
-        NOMAD_ADDR = local.nomad_address
+        NOMAD_ADDR         = local.nomad_address
+        AGENTENV_STATE_DIR = "${NOMAD_TASK_DIR}/state"
       }
 
       # One of the two.

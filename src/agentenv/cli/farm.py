@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentenv.cli.farm_admin import client_of, drain, leases, runs
+from agentenv.cli.farm_admin import client_of, drain, leases, page, runs
 from agentenv.cli.farm_relay import relay
 from agentenv.cli.options import FarmTokenOption, JsonOption, group
 from agentenv.cli.output import (

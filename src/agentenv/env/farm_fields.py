@@ -21,8 +21,8 @@ class FarmFields(BaseModel):
 
     farm_url: str | None = Field(
         default=None,
-        description="With tool_pool_mode=farm: address of the farm service (several, separated by commas); by default "
-        "AGENTENV_FARM_URL, else the service of this machine",
+        description="With tool_pool_mode=farm: address of the farm service (several, separated by commas; "
+        "nomad://SERVICE); by default AGENTENV_FARM_URL, else the service of this machine",
     )
     farm_token: str | None = Field(
         default=None, repr=False, description="Token of the run, as made by agentenv farm token, or file:PATH"

@@ -37,9 +37,10 @@ def farm_access(
     *,
     run_here: str = "local",
 ) -> FarmAccess:
-    """The farm at ``url`` (several addresses separated by commas), else at ``$AGENTENV_FARM_URL``, else the service
-    that this user runs on this machine. ``token``: itself or ``file:PATH``, else ``$AGENTENV_FARM_TOKEN``; for the
-    service of this machine none is needed, and ``run_here`` is the run where none is named.
+    """The farm at ``url`` (several addresses separated by commas; ``nomad://SERVICE``), else at
+    ``$AGENTENV_FARM_URL``, else the service that this user runs on this machine. ``token``: itself or ``file:PATH``,
+    else ``$AGENTENV_FARM_TOKEN``; for the service of this machine none is needed, and ``run_here`` is the run where
+    none is named.
 
     Raises ConfigError when there is none, or no token for it.
     """

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from agentenv.containers.http import error_reply, open_session
 from agentenv.errors import (
     AgentEnvError,
-    ConfigError,
     FarmUnreachableError,
     ProtocolError,
     TooManyRequestsError,
     from_wire,
 )
+from agentenv.slots.farm_addresses import FarmAddresses
 from agentenv.wire import farm as wire
 from agentenv.wire.base import PROTOCOL_VERSION, WireModel
 from agentenv.wire.server import ErrorReply
@@ -48,13 +48,9 @@ class FarmClient:
     """
 
     def __init__(self, urls: str | Sequence[str], token: str, *, run: str = "") -> None:
-        """``urls``: of the farm, and perhaps of its standbys. ``run``: which, if the token is for several. Raises
-        ConfigError for an address that is none."""
-        self._urls = [checked_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
-        if not self._urls:
-            raise ConfigError("farm_url", "is missing", next_step="for example http://farm:8700")
-        self._at = 0
-        self._leader: str | None = None
+        """``urls``: see :class:`FarmAddresses`. ``run``: which, if the token is for several. Raises ConfigError for an
+        address that is none."""
+        self._addresses = FarmAddresses(urls)
         self._token = token
         self.run = run
         self.name = secrets.token_hex(8)
@@ -72,7 +68,7 @@ class FarmClient:
     @property
     def url(self) -> str:
         """The address in use."""
-        return self._leader or self._urls[self._at]
+        return self._addresses.url
 
     def __repr__(self) -> str:
         return f"<FarmClient {self.url}>"
@@ -126,7 +122,7 @@ class FarmClient:
         """The news as they come, the hello first; the caller closes it. Ends by FarmUnreachableError."""
         timeout = aiohttp.ClientTimeout(total=None, connect=_CONNECT_S, sock_read=_SILENCE_S)
         params = {"client": self.name, "run": self.run}
-        url = self.url
+        url = await self._addresses.current()
         try:
             async with self._opened().get(
                 url + "/v1/news", headers=self._headers(), params=params, timeout=timeout, allow_redirects=False
@@ -156,7 +152,7 @@ class FarmClient:
         headers = {**self._headers(), **({} if data is None else {"Content-Type": "application/json"})}
         timeout = aiohttp.ClientTimeout(total=wait_s + _ANSWER_S, connect=_CONNECT_S)
         for _ in range(_MOST_REDIRECTS):
-            url = self.url
+            url = await self._addresses.current()
             try:
                 async with self._opened().request(
                     method,
@@ -190,19 +186,10 @@ class FarmClient:
         return {"Authorization": f"Bearer {self._token}"}
 
     def _follow(self, response: aiohttp.ClientResponse) -> bool:
-        """A standby names the leader: go there until it does not answer."""
-        parts = urlsplit(response.headers.get("Location", ""))
-        if parts.scheme not in ("http", "https") or not parts.netloc:
-            return False
-        if parts.scheme == "http" and self.url.startswith("https:"):  # the token would go in the clear
-            return False
-        self._leader = f"{parts.scheme}://{parts.netloc}"
-        return True
+        return self._addresses.follow(response.headers.get("Location", ""))
 
     def _unreachable(self, url: str, why: object) -> FarmUnreachableError:
-        if url == self.url:  # the next request goes to the next address
-            self._leader = None
-            self._at = (self._at + 1) % len(self._urls)
+        self._addresses.failed(url)
         said = "no answer in time" if isinstance(why, TimeoutError) else str(why) or repr(why)
         return FarmUnreachableError(
             f"the farm at {url} cannot be reached: {said}", next_step="is farm_url right, and is the farm running?"
@@ -233,14 +220,6 @@ def _retry_after_s(reply: ErrorReply | None, response: aiohttp.ClientResponse) -
         return min(reply.retry_after_s, _LONGEST_PAUSE_S)
     said = response.headers.get("Retry-After", "")
     return min(float(said), _LONGEST_PAUSE_S) if said.isascii() and said.isdigit() else 1.0
-
-
-def checked_url(url: str) -> str:
-    """A farm's address without a trailing slash. Raises ConfigError."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError("farm_url", f"got {url!r}", next_step="allowed: http(s)://host:port")
-    return url.rstrip("/")
 
 
 def _chosen(run: str, tags: Sequence[str]) -> Params:

@@ -44,7 +44,7 @@ def _call_routes(app: FastAPI, farm: Farm, access: Access) -> None:
         return await farm.plain.execute(run, right, request)
 
     @app.post("/release")
-    async def release(request: wire.ReleaseRequest, right: MyRight) -> wire.ReleaseDone:
+    async def release_trajectory(request: wire.ReleaseRequest, right: MyRight) -> wire.ReleaseDone:
         """Release the trajectory's slot: what runs there ends, and the workspace is gone."""
         run = access.run_of(right, request.run)
         return wire.ReleaseDone(released=await farm.plain.release(run, request.trajectory_id, right.jti))
