@@ -83,7 +83,7 @@ class Farm:
             link=functools.partial(WatchedLink, fenced=self._lost),
         )
         self.desk.yard = self.yard
-        self.plain = PlainSessions(self.desk, plain or PlainSettings())
+        self.plain = PlainSessions(self.desk, plain or PlainSettings(), clock)
         self._backend = backend
         self._clock = clock
         self._stack = AsyncExitStack()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Final
 
@@ -34,13 +34,16 @@ _LARGE_READ_BYTES: Final = 1024 * 1024
 class PlainRun:
     """The trajectories of one run, and the executor of their calls, whose pool this is."""
 
-    def __init__(self, desk: Desk, run: str, catalog: ToolCatalog, settings: PlainSettings) -> None:
+    def __init__(
+        self, desk: Desk, run: str, catalog: ToolCatalog, settings: PlainSettings, clock: Callable[[], float]
+    ) -> None:
         self.executor = ToolExecutor(self, catalog)
         self.trajectories: dict[str, Trajectory] = {}
         self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._desk = desk
         self._run = run
         self._settings = settings
+        self._clock = clock
 
     async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> DeskLease:  # noqa: ARG002
         """For the executor."""
@@ -50,16 +53,17 @@ class PlainRun:
         """The trajectory of that name."""
         found = self.trajectories.get(name)
         if found is None:
-            found = self.trajectories[name] = Trajectory(self._desk, self._run, name, self._settings)
+            found = self.trajectories[name] = Trajectory(self._desk, self._run, name, self._settings, self._clock)
         return found
 
 
 class PlainSessions:
     """Every run's trajectories."""
 
-    def __init__(self, desk: Desk, settings: PlainSettings) -> None:
+    def __init__(self, desk: Desk, settings: PlainSettings, clock: Callable[[], float]) -> None:
         self._desk = desk
         self._settings = settings
+        self._clock = clock
         self._catalog = ToolCatalog.builtin()
         self._runs: dict[str, PlainRun] = {}
         self._calls_now: Counter[str] = Counter()
@@ -150,7 +154,7 @@ class PlainSessions:
         if self._desk.closed:
             raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
         if run not in self._runs:
-            self._runs[run] = PlainRun(self._desk, run, self._catalog, self._settings)
+            self._runs[run] = PlainRun(self._desk, run, self._catalog, self._settings, self._clock)
         return self._runs[run]
 
     @contextmanager

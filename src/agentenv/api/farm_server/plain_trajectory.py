@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
@@ -49,15 +49,16 @@ class Trajectory:
     """One trajectory of a run: its slot, from the first call until it is released. Its lease is lost once and for all:
     a call must not find another, empty workspace without being told."""
 
-    def __init__(self, desk: Desk, run: str, name: str, settings: PlainSettings) -> None:
+    def __init__(self, desk: Desk, run: str, name: str, settings: PlainSettings, clock: Callable[[], float]) -> None:
         self.name = name
         self.run = run
         self.session: ToolSession | None = None
         self.lease: DeskLease | None = None
         self.running = 0
-        self.used_at = self._now()
+        self.used_at = clock()
         self._desk = desk
         self._settings = settings
+        self._clock = clock
         self._right: Right | None = None
         self._ask: wire.Ask | None = None
         self._opening: asyncio.Task[ToolSession] | None = None
@@ -75,7 +76,7 @@ class Trajectory:
         """Why it has no slot any more."""
         lost = self.lease.lost if self.lease is not None else None
         idle_s = self._settings.idle_s
-        if isinstance(lost, StaleLeaseError) and self._now() - self._renewed_at >= idle_s:
+        if isinstance(lost, StaleLeaseError) and self._clock() - self._renewed_at >= idle_s:
             return StaleLeaseError(
                 f"trajectory {self.name!r} made no call for {idle_s:g} s, and its slot was released",
                 next_step="release it to begin anew, or have plain.idle_s raised",
@@ -90,7 +91,7 @@ class Trajectory:
             yield
         finally:
             self.running -= 1
-            self.used_at = self._now()
+            self.used_at = self._clock()
 
     # -- its slot --------------------------------------------------------------------------------
 
@@ -133,7 +134,7 @@ class Trajectory:
             await lease.release()
             raise ConnectionLostError(f"container {before.container} cannot be reached now", next_step="ask again")
         await lease.renew(self._settings.idle_s)
-        self._renewed_at = self._now()
+        self._renewed_at = self._clock()
         self.lease = lease
         return lease
 
@@ -163,13 +164,13 @@ class Trajectory:
         """The lease, if it has to be renewed: something was called since it was last, or still runs."""
         every_s = min(self._settings.idle_s / 4, _LONGEST_RENEWAL_S)
         used = self.running > 0 or self.used_at >= self._renewed_at
-        if self.lease is None or self.lease.lost is not None or not used or self._now() - self._renewed_at < every_s:
+        if self.lease is None or self.lease.lost is not None or not used or self._clock() - self._renewed_at < every_s:
             return None
         return self.lease
 
     async def renew(self, lease: DeskLease) -> None:
         """Renew it, if the container answers."""
-        at = self._now()
+        at = self._clock()
         try:
             await lease.renew(self._settings.idle_s)
         except AgentEnvError as error:  # the watch of the container tells what has become of it
@@ -221,7 +222,7 @@ class Trajectory:
             state="lost" if lost is not None else "held" if self.lease is not None else "waiting",
             lease=self.lease.name if self.lease is not None else None,
             running_calls=self.running,
-            idle_s=0.0 if self.running else self._now() - self.used_at,
+            idle_s=0.0 if self.running else self._clock() - self.used_at,
             error=str(lost or ""),
         )
 
@@ -229,11 +230,7 @@ class Trajectory:
         """Whether it may be forgotten."""
         if self.running or self.waits or (self.lease is not None and self.lease.lost is None):
             return False
-        return self._now() - self.used_at > (_REMEMBERED_S if self.lease is not None else wire.ASK_TTL_S)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
+        return self._clock() - self.used_at > (_REMEMBERED_S if self.lease is not None else wire.ASK_TTL_S)
 
 
 def lease_of(desk: Desk, run: str, trajectory: str) -> LeaseRecord | None:
