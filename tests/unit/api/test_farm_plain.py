@@ -9,7 +9,7 @@ import pytest
 from agentenv.api.farm_server.plain_artifacts import decoded
 from agentenv.api.farm_server.plain_trajectory import Trajectory
 from agentenv.api.farm_server.settings import PlainSettings
-from agentenv.errors import ConnectionLostError, InfraError, ProtocolError, SlotDestroyedError, StaleLeaseError
+from agentenv.errors import InfraError, ProtocolError, SlotDestroyedError, StaleLeaseError
 from agentenv.wire import plain
 from tests.clock import ManualClock
 
@@ -31,19 +31,9 @@ def test_a_character_that_is_cut_is_left_for_the_next_part(data: bytes, whole: b
 
 
 class _Lease:
-    """A lease of the container's."""
+    """A lease that somebody else keeps."""
 
-    name = "c/0/1"
-
-    def __init__(self) -> None:
-        self.lost: StaleLeaseError | None = None
-        self.away = False
-        self.renewed: list[float] = []
-
-    async def renew(self, ttl_s: float) -> None:
-        if self.away:
-            raise ConnectionLostError("away")
-        self.renewed.append(ttl_s)
+    lost: StaleLeaseError | None = None
 
 
 class _Session:
@@ -54,55 +44,53 @@ class _Session:
         raise self.error
 
 
-async def holding(clock: ManualClock) -> Any:
+def holding(clock: ManualClock) -> Any:
     """A trajectory whose lease was taken up just now."""
-    trajectory: Any = Trajectory(None, "r", "t", PlainSettings(idle_s=20), clock)  # type: ignore[arg-type]
+    trajectory: Any = Trajectory(None, None, "r", "t", PlainSettings(idle_s=20), clock)  # type: ignore[arg-type]
     trajectory.lease = _Lease()
-    await trajectory.renew(trajectory.lease)
-    trajectory.lease.renewed.clear()
+    assert trajectory.due(), "what was granted lasts for some seconds only"
+    trajectory.renewed(clock())
     return trajectory
 
 
-async def renewals(trajectory: Any) -> int:
-    """Number of renewals after a second."""
-    if (lease := trajectory.due()) is not None:
-        await trajectory.renew(lease)
-    return len(trajectory.lease.renewed)
+def renewed(trajectory: Any, clock: ManualClock) -> bool:
+    """Whether it is, at the next opportunity."""
+    if trajectory.due() is None:
+        return False
+    trajectory.renewed(clock())
+    return True
 
 
-async def test_a_lease_is_renewed_while_a_call_runs_and_once_after_it() -> None:
+def test_a_lease_is_renewed_while_a_call_runs_and_once_after_it() -> None:
     clock = ManualClock()
-    trajectory = await holding(clock)
+    trajectory = holding(clock)
     with trajectory.used():
         clock.advance(4)
-        assert await renewals(trajectory) == 0, "not at every opportunity"
+        assert not renewed(trajectory, clock), "not at every opportunity"
         clock.advance(96)
-        assert await renewals(trajectory) == 1
+        assert renewed(trajectory, clock)
         clock.advance(5)
-        assert await renewals(trajectory) == 2
+        assert renewed(trajectory, clock)
         clock.advance(1)
     clock.advance(4)
-    assert await renewals(trajectory) == 3, "so it lasts idle_s from its last use at least"
+    assert renewed(trajectory, clock), "so it lasts idle_s from its last use at least"
     clock.advance(100)
-    assert await renewals(trajectory) == 3, "it is idle"
-    assert trajectory.lease.renewed == [20, 20, 20]
+    assert not renewed(trajectory, clock), "it is idle"
 
 
-async def test_a_renewal_that_fails_is_tried_again() -> None:
+def test_a_renewal_that_fails_is_tried_again() -> None:
     clock = ManualClock()
-    trajectory = await holding(clock)
-    trajectory.lease.away = True
+    trajectory = holding(clock)
     clock.advance(6)
     with trajectory.used():
-        assert await renewals(trajectory) == 0
-        trajectory.lease.away = False
-        clock.advance(1)
-        assert await renewals(trajectory) == 1
+        assert trajectory.due() is trajectory.due() is trajectory.lease
+        assert renewed(trajectory, clock)
+        assert trajectory.due() is None
 
 
-async def test_what_has_expired_while_it_was_idle_is_told_as_that() -> None:
+def test_what_has_expired_while_it_was_idle_is_told_as_that() -> None:
     clock = ManualClock()
-    trajectory = await holding(clock)
+    trajectory = holding(clock)
     trajectory.lease.lost = StaleLeaseError("its epoch ended")
     assert str(trajectory.lost) == "its epoch ended"
     clock.advance(21)
@@ -114,7 +102,7 @@ async def test_what_has_expired_while_it_was_idle_is_told_as_that() -> None:
 
 async def test_what_the_policy_did_is_a_result_and_what_the_container_did_is_not_the_senders_fault() -> None:
     request = plain.ExecuteRequest(trajectory_id="t", tool=plain.PlainTool(name="bash"))
-    trajectory = await holding(ManualClock())
+    trajectory = holding(ManualClock())
     result = await trajectory.call(_Session(SlotDestroyedError("it killed its agent")), request)
     assert (result.success, result.fault, result.error) == (False, "policy", "slot_destroyed")
     with pytest.raises(InfraError, match="garbled") as caught:
