@@ -97,8 +97,10 @@ async def test_a_trajectory_over_plain_http_finds_its_slot_and_its_running_call_
     token = await service.token("exp7")
     command = "echo ran >> log; until [ -e go ]; do sleep 0.05; done; cat log"
     asked_again: dict[str, Any] = {"command": command, "call_id": "c-1", "timeout_s": START_S}
-    async with plain_http(service.url, token) as http:
+    access = FarmAccess((service.url,), token, "exp7")
+    async with plain_http(service.url, token) as http, FarmPool(access, settings=PATIENT) as pool:
         lease = (await http.bash("t1", "echo kept > file")).body["lease"]
+        another = await pool.lease("t1")  # the same name, and nobody's business
         cut = asyncio.create_task(http.bash("t1", **asked_again))
 
         async def runs() -> bool:
@@ -121,6 +123,7 @@ async def test_a_trajectory_over_plain_http_finds_its_slot_and_its_running_call_
         await service.start()
         assert await http.release("t1"), "also by a farm that has not heard its name"
         assert (await http.bash("t1", "ls", call_id="c-1")).output == ""
+        assert another.lost is None
 
 
 def _first_process(container: str) -> int:
