@@ -11,6 +11,7 @@ from agentenv.api import serving
 from agentenv.api.farm_server.access import Access
 from agentenv.api.farm_server.app import farm_app
 from agentenv.api.farm_server.farm import Farm
+from agentenv.api.farm_server.settings import AskLimits
 from agentenv.api.farm_server.tokens import Scope, TokenKeys
 from agentenv.config import PoolSettings
 from agentenv.slots.backends.base import ContainerBackend
@@ -45,10 +46,12 @@ class Served:
 
 
 @asynccontextmanager
-async def served(backend: ContainerBackend, pool: PoolSettings | None = None, **options: Any) -> AsyncIterator[Served]:
+async def served(
+    backend: ContainerBackend, pool: PoolSettings | None = None, *, limits: AskLimits | None = None, **options: Any
+) -> AsyncIterator[Served]:
     """An open farm over this backend, which it opens and closes."""
     async with Farm(backend, pool, **options) as farm:
-        app = farm_app(farm, Access(KEYS))
+        app = farm_app(farm, Access(KEYS, limits=limits))
         async with serving.served(app, "farm", host="127.0.0.1", port=0, ending=farm.leave) as url:
             yield Served(farm, url)
 

@@ -6,17 +6,20 @@ import asyncio
 import base64
 import hashlib
 import io
+import json
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
 from agentenv.api.farm_server.app import MAX_REQUEST_BYTES
-from agentenv.api.farm_server.settings import PlainSettings
+from agentenv.api.farm_server.audit import FarmAudit
+from agentenv.api.farm_server.settings import AskLimits, PlainSettings
 from agentenv.api.farm_server.tokens import Scope
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.slots.backends.fake import FakeBackend
@@ -42,11 +45,11 @@ class Shared:
 
 
 @asynccontextmanager
-async def shared(slots: int = 4, plain: PlainSettings = TAKES_A_WHILE) -> AsyncIterator[Shared]:
+async def shared(slots: int = 4, plain: PlainSettings = TAKES_A_WHILE, **options: Any) -> AsyncIterator[Shared]:
     backend = FakeBackend(ContainerSettings(slots_per_container=slots))
     async with (
         AsyncExitStack() as stack,
-        served(backend, PoolSettings(max_containers=1, reset_timeout_s=START_S), plain=plain) as farm,
+        served(backend, PoolSettings(max_containers=1, reset_timeout_s=START_S), plain=plain, **options) as farm,
     ):
         yield Shared(farm, backend, stack)
 
@@ -300,6 +303,31 @@ async def test_too_much_at_once_is_refused_for_a_while() -> None:
         await other.bash("t1", f"touch {where}/go")
         assert (await running).output == "gone\n"
         assert (await http.bash("t2", "true")).status == 200
+
+
+async def test_new_trajectories_are_limited_by_rate_as_asks_are_and_calls_are_not() -> None:
+    async with shared(limits=AskLimits(asks_per_s=0.01, burst=1)) as farm:
+        http = await farm.client()
+        assert (await http.bash("t1", "true")).status == 200
+        refused = await http.bash("t2", "true")
+        assert refused.refusal == (429, "too_many_requests")
+        assert int(refused.headers["Retry-After"]) > 1
+        assert (await http.bash("t1", "true")).status == 200
+        assert await http.held() == {"t1": "held"}
+
+
+async def test_the_audit_tells_who_leased_and_released(tmp_path: Path) -> None:
+    audit = FarmAudit(tmp_path / "audit.jsonl")
+    async with shared(audit=audit) as farm:
+        http = await farm.client()
+        lease = (await http.bash("t1", "true", kind="eval")).body["lease"]
+        await (await farm.client()).release("t1")
+    audit.close()
+    granted, ended = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert (granted["event"], granted["run"], granted["leases"]) == ("ask_granted", "tests", {"t1": lease})
+    assert (granted["tags"]["environment"], granted["tags"]["kind"]) == ("plain", "eval")
+    assert (ended["event"], ended["lease"], ended["why"]) == ("lease_ended", lease, "released")
+    assert granted["by"] != ended["by"], "each is the id of its token"
 
 
 async def test_what_is_too_large_or_malformed_is_refused_before_it_is_read() -> None:
