@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from agentenv.slots.farm_pool import FarmPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire import farm as wire
 from tests.farm_process import COMMAND, FarmProcess
+from tests.plain_http import plain_http
 from tests.waiting import START_S, eventually
 
 PATIENT = PoolSettings(acquire_timeout_s=START_S)
@@ -150,6 +152,42 @@ async def test_a_container_that_dies_ends_its_leases_typed_and_at_once(service: 
         assert isinstance(await asyncio.wait_for(lease.wait_lost(), START_S), ContainerLostError)
         async with await pool.lease("next") as another:
             assert another.container.id != lease.container.id
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM], ids=lambda one: one.name)
+async def test_a_trajectory_over_plain_http_finds_its_slot_and_its_running_call_again(
+    service: FarmProcess, ending: signal.Signals
+) -> None:
+    token = await service.token("exp7")
+    command = "echo ran >> log; until [ -e go ]; do sleep 0.05; done; cat log"
+    asked_again: dict[str, Any] = {"command": command, "call_id": "c-1", "timeout_s": START_S}
+    access = FarmAccess((service.url,), token, "exp7")
+    async with plain_http(service.url, token) as http, FarmPool(access, settings=PATIENT) as pool:
+        lease = (await http.bash("t1", "echo kept > file")).body["lease"]
+        another = await pool.lease("t1")  # the same name, and nobody's business
+        cut = asyncio.create_task(http.bash("t1", **asked_again))
+
+        async def runs() -> bool:
+            return (await http.tool("t1", "terminal", {"command": "cat log"})).output.startswith("ran")
+
+        await eventually(runs)
+        await service.kill(ending)
+        await asyncio.wait({cut})
+        assert cut.exception() is not None or cut.result().status == 503
+        await service.start()
+        joined = asyncio.create_task(http.bash("t1", **asked_again))
+        touched = await http.tool("t1", "terminal", {"command": "touch go"}, lease=lease)
+        assert (touched.status, touched.body["lease"]) == (200, lease)
+        assert (await joined).output == "ran\n", "it goes on, and runs once"
+        assert (await http.bash("t1", **asked_again)).output == "ran\n", "remembered by the container"
+        await service.kill(ending)
+        await service.start()
+        assert (await http.post("/artifacts/read", trajectory_id="t1", path="file")).body["content"] == "kept\n"
+        await service.kill(ending)
+        await service.start()
+        assert await http.release("t1"), "also by a farm that has not heard its name"
+        assert (await http.bash("t1", "ls", call_id="c-1")).output == ""
+        assert another.lost is None
 
 
 def _first_process(container: str) -> int:

@@ -6,22 +6,26 @@ import asyncio
 import base64
 import hashlib
 import io
+import json
 import tarfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from agentenv.api.farm_server.access import Access
+from agentenv.api.farm_server.audit import FarmAudit
 from agentenv.api.farm_server.front import MAX_REQUEST_BYTES
-from agentenv.api.farm_server.settings import PlainSettings
+from agentenv.api.farm_server.settings import AskLimits, PlainSettings
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.wire.farm import Scope
 from agentenv.wire.leases import Tags
-from tests.farm_service import Served, served, token
+from tests.farm_service import KEYS, Served, served, token
 from tests.plain_http import PlainHttp, plain_http
 from tests.waiting import START_S, eventually
 
@@ -42,11 +46,11 @@ class Shared:
 
 
 @asynccontextmanager
-async def shared(slots: int = 4, plain: PlainSettings = TAKES_A_WHILE) -> AsyncIterator[Shared]:
+async def shared(slots: int = 4, plain: PlainSettings = TAKES_A_WHILE, **options: Any) -> AsyncIterator[Shared]:
     backend = FakeBackend(ContainerSettings(slots_per_container=slots))
     async with (
         AsyncExitStack() as stack,
-        served(backend, PoolSettings(max_containers=1, reset_timeout_s=START_S), plain=plain) as farm,
+        served(backend, PoolSettings(max_containers=1, reset_timeout_s=START_S), plain=plain, **options) as farm,
     ):
         yield Shared(farm, backend, stack)
 
@@ -189,7 +193,8 @@ async def test_a_call_with_an_id_runs_once_also_when_its_connection_was_cut() ->
         joined = [asyncio.create_task(http.bash("t1", **again)) for _ in range(2)]
         await http.bash("t2", f"until [ -e {where}/log ]; do sleep 0.02; done; touch {where}/go")
         assert [(await one).output for one in joined] == ["gone\n"] * 2
-        assert (await http.bash("t1", **again)).output == "gone\n", "remembered"
+        await asyncio.gather(*(http.tool("t1", "list_files", {}) for _ in range(80)))
+        assert (await http.bash("t1", **again)).output == "gone\n", "remembered, whatever else was called"
         assert (await http.bash("t1", "cat log")).output == "ran\n"
         assert (await http.bash("t1", "cat log", call_id="c-1")).output == "gone\n", "the id counts"
         await http.release("t1")
@@ -299,6 +304,31 @@ async def test_too_much_at_once_is_refused_for_a_while() -> None:
         await other.bash("t1", f"touch {where}/go")
         assert (await running).output == "gone\n"
         assert (await http.bash("t2", "true")).status == 200
+
+
+async def test_new_trajectories_are_limited_by_rate_as_asks_are_and_calls_are_not() -> None:
+    async with shared(access=Access(KEYS, limits=AskLimits(asks_per_s=0.01, burst=1))) as farm:
+        http = await farm.client()
+        assert (await http.bash("t1", "true")).status == 200
+        refused = await http.bash("t2", "true")
+        assert refused.refusal == (429, "too_many_requests")
+        assert int(refused.headers["Retry-After"]) > 1
+        assert (await http.bash("t1", "true")).status == 200
+        assert await http.held() == {"t1": "held"}
+
+
+async def test_the_audit_tells_who_leased_and_released(tmp_path: Path) -> None:
+    audit = FarmAudit(tmp_path / "audit.jsonl")
+    async with shared(audit=audit) as farm:
+        http = await farm.client()
+        lease = (await http.bash("t1", "true", kind="eval")).body["lease"]
+        await (await farm.client()).release("t1")
+    audit.close()
+    granted, ended = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert (granted["event"], granted["run"], granted["leases"]) == ("ask_granted", "tests", {"t1": lease})
+    assert (granted["tags"]["environment"], granted["tags"]["kind"]) == ("plain", "eval")
+    assert (ended["event"], ended["lease"], ended["why"]) == ("lease_ended", lease, "released")
+    assert granted["by"] != ended["by"], "each is the id of its token"
 
 
 async def test_what_is_too_large_or_malformed_is_refused_before_it_is_read() -> None:

@@ -176,6 +176,7 @@ class SandboxClient:
                 next_step="send it in smaller parts",
             )
         self._unfinished[call_id] = call
+        self._cancelling.pop(call_id, None)  # asked for again: its result is wanted, cancelled or not
         if (behind := self._behind.get(lease)) is not None:
             behind.append(call)
         elif parts:

@@ -267,6 +267,14 @@ async def test_calls_of_a_session_run_in_order_and_one_at_a_time(session: ToolSe
     assert (await bash(session, "cat log")).stdout == wanted
 
 
+async def test_a_call_that_its_caller_has_named_runs_once(session: ToolSession) -> None:
+    counting = {"command": "echo ran >> log; wc -l < log"}
+    named = [await session.call("bash", counting, call_id="named-by-its-caller") for _ in range(3)]
+    assert [result.stdout for result in named] == ["1\n"] * 3
+    assert (await session.call("bash", counting)).stdout == "2\n"
+    assert (await session.call("bash", counting, call_id="another")).stdout == "3\n"
+
+
 async def test_sessions_do_not_share_a_workspace(executor: ToolExecutor) -> None:
     async with executor.open("a") as one, executor.open("b") as other:
         await bash(one, "echo secret > file")

@@ -49,6 +49,9 @@ denied = ["0123456789abcdef"]
 [limits]
 asks_per_s = 10
 burst = 50
+[plain]
+idle_s = 300
+calls_at_once = 20
 [public]
 metrics = true
 """
@@ -81,6 +84,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
     assert found.tokens.key_files == (tmp_path / "new.key", Path("/etc/farm/old.key"))
     assert found.tokens.denied == {"0123456789abcdef"}
     assert (found.limits.asks_per_s, found.limits.burst) == (10, 50)
+    assert (found.plain.idle_s, found.plain.acquire_timeout_s, found.plain.calls_at_once) == (300, 30, 20)
     assert found.audit_log == tmp_path / "log/audit.jsonl"
     assert (found.public.metrics, found.public.openapi) == (True, False)
     assert found.relay_url == "https://relay.example.org/farm"
@@ -119,6 +123,7 @@ def test_an_empty_file_says_nothing_but_where_it_is(tmp_path: Path) -> None:
         ('relay_url = "relay.example.org"', "relay_url", "pattern"),
         ("[tokens]\nkey_files = []", "tokens.key_files", "at least 1"),
         ("[limits]\nburst = 0", "limits.burst", "greater than"),
+        ("[plain]\nidle_s = 1", "plain.idle_s", "greater than"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path: Path, text: str, field: str, said: str) -> None:

@@ -1,26 +1,28 @@
-"""A lease that the farm holds itself, for a program that only knows its trajectory's name."""
+"""Leases that the farm holds itself, for programs that only know their trajectories' names."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from agentenv.api.farm_server.desk import Desk, OpenAsk
 from agentenv.api.farm_server.tokens import Right
 from agentenv.containers.handle import ContainerHandle
-from agentenv.errors import (
-    AgentEnvError,
-    ConnectionLostError,
-    LeaseLostError,
-    StaleLeaseError,
-)
+from agentenv.errors import AgentEnvError, ConnectionLostError, LeaseLostError, PoolClosedError
 from agentenv.slots.container_link import ContainerLink
 from agentenv.slots.pool_errors import acquire_timeout_error
+from agentenv.slots.records import LeaseRecord
 from agentenv.wire import farm as wire
 from agentenv.wire.leases import LeaseKey, RenewRequest
 
+ENVIRONMENT: Final = "plain"
+"""Tag of these leases."""
 _LOOK_S: Final = wire.ASK_TTL_S / 2
-"""How often an ask that waits is repeated: it is dropped when nobody does."""
+"""How often an ask that waits is looked at: it is dropped when nobody does."""
+_SEARCH_S: Final = 1.0
 
 
 class DeskLease:
@@ -31,10 +33,9 @@ class DeskLease:
         ((self.id, grant),) = opened.held.items()
         self.name = grant.lease
         self.key: LeaseKey = grant.key
-        self.container = ContainerHandle(
-            grant.lease.partition("/")[0], grant.index, grant.base_url, grant.token, grant.slots
-        )
-        self.by = opened.by
+        container = grant.lease.partition("/")[0]
+        self.container = ContainerHandle(container, grant.index, grant.base_url, grant.token, grant.slots)
+        self._by = opened.by
         self._desk = desk
         self._opened = opened
 
@@ -51,21 +52,16 @@ class DeskLease:
 
     async def seal(self) -> None:
         """Kill everything running in the slot, keeping its workspace."""
-        await self._link.control.seal(self.key)
-
-    async def renew(self, ttl_s: float) -> None:
-        """It lasts so long from now on. Raises ConnectionLostError, and what ended it."""
-        reply = await self._link.control.renew(RenewRequest(keys=(self.key,), ttl_s=ttl_s))
-        if self.key.slot in reply.stale:
-            raise self.lost or StaleLeaseError(f"the lease {self.name} has ended")
+        await self.link.control.seal(self.key)
 
     async def release(self) -> None:
         """End it, unless the farm is ending: then it stays for the next one."""
         if not self._desk.closed:
-            self._desk.end(self.id, None, self.by)
+            self._desk.end(self.id, None, self._by)
 
     @property
-    def _link(self) -> ContainerLink:
+    def link(self) -> ContainerLink:
+        """The farm's link to its container. Raises what ended the lease, ConnectionLostError."""
         link = self._desk.yard.links.get(self.container.id)
         if link is None:
             raise self.lost or ConnectionLostError(f"container {self.container.id} is not known (yet)")
@@ -79,16 +75,50 @@ async def granted(desk: Desk, ask: wire.Ask, run: str, right: Right, *, timeout_
     withdrawn meanwhile. PoolClosedError, QuotaError, SandboxUnavailableError.
     """
     until = asyncio.get_running_loop().time() + timeout_s
-    while True:
-        left_s = max(0.0, until - asyncio.get_running_loop().time())
-        request = wire.AsksRequest(asks=(ask,), run=run, wait_s=min(left_s, _LOOK_S))
-        (state,) = (await desk.ask(request, run, right.cap, right.jti)).asks
-        opened = desk.find(ask.request_id, run)
-        if opened is None:
-            raise LeaseLostError("the trajectory was released while it waited for a slot")
-        if opened.error is not None:
-            raise opened.error.copy()
-        if opened.granted:
-            return DeskLease(desk, opened) if opened.held else None
+    await desk.ask(wire.AsksRequest(asks=(ask,), run=run), run, right.cap, right.jti)
+    while (opened := desk.find(ask.request_id, run)) is not None and not opened.decided.is_set():
+        left_s = until - asyncio.get_running_loop().time()
         if left_s <= 0:
-            raise acquire_timeout_error(timeout_s, state.place)
+            raise acquire_timeout_error(timeout_s, desk.state_of(opened).place)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(left_s, _LOOK_S)):
+                await opened.decided.wait()
+    if opened is None:
+        raise LeaseLostError("the trajectory was released while it waited for a slot")
+    if opened.error is not None:
+        raise opened.error.copy()
+    if not opened.granted:
+        raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
+    return DeskLease(desk, opened) if opened.held else None
+
+
+async def renew(leases: Sequence[DeskLease], ttl_s: float) -> None:
+    """Leases of one container last so long from now on; the watch tells of those that have ended. Raises
+    AgentEnvError when it is not known that they do."""
+    keys = tuple(lease.key for lease in leases)
+    await leases[0].link.control.renew(RenewRequest(keys=keys, ttl_s=ttl_s))
+
+
+class HeldBefore:
+    """Finds the leases that the farm holds itself, whichever farm process has granted them. All are searched at most
+    once a second: later ones were granted by this process, which remembers them."""
+
+    def __init__(self, desk: Desk, clock: Callable[[], float]) -> None:
+        self._desk = desk
+        self._clock = clock
+        self._found: dict[tuple[str, str], LeaseRecord] = {}
+        self._searched_at = -math.inf
+
+    def find(self, run: str, trajectory: str) -> LeaseRecord | None:
+        """The lease of that trajectory."""
+        if self._clock() - self._searched_at >= _SEARCH_S:
+            self._searched_at = self._clock()
+            mine = self._desk.leases(lambda lease: lease.tags.environment == ENVIRONMENT)
+            self._found = {(lease.tags.run, lease.trajectory): lease for lease in mine}
+        found = self._found.get((run, trajectory))
+        return found if found is not None and found.held else None
+
+
+def name_of(lease: LeaseRecord) -> str:
+    """The name of a lease for clients."""
+    return f"{lease.container}/{lease.slot}/{lease.epoch}"

@@ -91,7 +91,7 @@ class Farm:
             link=functools.partial(WatchedLink, fenced=self._lost),
         )
         self.desk.yard = self.yard
-        self.plain = PlainSessions(self.desk, plain or PlainSettings())
+        self.plain = PlainSessions(self.desk, plain or PlainSettings(), clock)
         self.activity = Activity()
         """What happens in the containers."""
         self.clock = clock

@@ -8,23 +8,28 @@ released by its container, whether the farm lives or not.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterator
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Final
 
+from agentenv.api.farm_server.audit import BY_FARM
 from agentenv.api.farm_server.desk import Desk
-from agentenv.api.farm_server.desk_lease import DeskLease
-from agentenv.api.farm_server.plain_trajectory import Trajectory, lease_of
+from agentenv.api.farm_server.desk_lease import DeskLease, HeldBefore, renew
+from agentenv.api.farm_server.plain_trajectory import Trajectory
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.api.farm_server.tokens import Right
-from agentenv.errors import PoolClosedError, SlotDestroyedError, StaleLeaseError, TooManyRequestsError
+from agentenv.errors import AgentEnvError, PoolClosedError, SlotDestroyedError, StaleLeaseError, TooManyRequestsError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.tasks import TaskSet, finish
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire import plain
 from agentenv.wire.calls import CallResult
 from agentenv.wire.leases import NO_TAGS, Tags
+
+logger = logging.getLogger(__name__)
 
 _LARGE_AT_ONCE: Final = 2
 """Calls of a run, at once, whose results may be as large as files."""
@@ -34,13 +39,11 @@ _LARGE_READ_BYTES: Final = 1024 * 1024
 class PlainRun:
     """The trajectories of one run, and the executor of their calls, whose pool this is."""
 
-    def __init__(self, desk: Desk, run: str, catalog: ToolCatalog, settings: PlainSettings) -> None:
+    def __init__(self, catalog: ToolCatalog, make: Callable[[str], Trajectory]) -> None:
         self.executor = ToolExecutor(self, catalog)
         self.trajectories: dict[str, Trajectory] = {}
         self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
-        self._desk = desk
-        self._run = run
-        self._settings = settings
+        self._make = make
 
     async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> DeskLease:  # noqa: ARG002
         """For the executor."""
@@ -48,28 +51,30 @@ class PlainRun:
 
     def trajectory(self, name: str) -> Trajectory:
         """The trajectory of that name."""
-        found = self.trajectories.get(name)
-        if found is None:
-            found = self.trajectories[name] = Trajectory(self._desk, self._run, name, self._settings)
-        return found
+        if name not in self.trajectories:
+            self.trajectories[name] = self._make(name)
+        return self.trajectories[name]
 
 
 class PlainSessions:
     """Every run's trajectories."""
 
-    def __init__(self, desk: Desk, settings: PlainSettings) -> None:
+    def __init__(self, desk: Desk, settings: PlainSettings, clock: Callable[[], float]) -> None:
         self._desk = desk
         self._settings = settings
+        self._clock = clock
+        self._before = HeldBefore(desk, clock)
         self._catalog = ToolCatalog.builtin()
         self._runs: dict[str, PlainRun] = {}
         self._calls_now: Counter[str] = Counter()
         self._tasks = TaskSet()
+        self._renewing = TaskSet()
         self._leaving: asyncio.Task[None] | None = None
 
     def knows(self, run: str, name: str) -> bool:
         """Whether the trajectory has a slot, has lost one, or waits for one."""
         found = self._runs.get(run)
-        return (found is not None and name in found.trajectories) or lease_of(self._desk, run, name) is not None
+        return (found is not None and name in found.trajectories) or self._before.find(run, name) is not None
 
     async def execute(self, run: str, right: Right, request: plain.ExecuteRequest) -> plain.ExecuteReply:
         """Call a tool on the trajectory's slot. Raises TooManyRequestsError when the token has too many calls at once,
@@ -103,20 +108,35 @@ class PlainSessions:
         trajectory = held.trajectories.pop(name, None) if held is not None else None
         if trajectory is not None and await trajectory.release(by):
             return True
-        left = lease_of(self._desk, run, name)  # from before this process started
+        left = self._before.find(run, name)  # from before this process started
         return left is not None and self._desk.end(left.id, None, by)
 
     # -- upkeep ----------------------------------------------------------------------------------
 
     def tick(self) -> None:
         """Once a second: renew the leases that are in use, and forget what is over."""
-        for run, held in list(self._runs.items()):
+        due: dict[str, list[tuple[Trajectory, DeskLease]]] = defaultdict(list)
+        for held in self._runs.values():
             for name, trajectory in list(held.trajectories.items()):
                 if trajectory.over():
                     del held.trajectories[name]
-                    self._tasks.start(run, _closed(trajectory), "end of a trajectory")
+                    self._tasks.start(name, _forget(trajectory), "end")
                 elif (lease := trajectory.due()) is not None:
-                    self._tasks.start(run, trajectory.renew(lease), "renewal")
+                    due[lease.container.id].append((trajectory, lease))
+        for container, mine in due.items():
+            if container not in self._renewing:
+                self._renewing.start(container, self._renew(mine), "renewal")
+
+    async def _renew(self, due: Sequence[tuple[Trajectory, DeskLease]]) -> None:
+        """Renew leases of one container, if it answers."""
+        at = self._clock()
+        try:
+            await renew([lease for _, lease in due], self._settings.idle_s)
+        except AgentEnvError as error:
+            logger.debug("leases are not renewed: %s", error)
+        else:
+            for trajectory, _ in due:
+                trajectory.renewed(at)
 
     def leave(self) -> None:
         """End the calls that are waited for; those that run in slots go on, and the leases last for whoever opens the
@@ -133,6 +153,7 @@ class PlainSessions:
     async def _leave(self) -> None:
         await asyncio.gather(*(held.executor.aclose(cancel=False) for held in self._runs.values()))
         await self._tasks.aclose()
+        await self._renewing.aclose()
 
     def trajectories(self, right: Right) -> tuple[plain.PlainTrajectory, ...]:
         """Those of the runs that a token covers."""
@@ -150,7 +171,8 @@ class PlainSessions:
         if self._desk.closed:
             raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
         if run not in self._runs:
-            self._runs[run] = PlainRun(self._desk, run, self._catalog, self._settings)
+            make = partial(Trajectory, self._desk, self._before, run, settings=self._settings, clock=self._clock)
+            self._runs[run] = PlainRun(self._catalog, make)
         return self._runs[run]
 
     @contextmanager
@@ -168,8 +190,8 @@ class PlainSessions:
                 del self._calls_now[right.jti]
 
 
-async def _closed(trajectory: Trajectory) -> None:
-    await trajectory.release("")
+async def _forget(trajectory: Trajectory) -> None:
+    await trajectory.release(BY_FARM)
 
 
 def _lease(trajectory: Trajectory) -> DeskLease:

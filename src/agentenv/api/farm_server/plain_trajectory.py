@@ -6,12 +6,12 @@ import asyncio
 import hashlib
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from agentenv.api.farm_server.desk import Desk
-from agentenv.api.farm_server.desk_lease import DeskLease, granted
+from agentenv.api.farm_server.desk_lease import ENVIRONMENT, DeskLease, HeldBefore, granted, name_of
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.api.farm_server.tokens import Right
 from agentenv.errors import (
@@ -36,11 +36,9 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-ENVIRONMENT: Final = "plain"
-"""Tag of the leases that the farm holds itself."""
 _FIRST_TTL_S: Final = 30.0
 """How long a lease lasts that nobody takes up."""
-_LONGEST_RENEWAL_S: Final = 10.0
+_LONGEST_RENEWAL_S: Final = 60.0
 _REMEMBERED_S: Final = 3600.0
 """How long calls of a trajectory that has lost its slot are refused, unless it is released."""
 
@@ -49,20 +47,33 @@ class Trajectory:
     """One trajectory of a run: its slot, from the first call until it is released. Its lease is lost once and for all:
     a call must not find another, empty workspace without being told."""
 
-    def __init__(self, desk: Desk, run: str, name: str, settings: PlainSettings) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        before: HeldBefore,
+        run: str,
+        name: str,
+        settings: PlainSettings,
+        clock: Callable[[], float],
+    ) -> None:
         self.name = name
         self.run = run
         self.session: ToolSession | None = None
         self.lease: DeskLease | None = None
         self.running = 0
-        self.used_at = self._now()
+        self.used_at = clock()
         self._desk = desk
+        self._before = before
         self._settings = settings
+        self._clock = clock
         self._right: Right | None = None
         self._ask: wire.Ask | None = None
         self._opening: asyncio.Task[ToolSession] | None = None
         self._calls: dict[str, tuple[plain.ExecuteRequest, asyncio.Task[CallResult]]] = {}
-        self._renewed_at = 0.0
+        self._had = ""
+        """The lease that an earlier farm process has granted it."""
+        self._gone: AgentEnvError | None = None
+        self._renewed_at: float | None = None
         self._released = False
 
     @property
@@ -73,9 +84,10 @@ class Trajectory:
     @property
     def lost(self) -> AgentEnvError | None:
         """Why it has no slot any more."""
-        lost = self.lease.lost if self.lease is not None else None
+        lost = self.lease.lost if self.lease is not None else self._gone
         idle_s = self._settings.idle_s
-        if isinstance(lost, StaleLeaseError) and self._now() - self._renewed_at >= idle_s:
+        expired = self._renewed_at is not None and self._clock() - self._renewed_at >= idle_s
+        if expired and isinstance(lost, StaleLeaseError):
             return StaleLeaseError(
                 f"trajectory {self.name!r} made no call for {idle_s:g} s, and its slot was released",
                 next_step="release it to begin anew, or have plain.idle_s raised",
@@ -90,13 +102,15 @@ class Trajectory:
             yield
         finally:
             self.running -= 1
-            self.used_at = self._now()
+            self.used_at = self._clock()
 
     # -- its slot --------------------------------------------------------------------------------
 
     async def entered(self, executor: ToolExecutor, right: Right, kind: RunKind) -> ToolSession:
         """Its session; the first call opens it, and others wait for that. Raises what :func:`granted` does, and why it
         was lost."""
+        if (lost := self.lost) is not None:
+            raise lost.copy()
         if self.session is None:
             if not self.waits:
                 self._right = right
@@ -104,38 +118,39 @@ class Trajectory:
             assert self._opening is not None
             await asyncio.wait({self._opening})
             return _outcome(self._opening)
-        if (lost := self.lost) is not None:
-            raise lost.copy()
         return self.session
 
     async def _open(self, executor: ToolExecutor, kind: RunKind) -> ToolSession:
+        released = LeaseLostError(f"trajectory {self.name!r} was released while it waited for a slot")
+        if self._released:
+            raise released
         session = executor.open(self.name, kind=kind)
         await session.__aenter__()
         if self._released:
             await session.aclose()
-            raise LeaseLostError(f"trajectory {self.name!r} was released while it waited for a slot")
+            raise released
         self.session = session
         return session
 
     async def acquire(self, kind: RunKind) -> DeskLease:
         """Its lease: the one it has had before the farm was restarted, or a new one."""
         assert self._right is not None
-        before = lease_of(self._desk, self.run, self.name)
-        ask = self._ask = self._ask or self._asked(before, kind)
-        lease = await granted(self._desk, ask, self.run, self._right, timeout_s=self._settings.acquire_timeout_s)
+        if self._ask is None:
+            before = self._before.find(self.run, self.name)
+            self._had = "" if before is None else name_of(before)
+            self._ask = self._asked(before, kind)
+        lease = await granted(self._desk, self._ask, self.run, self._right, timeout_s=self._settings.acquire_timeout_s)
+        if lease is not None and self._had in ("", lease.name):
+            self.lease = lease
+            return lease
+        self._ask = None
+        if not self._had:  # the slot was granted when nobody waited any more, and nothing ran in it
+            return await self.acquire(kind)
         if lease is None:
-            self._ask = None
-            if before is None:  # it was granted when nobody waited any more, and nothing ran in it
-                return await self.acquire(kind)
-            raise LeaseLostError(f"trajectory {self.name!r} has lost its slot", next_step="start it again")
-        if before is not None and lease.name != f"{before.container}/{before.slot}/{before.epoch}":
-            self._ask = None
-            await lease.release()
-            raise ConnectionLostError(f"container {before.container} cannot be reached now", next_step="ask again")
-        await lease.renew(self._settings.idle_s)
-        self._renewed_at = self._now()
-        self.lease = lease
-        return lease
+            self._gone = LeaseLostError(f"trajectory {self.name!r} has lost its slot", next_step="release it")
+            raise self._gone
+        await lease.release()
+        raise ConnectionLostError(f"the slot {self._had} cannot be reached now", next_step="ask again")
 
     def _asked(self, before: LeaseRecord | None, kind: RunKind) -> wire.Ask:
         """The ask that has made that lease; or a new one, which cannot be mistaken for one of another slot."""
@@ -161,21 +176,17 @@ class Trajectory:
 
     def due(self) -> DeskLease | None:
         """The lease, if it has to be renewed: something was called since it was last, or still runs."""
+        if self.lease is None or self.lease.lost is not None:
+            return None
+        if self._renewed_at is None:
+            return self.lease
         every_s = min(self._settings.idle_s / 4, _LONGEST_RENEWAL_S)
         used = self.running > 0 or self.used_at >= self._renewed_at
-        if self.lease is None or self.lease.lost is not None or not used or self._now() - self._renewed_at < every_s:
-            return None
-        return self.lease
+        return self.lease if used and self._clock() - self._renewed_at >= every_s else None
 
-    async def renew(self, lease: DeskLease) -> None:
-        """Renew it, if the container answers."""
-        at = self._now()
-        try:
-            await lease.renew(self._settings.idle_s)
-        except AgentEnvError as error:  # the watch of the container tells what has become of it
-            logger.debug("the lease %s is not renewed: %s", lease.name, error)
-        else:
-            self._renewed_at = at
+    def renewed(self, at: float) -> None:
+        """The lease lasts ``idle_s`` from then."""
+        self._renewed_at = at
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -221,27 +232,16 @@ class Trajectory:
             state="lost" if lost is not None else "held" if self.lease is not None else "waiting",
             lease=self.lease.name if self.lease is not None else None,
             running_calls=self.running,
-            idle_s=0.0 if self.running else self._now() - self.used_at,
+            idle_s=0.0 if self.running else self._clock() - self.used_at,
             error=str(lost or ""),
         )
 
     def over(self) -> bool:
         """Whether it may be forgotten."""
-        if self.running or self.waits or (self.lease is not None and self.lease.lost is None):
+        lost = self.lost is not None
+        if self.running or self.waits or (self.lease is not None and not lost):
             return False
-        return self._now() - self.used_at > (_REMEMBERED_S if self.lease is not None else wire.ASK_TTL_S)
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
-
-
-def lease_of(desk: Desk, run: str, trajectory: str) -> LeaseRecord | None:
-    """The lease that the farm holds for a trajectory, whichever farm process has granted it."""
-    mine = desk.leases(
-        lambda one: one.trajectory == trajectory and one.tags.run == run and one.tags.environment == ENVIRONMENT
-    )
-    return next(mine, None)
+        return self._clock() - self.used_at > (_REMEMBERED_S if lost else wire.ASK_TTL_S)
 
 
 def _digest(*parts: str) -> str:
