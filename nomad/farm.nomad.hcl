@@ -9,6 +9,9 @@
 # [tokens], which is where this job puts `key`. Of the settings, those that may change while the service runs do so
 # when the variable is written; the others need `nomad job restart`. The policy is for clusters with ACLs.
 #
+# For clients that cannot reach the containers, run `agentenv farm relay` where both can be reached, and give its address
+# as `relay_url` in the settings (docs/farm.md).
+#
 # Whatever happens to the service, containers and their leases stay. One allocation at a time owns the containers' job;
 # with count = 2 the other stands by, and takes over within some 25 s when the owner's node is lost.
 

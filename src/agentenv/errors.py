@@ -310,12 +310,13 @@ class PoolClosedError(InfraError):
 
 
 def by_code() -> dict[str, type[AgentEnvError]]:
-    """Every concrete class of the tree by its ``code``: maps a wire error to its exception."""
+    """Every class of the tree that has a ``code`` of its own, by it: maps a wire error to its exception."""
     found: dict[str, type[AgentEnvError]] = {}
     stack: list[type[AgentEnvError]] = [AgentEnvError]
     while stack:
         cls = stack.pop()
-        found[cls.code] = cls
+        if "code" in vars(cls):  # a subclass that inherits it is for this process only
+            found[cls.code] = cls
         stack.extend(cls.__subclasses__())
     return found
 

@@ -11,15 +11,15 @@ import aiohttp
 import pytest
 
 from agentenv.containers.control import ContainerControl
-from agentenv.errors import PolicyRefusalError, StaleLeaseError
+from agentenv.errors import PolicyRefusalError
 from agentenv.sandbox.server.access import ROUTES, Who
 from agentenv.wire.calls import Batch, CallKey, Cancel, Forget, Result, server_message
-from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, Tags
+from agentenv.wire.leases import EndRequest, LeaseRequest, RenewRequest, Tags
 from agentenv.wire.passes import make_pass
 from agentenv.wire.server import ErrorReply
 from agentenv.wire.states import SlotState
-from agentenv.wire.transfers import LEASE_HEADER
 from tests.contract.conftest import Client
+from tests.contract.thief import refused_everywhere
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -90,33 +90,11 @@ async def test_a_run_may_not_lease_nor_end_nor_look_around(container: Client) ->
     assert [slot.state for slot in (await container.control.slots()).slots].count(SlotState.leased) == 1
 
 
-async def _refused_everywhere(thief: Client, key: LeaseKey) -> None:
-    """The thief's key opens nothing, on any route."""
-    result = await thief.run(key, "touch stolen")
-    assert (result.fault, result.error) == ("infra", "stale_lease")
-    reply = await thief.control.renew(RenewRequest(keys=(key,), ttl_s=60))
-    assert (reply.renewed, reply.stale, reply.lost) == ((), (key.slot,), ())
-    for refused in (thief.control.seal(key), thief.control.release(key)):
-        with pytest.raises(StaleLeaseError):
-            await refused
-    headers = {LEASE_HEADER: key.model_dump_json()}
-    for method, path in (
-        ("PUT", "/v1/attachments/c/stdin"),
-        ("GET", "/v1/attachments/c/stdout"),
-        ("GET", "/v1/calls/c/output"),
-        ("PUT", f"/v1/slots/{key.slot}/transfer?path=stolen"),
-        ("GET", f"/v1/slots/{key.slot}/transfer?path=."),
-    ):
-        async with thief.session.request(method, thief.handle.base_url + path, headers=headers, data=b"") as answer:
-            assert answer.status == 409, path
-            assert ErrorReply.model_validate_json(await answer.read()).error == "stale_lease", path
-
-
 @pytest.mark.parametrize("tags", [Tags(run=RUN), Tags()], ids=["another run's", "nobody's"])
 async def test_a_leaked_key_is_of_no_use_to_another_run(container: Client, tags: Tags) -> None:
     key = await container.lease(tags=tags)
     async with _as_run(container, OTHER) as thief:
-        await _refused_everywhere(thief, key)
+        await refused_everywhere(thief, key)
     assert (await container.run(key, "ls -A")).stdout == "", "nothing ran, and the lease is as it was"
 
 

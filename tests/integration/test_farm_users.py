@@ -16,10 +16,11 @@ from agentenv.sdk.async_sandbox import AsyncSandbox
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_client import FarmClient
 from agentenv.slots.farm_pool import FarmPool
+from agentenv.wire.leases import RunKind, Tags
 from tests.cli import Command
 from tests.farm_process import FarmProcess
 from tests.unit.env.env_stubs import IDLE, SOLVE, AnswerEnv, environment
-from tests.waiting import START_S
+from tests.waiting import START_S, eventually
 
 OF_THE_FARM: dict[str, Any] = {"tool_pool_mode": "farm", "require_sandbox": False}
 CAPPED = """
@@ -100,6 +101,40 @@ async def test_the_command_line_uses_it(farm: FarmProcess) -> None:
     code, stdout, stderr = await asyncio.to_thread(run_alone, command, *refused)
     assert code == 2
     assert "cannot be read" in stderr
+
+
+async def test_an_operator_ends_leases_and_drains_containers(farm: FarmProcess) -> None:
+    command = Command({"AGENTENV_STATE_DIR": farm.environment["AGENTENV_STATE_DIR"]})
+
+    async def said(*words: str) -> Any:
+        code, stdout, stderr = await asyncio.to_thread(run_alone, command, "farm", *words, "--json")
+        assert code == 0, stderr
+        return json.loads(stdout)
+
+    async with FarmPool(FarmAccess((farm.url,), await farm.token("large"))) as pool:
+        ended, stays = [await pool.lease(name, tags=Tags(kind=kind)) for name, kind in NAMES.items()]
+        listed = (await said("leases", "--run", "large", "--tag", "kind:eval"))["leases"]
+        assert [lease["trajectory"] for lease in listed] == [ended.trajectory]
+        assert await said("leases", "--run", "large", "--tag", "kind:eval", "--end") == {"ended": 1}
+        assert "ended at the farm" in str(await ended.wait_lost())
+
+        container = stays.container.id
+        assert await said("drain", container) == {"container": container, "leases": 1}
+        assert stays.lost is None
+        await stays.release()
+        async with FarmClient(farm.url, await farm.token("*")) as client:
+
+            async def replaced() -> bool:
+                return container not in {one.id for one in (await client.containers()).containers}
+
+            await eventually(replaced, START_S)
+        async with await pool.lease("elsewhere", timeout_s=START_S) as other:
+            assert other.container.id != container
+    code, _, stderr = await asyncio.to_thread(run_alone, command, "farm", "drain", "nowhere")
+    assert (code, "there is no container 'nowhere'" in stderr) == (125, True)
+
+
+NAMES: dict[str, RunKind] = {"is-ended": "eval", "stays": "train"}
 
 
 def run_alone(command: Command, *arguments: str) -> tuple[int, str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import aiohttp
@@ -18,7 +20,12 @@ from agentenv.api.farm_server.app import farm_app
 from agentenv.api.farm_server.farm import Farm
 from agentenv.api.farm_server.settings import OpenPages
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.errors import AgentEnvError
+from agentenv.sandbox.server.access import bearer_of
+from agentenv.sandbox.server.leases import Lease
 from agentenv.slots.backends.fake import FakeBackend
+from agentenv.wire.leases import LeaseRequest
+from agentenv.wire.passes import make_pass
 from agentenv.wire.server import ErrorReply
 from tests.farm_service import KEY, KEYS, Served, served, token
 from tests.waiting import until
@@ -246,3 +253,30 @@ async def test_pages_that_the_settings_open_need_no_token() -> None:
         opened = Site(farm, http)
         assert (await opened.ask("GET /openapi.json", None))[0] == 200
         assert (await opened.ask("GET /v1/farm", None))[0] == 401
+
+
+async def test_secrets_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong one of the right form gets as far as the comparison, and the comparison is hmac's."""
+    compared: list[tuple[bytes, bytes]] = []
+    compare = hmac.compare_digest
+
+    def counted(one: Any, other: Any) -> bool:
+        compared.append((one, other))
+        return compare(one, other)
+
+    control = "c" * 32
+    lease = Lease.grant(LeaseRequest(slot=0, trajectory="t", ttl_s=60, request_id="r" * 16), 1, 0.0)
+    wrong = lease.key.model_copy(update={"secret": "s" * len(lease.key.secret)})
+    monkeypatch.setattr(hmac, "compare_digest", counted)
+    attempts: tuple[tuple[Callable[[], object], int], ...] = (
+        (lambda: KEYS.verify(token("a")[:-4] + "AAAA"), 1),
+        (lambda: bearer_of(f"Bearer {control[:-1]}x", control), 1),
+        (lambda: bearer_of(f"Bearer {make_pass('d' * 32, 'a')}", control), 2),
+        (lambda: lease.admits(wrong), 1),
+    )
+    for attempt, comparisons in attempts:
+        compared.clear()
+        with suppress(AgentEnvError):
+            assert not attempt()
+        assert len(compared) == comparisons
+        assert all(len(one) == len(other) for one, other in compared[-1:])

@@ -65,7 +65,8 @@ def drain(
 ) -> None:
     """Give no new leases on a container, and replace it when its last one has ended. Needs an admin token for `*`.
 
-    Nobody loses a slot. It cannot be undone: another container takes its place.
+    Nobody loses a slot. Its free slots are missing to the farm until then, when another container takes its place; it
+    cannot be undone.
 
     \b
     Examples:

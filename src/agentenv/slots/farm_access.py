@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,6 +15,8 @@ from typing import Final, Literal
 from agentenv.config import environment_value, state_dir
 from agentenv.errors import ConfigError
 from agentenv.run_files import AlreadyRunningError, RunFile, running
+
+logger = logging.getLogger(__name__)
 
 Route = Literal["auto", "direct", "relay"]
 
@@ -86,12 +91,15 @@ def page_url(url: str, token: str) -> str:
 
 
 def token_of(given: str, field_name: str) -> str:
-    """The token itself, or the content of ``file:PATH``, so that it need not be on a command line. Raises
-    ConfigError."""
+    """The token itself, or the content of ``file:PATH``, so that it need not be on a command line. A file that others
+    may read is used, with a warning. Raises ConfigError."""
     if not given.startswith(_IN_FILE):
         return given
     path = Path(given.removeprefix(_IN_FILE))
     try:
-        return path.read_text().strip()
+        with path.open() as file:
+            if os.fstat(file.fileno()).st_mode & stat.S_IROTH:
+                logger.warning("%s: everybody on this machine may read the token in it (chmod o-r)", path)
+            return file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(field_name, f"{path} cannot be read: {error}") from error

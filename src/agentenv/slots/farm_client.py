@@ -191,9 +191,10 @@ class FarmClient:
     def _unreachable(self, url: str, why: object) -> FarmUnreachableError:
         self._addresses.failed(url)
         said = "no answer in time" if isinstance(why, TimeoutError) else str(why) or repr(why)
-        return FarmUnreachableError(
-            f"the farm at {url} cannot be reached: {said}", next_step="is farm_url right, and is the farm running?"
-        )
+        cure = "is farm_url right, and is the farm running?"
+        if isinstance(why, aiohttp.ClientConnectorCertificateError):
+            cure = "if a CA of your own signed its certificate, name the CA's file in SSL_CERT_FILE"
+        return FarmUnreachableError(f"the farm at {url} cannot be reached: {said}", next_step=cure)
 
     def _refusal(self, url: str, response: aiohttp.ClientResponse, body: bytes) -> AgentEnvError:
         if response.status == 307:

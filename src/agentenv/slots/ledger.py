@@ -176,7 +176,7 @@ class Ledger:
             return []
         self._counts.move_slot(container, container.slots[index], state, now)
         self._offer(container)
-        return self._retire_if_spoiled(container) + self._settle(now)
+        return (self._retire_if_empty(container) or self._retire_if_spoiled(container)) + self._settle(now)
 
     # -- containers ---------------------------------------------------------------------------
 
@@ -230,6 +230,15 @@ class Ledger:
         if container is not None:
             self._stop_leasing(container)
         return []
+
+    def retire(self, container_id: str, reason: str) -> list[Command]:
+        """Another container is wanted in its place: no new leases; it is replaced when every slot has come back."""
+        container = self._containers.get(container_id)
+        if container is None or container.unwanted:
+            return []
+        container.unwanted = reason
+        self._stop_leasing(container)
+        return self._retire_if_empty(container)
 
     def stuck(self, container_id: str, reason: str) -> list[Command]:
         """The container's slots do not return from their reset: no new leases; it is replaced when its last lease
@@ -452,6 +461,9 @@ class Ledger:
     def _retire_if_stuck(self, container: ContainerRecord) -> list[Command]:
         leased = container.stuck and any(slot.state is SlotState.leased for slot in container.slots)
         return [] if leased or not container.stuck else [Retire(container.id, container.stuck)]
+
+    def _retire_if_empty(self, container: ContainerRecord) -> list[Command]:
+        return [] if container.busy or not container.unwanted else [Retire(container.id, container.unwanted)]
 
     def _retire_if_spoiled(self, container: ContainerRecord) -> list[Command]:
         """If most of its slots are quarantined: no new leases; replaced once its last lease has ended."""

@@ -122,10 +122,11 @@ class ContainerRecord(_Stateful[ContainerState]):
     ``busy`` counts slots that are leased or being reset; ``idle_since`` is when that became 0 (None
     while it is not, or before the inventory).
     ``stuck``: why its slots do not come back from their reset; empty as long as they do.
+    ``unwanted``: why another is wanted in its place; empty while it is not.
     ``offered``: the ledger's heap of containers with free slots has an entry for it.
     """
 
-    __slots__ = ("_free", "busy", "id", "idle_since", "index", "offered", "quarantined", "slots", "stuck")
+    __slots__ = ("_free", "busy", "id", "idle_since", "index", "offered", "quarantined", "slots", "stuck", "unwanted")
     _moves = CONTAINER_MOVES
 
     def __init__(self, container_id: str, index: int) -> None:
@@ -139,6 +140,7 @@ class ContainerRecord(_Stateful[ContainerState]):
         self.idle_since: float | None = None
         self.offered = False
         self.stuck = ""
+        self.unwanted = ""
 
     def fill(self, states: Iterable[SlotState], now: float) -> None:
         """Take the inventory: one state per slot, in order of index."""

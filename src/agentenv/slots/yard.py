@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 _UPKEEP_MIN_S, _UPKEEP_MAX_S = 0.01, 1.0
 """Interval between checks of deadlines and scaling: a burst of events is handled at once."""
+_LINGER_S = 1.0
+"""How long a container that is retired goes on: long enough for an answer that is under way."""
 _HEARTBEAT = "heartbeat"
 _STARTS_KEPT = 32
 
@@ -172,7 +174,7 @@ class Yard:
                 case Reclaim():
                     self._start_reclaim(command)
                 case Retire():
-                    self._give_up(command.container, command.reason)
+                    self._replacing.start(command.container, self._retire(command), "retirement")
         if expired:
             self._desk.expire(expired)
 
@@ -224,7 +226,7 @@ class Yard:
         began = self._clock()
         container, slot = command.container, command.slot
         reason = f"the reset of slot {slot} takes longer than {self.settings.reset_timeout_s:g} s"
-        late = functools.partial(self.retire, container, reason)
+        late = functools.partial(self._stuck, container, reason)
         found = await self.links[container].reclaim(command, late)
         self.tally.resets.add(self._clock() - began)
         if isinstance(found, Holder):
@@ -233,9 +235,12 @@ class Yard:
         done = self.ledger.freed if found is SlotState.free else self.ledger.quarantined
         self.perform(done(container, slot, self._clock()))
 
+    def _stuck(self, container: str, reason: str) -> None:
+        self.perform(self.ledger.stuck(container, reason))
+
     def retire(self, container: str, reason: str) -> None:
         """No new leases on it; it is replaced when its last lease has ended. May be repeated."""
-        self.perform(self.ledger.stuck(container, reason))
+        self.perform(self.ledger.retire(container, reason))
 
     # -- containers ---------------------------------------------------------------------------
 
@@ -316,7 +321,7 @@ class Yard:
         self.perform(self.ledger.recovered(container, now))
         link = self.links.get(container)
         if link is not None and link.supervisor_silent_s > self.settings.reset_timeout_s:
-            self.retire(container, f"its supervisor has not responded for {link.supervisor_silent_s:.0f} s")
+            self._stuck(container, f"its supervisor has not responded for {link.supervisor_silent_s:.0f} s")
 
     def _reported(self, container: str, report: SlotReport) -> None:
         holder = holder_of(report)
@@ -328,6 +333,12 @@ class Yard:
             self._give_up(container, f"it has not responded for {self.settings.gone_after_s:g} s")
         else:
             self.ledger.suspect(container)
+
+    async def _retire(self, command: Retire) -> None:
+        """Replace a container without leases, once those who have just released one were answered by it."""
+        await asyncio.sleep(_LINGER_S)
+        if command.container in self.links:
+            self._give_up(command.container, command.reason)
 
     def _give_up(self, container: str, reason: str) -> None:
         """Replace a container: its leases end, the backend starts another."""

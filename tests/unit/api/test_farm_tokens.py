@@ -80,6 +80,18 @@ def test_a_team_covers_its_runs_only(team: str, run: str) -> None:
 # -- minted and verified ----------------------------------------------------------------------------
 
 
+NEAR = st.lists(st.sampled_from(["a", "b", "ab"]), min_size=1, max_size=3).map("/".join)
+"""Runs that often have to do with each other."""
+
+
+@given(*[st.one_of(NEAR, NEAR.map("{}/*".format), st.just("*"))] * 2, NEAR)
+def test_who_covers_a_pattern_covers_whatever_it_covers(mine: str, theirs: str, run: str) -> None:
+    """So a token that is minted by the right of another reaches no further."""
+    giver, taker = (Right(one, "admin", None, "j") for one in (mine, theirs))
+    if giver.covers(theirs) and taker.covers(run):
+        assert giver.covers(run)
+
+
 @given(st.one_of(RUNS, RUNS.map("{}/*".format), st.just("*")), SCOPES, st.one_of(st.none(), st.integers(0, 10**6)))
 def test_what_is_minted_is_verified(run: str, scope: Scope, cap: int | None) -> None:
     right = KEYS.verify(KEYS.mint(run, scope, cap=cap, expires_s=60))

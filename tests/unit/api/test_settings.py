@@ -166,3 +166,16 @@ def test_in_process_takes_the_same_file(tmp_path: Path) -> None:
     config = AgentFields(tool_server_url="inprocess", tool_server_config=str(tmp_path / "tools.toml"))
     assert default_tool_server(config).describe().tools == ()
     assert len(default_tool_server(AgentFields(tool_server_url="inprocess")).describe().tools) == 12
+
+
+def test_a_token_file_that_everybody_may_read_is_used_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("t" * 20)
+    for mode, warned in ((0o600, False), (0o640, False), (0o644, True)):
+        path.chmod(mode)
+        caplog.clear()
+        assert token_of(f"file:{path}", "farm_token") == "t" * 20
+        assert (str(path) in caplog.text) == warned
+    assert "t" * 20 not in caplog.text

@@ -180,6 +180,18 @@ def test_mostly_quarantined_containers_are_retired_once_empty() -> None:
     assert ledger.freed("a", 2, 2) == [Retire("a", "2 of 3 slots are quarantined")]
 
 
+def test_a_container_that_is_not_wanted_is_retired_once_every_slot_has_come_back() -> None:
+    """Not before: whoever releases its last lease waits at the container for the reset."""
+    ledger = _with(("a", 0, 2), ("b", 1, 2))
+    lease = _take(ledger, "t")
+    assert ledger.retire("a", "drained") == ledger.retire("a", "again") == []
+    assert _grants(ledger.enqueue(SlotRequest(("u",)), 1, 10)[1]) == [("u", "b", 0)]
+    assert ledger.release(lease, 2) == [Reclaim("a", 0, lease, None)]
+    assert ledger.freed("a", 0, 3) == [Retire("a", "drained")]
+    assert ledger.retire("b", "drained") == [], "its lease is being requested"
+    assert _with(("c", 0, 2)).retire("c", "drained") == [Retire("c", "drained")]
+
+
 def test_slots_of_somebody_else_are_waited_for() -> None:
     ledger = Ledger()
     ledger.started("a", 0)

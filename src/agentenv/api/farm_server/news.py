@@ -86,9 +86,13 @@ class Newsroom:
         if (listener := self._listeners.get((run, client))) is not None:
             listener.put(encoded(line))
 
+    def streams(self, by: str) -> int:
+        """Open connections of a token."""
+        return self._streams[by]
+
     def check_room(self, by: str) -> None:
         """Raises TooManyRequestsError when a token has as many connections as it may."""
-        if self._streams[by] >= MOST_STREAMS:
+        if self.streams(by) >= MOST_STREAMS:
             raise TooManyRequestsError(
                 f"the token has {MOST_STREAMS} open streams of news",
                 next_step="use one client for many rollouts",

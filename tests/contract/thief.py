@@ -1,0 +1,74 @@
+"""Somebody who has a pass of their own, and the key of another run's lease."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Final
+
+import pytest
+
+from agentenv.containers.control import ContainerControl
+from agentenv.errors import StaleLeaseError
+from agentenv.sandbox.server.access import ROUTES, Who
+from agentenv.wire.calls import Batch, CallResult, Result, server_message
+from agentenv.wire.leases import LeaseKey, RenewRequest
+from agentenv.wire.server import ErrorReply
+from agentenv.wire.transfers import LEASE_HEADER
+from tests.contract.conftest import Client
+
+
+async def refused_everywhere(thief: Client, key: LeaseKey) -> None:
+    """The key opens nothing, on any route."""
+    assert set(_ATTEMPTS) == {route for route, who in ROUTES.items() if who is Who.run} - _OF_NO_LEASE
+    for attempt in _ATTEMPTS.values():
+        await attempt(thief, key)
+
+
+async def _batch(thief: Client, key: LeaseKey) -> None:
+    _check(await thief.run(key, "touch stolen"))
+
+
+async def _stream(thief: Client, key: LeaseKey) -> None:
+    async with thief.session.ws_connect(thief.handle.base_url + "/v1/stream") as stream:
+        await stream.send_str(Batch(calls=(thief.call(key, "touch stolen"),)).model_dump_json())
+        while not isinstance(said := server_message.validate_json(await stream.receive_str(timeout=60)), Result):
+            pass
+        _check(said.result)
+
+
+def _check(result: CallResult) -> None:
+    assert (result.fault, result.error) == ("infra", "stale_lease")
+
+
+async def _renew(thief: Client, key: LeaseKey) -> None:
+    reply = await thief.control.renew(RenewRequest(keys=(key,), ttl_s=60))
+    assert (reply.renewed, reply.stale, reply.lost) == ((), (key.slot,), ())
+
+
+async def _end(end: Callable[[ContainerControl, LeaseKey], Awaitable[object]], thief: Client, key: LeaseKey) -> None:
+    with pytest.raises(StaleLeaseError):
+        await end(thief.control, key)
+
+
+async def _ask(method: str, path: str, thief: Client, key: LeaseKey) -> None:
+    url = thief.handle.base_url + path.format(slot=key.slot)
+    headers = {LEASE_HEADER: key.model_dump_json()}
+    async with thief.session.request(method, url, headers=headers, data=b"") as answer:
+        assert answer.status == 409, path
+        assert ErrorReply.model_validate_json(await answer.read()).error == "stale_lease", path
+
+
+_OF_NO_LEASE: Final = {"GET /v1/info"}
+_ATTEMPTS: Final[Mapping[str, Callable[[Client, LeaseKey], Awaitable[None]]]] = {
+    "POST /v1/batch": _batch,
+    "GET /v1/stream": _stream,
+    "POST /v1/leases/renew": _renew,
+    "POST /v1/leases/seal": partial(_end, ContainerControl.seal),
+    "POST /v1/leases/release": partial(_end, ContainerControl.release),
+    "PUT /v1/attachments/{call}/{field}": partial(_ask, "PUT", "/v1/attachments/c/stdin"),
+    "GET /v1/attachments/{call}/{field}": partial(_ask, "GET", "/v1/attachments/c/stdout"),
+    "GET /v1/calls/{call}/output": partial(_ask, "GET", "/v1/calls/c/output"),
+    "PUT /v1/slots/{slot}/transfer": partial(_ask, "PUT", "/v1/slots/{slot}/transfer?path=stolen"),
+    "GET /v1/slots/{slot}/transfer": partial(_ask, "GET", "/v1/slots/{slot}/transfer?path=."),
+}
