@@ -25,6 +25,7 @@ from typing import Final, Self
 
 import aiohttp
 
+from agentenv.api.farm_server.tokens import Scope, TokenKeys
 from agentenv.cli.output import InterruptedBySignalError, err, out, run_to_end
 from agentenv.errors import FarmUnreachableError
 from agentenv.slots.farm_client import FarmClient
@@ -116,7 +117,7 @@ class Everything:
         try:
             for name in ("model", "api", "farm"):
                 await self._start(name)
-            token = await self.token("*", "admin")
+            token = self.token("*", "admin")
             self.farm = await self._stack.enter_async_context(FarmClient(self.farm_url, token))
             await self.eventually(self._farm_answers)
             await self._start_relay()
@@ -135,7 +136,7 @@ class Everything:
         await self.parts[name].start()
 
     async def _start_relay(self) -> None:
-        token = await self.token("*", "read")
+        token = self.token("*", "read")
         where = ("--url", self.farm_url, "--port", str(self._ports["relay"]))
         env = {**self.env, "AGENTENV_FARM_TOKEN": token}
         self.parts["relay"] = self._part("relay", *AGENTENV, "farm", "relay", *where, env=env)
@@ -153,7 +154,7 @@ class Everything:
             "openai.base_url": f"http://127.0.0.1:{self._ports['model']}/v1",
         }
         given = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-        env = {**self.env, "AGENTENV_FARM_TOKEN": await self.token(run, "run")}
+        env = {**self.env, "AGENTENV_FARM_TOKEN": self.token(run, "run")}
         argv = ("-m", ENVIRONMENTS[run], "serve", "--config", str(SETTINGS), *given)
         self.parts[run] = self._part(run, *argv, env=env)
         await self._start(run)
@@ -161,14 +162,9 @@ class Everything:
     def _part(self, name: str, *argv: str, env: Mapping[str, str] | None = None) -> Part:
         return Part(argv, self.directory / f"{name}.log", env or self.env)
 
-    async def token(self, run: str, scope: str) -> str:
-        """A token of the farm."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *AGENTENV, "farm", "token", "--run", run, "--scope", scope, "--config", str(self._config),
-            env=self.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        said, _ = await process.communicate()
-        return said.decode().strip()
+    def token(self, run: str, scope: Scope) -> str:
+        """A token of the farm, as `agentenv farm token` makes them."""
+        return TokenKeys.read([self.directory / "farm.key"]).mint(run, scope, expires_s=24 * 3600)
 
     async def _farm_answers(self) -> bool:
         try:
