@@ -30,7 +30,7 @@ from agentenv.cli.output import InterruptedBySignalError, err, out, run_to_end
 from agentenv.errors import FarmUnreachableError
 from agentenv.slots.farm_client import FarmClient
 from examples.train_with_farm.checks import Checker, WrongGroupError
-from examples.train_with_farm.trainer import checker, progress, summary, trainer_api
+from examples.train_with_farm.trainer import GROUP_SIZE, checker, progress, summary, trainer_api
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SETTINGS: Final = Path(__file__).with_name("env.yaml")
@@ -38,7 +38,7 @@ ENVIRONMENTS: Final = {"words": "examples.hello.env", "terminal": "examples.term
 """Environments by the name of their run: the second reaches the containers through the relay."""
 ROUTES: Final = {"words": "direct", "terminal": "relay"}
 AGENTENV: Final = ("-c", "from agentenv.cli import main; main()")
-LEASE_TTL_S: Final = 5
+LEASE_TTL_S: Final = 10
 _END_S: Final = 20.0
 _POLL_S: Final = 0.1
 _FARM: Final = """\
@@ -47,7 +47,8 @@ relay_url = "http://127.0.0.1:{relay}"
 [pool]
 min_containers = 2
 max_containers = 2
-acquire_timeout_s = 120
+acquire_timeout_s = 180
+start_timeout_s = 180
 [containers]
 slots_per_container = 8
 """
@@ -149,7 +150,7 @@ class Everything:
             "env.rollout_server_url": self.api_url,
             "env.tokenizer_name": self.tokenizer,
             "env.lease_ttl_s": LEASE_TTL_S,
-            "env.acquire_timeout_s": 120,
+            "env.acquire_timeout_s": 180,
             "env.rollouts_path": self.directory / f"{run}.jsonl",
             "openai.base_url": f"http://127.0.0.1:{self._ports['model']}/v1",
         }
@@ -263,10 +264,15 @@ async def opened(directory: Path | None) -> AsyncIterator[Everything]:
             yield everything
 
 
-async def train(everything: Everything, groups: int, kills: Mapping[int, Callable[[], Awaitable[object]]]) -> Checker:
-    """Check so many groups; ``kills`` has what to do after how many of them. Raises: WrongGroupError, and RuntimeError
-    when a part has ended by itself."""
-    seen = checker(4, everything.tokenizer)
+async def train(
+    everything: Everything, groups: int, kills: Mapping[int, Callable[[], Awaitable[object]]], environments: int
+) -> Checker:
+    """Check so many groups, and go on until they are of so many ``environments``, where one that started again counts
+    again. ``kills`` has what to do after how many groups.
+
+    Raises: WrongGroupError; RuntimeError when a part has ended by itself.
+    """
+    seen = checker(GROUP_SIZE, everything.tokenizer)
     async with trainer_api(everything.api_url) as api:
         with progress(groups) as advance:
             async for group in api.groups(everything.check):
@@ -274,7 +280,7 @@ async def train(everything: Everything, groups: int, kills: Mapping[int, Callabl
                 advance()
                 if kill := kills.get(seen.groups.total()):
                     await kill()
-                if seen.groups.total() >= groups:
+                if seen.groups.total() >= groups and len(seen.groups) >= environments:
                     break
     return seen
 
@@ -295,7 +301,7 @@ async def run(arguments: argparse.Namespace) -> None:
             for number, (who, kill) in enumerate(KILLS.items(), 1)
             if arguments.kill
         }
-        seen = await train(everything, arguments.groups, kills)
+        seen = await train(everything, arguments.groups, kills, len(ENVIRONMENTS) + arguments.kill)
     out().print(summary(seen, time.monotonic() - began))
 
 
