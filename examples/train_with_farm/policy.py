@@ -28,12 +28,7 @@ MEMBERS: Final = 4
 """Ways to play a task; member k of a group plays the k-th of them, and a fifth the first again."""
 _OUTPUT: Final = re.compile(r"stdout:\n(\d+)")
 
-_WORDS: Final = (
-    ("wc -w < text.txt",),
-    ("ls -l", "wc -w < text.txt"),
-    (),
-    ("wc -w < text.txt",),
-)
+_WORDS: Final = (("wc -w < text.txt",), ("ls -l", "wc -w < text.txt"), (), ("wc -w < text.txt",))
 _TERMINAL: Final = (
     (". project/settings.sh", "answer"),
     ("ls project", ". project/settings.sh", "answer"),
@@ -42,18 +37,12 @@ _TERMINAL: Final = (
 )
 
 
-def commands(member: int, conversation: str) -> tuple[str, tuple[str, ...]]:
-    """The tool that a member uses for the task of this conversation, and the commands it runs with it."""
-    tool, plays = ("bash", _WORDS) if "text.txt" in conversation else ("terminal", _TERMINAL)
-    return tool, plays[member % MEMBERS]
-
-
 def reply(turn: Turn) -> Reply:
     """What the member says now: its next command, or its answer from the last number it was shown."""
     conversation = turn.last_output
-    tool, planned = commands(turn.member, conversation)
+    planned = (_WORDS if "text.txt" in conversation else _TERMINAL)[turn.member % MEMBERS]
     if turn.step < len(planned):
-        return Reply(calls=(Call(tool, {"command": planned[turn.step]}),))
+        return Reply(calls=(Call("terminal", {"command": planned[turn.step]}),))
     shown = _OUTPUT.findall(conversation)
     return Reply(answer(turn.member, int(shown[-1])) if shown else "1")
 

@@ -25,11 +25,12 @@ from typing import Final, Self
 
 import aiohttp
 
+from agentenv.api.farm_server.tokens import Scope, TokenKeys
 from agentenv.cli.output import InterruptedBySignalError, err, out, run_to_end
 from agentenv.errors import FarmUnreachableError
 from agentenv.slots.farm_client import FarmClient
 from examples.train_with_farm.checks import Checker, WrongGroupError
-from examples.train_with_farm.trainer import checker, progress, summary, trainer_api
+from examples.train_with_farm.trainer import GROUP_SIZE, checker, progress, summary, trainer_api
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SETTINGS: Final = Path(__file__).with_name("env.yaml")
@@ -37,7 +38,7 @@ ENVIRONMENTS: Final = {"words": "examples.hello.env", "terminal": "examples.term
 """Environments by the name of their run: the second reaches the containers through the relay."""
 ROUTES: Final = {"words": "direct", "terminal": "relay"}
 AGENTENV: Final = ("-c", "from agentenv.cli import main; main()")
-LEASE_TTL_S: Final = 5
+LEASE_TTL_S: Final = 10
 _END_S: Final = 20.0
 _POLL_S: Final = 0.1
 _FARM: Final = """\
@@ -46,7 +47,8 @@ relay_url = "http://127.0.0.1:{relay}"
 [pool]
 min_containers = 2
 max_containers = 2
-acquire_timeout_s = 120
+acquire_timeout_s = 180
+start_timeout_s = 180
 [containers]
 slots_per_container = 8
 """
@@ -116,7 +118,7 @@ class Everything:
         try:
             for name in ("model", "api", "farm"):
                 await self._start(name)
-            token = await self.token("*", "admin")
+            token = self.token("*", "admin")
             self.farm = await self._stack.enter_async_context(FarmClient(self.farm_url, token))
             await self.eventually(self._farm_answers)
             await self._start_relay()
@@ -135,7 +137,7 @@ class Everything:
         await self.parts[name].start()
 
     async def _start_relay(self) -> None:
-        token = await self.token("*", "read")
+        token = self.token("*", "read")
         where = ("--url", self.farm_url, "--port", str(self._ports["relay"]))
         env = {**self.env, "AGENTENV_FARM_TOKEN": token}
         self.parts["relay"] = self._part("relay", *AGENTENV, "farm", "relay", *where, env=env)
@@ -148,12 +150,12 @@ class Everything:
             "env.rollout_server_url": self.api_url,
             "env.tokenizer_name": self.tokenizer,
             "env.lease_ttl_s": LEASE_TTL_S,
-            "env.acquire_timeout_s": 120,
+            "env.acquire_timeout_s": 180,
             "env.rollouts_path": self.directory / f"{run}.jsonl",
             "openai.base_url": f"http://127.0.0.1:{self._ports['model']}/v1",
         }
         given = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-        env = {**self.env, "AGENTENV_FARM_TOKEN": await self.token(run, "run")}
+        env = {**self.env, "AGENTENV_FARM_TOKEN": self.token(run, "run")}
         argv = ("-m", ENVIRONMENTS[run], "serve", "--config", str(SETTINGS), *given)
         self.parts[run] = self._part(run, *argv, env=env)
         await self._start(run)
@@ -161,14 +163,9 @@ class Everything:
     def _part(self, name: str, *argv: str, env: Mapping[str, str] | None = None) -> Part:
         return Part(argv, self.directory / f"{name}.log", env or self.env)
 
-    async def token(self, run: str, scope: str) -> str:
-        """A token of the farm."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *AGENTENV, "farm", "token", "--run", run, "--scope", scope, "--config", str(self._config),
-            env=self.env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        said, _ = await process.communicate()
-        return said.decode().strip()
+    def token(self, run: str, scope: Scope) -> str:
+        """A token of the farm, as `agentenv farm token` makes them."""
+        return TokenKeys.read([self.directory / "farm.key"]).mint(run, scope, expires_s=24 * 3600)
 
     async def _farm_answers(self) -> bool:
         try:
@@ -267,10 +264,15 @@ async def opened(directory: Path | None) -> AsyncIterator[Everything]:
             yield everything
 
 
-async def train(everything: Everything, groups: int, kills: Mapping[int, Callable[[], Awaitable[object]]]) -> Checker:
-    """Check so many groups; ``kills`` has what to do after how many of them. Raises: WrongGroupError, and RuntimeError
-    when a part has ended by itself."""
-    seen = checker(4, everything.tokenizer)
+async def train(
+    everything: Everything, groups: int, kills: Mapping[int, Callable[[], Awaitable[object]]], environments: int
+) -> Checker:
+    """Check so many groups, and go on until they are of so many ``environments``, where one that started again counts
+    again. ``kills`` has what to do after how many groups.
+
+    Raises: WrongGroupError; RuntimeError when a part has ended by itself.
+    """
+    seen = checker(GROUP_SIZE, everything.tokenizer)
     async with trainer_api(everything.api_url) as api:
         with progress(groups) as advance:
             async for group in api.groups(everything.check):
@@ -278,7 +280,7 @@ async def train(everything: Everything, groups: int, kills: Mapping[int, Callabl
                 advance()
                 if kill := kills.get(seen.groups.total()):
                     await kill()
-                if seen.groups.total() >= groups:
+                if seen.groups.total() >= groups and len(seen.groups) >= environments:
                     break
     return seen
 
@@ -299,7 +301,7 @@ async def run(arguments: argparse.Namespace) -> None:
             for number, (who, kill) in enumerate(KILLS.items(), 1)
             if arguments.kill
         }
-        seen = await train(everything, arguments.groups, kills)
+        seen = await train(everything, arguments.groups, kills, len(ENVIRONMENTS) + arguments.kill)
     out().print(summary(seen, time.monotonic() - began))
 
 

@@ -22,7 +22,7 @@ from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire import farm as wire
 from tests.farm_process import COMMAND, FarmProcess
 from tests.plain_http import plain_http
-from tests.waiting import START_S, eventually
+from tests.waiting import START_S, eventually, until
 
 PATIENT = PoolSettings(acquire_timeout_s=START_S)
 
@@ -190,8 +190,27 @@ async def test_a_trajectory_over_plain_http_finds_its_slot_and_its_running_call_
         assert another.lost is None
 
 
+async def test_a_release_ends_with_its_container(service: FarmProcess) -> None:
+    """It is under way when the container dies, and is not tried again until its timeout."""
+    settings = PoolSettings(acquire_timeout_s=START_S, reset_timeout_s=3600, lease_ttl_s=3600)
+    async with FarmPool(FarmAccess((service.url,), await service.token("exp7")), settings=settings) as pool:
+        lease = await pool.lease("finished")
+        container = _processes(lease.container.id)
+        for process in container:
+            os.kill(process, signal.SIGSTOP)
+        releasing = asyncio.create_task(lease.release())
+        await until(lambda: lease.released)
+        os.kill(container[0], signal.SIGKILL)
+        await asyncio.wait_for(releasing, START_S)
+
+
 def _first_process(container: str) -> int:
     """The process that all of the container ends with."""
+    return _processes(container)[0]
+
+
+def _processes(container: str) -> list[int]:
+    """Its supervisor and its server."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -201,4 +220,4 @@ def _first_process(container: str) -> int:
                 continue
             if b"agentenv.sandbox" in words and any(container.encode() in word for word in words):
                 found.append(int(entry.name))
-    return min(found)
+    return sorted(found)

@@ -115,7 +115,7 @@ class FarmPool:
         self._containers: dict[str, _Container] = {}
         self._routes: dict[str, asyncio.Task[bool]] = {}
         self._numbers = itertools.count(1)
-        self._releasing: dict[int, asyncio.Task[None]] = {}
+        self._releasing: dict[str, asyncio.Task[None]] = {}
         self._tasks = TaskSet()
         self._tally = Tally()
         self._connected = False
@@ -439,10 +439,11 @@ class FarmPool:
 
     def _end(self, name: str, error: AgentEnvError) -> None:
         """The farm says that a lease has ended."""
-        container, slot, epoch = name.rsplit("/", 2)
-        if (held := self._containers.get(container)) is not None:
+        if (release := self._releasing.get(name)) is not None:
+            release.cancel()  # its container may be gone, and would be asked until the timeout
+        if (held := self._containers.get(name.rsplit("/", 2)[0])) is not None:
             for lease in list(held.leases.values()):
-                if (lease.key.slot, lease.key.epoch) == (int(slot), int(epoch)):
+                if _name_of(lease) == name:
                     self._lose(held, lease, error)
 
     def _silent(self, name: str, held: _Container, liveness: Liveness) -> None:
@@ -495,7 +496,7 @@ class FarmPool:
     async def release_lease(self, lease: SlotLease) -> None:
         """For :meth:`SlotLease.release`."""
         self._give_back(lease)
-        returning = self._releasing.get(lease.id)
+        returning = self._releasing.get(_name_of(lease))
         if returning is not None and lease.lost is None:
             await asyncio.wait({returning}, timeout=self._settings.reset_timeout_s)
 
@@ -507,8 +508,8 @@ class FarmPool:
         lease.released = True
         self._tally.released += 1
         task = self._tasks.start("farm", self._release(held.link, lease), "release")
-        self._releasing[lease.id] = task
-        task.add_done_callback(lambda _: self._releasing.pop(lease.id, None))
+        self._releasing[_name_of(lease)] = task
+        task.add_done_callback(lambda _: self._releasing.pop(_name_of(lease), None))
         self._leave(lease.container.id, held)
 
     async def _release(self, link: ContainerLink, lease: SlotLease) -> None:
@@ -553,6 +554,11 @@ class FarmPool:
         if self._closing is not None:
             return f"<{type(self).__name__} closed>"
         return f"<{type(self).__name__} of {self._client.url}: {self.statistics()}>"
+
+
+def _name_of(lease: SlotLease) -> str:
+    """As the farm names it (:data:`agentenv.wire.farm.LeaseId`)."""
+    return f"{lease.container.id}/{lease.key.slot}/{lease.key.epoch}"
 
 
 def lease_timeout_s(settings: PoolSettings) -> float:

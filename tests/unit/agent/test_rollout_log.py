@@ -59,6 +59,20 @@ def test_what_cannot_be_written_whole_is_taken_back(tmp_path: Path, monkeypatch:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("finished", [0, 1, 2])
+@pytest.mark.parametrize("left_bytes", [1, 100, 64 * 1024, 300_000])
+def test_the_line_of_a_killed_writer_is_removed(tmp_path: Path, finished: int, left_bytes: int) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    for _ in range(finished):
+        append_record(path, record("finished"))
+    with path.open("ab") as file:
+        file.write(b"x" * left_bytes)
+    append_record(path, record("later"))
+    groups = [GroupRecord.model_validate_json(line) for line in path.read_text().splitlines()]
+    texts = [group.trajectories[0].messages[0]["content"] for group in groups]
+    assert texts == ["finished"] * finished + ["later"]
+
+
 def test_lone_surrogates_do_not_break_a_record(tmp_path: Path) -> None:
     append_record(tmp_path / "r", record("bad \ud800 text"))
     read = GroupRecord.model_validate_json((tmp_path / "r").read_text())
