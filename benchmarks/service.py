@@ -15,6 +15,7 @@ from agentenv.config import PoolSettings
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_client import FarmClient
 from agentenv.slots.farm_pool import FarmPool
+from benchmarks.processes import root_of
 from tests.farm_process import FarmProcess
 
 PATIENCE_S = 600.0
@@ -55,6 +56,12 @@ class Access:
             while (await client.info()).load.slots.get("free", 0) < self.slots:
                 await asyncio.sleep(0.05)
 
+    async def waiting(self, asks: int) -> None:
+        """Until so many asks wait. Raises TimeoutError."""
+        async with self.client() as client, asyncio.timeout(PATIENCE_S):
+            while (await client.info()).load.waiting < asks:
+                await asyncio.sleep(0.002)
+
     async def held(self) -> int:
         """Leases of all runs, as the service counts them."""
         async with self.client() as client:
@@ -66,6 +73,12 @@ class FarmService(Access):
     """A service of this machine that may be killed, and started again at the same address."""
 
     process: FarmProcess
+
+    async def roots(self) -> set[int]:
+        """The outermost process of each of its containers."""
+        async with self.client() as client:
+            listed = await client.containers()
+        return {root for one in listed.containers if (root := root_of(one.id)) is not None}
 
     async def restart(self) -> None:
         """SIGKILL, and at once the next."""

@@ -11,7 +11,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from agentenv.errors import AgentEnvError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
-from agentenv.slots.farm_pool import FarmPool
 from agentenv.tools.catalog import ToolCatalog
 from benchmarks.chaos import Tally, Visitor
 from benchmarks.measure import Outcome, at_most
@@ -47,10 +46,14 @@ async def f5_killed(effort: Effort) -> list[Outcome]:
     failed = {name: count for name, count in tally.counted.items() if name not in _COUNTED}
     twice = [wrong for wrong in tally.wrongs if any(sign in wrong for sign in _GRANTED_TWICE)]
     every = f"SIGKILL of the farm every {KILL_EVERY_S:g} s"
-    counts = {"kills": len(again_s), "rollouts": tally.counted["sessions verified"], "calls": tally.counted["calls"]}
     return [
         at_most("F5", f"{every}: failed or wrong rollouts", "", 0).outcome(
-            [sum(failed.values()) + len(tally.wrongs)], errors=failed, wrongs=tally.wrongs[:20], **counts
+            [sum(failed.values()) + len(tally.wrongs)],
+            errors=failed,
+            wrongs=tally.wrongs[:20],
+            kills=len(again_s),
+            rollouts=tally.counted["sessions verified"],
+            calls=tally.counted["calls"],
         ),
         at_most("F5.leaked", f"{every}: slots that are not free at the end", "", 0).outcome([leaked]),
         at_most("F5.twice", f"{every}: slots given to two", "", 0).outcome([len(twice)]),
