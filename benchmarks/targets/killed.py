@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from agentenv.errors import AgentEnvError
@@ -43,6 +43,11 @@ async def f5_killed(effort: Effort) -> list[Outcome]:
                     await asyncio.sleep(KILL_EVERY_S)
                     again_s.append(await service.granting_again(pool))
         leaked = await _leaked(service)
+    return killed_outcomes(tally, leaked, again_s)
+
+
+def killed_outcomes(tally: Tally, leaked: int, again_s: Sequence[float]) -> list[Outcome]:
+    """What F5 says. A rollout that got a typed error has failed, one whose side effects are wrong as well."""
     failed = {name: count for name, count in tally.counted.items() if name not in _COUNTED}
     twice = [wrong for wrong in tally.wrongs if any(sign in wrong for sign in _GRANTED_TWICE)]
     every = f"SIGKILL of the farm every {KILL_EVERY_S:g} s"
@@ -58,7 +63,7 @@ async def f5_killed(effort: Effort) -> list[Outcome]:
         at_most("F5.leaked", f"{every}: slots that are not free at the end", "", 0).outcome([leaked]),
         at_most("F5.twice", f"{every}: slots given to two", "", 0).outcome([len(twice)]),
         at_most("F5.again", f"{every}: until a new lease, the longest", "s", 3.0).outcome(
-            [max(again_s)], after_each_s=again_s
+            [max(again_s)], after_each_s=list(again_s)
         ),
     ]
 
