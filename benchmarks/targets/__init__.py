@@ -12,7 +12,7 @@ from benchmarks.targets.crowd import t3_slow_neighbours, t4_oversubscribed
 from benchmarks.targets.decisions import s1_scaling
 from benchmarks.targets.effort import Effort
 from benchmarks.targets.idle import t7_idle, t8_start
-from benchmarks.targets.killed import f5_killed, f6_away, f14_restart
+from benchmarks.targets.killed import f5_killed, f6_away, f14_successor
 from benchmarks.targets.leases import f1_lease, f2_burst, f7_handed_on
 from benchmarks.targets.neighbours import t9_bad_neighbour
 from benchmarks.targets.output import t6_output
@@ -45,7 +45,7 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "F9": f9_size,
     "F10": f10_pick,
     "F11": f11_neighbour_run,
-    "F14": f14_restart,
+    "F14": f14_successor,
     "N1": n1_first_result,
     "N2": n2_one_to_ten,
 }

@@ -40,10 +40,9 @@ async def f1_lease(effort: Effort) -> list[Outcome]:
     rounds = Rounds(effort)
     for kind in KINDS:
         async with _pools(kind) as (far, near):
-            for which in (far, near):
-                await _leases(which, SLOTS)  # connections are open, code is loaded
+            await _leases(SLOTS, near, far)  # connections are open, code is loaded
             for _ in range(effort.rounds):
-                inside, through = await _leases(near, 2 * effort.calls), await _leases(far, 2 * effort.calls)
+                inside, through = await _leases(2 * effort.calls, near, far)
                 rounds.add("ratio", kind, through.p50_ms / inside.p50_ms)
                 rounds.add("p50", kind, through.p50_ms)
                 rounds.add("p99", kind, through.p99_ms)
@@ -80,14 +79,15 @@ async def _pools(kind: str) -> AsyncIterator[tuple[FarmPool, SlotPool]]:
         yield far, await stack.enter_async_context(SlotPool(backend, settings))
 
 
-async def _leases(pool: Leasing, times: int) -> Latencies:
-    """One after the other; each is released, and its slot reset, before the next."""
-    timed = Latencies()
+async def _leases(times: int, *pools: Leasing) -> list[Latencies]:
+    """One after the other, of each pool in turn; each is released, and its slot reset, before the next."""
+    timed = [Latencies() for _ in pools]
     for number in range(times):
-        started = time.perf_counter()
-        lease = await pool.lease(f"t{number}")
-        timed.seconds.append(time.perf_counter() - started)
-        await lease.release()
+        for pool, latencies in zip(pools, timed, strict=True):
+            started = time.perf_counter()
+            lease = await pool.lease(f"t{number}")
+            latencies.seconds.append(time.perf_counter() - started)
+            await lease.release()
     return timed
 
 
