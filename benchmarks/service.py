@@ -24,6 +24,8 @@ from tests.farm_process import FarmProcess
 PATIENCE_S = 600.0
 STANDS_BY_S = 5.0
 """After which a standby that listens has looked at the lock."""
+_ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""In a pid namespace of its own, so that the standby cannot see that it has died, as if it were on another machine."""
 _NOMAD = """
 [nomad]
 job_id = "{job_id}"
@@ -116,7 +118,8 @@ async def with_standby(slots: int) -> AsyncIterator[tuple[FarmProcess, FarmPool]
     nomad = _NOMAD.format(job_id=f"agentenv-bench-{secrets.token_hex(4)}")
     settings = _SETTINGS.format(backend="nomad", containers=1, slots=slots) + nomad
     ports = [free_port(), free_port()]
-    leader, standby = (FarmProcess(directory, settings=settings, port=port) for port in ports)
+    leader = FarmProcess(directory, settings=settings, port=ports[0], beneath=_ELSEWHERE)
+    standby = FarmProcess(directory, settings=settings, port=ports[1])
     following: asyncio.Task[Any] | None = None
     try:
         await leader.start()
