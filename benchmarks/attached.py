@@ -41,18 +41,24 @@ class AttachedFarm(Access):
 
 
 @asynccontextmanager
-async def attached_farm(containers: int, slots: int) -> AsyncIterator[AttachedFarm]:
-    """A farm of so many fake containers of so many slots, which are in processes of their own."""
+async def fake_containers(containers: int, slots: int) -> AsyncIterator[list[ContainerHandle]]:
+    """So many fake containers of so many slots, in processes of their own."""
     async with AsyncExitStack() as stack:
-        handles: list[dict[str, Any]] = []
+        handles: list[ContainerHandle] = []
         while len(handles) < containers:
             count = min(_AT_ONCE, containers - len(handles))
             process = await stack.enter_async_context(_process("containers", str(count), str(slots)))
             for one in await _line(process):
-                handles.append({**one, "index": len(handles)})
-        process = await stack.enter_async_context(_process("farm"))
+                handles.append(ContainerHandle(**{**one, "index": len(handles)}))
+        yield handles
+
+
+@asynccontextmanager
+async def attached_farm(containers: int, slots: int) -> AsyncIterator[AttachedFarm]:
+    """A farm service, in a process of its own, over so many fake containers, in others; all their slots are free."""
+    async with fake_containers(containers, slots) as handles, _process("farm") as process:
         assert process.stdin is not None
-        process.stdin.write(json.dumps(handles).encode() + b"\n")
+        process.stdin.write(json.dumps([asdict(handle) for handle in handles]).encode() + b"\n")
         await process.stdin.drain()
         told = await _line(process)
         farm = AttachedFarm(told["url"], told["token"], containers * slots, process.pid)

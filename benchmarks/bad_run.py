@@ -8,7 +8,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from types import MappingProxyType
 
 from agentenv.errors import AgentEnvError
@@ -37,9 +37,13 @@ async def outputs(session: ToolSession, _: int) -> None:
 
 async def cancels(session: ToolSession, _: int) -> None:
     """Calls that are cancelled as soon as they are made."""
-    calls = [session.call("bash", {"command": "sleep 5"}) for _ in range(_AT_ONCE)]
-    with suppress(TimeoutError):
-        await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 0.05)
+    calls = {asyncio.ensure_future(session.call("bash", {"command": "sleep 5"})) for _ in range(_AT_ONCE)}
+    try:
+        await asyncio.wait(calls, timeout=0.05)
+    finally:
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def sessions(session: ToolSession, turn: int) -> None:

@@ -17,11 +17,14 @@ from agentenv.containers.handle import ContainerHandle
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.slots.backends.base import ContainerBackend, ContainerEvent, ContainerStarted
 from agentenv.slots.backends.local import LocalBackend
+from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from benchmarks.processes import container_roots, process_tree, server_of
+from benchmarks.service import farm_service
 
-BACKENDS = ("local", "nomad")
+BACKENDS = ("local", "nomad", "farm")
+"""``farm``: a farm service, a process of its own, over local containers."""
 BWRAP, BWRAP_LIMITED = "bwrap per call", "bwrap per call, limited"
 NOMAD_MEMORY_MIB = 8192
 """Of a container whose slots fill their disks and their memory, one after the other."""
@@ -32,7 +35,7 @@ class Farm:
     """A running farm. ``container``: the id of its (first) container. ``roots``: the outermost processes of its
     containers, none when they run elsewhere."""
 
-    pool: SlotPool
+    pool: SlotPool | FarmPool
     executor: ToolExecutor
     container: str
     roots: frozenset[int] = frozenset()
@@ -59,14 +62,19 @@ def make_backend(name: str, slots: int, *, memory_mib: int = NOMAD_MEMORY_MIB) -
         job = f"agentenv-bench-{secrets.token_hex(4)}"
         nomad = NomadSettings.from_environment(job_id=job, memory_mib=memory_mib, memory_oversubscription=True)
         return NomadBackend(settings, nomad)
-    raise ValueError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
+    raise ValueError(f"no backend {name!r} of containers")
 
 
 @asynccontextmanager
 async def open_farm(backend: str, slots: int, containers: int = 1) -> AsyncIterator[Farm]:
-    """A farm of so many containers of so many slots on ``local`` or ``nomad``, or one of the comparisons."""
+    """A farm of so many containers of so many slots on one of BACKENDS, or one of the comparisons."""
     if backend in (BWRAP, BWRAP_LIMITED):
         async with _bwrap_per_call(slots, limited=backend == BWRAP_LIMITED) as farm:
+            yield farm
+        return
+    if backend == "farm":
+        async with farm_service("local", containers, slots) as service, _used(service.pool()) as farm:
+            farm.roots = frozenset(await service.roots())
             yield farm
         return
     before = container_roots()
@@ -108,7 +116,12 @@ async def _bwrap_per_call(slots: int, *, limited: bool) -> AsyncIterator[Farm]:
 @asynccontextmanager
 async def _opened(backend: ContainerBackend, containers: int) -> AsyncIterator[Farm]:
     settings = PoolSettings(min_containers=containers, max_containers=containers, acquire_timeout_s=600)
-    pool = SlotPool(backend, settings)
+    async with _used(SlotPool(backend, settings)) as farm:
+        yield farm
+
+
+@asynccontextmanager
+async def _used(pool: SlotPool | FarmPool) -> AsyncIterator[Farm]:
     async with pool, ToolExecutor(pool, ToolCatalog.builtin(), ExecutorSettings()) as executor:
         async with executor.open("warm-up") as session:
             result = await session.call("bash", {"command": "true"})

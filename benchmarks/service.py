@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 from agentenv.config import PoolSettings
 from agentenv.slots.farm_access import FarmAccess
-from agentenv.slots.farm_client import FarmClient
+from agentenv.slots.farm_client import FarmClient, reachable
 from agentenv.slots.farm_pool import FarmPool
+from benchmarks.processes import root_of
 from tests.farm_process import FarmProcess
 
 PATIENCE_S = 600.0
+STANDS_BY_S = 5.0
+"""After which a standby that listens has looked at the lock."""
+_ELSEWHERE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""In a pid namespace of its own, so that the standby cannot see that it has died, as if it were on another machine."""
+_NOMAD = """
+[nomad]
+job_id = "{job_id}"
+memory_mib = 512
+memory_oversubscription = true
+purge_job_on_shutdown = true
+"""
 _SETTINGS = """
 backend = "{backend}"
 [pool]
@@ -55,6 +70,12 @@ class Access:
             while (await client.info()).load.slots.get("free", 0) < self.slots:
                 await asyncio.sleep(0.05)
 
+    async def waiting(self, asks: int) -> None:
+        """Until so many asks wait. Raises TimeoutError."""
+        async with self.client() as client, asyncio.timeout(PATIENCE_S):
+            while (await client.info()).load.waiting < asks:
+                await asyncio.sleep(0.002)
+
     async def held(self) -> int:
         """Leases of all runs, as the service counts them."""
         async with self.client() as client:
@@ -66,6 +87,12 @@ class FarmService(Access):
     """A service of this machine that may be killed, and started again at the same address."""
 
     process: FarmProcess
+
+    async def roots(self) -> set[int]:
+        """The outermost process of each of its containers."""
+        async with self.client() as client:
+            listed = await client.containers()
+        return {root for one in listed.containers if (root := root_of(one.id)) is not None}
 
     async def restart(self) -> None:
         """SIGKILL, and at once the next."""
@@ -81,6 +108,44 @@ class FarmService(Access):
         await restart
         await lease.release()
         return took_s
+
+
+@asynccontextmanager
+async def with_standby(slots: int) -> AsyncIterator[tuple[FarmProcess, FarmPool]]:
+    """A service over a container of a new Nomad job, with another that stands by, and a client that knows both.
+    Yields the one that leads, and the client. The cluster is that of the environment; the job is purged."""
+    directory = Path(mkdtemp(prefix="agentenv-bench-"))
+    nomad = _NOMAD.format(job_id=f"agentenv-bench-{secrets.token_hex(4)}")
+    settings = _SETTINGS.format(backend="nomad", containers=1, slots=slots) + nomad
+    ports = [free_port(), free_port()]
+    leader = FarmProcess(directory, settings=settings, port=ports[0], beneath=_ELSEWHERE)
+    standby = FarmProcess(directory, settings=settings, port=ports[1])
+    following: asyncio.Task[Any] | None = None
+    try:
+        await leader.start()
+        access = FarmAccess(tuple(f"http://127.0.0.1:{port}" for port in ports), await leader.token("*"), "bench")
+        await Access(leader.url, access.token, slots).settled()
+        following = asyncio.create_task(standby.start(within_s=PATIENCE_S))
+        async with FarmPool(access, settings=PoolSettings(acquire_timeout_s=PATIENCE_S)) as pool:
+            while not await reachable(access.urls[1], 1.0):
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(STANDS_BY_S)
+            yield leader, pool
+            await following
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+        for process in (leader, standby):  # the last one purges the job
+            await process.end(kept=False)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
 
 
 @asynccontextmanager

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.executor.tool_executor import ToolExecutor
+from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.states import SlotState
 from benchmarks.farm import BACKENDS, Farm, open_farm
@@ -115,7 +116,7 @@ async def cycles(executor: ToolExecutor, count: int, at_once: int, done: Callabl
             group.create_task(some())
 
 
-async def settle(pool: SlotPool) -> None:
+async def settle(pool: SlotPool | FarmPool) -> None:
     """Until every slot is free. Raises TimeoutError after SETTLE_S."""
     async with asyncio.timeout(SETTLE_S):
         while (now := pool.statistics()).slots.get(SlotState.free, 0) < now.slots_total:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,16 @@ COMMAND = (sys.executable, "-c", "from agentenv.cli import main; main()")
 class FarmProcess:
     """`agentenv farm serve` as its own process, on one port whenever it is started."""
 
-    def __init__(self, directory: Path, more: str = "", *, settings: str = SETTINGS) -> None:
+    def __init__(
+        self, directory: Path, more: str = "", *, settings: str = SETTINGS, port: int = 0, beneath: Sequence[str] = ()
+    ) -> None:
+        """``beneath``: the command that runs it, itself if none."""
         self._directory = directory
         self._config = directory / "farm.toml"
         self._config.write_text(settings + more)
         self._process: asyncio.subprocess.Process | None = None
-        self._port = 0
+        self._port = port
+        self._beneath = beneath
         self.url = ""
 
     @property
@@ -43,14 +48,15 @@ class FarmProcess:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "AGENTENV_STATE_DIR": str(self._directory)}
 
-    async def start(self) -> dict[str, Any]:
+    async def start(self, within_s: float = START_S) -> dict[str, Any]:
+        """Returns when it leads."""
         self._process = await asyncio.create_subprocess_exec(
-            *COMMAND, "farm", "serve", "--json",
+            *self._beneath, *COMMAND, "farm", "serve", "--json",
             "--config", str(self._config), "--port", str(self._port),
             env=self.environment, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         assert self._process.stdout is not None
-        said: dict[str, Any] = json.loads(await asyncio.wait_for(self._process.stdout.readline(), START_S))
+        said: dict[str, Any] = json.loads(await asyncio.wait_for(self._process.stdout.readline(), within_s))
         self.url = said["url"]
         self._port = int(self.url.rpartition(":")[2])
         return said

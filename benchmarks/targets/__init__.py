@@ -12,13 +12,15 @@ from benchmarks.targets.crowd import t3_slow_neighbours, t4_oversubscribed
 from benchmarks.targets.decisions import s1_scaling
 from benchmarks.targets.effort import Effort
 from benchmarks.targets.idle import t7_idle, t8_start
-from benchmarks.targets.killed import f5_killed, f6_away, f14_restart
+from benchmarks.targets.killed import f5_killed, f6_away, f14_successor
 from benchmarks.targets.leases import f1_lease, f2_burst, f7_handed_on
 from benchmarks.targets.neighbours import t9_bad_neighbour
 from benchmarks.targets.output import t6_output
 from benchmarks.targets.relay import f8_relay
+from benchmarks.targets.runs import f3_real, f11_neighbour_run
 from benchmarks.targets.sharing import f3_shares, f4_arrival, f10_pick
 from benchmarks.targets.short import t1_short_calls, t2_alone
+from benchmarks.targets.size import f9_size
 
 TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = {
     "T1": t1_short_calls,
@@ -34,13 +36,16 @@ TARGETS: Mapping[str, Callable[[Effort], Coroutine[Any, Any, list[Outcome]]]] = 
     "F1": f1_lease,
     "F2": f2_burst,
     "F3": f3_shares,
+    "F3.real": f3_real,
     "F4": f4_arrival,
     "F5": f5_killed,
     "F6": f6_away,
     "F7": f7_handed_on,
     "F8": f8_relay,
+    "F9": f9_size,
     "F10": f10_pick,
-    "F14": f14_restart,
+    "F11": f11_neighbour_run,
+    "F14": f14_successor,
     "N1": n1_first_result,
     "N2": n2_one_to_ten,
 }

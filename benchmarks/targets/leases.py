@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from agentenv.config import ContainerSettings, PoolSettings
-from agentenv.slots.backends.registry import make_backend
+from agentenv.slots.backends.attached import AttachedBackend
+from agentenv.slots.backends.base import ContainerBackend
+from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
-from benchmarks.attached import attached_farm
+from benchmarks.attached import attached_farm, fake_containers
 from benchmarks.measure import Latencies, Outcome, at_most, beside
 from benchmarks.processes import cpu_s
 from benchmarks.service import Access, farm_service
@@ -31,14 +35,14 @@ class Leasing(Protocol):
 
 
 async def f1_lease(effort: Effort) -> list[Outcome]:
-    """One lease at a time while a slot is free: through the service and by a pool of this process, in turn."""
+    """One lease at a time while a slot is free: through the service and by a pool of this process, in turn. The
+    containers, fake ones too, are in processes of their own."""
     rounds = Rounds(effort)
     for kind in KINDS:
-        async with farm_service(kind, 1, SLOTS) as service, service.pool() as far, _pool(kind) as near:
-            for which in (far, near):
-                await _leases(which, SLOTS)  # connections are open, code is loaded
+        async with _pools(kind) as (far, near):
+            await _leases(SLOTS, near, far)  # connections are open, code is loaded
             for _ in range(effort.rounds):
-                inside, through = await _leases(near, 2 * effort.calls), await _leases(far, 2 * effort.calls)
+                inside, through = await _leases(2 * effort.calls, near, far)
                 rounds.add("ratio", kind, through.p50_ms / inside.p50_ms)
                 rounds.add("p50", kind, through.p50_ms)
                 rounds.add("p99", kind, through.p99_ms)
@@ -58,19 +62,32 @@ def _of(rounds: Rounds, kind: str) -> list[Outcome]:
     ]
 
 
-def _pool(kind: str) -> SlotPool:
+@asynccontextmanager
+async def _pools(kind: str) -> AsyncIterator[tuple[FarmPool, SlotPool]]:
+    """One of a farm service, and one of this process; each has a container."""
     settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=600)
-    return SlotPool(make_backend(kind, ContainerSettings(slots_per_container=SLOTS)), settings)
+    async with AsyncExitStack() as stack:
+        farm: Access
+        backend: ContainerBackend
+        if kind == "fake":
+            farm = await stack.enter_async_context(attached_farm(1, SLOTS))
+            backend = AttachedBackend(await stack.enter_async_context(fake_containers(1, SLOTS)))
+        else:
+            farm = await stack.enter_async_context(farm_service(kind, 1, SLOTS))
+            backend = LocalBackend(ContainerSettings(slots_per_container=SLOTS))
+        far = await stack.enter_async_context(farm.pool())
+        yield far, await stack.enter_async_context(SlotPool(backend, settings))
 
 
-async def _leases(pool: Leasing, times: int) -> Latencies:
-    """One after the other; each is released, and its slot reset, before the next."""
-    timed = Latencies()
+async def _leases(times: int, *pools: Leasing) -> list[Latencies]:
+    """One after the other, of each pool in turn; each is released, and its slot reset, before the next."""
+    timed = [Latencies() for _ in pools]
     for number in range(times):
-        started = time.perf_counter()
-        lease = await pool.lease(f"t{number}")
-        timed.seconds.append(time.perf_counter() - started)
-        await lease.release()
+        for pool, latencies in zip(pools, timed, strict=True):
+            started = time.perf_counter()
+            lease = await pool.lease(f"t{number}")
+            latencies.seconds.append(time.perf_counter() - started)
+            await lease.release()
     return timed
 
 
@@ -79,7 +96,9 @@ async def f2_burst(effort: Effort) -> list[Outcome]:
 
     F2.whole is ``farm serve`` with the fake backend, whose containers are in the service's process.
     """
-    took, cpu_ms, whole_ms = [], [], []
+    took: list[float] = []
+    cpu_ms: list[float] = []
+    whole_ms: list[float] = []
     containers, slots = BURST_CONTAINERS, BURST // BURST_CONTAINERS
     async with attached_farm(containers, slots) as alone, farm_service("fake", containers, slots) as service:
         for _ in range(effort.rounds):
@@ -118,17 +137,15 @@ async def f7_handed_on(effort: Effort) -> list[Outcome]:
 async def _handed_on(farm: Access, one: FarmPool, other: FarmPool, times: int) -> Latencies:
     timed = Latencies()
     lease = await one.lease("first")
-    async with farm.client() as client:
-        for number in range(times):
-            one, other = other, one
-            waiting = asyncio.create_task(_lease_at(one, f"t{number}"))
-            while (await client.info()).load.waiting == 0:
-                await asyncio.sleep(0.002)
-            await lease.release()
-            free_at = time.perf_counter()
-            lease, granted_at = await waiting
-            timed.seconds.append(max(0.0, granted_at - free_at))  # its news may overtake the answer
+    for number in range(times):
+        one, other = other, one
+        waiting = asyncio.create_task(_lease_at(one, f"t{number}"))
+        await farm.waiting(1)
         await lease.release()
+        free_at = time.perf_counter()
+        lease, granted_at = await waiting
+        timed.seconds.append(max(0.0, granted_at - free_at))  # its news may overtake the answer
+    await lease.release()
     return timed
 
 

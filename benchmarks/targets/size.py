@@ -33,7 +33,7 @@ async def f9_size(effort: Effort) -> list[Outcome]:
         for number, client in enumerate(clients):
             await _ask(client, number, farm.slots // RUNS)
         async with asyncio.timeout(60):
-            while await farm.held() < farm.slots:  # noqa: ASYNC110 - the service is another process
+            while await farm.held() < farm.slots:
                 await asyncio.sleep(0.1)
         held_percent = await _cpu_percent(farm, watched_s)
         for number, client in enumerate(clients):

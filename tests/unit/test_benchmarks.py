@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,23 @@ import pytest
 from benchmarks import table
 from benchmarks.__main__ import busy, main, told
 from benchmarks.baselines import bare_bash, output_file
+from benchmarks.chaos import Tally
 from benchmarks.ledger_costs import decisions, moves
 from benchmarks.measure import MIB, Latencies, at_least, at_most, beside, percentile
-from benchmarks.processes import container_roots, descriptors, mounts, process_tree, pss_bytes
+from benchmarks.processes import (
+    container_roots,
+    cpu_s,
+    descriptors,
+    mounts,
+    process_tree,
+    pss_bytes,
+    root_of,
+    rss_bytes,
+)
+from benchmarks.targets import TARGETS
 from benchmarks.targets.effort import BARE, Effort, Rounds
+from benchmarks.targets.killed import killed_outcomes
+from benchmarks.targets.runs import Stay, off_by_weight
 from benchmarks.workloads import slow_of
 
 
@@ -114,6 +128,9 @@ def test_processes_are_measured() -> None:
         assert descriptors(child.pid) >= 3
         assert [process.pid for process in process_tree(child.pid)] == [child.pid]
         assert child.pid not in container_roots()
+        assert root_of("a container that is not there") is None
+        assert rss_bytes(child.pid) > 0
+        assert cpu_s(child.pid) < 60
         assert mounts([child.pid]) == 0, "it is in our own namespace"
     finally:
         child.kill()
@@ -144,3 +161,39 @@ def test_a_busy_machine_is_mentioned_and_every_target_explained() -> None:
     entries = {"T1": {"what": "short calls"}}
     assert told(entries, 80) == ["T1: short calls"]
     assert told(entries, 200) == [], "the table itself has room for it"
+
+
+def test_there_is_a_measurement_for_every_id() -> None:
+    farm = {f"F{number}" for number in (*range(1, 12), 14)} | {"F3.real"}
+    assert TARGETS.keys() == {f"T{number}" for number in range(1, 10)} | farm | {"S1", "N1", "N2"}
+
+
+def _stays(run: str, slots: int, lengths_s: Sequence[float]) -> list[Stay]:
+    """So many slots, on each of which one stay follows the other."""
+    starts = [sum(lengths_s[:number]) for number in range(len(lengths_s))]
+    return [Stay(run, start, start + stay_s) for start, stay_s in zip(starts, lengths_s, strict=True)] * slots
+
+
+def test_shares_are_compared_while_all_runs_want_more() -> None:
+    fair = _stays("a", 10, [10.0] * 4) + _stays("b", 30, [5.0] * 8)
+    assert off_by_weight(fair, {"a": 1, "b": 3}, settled_s=5) == pytest.approx({"a": 0, "b": 0})
+    off = off_by_weight(fair, {"a": 1, "b": 1}, settled_s=5)
+    assert off == pytest.approx({"a": -0.5, "b": 0.5})
+    late = [*_stays("a", 10, [10.0] * 4), Stay("b", 30.0, 40.0)]
+    assert off_by_weight(late, {"a": 1, "b": 1}, settled_s=5) == pytest.approx({"a": 1, "b": -1})
+    with pytest.raises(AssertionError, match="oversubscribed"):
+        off_by_weight(fair, {"a": 1, "b": 3}, settled_s=31)
+
+
+def test_what_kills_of_the_service_did_is_told() -> None:
+    tally = Tally()
+    tally.counted.update({"calls": 90, "sessions verified": 7})
+    well = killed_outcomes(tally, 0, [0.5, 2.0])
+    assert [(one.target, one.value, one.holds) for one in well] == [
+        ("F5", 0, True), ("F5.leaked", 0, True), ("F5.twice", 0, True), ("F5.again", 2.0, True),
+    ]  # fmt: skip
+    tally.counted["LeaseLostError"] += 2
+    tally.wrongs += ["slot ('a', 1) serves two", "a release has not ended after 60 s"]
+    bad = killed_outcomes(tally, 1, [4.0])
+    assert [(one.value, one.holds) for one in bad] == [(4, False), (1, False), (1, False), (4.0, False)]
+    assert bad[0].details["errors"] == {"LeaseLostError": 2}

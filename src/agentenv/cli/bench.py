@@ -18,7 +18,10 @@ def bench(
     context: typer.Context,
     quick: Annotated[bool, typer.Option("--quick", help="Short rounds: minutes faster, less precise.")] = False,
     backend: Annotated[
-        str | None, typer.Option("--backend", "-b", help="local, nomad, or local,nomad to measure both in one run.")
+        str | None,
+        typer.Option(
+            "--backend", "-b", help="local, nomad, or farm (a farm service); local,farm measures both in one run."
+        ),
     ] = None,
     out: Annotated[Path, typer.Option("--out", help="Directory to write results.json to.")] = Path("out/bench"),
     as_json: JsonOption = False,
@@ -32,6 +35,7 @@ def bench(
     Examples:
       agentenv bench --quick
       agentenv bench --backend local,nomad
+      agentenv bench --backend local,farm -- --only T1,T2,T4
       agentenv bench --out /tmp/figures -- --only T1,T2 --rounds 5
     """
     directory = out.resolve()

@@ -122,6 +122,7 @@ class ContainerLink:
         self._clock = clock
         self._keys: dict[int, LeaseKey] = {}
         self._requests: dict[int, LeaseRequest] = {}
+        """Those without an answer that says whether the lease was granted."""
         self._alarm = asyncio.Event()
         self.listed = False
         """Whether the container's slots are known."""
@@ -160,6 +161,7 @@ class ContainerLink:
         self._requests[grant.lease] = request
         granted = await self.control.lease(request, timeout_s=timeout_s)
         self._keys[grant.lease] = granted.key
+        del self._requests[grant.lease]
         return granted.key.epoch
 
     def hold(self, lease_id: int, key: LeaseKey) -> None:

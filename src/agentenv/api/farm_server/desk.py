@@ -410,11 +410,12 @@ class Desk:
         and tell places."""
         now = self._clock()
         for key, opened in list(self._asks.items()):
-            if opened.client and self._news.listens(opened.run, opened.client):
-                opened.heard = now
-            if opened.ticket is not None and now - opened.heard > wire.ASK_TTL_S:
-                del self._asks[key]
-                self._withdraw(opened)
+            if opened.ticket is not None:
+                if opened.client and self._news.listens(opened.run, opened.client):
+                    opened.heard = now
+                elif now - opened.heard > wire.ASK_TTL_S:
+                    del self._asks[key]
+                    self._withdraw(opened)
             elif opened.ended is not None and now - opened.ended > _REMEMBERED_S:
                 del self._asks[key]
         for ticket in self.line.too_large(self.max_slots):
