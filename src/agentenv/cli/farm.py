@@ -122,7 +122,7 @@ def page(
     \b
     Examples:
       agentenv farm page
-      agentenv farm page --farm-url https://farm:8700 --farm-token file:read.token
+      agentenv farm page --url https://farm:8700 --token file:read.token
     """
     from agentenv.slots.farm_access import farm_access, page_url
 
@@ -195,9 +195,7 @@ def _announce(service: Service, as_json: bool) -> None:
         print_json_line({"event": "ready", "url": service.url, "farm": farm.name, "generation": farm.generation})
         return
     err().print(f"[green]listening[/] on {service.url} · farm {farm.name} · Ctrl-C ends the service, not the leases")
-    if err().is_terminal:  # a log would keep the token
-        address = page_url(service.url, service.page_token())
-    else:
-        address = "agentenv farm page"
+    # A log would keep the token.
+    address = page_url(service.url, service.page_token()) if err().is_terminal else "agentenv farm page"
     err().print(f"its page: {address}", soft_wrap=True, markup=False, highlight=False)
     err().print("a token for a run: agentenv farm token --run NAME > NAME.token", highlight=False)
