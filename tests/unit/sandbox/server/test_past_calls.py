@@ -14,7 +14,7 @@ from agentenv.wire.calls import Call
 from agentenv.wire.leases import LeaseKey
 from agentenv.wire.sessions import ProcessArguments, TerminalArguments
 from agentenv.wire.tails import TAIL_BYTES
-from agentenv.wire.tools import BashArguments, ReadFileArguments
+from agentenv.wire.tools import BashArguments, ReadFileArguments, WriteFileArguments
 
 
 class Outlet:
@@ -92,6 +92,7 @@ def test_an_attachment_is_kept_by_its_end() -> None:
         (BashArguments(command="\n  make test\nmake install"), "make test"),
         (BashArguments(command="x" * 500), "x" * 200 + "…"),
         (ReadFileArguments(path="a/b"), "a/b"),
+        (WriteFileArguments(path="a/b", text="secret"), "a/b"),
         (ProcessArguments(action="list"), "list"),
         (TerminalArguments(command="", keys=("C-c",)), ""),
     ],
