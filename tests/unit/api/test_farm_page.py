@@ -14,8 +14,9 @@ from agentenv.api.farm_server import page_routes
 from agentenv.api.farm_server.access import ROUTES, Access
 from agentenv.api.farm_server.app import farm_app
 from agentenv.api.farm_server.farm import Farm
-from agentenv.api.farm_server.page_routes import LineStream
+from agentenv.api.farm_server.page_routes import LineStream, UnreadError
 from agentenv.api.farm_server.settings import OpenPages
+from agentenv.errors import ConnectionLostError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.farm_access import page_url
 from tests.farm_crowd import crowd
@@ -115,24 +116,57 @@ async def test_a_standby_answers_for_itself_only_with_metrics(farm: Farm) -> Non
         assert (await http.get("/")).headers["Location"] == "http://leader/"
 
 
-async def test_a_reader_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_routes, "UNREAD_S", 0.05)
-    closed = asyncio.Event()
+class Lines:
+    """Lines without end, of which somebody waits to hear that they are over."""
 
-    async def lines() -> AsyncGenerator[bytes, None]:
+    def __init__(self) -> None:
+        self.closed = self.ended = False
+
+    async def come(self) -> AsyncGenerator[bytes, None]:
         try:
             while True:
                 yield b"{}\n"
         finally:
-            closed.set()
+            self.closed = True
+
+    async def answer(self) -> LineStream:
+        return await LineStream.of(self.come(), lambda: setattr(self, "ended", True))
+
+
+async def test_a_reader_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_routes, "UNREAD_S", 0.05)
+    lines = Lines()
 
     async def send(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.body":
             await asyncio.Event().wait()
 
-    with pytest.raises(OSError, match="does not read"):
-        await LineStream(lines()).stream_response(send)
-    assert closed.is_set()
+    with pytest.raises(UnreadError):
+        await (await lines.answer()).stream_response(send)
+    assert (lines.closed, lines.ended) == (True, True)
+
+
+async def test_a_reader_that_has_gone_before_the_answer_leaves_nothing_behind() -> None:
+    lines = Lines()
+
+    async def send(_: MutableMapping[str, Any]) -> None:
+        raise OSError("it has gone")
+
+    with pytest.raises(OSError, match="it has gone"):
+        await (await lines.answer()).stream_response(send)
+    assert (lines.closed, lines.ended) == (True, True)
+
+
+async def test_what_is_refused_is_not_counted() -> None:
+    ended: list[bool] = []
+
+    async def refused() -> AsyncGenerator[bytes, None]:
+        raise ConnectionLostError("of the test")
+        yield b""
+
+    with pytest.raises(ConnectionLostError):
+        await LineStream.of(refused(), lambda: ended.append(True))
+    assert ended == [True]
 
 
 def test_the_token_is_in_the_part_of_the_address_that_is_not_sent() -> None:
