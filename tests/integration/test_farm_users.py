@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from agentenv.env.environment import AgentEnvConfig
@@ -18,7 +19,7 @@ from agentenv.slots.farm_client import FarmClient
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.wire.leases import RunKind, Tags
 from tests.cli import Command
-from tests.farm_process import FarmProcess
+from tests.farm_process import COMMAND, FarmProcess
 from tests.unit.env.env_stubs import IDLE, SOLVE, AnswerEnv, environment
 from tests.waiting import START_S, eventually
 
@@ -142,3 +143,22 @@ def run_alone(command: Command, *arguments: str) -> tuple[int, str, str]:
     with command.started(*arguments) as process:
         stdout, stderr = process.communicate(timeout=START_S)
         return process.returncode, stdout, stderr
+
+
+async def test_the_command_prints_the_address_of_the_page_with_a_token(farm: FarmProcess) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "farm", "page", env=farm.environment, stdout=asyncio.subprocess.PIPE
+    )
+    address = (await process.communicate())[0].decode().strip()
+    page, _, token = address.partition("#token=")
+    assert page == f"{farm.url}/"
+    async with aiohttp.ClientSession() as http:
+        async with http.get(page) as reply:
+            assert reply.status == 200
+            assert "page.js" in await reply.text()
+
+        async def shown() -> bool:
+            async with http.get(f"{page}v1/sight", headers={"Authorization": f"Bearer {token}"}) as reply:
+                return [len(one["slots"]) for one in (await reply.json())["containers"]] == [2]
+
+        await eventually(shown, START_S)

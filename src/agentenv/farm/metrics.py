@@ -7,13 +7,16 @@ other processes lease them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from agentenv.farm.view import FarmView
 from agentenv.metrics import catalog, readings
 from agentenv.metrics.catalog import Metric
 from agentenv.metrics.readings import Reading
-from agentenv.sandbox.server.metrics import METRICS
+from agentenv.sandbox.server.metrics import CALL_TIMES, METRICS
+from agentenv.slots.histogram import Buckets
 from agentenv.wire.states import ContainerState
+from agentenv.wire.watch import CALL_BOUNDS_S
 
 LABEL = "container"
 
@@ -26,7 +29,8 @@ def of_farm(sight: FarmView) -> Iterator[Reading]:
     yield Reading(catalog.POOL_SLOTS, {(state,): sight.slots[state.value] for state in readings.SLOT_STATES})
     for metric in METRICS:
         labelled = Metric(metric.name, metric.kind, metric.help, (*metric.labels, LABEL))
-        yield Reading(labelled, dict(_values(sight, metric.name, metric.labels)))
+        values = _call_times(sight) if metric is CALL_TIMES else _values(sight, metric.name, metric.labels)
+        yield Reading(labelled, dict(values))
 
 
 def _containers(sight: FarmView) -> dict[tuple[str, ...], float]:
@@ -46,3 +50,15 @@ def _values(sight: FarmView, name: str, labels: Iterable[str]) -> Iterator[tuple
         for found, value in container.samples.values.get(name, {}).items():
             named = dict(found)
             yield (*(named.get(label, "") for label in labels), container.place.id), value
+
+
+def _call_times(sight: FarmView) -> Iterator[tuple[tuple[str, ...], Buckets]]:
+    """The containers' only histogram."""
+    for container in sight.containers:
+        samples = container.samples
+        so_far = samples.by(f"{CALL_TIMES.name}_bucket", "le")
+        if so_far:
+            ordered = [0, *(int(so_far[bound]) for bound in (*(f"{bound:g}" for bound in CALL_BOUNDS_S), "+Inf"))]
+            counts = tuple(after - before for before, after in pairwise(ordered))
+            total_s = samples.one(f"{CALL_TIMES.name}_sum") or 0.0
+            yield (container.place.id,), Buckets(CALL_BOUNDS_S, counts, total_s)

@@ -23,9 +23,11 @@ from agentenv.farm.metrics import of_farm
 from agentenv.farm.view import Census, ContainerView, FarmView, Place, PoolView, as_json, choose
 from agentenv.metrics.scrape import parse
 from agentenv.slots.backends.base import ContainerGone, ContainerStarted, StartFailed
+from agentenv.slots.histogram import Buckets
 from agentenv.wire.leases import SlotReport
 from agentenv.wire.server import ServerInfo
 from agentenv.wire.states import SlotState
+from agentenv.wire.watch import CALL_BOUNDS_S
 
 TOKEN = "secret-token-of-a-container"
 
@@ -164,10 +166,18 @@ def place(number: int, state: str = "running", detail: str = "", *, reachable: b
     return Place(f"c-{number}", number, state, "node-a", detail, handle, age_s=125.0)
 
 
+TIMES = (
+    "# TYPE agentenv_sandbox_call_seconds histogram\n"
+    + "".join(f'agentenv_sandbox_call_seconds_bucket{{le="{bound:g}"}} 5\n' for bound in CALL_BOUNDS_S)
+    + 'agentenv_sandbox_call_seconds_bucket{le="+Inf"} 12\n'
+    + "agentenv_sandbox_call_seconds_sum 2000.5\nagentenv_sandbox_call_seconds_count 12\n"
+)
+
+
 def answering(number: int, *states: SlotState) -> ContainerView:
     info = ServerInfo(container=f"c-{number}", boot="b", version="1", slots=2, isolation="full")
     slots = tuple(SlotReport(slot=index, state=state, epoch=0) for index, state in enumerate(states))
-    samples = parse("agentenv_sandbox_calls_total 12\nagentenv_sandbox_calls_running 3\n")
+    samples = parse(f"agentenv_sandbox_calls_total 12\nagentenv_sandbox_calls_running 3\n{TIMES}")
     return ContainerView(place(number), info, slots, samples)
 
 
@@ -235,6 +245,9 @@ def test_a_farms_metrics_are_those_of_its_containers_and_how_many_there_should_b
     assert found["agentenv_pool_slots"].values[("leased",)] == 1
     assert found["agentenv_sandbox_calls_total"].values == {("c-0",): 12}
     assert found["agentenv_sandbox_calls_total"].metric.labels == ("container",)
+    (times,) = found["agentenv_sandbox_call_seconds"].values.values()
+    assert isinstance(times, Buckets)
+    assert (times.counts[0], times.counts[-1], times.total) == (5, 7, 2000.5)
 
 
 def test_markup_in_what_others_say_is_text() -> None:

@@ -123,7 +123,7 @@ function take(line) {
   }
   ({ farm = farm, runs = runs, others = others, queue = queue } = Object.fromEntries(Object.entries(line).filter(([, value]) => value !== null)));
   rates = rates.concat(line.rates || []).slice(-SAMPLES);
-  drawSoon(line.farm !== undefined && line.farm !== null);
+  drawSoon(Boolean(line.farm) || !map.laid);
 }
 
 function takeContainer(told) {

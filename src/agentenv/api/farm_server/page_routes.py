@@ -6,15 +6,15 @@ The page itself holds no data, so it needs no token; what it shows comes by requ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from fastapi import FastAPI, Response
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
-from starlette.types import Message, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentenv import shipped
 from agentenv.api.farm_server.access import MyRight
@@ -28,6 +28,8 @@ from agentenv.metrics.readings import Reading
 from agentenv.slots.watched_link import WatchedLink
 from agentenv.wire import sight as wire
 from agentenv.wire.server import ErrorReply
+
+logger = logging.getLogger(__name__)
 
 MAX_TAILS: Final = 50
 """Tails that are followed at once; each is a connection to a container."""
@@ -52,12 +54,46 @@ _SAFE: Final = {
 }
 
 
-class LineStream(StreamingResponse):
-    """Lines as they come. A viewer that does not read is disconnected; the lines are closed at the end."""
+class UnreadError(Exception):
+    """A viewer does not read."""
 
-    def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(lines, media_type=NDJSON, headers={"Cache-Control": "no-store"})
+
+class _Disconnecting:
+    """Around the application: an answer that is not read is given up, and the server closes its connection."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except UnreadError:
+            logger.warning("a viewer of %s that did not read is disconnected", scope["path"])
+
+
+class LineStream(StreamingResponse):
+    """Lines as they come. A viewer that does not read is disconnected. At the end, however it comes, the lines are
+    closed and ``ended`` is called."""
+
+    def __init__(self, first: bytes, lines: AsyncGenerator[bytes, None], ended: Callable[[], None]) -> None:
+        super().__init__(self._all(first, lines), media_type=NDJSON, headers={"Cache-Control": "no-store"})
         self._lines = lines
+        self._ended = ended
+
+    @classmethod
+    async def of(cls, lines: AsyncGenerator[bytes, None], ended: Callable[[], None] = lambda: None) -> Self:
+        """The answer, once the first line has come: what is refused is refused before the answer begins."""
+        try:
+            return cls(await anext(lines), lines, ended)
+        except BaseException:
+            ended()
+            raise
+
+    @staticmethod
+    async def _all(first: bytes, lines: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+        yield first
+        async for line in lines:
+            yield line
 
     async def stream_response(self, send: Send) -> None:
         """As in Starlette, within UNREAD_S for each piece."""
@@ -66,15 +102,18 @@ class LineStream(StreamingResponse):
             async with asyncio.timeout(UNREAD_S):
                 await send(message)
 
-        async with aclosing(self._lines):
-            try:
-                await super().stream_response(in_time)
-            except TimeoutError as error:
-                raise OSError("the viewer does not read") from error  # to the server it has gone
+        try:
+            await super().stream_response(in_time)
+        except TimeoutError as error:
+            raise UnreadError from error
+        finally:
+            await self._lines.aclose()
+            self._ended()
 
 
 def page_routes(app: FastAPI, farm: Farm) -> None:
     """Add them."""
+    app.add_middleware(_Disconnecting)
     _file_routes(app)
     _sight_routes(app, Sights(farm))
     _tail_route(app, farm)
@@ -112,7 +151,7 @@ def _sight_routes(app: FastAPI, sights: Sights) -> None:
     )
     async def changes(right: MyRight) -> StreamingResponse:
         """The same, and then what changes: one JSON object per line."""
-        return LineStream(await _begun(sights.changes(right)))
+        return await LineStream.of(sights.changes(right))
 
 
 def _tail_route(app: FastAPI, farm: Farm) -> None:
@@ -129,12 +168,7 @@ def _tail_route(app: FastAPI, farm: Farm) -> None:
         if len(tails) >= MAX_TAILS:
             raise TooManyRequestsError(f"{MAX_TAILS} tails are followed already", retry_after_s=10.0)
         tails.add(mine := object())
-        try:
-            begun = await _begun(link.tail(slot, epoch))
-        except BaseException:
-            tails.discard(mine)
-            raise
-        return LineStream(_counted(begun, tails, mine))
+        return await LineStream.of(link.tail(slot, epoch), lambda: tails.discard(mine))
 
 
 def _link_of(farm: Farm, right: Right, container: str, slot: int, epoch: int) -> WatchedLink:
@@ -143,25 +177,3 @@ def _link_of(farm: Farm, right: Right, container: str, slot: int, epoch: int) ->
     if not found or not isinstance(link, WatchedLink):
         raise HTTPException(404, f"there is no lease {container}/{slot}/{epoch} of the token's runs (any more)")
     return link
-
-
-async def _counted(lines: AsyncGenerator[bytes, None], tails: set[object], mine: object) -> AsyncGenerator[bytes, None]:
-    try:
-        async with aclosing(lines):
-            async for line in lines:
-                yield line
-    finally:
-        tails.discard(mine)
-
-
-async def _begun(lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same lines, once the first has come: what is refused is refused before the answer begins."""
-    first = await anext(lines)
-
-    async def all_of_them() -> AsyncGenerator[bytes, None]:
-        async with aclosing(lines):
-            yield first
-            async for line in lines:
-                yield line
-
-    return all_of_them()

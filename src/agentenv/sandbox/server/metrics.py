@@ -129,7 +129,7 @@ COUNTED = (
         "agentenv_sandbox_calls_queued", "gauge", "Calls queued behind earlier calls of their slot.", "calls_queued"
     ),
 )
-RUN = ServerMetric("agentenv_sandbox_call_seconds", "histogram", "Time calls ran in their slots.")
+CALL_TIMES = ServerMetric("agentenv_sandbox_call_seconds", "histogram", "Time calls ran in their slots.")
 PROCESS = (
     ServerMetric("agentenv_sandbox_server_resident_bytes", "gauge", "Resident memory of the server process."),
     ServerMetric("agentenv_sandbox_server_cpu_seconds_total", "counter", "CPU time of the server process."),
@@ -149,7 +149,7 @@ LOOP = (
         labels=("process",),
     ),
 )
-METRICS = (INFO, SLOTS, *COUNTED, RUN, *PROCESS, *LOOP)
+METRICS = (INFO, SLOTS, *COUNTED, CALL_TIMES, *PROCESS, *LOOP)
 
 
 def exposition(
@@ -167,7 +167,7 @@ def exposition(
     yield from _lines(SLOTS, {f'state="{_escaped(state)}"': count for state, count in states.items()})
     for metric in COUNTED:
         yield from _lines(metric, {"": statistics[metric.field]})
-    yield from _histogram(RUN, call_times)
+    yield from _histogram(CALL_TIMES, call_times)
     for metric, value in zip(PROCESS, own_process(), strict=True):
         yield from _lines(metric, {"": value})
     for metric, name in zip(LOOP, ("count", "longest_s", "recent_s"), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from agentenv.sandbox.server.calls import CallInFlight, Fields
 from agentenv.sandbox.server.capture import OutputReader
@@ -18,12 +18,11 @@ MAX_CALLS: Final = 50
 _OF_ONE_BYTES: Final = TAIL_BYTES // 8
 """Of each stream of one call."""
 _ABOUT_CHARS: Final = 200
-_TELLING: Final = ("command", "text", "path", "pattern", "action")
+_TELLING: Final = ("command", "path", "text", "pattern", "action")
 """Arguments that say best what a call does, the first that is given."""
 
 
-@dataclass(frozen=True, slots=True)
-class Printed:
+class Printed(NamedTuple):
     """One stream of a call: how long it was, and its last bytes."""
 
     total_bytes: int
@@ -33,7 +32,7 @@ class Printed:
 _NOTHING: Final = Printed(0, b"")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PastCall:
     """One call that has ended. ``ended_at_s`` is of the loop's clock."""
 
@@ -54,7 +53,7 @@ class PastCall:
 
 
 class PastCalls:
-    """At most MAX_CALLS calls and TAIL_BYTES of output; adding one costs a microsecond or two."""
+    """At most MAX_CALLS calls and TAIL_BYTES of output; adding one costs two microseconds."""
 
     __slots__ = ("_bytes", "_calls", "added")
 
@@ -95,7 +94,9 @@ class PastCalls:
 
 def about(arguments: WireModel) -> str:
     """The first line of the command, or what else says best what the call does."""
-    text = next((found for name in _TELLING if (found := getattr(arguments, name, None))), "")
+    for name in _TELLING:
+        if text := getattr(arguments, name, None):
+            break
     if not isinstance(text, str):
         return ""
     line = text[: _ABOUT_CHARS + 1].strip().partition("\n")[0]
