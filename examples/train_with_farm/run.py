@@ -25,10 +25,11 @@ from typing import Final, Self
 
 import aiohttp
 
-from agentenv.api.farm_server.tokens import Scope, TokenKeys
+from agentenv.api.farm_server.tokens import TokenKeys
 from agentenv.cli.output import InterruptedBySignalError, err, out, run_to_end
 from agentenv.errors import FarmUnreachableError
 from agentenv.slots.farm_client import FarmClient
+from agentenv.wire.farm import Scope
 from examples.train_with_farm.checks import Checker, WrongGroupError
 from examples.train_with_farm.trainer import GROUP_SIZE, checker, progress, summary, trainer_api
 
