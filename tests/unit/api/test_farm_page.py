@@ -19,6 +19,7 @@ from agentenv.api.farm_server.settings import OpenPages
 from agentenv.errors import ConnectionLostError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.farm_access import page_url
+from agentenv.slots.watched_link import WatchedLink
 from tests.farm_crowd import crowd
 from tests.farm_service import KEYS, token
 
@@ -120,7 +121,7 @@ class Lines:
     """Lines without end, of which somebody waits to hear that they are over."""
 
     def __init__(self) -> None:
-        self.closed = self.ended = False
+        self.closed = False
 
     async def come(self) -> AsyncGenerator[bytes, None]:
         try:
@@ -130,7 +131,7 @@ class Lines:
             self.closed = True
 
     async def answer(self) -> LineStream:
-        return await LineStream.of(self.come(), lambda: setattr(self, "ended", True))
+        return await LineStream.of(self.come())
 
 
 async def test_a_reader_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +144,7 @@ async def test_a_reader_that_reads_nothing_is_disconnected(monkeypatch: pytest.M
 
     with pytest.raises(UnreadError):
         await (await lines.answer()).stream_response(send)
-    assert (lines.closed, lines.ended) == (True, True)
+    assert lines.closed
 
 
 async def test_a_reader_that_has_gone_before_the_answer_leaves_nothing_behind() -> None:
@@ -154,19 +155,39 @@ async def test_a_reader_that_has_gone_before_the_answer_leaves_nothing_behind() 
 
     with pytest.raises(OSError, match="it has gone"):
         await (await lines.answer()).stream_response(send)
-    assert (lines.closed, lines.ended) == (True, True)
+    assert lines.closed
 
 
-async def test_what_is_refused_is_not_counted() -> None:
-    ended: list[bool] = []
-
+async def test_what_is_refused_is_refused_before_the_answer_begins() -> None:
     async def refused() -> AsyncGenerator[bytes, None]:
         raise ConnectionLostError("of the test")
         yield b""
 
     with pytest.raises(ConnectionLostError):
-        await LineStream.of(refused(), lambda: ended.append(True))
-    assert ended == [True]
+        await LineStream.of(refused())
+
+
+async def test_tails_are_bounded_and_one_that_ends_makes_room(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_routes, "MAX_TAILS", 1)
+    begun, going = asyncio.Event(), asyncio.Event()
+
+    async def lines(*_: object) -> AsyncGenerator[bytes, None]:
+        begun.set()
+        yield b"{}\n"
+        await going.wait()
+
+    link: Any = object.__new__(WatchedLink)
+    monkeypatch.setattr(WatchedLink, "tail", lines)
+    farm.yard.links["crowd-100"] = link
+    async with client(farm) as http:
+        path = "/v1/leases/crowd-100/0/3/tail"
+        first = asyncio.create_task(http.get(path, headers=bearer()))
+        await asyncio.wait_for(begun.wait(), 60)
+        reply = await http.get(path, headers=bearer())
+        assert (reply.status_code, "Retry-After" in reply.headers) == (429, True)
+        going.set()
+        assert (await first).text == "{}\n"
+        assert (await http.get(path, headers=bearer())).text == "{}\n"
 
 
 def test_the_token_is_in_the_part_of_the_address_that_is_not_sent() -> None:

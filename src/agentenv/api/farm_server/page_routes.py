@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from pathlib import Path
 from typing import Final, Self
 
@@ -73,21 +74,16 @@ class _Disconnecting:
 
 class LineStream(StreamingResponse):
     """Lines as they come. A viewer that does not read is disconnected. At the end, however it comes, the lines are
-    closed and ``ended`` is called."""
+    closed."""
 
-    def __init__(self, first: bytes, lines: AsyncGenerator[bytes, None], ended: Callable[[], None]) -> None:
+    def __init__(self, first: bytes, lines: AsyncGenerator[bytes, None]) -> None:
         super().__init__(self._all(first, lines), media_type=NDJSON, headers={"Cache-Control": "no-store"})
         self._lines = lines
-        self._ended = ended
 
     @classmethod
-    async def of(cls, lines: AsyncGenerator[bytes, None], ended: Callable[[], None] = lambda: None) -> Self:
+    async def of(cls, lines: AsyncGenerator[bytes, None]) -> Self:
         """The answer, once the first line has come: what is refused is refused before the answer begins."""
-        try:
-            return cls(await anext(lines), lines, ended)
-        except BaseException:
-            ended()
-            raise
+        return cls(await anext(lines, b""), lines)
 
     @staticmethod
     async def _all(first: bytes, lines: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
@@ -108,7 +104,6 @@ class LineStream(StreamingResponse):
             raise UnreadError from error
         finally:
             await self._lines.aclose()
-            self._ended()
 
 
 def page_routes(app: FastAPI, farm: Farm) -> None:
@@ -157,6 +152,17 @@ def _sight_routes(app: FastAPI, sights: Sights) -> None:
 def _tail_route(app: FastAPI, farm: Farm) -> None:
     tails: set[object] = set()
 
+    async def followed(link: WatchedLink, slot: int, epoch: int) -> AsyncGenerator[bytes, None]:
+        if len(tails) >= MAX_TAILS:
+            raise TooManyRequestsError(f"{MAX_TAILS} tails are followed already", retry_after_s=10.0)
+        tails.add(mine := object())
+        try:
+            async with aclosing(link.tail(slot, epoch)) as lines:
+                async for line in lines:
+                    yield line
+        finally:
+            tails.discard(mine)
+
     @app.get(
         "/v1/leases/{container}/{slot}/{epoch}/tail",
         response_class=StreamingResponse,
@@ -164,11 +170,7 @@ def _tail_route(app: FastAPI, farm: Farm) -> None:
     )
     async def tail(container: str, slot: int, epoch: int, right: MyRight) -> StreamingResponse:
         """What the calls under a lease print: one JSON object per line, see agentenv.wire.tails."""
-        link = _link_of(farm, right, container, slot, epoch)
-        if len(tails) >= MAX_TAILS:
-            raise TooManyRequestsError(f"{MAX_TAILS} tails are followed already", retry_after_s=10.0)
-        tails.add(mine := object())
-        return await LineStream.of(link.tail(slot, epoch), lambda: tails.discard(mine))
+        return await LineStream.of(followed(_link_of(farm, right, container, slot, epoch), slot, epoch))
 
 
 def _link_of(farm: Farm, right: Right, container: str, slot: int, epoch: int) -> WatchedLink:
