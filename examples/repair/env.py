@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from agentenv import AgentEnv, AgentEnvConfig, AgentResult, ToolContext
+from agentenv.env.farm import expect_in_slots
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 RUNNER = "/opt/test-runner"
 """Path of the unpacked test runner in slots, read-only."""
+SLOT_ENV = {"PYTHONPATH": RUNNER, "PYTHONDONTWRITEBYTECODE": "1"}
+"""Environment variables of every slot."""
 
 TASK = """\
 [task:{id}]
@@ -77,7 +80,8 @@ class RepairEnv(AgentEnv):
     async def setup(self) -> None:
         """Fetch the packages and make the tasks unless they were given, then set up like every environment.
 
-        Raises: DownloadError, SandboxUnavailableError and what AgentEnv.setup raises.
+        Raises: DownloadError, SandboxUnavailableError and what AgentEnv.setup raises; ConfigError when the slots of a
+        farm service lack the test runner.
         """
         if self.catalogue is None:
             self.catalogue = await asyncio.to_thread(fetch)
@@ -87,17 +91,24 @@ class RepairEnv(AgentEnv):
             self.tasks = {task.id: task for task in made}
             self._order = itertools.cycle(self.tasks)
         await super().setup()
+        if self.config.tool_pool_mode == "farm":
+            try:
+                await expect_in_slots(self._opened().sessions, [self._bind], SLOT_ENV)
+            except BaseException:
+                await self.close()
+                raise
+
+    @property
+    def _bind(self) -> Bind:
+        assert self.catalogue is not None, "setup() has fetched it"
+        return Bind(str(self.catalogue.runner), RUNNER)
 
     def build_backend(self) -> ContainerBackend:
         """The configured backend; its slots see the test runner. On Nomad the nodes must have it under the same
         path, as in a cluster on this machine."""
-        assert self.catalogue is not None, "setup() has fetched it"
         settings = self.config.container_settings()
         shown = settings.model_copy(
-            update={
-                "binds": (*settings.binds, Bind(str(self.catalogue.runner), RUNNER)),
-                "env": {"PYTHONPATH": RUNNER, "PYTHONDONTWRITEBYTECODE": "1", **settings.env},
-            }
+            update={"binds": (*settings.binds, self._bind), "env": {**SLOT_ENV, **settings.env}}
         )
         nomad = self.config.nomad_settings()
         mode = self.config.tool_pool_mode

@@ -21,6 +21,7 @@ from agentenv import AgentEnv, AgentEnvConfig, AgentResult, ToolContext
 from agentenv.agent.datasets import load_items
 from agentenv.config import cache_dir
 from agentenv.env.config import Names
+from agentenv.env.farm import expect_in_slots
 from agentenv.errors import ConfigError
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
@@ -104,7 +105,8 @@ class SweEnv(AgentEnv):
     async def setup(self) -> None:
         """Read the records and fetch their test runner, then set up like every environment.
 
-        Raises: ConfigError naming a record and its field; DownloadError, and what AgentEnv.setup raises.
+        Raises: ConfigError naming a record and its field, or what the slots of a farm service lack; DownloadError, and
+        what AgentEnv.setup raises.
         """
         self.records = {record.instance_id: record for record in await asyncio.to_thread(self._read)}
         self._order = itertools.cycle(self.records)
@@ -112,8 +114,10 @@ class SweEnv(AgentEnv):
         await self._checkouts.__aenter__()
         try:
             await super().setup()
+            if self.config.tool_pool_mode == "farm":
+                await expect_in_slots(self._opened().sessions, self._binds, self._slot_env)
         except BaseException:
-            await self._checkouts.__aexit__(None, None, None)
+            await self.close()
             raise
 
     async def close(self) -> None:
@@ -141,13 +145,10 @@ class SweEnv(AgentEnv):
         them under the same paths."""
         config: SweConfig = self.config
         settings = config.container_settings()
-        binds = [Bind(str(self._runner), RUNNER)]
-        if config.dependencies is not None:
-            binds.append(Bind(str(Path(config.dependencies).resolve()), DEPENDENCIES))
         shown = settings.model_copy(
             update={
-                "binds": () if self._fake else (*settings.binds, *binds),
-                "env": {"PYTHONPATH": self._seen_runner, "PYTHONDONTWRITEBYTECODE": "1", **settings.env},
+                "binds": () if self._fake else (*settings.binds, *self._binds),
+                "env": {**self._slot_env, **settings.env},
             }
         )
         return make_backend(
@@ -211,6 +212,18 @@ class SweEnv(AgentEnv):
     def _fake(self) -> bool:
         """Whether commands run as plain processes on this machine, and see its own paths."""
         return bool(self.config.tool_pool_mode == "fake")
+
+    @property
+    def _binds(self) -> list[Bind]:
+        """The test runner and the dependencies, in every slot."""
+        binds = [Bind(str(self._runner), RUNNER)]
+        if self.config.dependencies is not None:
+            binds.append(Bind(str(Path(self.config.dependencies).resolve()), DEPENDENCIES))
+        return binds
+
+    @property
+    def _slot_env(self) -> dict[str, str]:
+        return {"PYTHONPATH": self._seen_runner, "PYTHONDONTWRITEBYTECODE": "1"}
 
     @property
     def _seen_runner(self) -> str:

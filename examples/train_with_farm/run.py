@@ -72,7 +72,7 @@ class Part:
             )
 
     async def kill(self) -> None:
-        """Kill it, as nobody expects it."""
+        """Kill it, without a chance to end in order."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()

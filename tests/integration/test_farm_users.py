@@ -12,12 +12,14 @@ import aiohttp
 import pytest
 
 from agentenv.env.environment import AgentEnvConfig
+from agentenv.env.farm import expect_in_slots
 from agentenv.errors import ConfigError, ForbiddenError, QuotaError, UnauthorizedError
 from agentenv.sdk.async_sandbox import AsyncSandbox
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_client import FarmClient
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.wire.leases import RunKind, Tags
+from agentenv.wire.spec import Bind
 from tests.cli import Command
 from tests.farm_process import COMMAND, FarmProcess
 from tests.unit.env.env_stubs import IDLE, SOLVE, AnswerEnv, environment
@@ -83,6 +85,19 @@ async def test_what_the_farm_cannot_give_is_refused_at_once(farm: FarmProcess, t
     async with FarmPool(FarmAccess((farm.url,), token)) as pool:
         with pytest.raises(QuotaError, match="2 slots were asked for at once, and run 'small' may have 1"):
             await pool.lease_group(["a", "b"])
+
+
+async def test_an_environment_that_needs_more_in_its_slots_says_what(farm: FarmProcess, tmp_path: Path) -> None:
+    shared = {**OF_THE_FARM, "acquire_timeout_s": START_S}
+    async with environment(AnswerEnv, tmp_path, {}, **shared) as env:
+        sessions = env._opened().sessions
+        await expect_in_slots(sessions, [Bind("/elsewhere", "/usr/bin")], {"HOME": "/workspace"})
+        with pytest.raises(
+            ConfigError, match=r'binds = \["/opt/runner:/no/runner"\] and env = { HOME = "/workspace" }'
+        ):
+            await expect_in_slots(sessions, [Bind("/opt/runner", "/no/runner")], {"HOME": "/workspace"})
+        with pytest.raises(ConfigError, match=r'env = { PYTHONPATH = "/no/runner" }'):
+            await expect_in_slots(sessions, [], {"PYTHONPATH": "/no/runner"})
 
 
 async def test_a_script_uses_it_by_name(farm: FarmProcess) -> None:

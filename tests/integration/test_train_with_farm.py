@@ -177,6 +177,11 @@ def as_python(command: list[str]) -> tuple[str, ...]:
             raise AssertionError(f"what is {command}?")
 
 
+def end_containers(command: Command) -> None:
+    with command.started("gc", "--kept", "default") as process:
+        process.communicate(timeout=START_S)
+
+
 async def test_the_readme_s_commands_train_two_environments_on_one_farm(tmp_path: Path) -> None:
     """As they stand there, on ports of this test, with fewer groups."""
     ports = free_ports("farm", "model", "api")
@@ -198,7 +203,7 @@ async def test_the_readme_s_commands_train_two_environments_on_one_farm(tmp_path
     command = Command(env)
     assert farm[0] == ".venv/bin/agentenv"
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(asyncio.to_thread, command.run, "gc", "--kept", "default")
+        stack.push_async_callback(asyncio.to_thread, end_containers, command)
         stack.enter_context(command.started(*farm[1:], *more[0]))
         await until(lambda: list((tmp_path / "state").glob("service-*/said.json")), START_S)
         for number, (words, extra) in enumerate(zip(others, more[1:], strict=True)):

@@ -5,15 +5,19 @@ What containers are like is then the farm's to say, and how many slots there are
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from agentenv.agent.protocols import SessionOpener
 from agentenv.env.config import AgentFields
 from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.farm_access import farm_access
 from agentenv.slots.farm_pool import FarmPool
 from agentenv.wire.farm import FarmInfo
 from agentenv.wire.leases import Tags, short_tag
+from agentenv.wire.spec import Bind
 
 
 def check_farm(info: FarmInfo, config: AgentFields) -> None:
@@ -31,6 +35,25 @@ def check_farm(info: FarmInfo, config: AgentFields) -> None:
         )
     if info.problem and not info.load.slots:
         raise SandboxUnavailableError(f"farm {info.farm!r} has no slots: {info.problem}")
+
+
+async def expect_in_slots(sessions: SessionOpener, binds: Sequence[Bind], env: Mapping[str, str]) -> None:
+    """For an environment whose ``build_backend`` gives its own containers binds and variables: a farm's must have the
+    same. Raises ConfigError with the lines that the farm's file lacks; InfraError."""
+    checks = [f"[ -e {shlex.quote(bind.target)} ]" for bind in binds]
+    checks += [f'[ "${name}" = {shlex.quote(value)} ]' for name, value in env.items()]
+    async with sessions.open("setup") as session:
+        found = await ToolContext(session).terminal(" && ".join(checks))
+    if found.exit_code == 0:
+        return
+    paths = ", ".join(f'"{bind.source}:{bind.target}"' for bind in binds)
+    values = ", ".join(f'{name} = "{value}"' for name, value in env.items())
+    raise ConfigError(
+        "tool_pool_mode",
+        "the slots of this farm lack what the environment needs in them",
+        next_step=f"let [containers] in its file have binds = [{paths}] and env = {{ {values} }}; containers that run "
+        "already stay as they are",
+    )
 
 
 def slots_of(info: FarmInfo, config: AgentFields) -> int:
