@@ -18,6 +18,7 @@ from agentenv.sdk.async_sandbox import AsyncSandbox
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_client import FarmClient
 from agentenv.slots.farm_pool import FarmPool
+from agentenv.wire.farm import TokenRequest
 from agentenv.wire.leases import RunKind, Tags
 from agentenv.wire.spec import Bind
 from tests.cli import Command
@@ -167,6 +168,9 @@ async def test_the_command_prints_the_address_of_the_page_with_a_token(farm: Far
     address = (await process.communicate())[0].decode().strip()
     page, _, token = address.partition("#token=")
     assert page == f"{farm.url}/"
+    with pytest.raises(ForbiddenError):  # it is not this user's own, which may do everything
+        async with FarmClient(farm.url, token) as client:
+            await client.mint(TokenRequest(run="*", expires_s=60))
     async with aiohttp.ClientSession() as http:
         async with http.get(page) as reply:
             assert reply.status == 200

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentenv.cli.options import FarmTokenOption, FarmUrlOption, JsonOption
 from agentenv.cli.output import err, escape, out, print_json, run_to_end, verb
+from agentenv.errors import ForbiddenError
 
 if TYPE_CHECKING:
     from agentenv.slots.farm_client import FarmClient
@@ -144,15 +146,25 @@ def page(
 ) -> None:
     """Print the address of the farm's page, with the token it needs: open it in a browser.
 
-    The token is in the part of the address that browsers keep to themselves. Whoever gets the address can do what the
-    token allows.
+    The token is in the part of the address that browsers keep to themselves. It is the one given; of an admin of every
+    run, one that allows less, for a day. Whoever gets the address can do what it allows.
 
     \b
     Examples:
       agentenv farm page
       agentenv farm page --url https://farm:8700 --token file:read.token
     """
+    out().print(run_to_end(_page_url(url, bearer)), soft_wrap=True, markup=False, highlight=False)
+
+
+async def _page_url(url: str | None, bearer: str | None) -> str:
     from agentenv.slots.farm_access import farm_access, page_url
+    from agentenv.slots.farm_client import FarmClient
+    from agentenv.wire.farm import PAGE_TOKEN_S, TokenRequest
 
     access = farm_access(url, bearer)
-    out().print(page_url(access.urls[0], access.token), soft_wrap=True, markup=False, highlight=False)
+    token = access.token
+    async with FarmClient(access.urls, token) as client:
+        with suppress(ForbiddenError):  # then it is shown as far as the token given allows
+            token = (await client.mint(TokenRequest(run="*", scope="run", expires_s=PAGE_TOKEN_S))).token
+        return page_url(client.url, token)

@@ -36,6 +36,8 @@ Scope = Literal["admin", "run", "read"]
 """``read``: look at the runs covered. ``run``: lease for them as well. ``admin``: everything, of every run covered."""
 LONGEST_TOKEN_S: Final = 10 * 365 * 86_400.0
 """Longest life of a token."""
+PAGE_TOKEN_S: Final = 86_400.0
+"""Life of a token that is made for the page."""
 RequestId = Annotated[str, Field(min_length=16, max_length=100, pattern=r"^[A-Za-z0-9._-]+$")]
 ClientId = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")]
 LeaseId = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9._-]+/\d{1,4}/\d{1,18}$")]

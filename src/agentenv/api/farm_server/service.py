@@ -23,12 +23,9 @@ from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
 from agentenv.slots.farm_access import announced
 from agentenv.tasks import report_failure
-from agentenv.wire.farm import LONGEST_TOKEN_S
+from agentenv.wire.farm import LONGEST_TOKEN_S, PAGE_TOKEN_S
 
 logger = logging.getLogger(__name__)
-
-
-_PAGE_TOKEN_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Service:
 
     def page_token(self) -> str:
         """A token for the page: to look at every run, and at the output of their slots."""
-        return self.keys.mint("*", "run", expires_s=_PAGE_TOKEN_S)
+        return self.keys.mint("*", "run", expires_s=PAGE_TOKEN_S)
 
     async def run(self) -> None:
         """Until the farm has to end. Raises what ended it."""
