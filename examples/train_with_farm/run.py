@@ -79,13 +79,15 @@ class Part:
 
     async def end(self) -> None:
         """Ask it to end; after a while, make it."""
-        if self._process is None or self._process.returncode is not None:
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
             return
-        self._process.terminate()
+        process.terminate()
         try:
-            await asyncio.wait_for(self._process.wait(), _END_S)
+            await asyncio.wait_for(process.wait(), _END_S)
         except TimeoutError:
-            await self.kill()
+            process.kill()
+            await process.wait()
 
     def check(self) -> None:
         """Raises RuntimeError when it has ended by itself."""
