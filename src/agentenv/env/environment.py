@@ -327,6 +327,8 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         slot has worked; on a farm all may be in use."""
         config: AgentEnvConfig = self.config
         if config.tool_pool_mode == "farm":
+            if type(self).build_backend is not AgentEnv.build_backend:
+                logger.warning("on a farm build_backend() is not asked: the containers are as the farm's file has them")
             shared = await stack.enter_async_context(farm_pool(config, config.wandb_name or self.name))
             assert shared.info is not None
             # A full farm is no failure: its pool knows when waiting is in vain.
