@@ -88,3 +88,19 @@ async def test_a_client_that_leaves_while_it_is_cut_off_leaks_nothing(farm: Serv
         with pytest.raises(asyncio.CancelledError):
             await waiting
         await _all_free(farm)
+
+
+async def test_a_group_that_leaves_at_any_step_leaks_nothing() -> None:
+    backend = FakeBackend(ContainerSettings(slots_per_container=SLOTS, require_sandbox=False))
+    async with served(backend, PATIENT, relay_url="http://127.0.0.1:9") as farm:  # ways to containers are looked for
+        async with farm.pool(settings=PATIENT) as pool:
+            for turns in range(0, 400, 7):
+                asked = asyncio.create_task(pool.lease_group(["g-0", "g-1"]))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                asked.cancel()
+                [leases] = await asyncio.gather(asked, return_exceptions=True)
+                for lease in leases if isinstance(leases, list) else ():
+                    await lease.release()
+            await until(lambda: not list(pool.held()))
+        await _all_free(farm)

@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 import aiohttp
 
-from agentenv.backoff import Backoff
 from agentenv.config import PoolSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
@@ -32,17 +30,16 @@ from agentenv.errors import (
     FarmUnreachableError,
     LeaseLostError,
     PoolClosedError,
-    ProtocolError,
     SlotDestroyedError,
     StaleLeaseError,
     TooManyRequestsError,
-    from_wire,
 )
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
 from agentenv.slots.farm_access import FarmAccess
+from agentenv.slots.farm_asks import FarmAsks, retries
 from agentenv.slots.farm_client import FarmClient, reachable
 from agentenv.slots.lease import SlotLease
-from agentenv.slots.pool_errors import acquire_timeout_error, check_arguments
+from agentenv.slots.pool_errors import check_arguments
 from agentenv.slots.statistics import PoolStatistics, Tally
 from agentenv.tasks import TaskSet, finish, unless_lost
 from agentenv.wire import farm as wire
@@ -54,28 +51,8 @@ logger = logging.getLogger(__name__)
 _SEAL_TIMEOUT_S: Final = 75.0
 """Longer than the sandbox server itself waits."""
 _CLOSE_GRACE_S: Final = 5.0
-_ASK_WAIT_S: Final = 0.25
-"""How long the farm holds back the answer to an ask: most slots are granted by then, and the others come as news."""
-_REQUESTS_AT_ONCE: Final = 16
-_CHECK_S: Final = 0.25
 _INFO_S: Final = 5.0
 _PROBE_S: Final = 2.0
-_RETRY_MIN_S, _RETRY_MAX_S = 0.1, 0.5
-"""A farm that was restarted is back within a second or two; waiting asks are stated again with the next connection."""
-
-
-@dataclass(eq=False)
-class _Wanted:
-    """An ask without an answer. ``deadline``: at which it fails in any case; ``patience_s``: for how long, without a
-    break, it may be that the farm cannot be reached or has no capacity."""
-
-    ask: wire.Ask
-    deadline: float | None
-    patience_s: float
-    since: float
-    granted: asyncio.Future[tuple[wire.Grant, ...]]
-    place: wire.Place | None = None
-    hopeless_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -108,18 +85,13 @@ class FarmPool:
         self._route = access.route
         self._clock = clock
         self._limits = RequestLimits()
-        self._wanted: dict[str, _Wanted] = {}
-        self._outbox: list[_Wanted] = []
-        self._outgoing = asyncio.Event()
-        self._sending = asyncio.Semaphore(_REQUESTS_AT_ONCE)
         self._containers: dict[str, _Container] = {}
         self._routes: dict[str, asyncio.Task[bool]] = {}
         self._numbers = itertools.count(1)
         self._releasing: dict[str, asyncio.Task[None]] = {}
         self._tasks = TaskSet()
         self._tally = Tally()
-        self._connected = False
-        self._why_not = ""
+        self._asks = FarmAsks(self._client, self._settings, self._tally, self._tasks, clock, lost=self._end)
         self._session: aiohttp.ClientSession | None = None
         self._stack = AsyncExitStack()
         self._closing: asyncio.Task[None] | None = None
@@ -138,13 +110,8 @@ class FarmPool:
         except BaseException:
             await self.aclose()
             raise
-        for work, name in (
-            (self._send(), "asks"),
-            (self._follow_news(), "news"),
-            (self._check(), "upkeep"),
-            (self._refresh(), "view"),
-        ):
-            self._tasks.start("farm", work, name)
+        self._asks.start()
+        self._tasks.start("farm", self._refresh(), "view")
         return self
 
     async def __aexit__(
@@ -160,7 +127,7 @@ class FarmPool:
 
     async def _handshake(self) -> wire.FarmInfo:
         """Farms restart: one that cannot be reached is tried again for a while."""
-        backoff, until = Backoff(_RETRY_MIN_S, _RETRY_MAX_S), self._clock() + self._settings.acquire_timeout_s
+        backoff, until = retries(), self._clock() + self._settings.acquire_timeout_s
         while True:
             try:
                 return await self._client.info()
@@ -170,9 +137,7 @@ class FarmPool:
                 await asyncio.sleep(backoff.next_s())
 
     async def _close(self) -> None:
-        for wanted in list(self._wanted.values()):
-            self._answer(wanted, PoolClosedError("the pool was closed while waiting for a slot"))
-            self._withdraw(wanted)
+        self._asks.dismiss(PoolClosedError("the pool was closed while waiting for a slot"))
         for held in list(self._containers.values()):
             for lease in list(held.leases.values()):
                 self._give_back(lease)
@@ -210,146 +175,28 @@ class FarmPool:
             raise ConfigError(
                 "trajectories", f"has {len(trajectories)}", next_step=f"allowed: 1 to {wire.MAX_GROUP} at once"
             )
-        wanted = self._want(trajectories, timeout_s, tags)
+        named = wire.AskTags(
+            environment=tags.environment or self._tags.environment, kind=tags.kind, group=tags.group, item=tags.item
+        )
+        wanted = self._asks.want(trajectories, timeout_s, named)
+        leases: list[SlotLease] = []
         try:
-            grants = await wanted.granted
+            for grant in await wanted.granted:
+                leases.append(await self._hold(grant))
         except asyncio.CancelledError:
-            self._withdraw(wanted)
+            for lease in leases:
+                self._give_back(lease)
+            self._asks.withdraw(wanted)
             raise
         finally:
-            self._wanted.pop(wanted.ask.request_id, None)
-        leases = [await self._hold(grant) for grant in grants]
+            self._asks.forget(wanted)
         self._tally.granted += len(leases)
         self._tally.waits.add(self._clock() - wanted.since)
         return leases
 
     def place(self, trajectory: str) -> wire.Place | None:
         """Why a trajectory waits, as the farm last told; None if it does not, or that is unknown yet."""
-        found = (wanted.place for wanted in self._wanted.values() if trajectory in wanted.ask.trajectories)
-        return next(found, None)
-
-    def _want(self, trajectories: Sequence[str], timeout_s: float | None, tags: Tags) -> _Wanted:
-        named = wire.AskTags(
-            environment=tags.environment or self._tags.environment, kind=tags.kind, group=tags.group, item=tags.item
-        )
-        ask = wire.Ask(
-            request_id=secrets.token_hex(16),
-            trajectories=tuple(trajectories),
-            tags=named,
-            ttl_s=self._settings.lease_ttl_s,
-        )
-        now = self._clock()
-        wanted = _Wanted(
-            ask,
-            deadline=None if timeout_s is None else now + timeout_s,
-            patience_s=self._settings.acquire_timeout_s,
-            since=now,
-            granted=asyncio.get_running_loop().create_future(),
-        )
-        self._wanted[ask.request_id] = wanted
-        self._outbox.append(wanted)
-        self._outgoing.set()
-        return wanted
-
-    def _answer(self, wanted: _Wanted, error: AgentEnvError) -> None:
-        if not wanted.granted.done():
-            self._tally.faults[error.code] += 1
-            wanted.granted.set_exception(error)
-
-    def _withdraw(self, wanted: _Wanted) -> None:
-        """The farm withdraws the ask, or ends its leases if it was granted."""
-        self._tasks.start("farm", self._cancel(wanted.ask.request_id), "cancel")
-
-    async def _cancel(self, request_id: str) -> None:
-        backoff, until = Backoff(_RETRY_MIN_S, _RETRY_MAX_S), self._clock() + wire.ASK_TTL_S
-        while self._clock() < until:  # later the farm has dropped it, and the TTL has ended its leases
-            try:
-                await self._client.cancel(request_id)
-                return
-            except (FarmUnreachableError, TooManyRequestsError):
-                await asyncio.sleep(backoff.next_s())
-            except AgentEnvError as error:
-                logger.debug("ask %s is not withdrawn: %s", request_id, error)
-                return
-
-    # -- the farm --------------------------------------------------------------------------------
-
-    async def _send(self) -> None:
-        """Post new asks, those of one moment together."""
-        while True:
-            await self._outgoing.wait()
-            await asyncio.sleep(0)  # a group's members ask one after the other
-            self._outgoing.clear()
-            while self._outbox:
-                batch, self._outbox = self._outbox[: wire.MAX_ASKS], self._outbox[wire.MAX_ASKS :]
-                open_ones = [wanted for wanted in batch if not wanted.granted.done()]
-                if open_ones:
-                    await self._sending.acquire()
-                    task = self._tasks.start("farm", self._post(open_ones), "post")
-                    task.add_done_callback(lambda _: self._sending.release())
-
-    async def _post(self, batch: list[_Wanted]) -> None:
-        try:
-            reply = await self._client.ask([wanted.ask for wanted in batch], wait_s=_ASK_WAIT_S)
-        except (FarmUnreachableError, TooManyRequestsError) as error:
-            self._why_not = str(error)
-            await asyncio.sleep(error.retry_after_s if isinstance(error, TooManyRequestsError) else _RETRY_MIN_S)
-            if not self._connected:
-                return  # they are asked again with the next hello
-            self._outbox += [wanted for wanted in batch if not wanted.granted.done()]
-            self._outgoing.set()
-        except AgentEnvError as error:
-            for wanted in batch:
-                self._answer(wanted, error)
-        else:
-            for state in reply.asks:
-                self._learn(state)
-
-    async def _follow_news(self) -> None:
-        backoff = Backoff(_RETRY_MIN_S, _RETRY_MAX_S)
-        while True:
-            try:
-                async with aclosing(self._client.news()) as news:
-                    async for line in news:
-                        backoff.reset()
-                        self._hear(line)
-            except (FarmUnreachableError, TooManyRequestsError) as error:
-                self._why_not = str(error)
-            except AgentEnvError as error:  # the token has expired, say: whoever waits has to know
-                self._why_not = str(error)
-                for wanted in list(self._wanted.values()):
-                    self._answer(wanted, error)
-            self._connected = False
-            await asyncio.sleep(backoff.next_s())
-
-    def _hear(self, line: wire.NewsLine) -> None:
-        match line:
-            case wire.NewsHello():
-                self._connected, self._why_not = True, ""
-                self._outbox = list(self._wanted.values())
-                self._outgoing.set()
-            case wire.NewsAsk(ask=state):
-                self._learn(state)
-            case wire.NewsLost(lease=name, error=said):
-                self._end(name, from_wire(said.error, said.message, said.next_step))
-            case wire.NewsLeaving():
-                self._connected, self._why_not = False, "the farm is ending"
-
-    def _learn(self, state: wire.AskState) -> None:
-        wanted = self._wanted.get(state.request_id)
-        if wanted is None or wanted.granted.done():
-            return  # withdrawn meanwhile: the withdrawal ends the leases
-        match state.state:
-            case "granted" if len(state.leases) == len(wanted.ask.trajectories):
-                wanted.granted.set_result(state.leases)
-            case "granted":  # ended before they were taken
-                self._answer(wanted, LeaseLostError("the slot was lost before it was used"))
-            case "waiting":
-                wanted.place = state.place
-            case "refused":
-                said = state.error
-                error = from_wire(said.error, said.message, said.next_step) if said else ProtocolError("no reason")
-                self._answer(wanted, error)
+        return self._asks.place(trajectory)
 
     async def _refresh(self) -> None:
         while True:
@@ -358,34 +205,6 @@ class FarmPool:
                 self.info = await self._client.info()
             except AgentEnvError as error:
                 logger.debug("the farm's state is unknown: %s", error)
-
-    async def _check(self) -> None:
-        """End waits that have become hopeless."""
-        last = self._clock()
-        while True:
-            await asyncio.sleep(_CHECK_S)
-            now = self._clock()
-            passed_s, last = min(now - last, 4 * _CHECK_S), now
-            for wanted in list(self._wanted.values()):
-                self._judge(wanted, now, passed_s)
-
-    def _judge(self, wanted: _Wanted, now: float, passed_s: float) -> None:
-        no_capacity = wanted.place is not None and wanted.place.why == "no_capacity"
-        hopeless = not self._connected or no_capacity
-        wanted.hopeless_s = wanted.hopeless_s + passed_s if hopeless else 0.0
-        late = wanted.deadline is not None and now >= wanted.deadline
-        if wanted.granted.done() or not (late or wanted.hopeless_s >= wanted.patience_s):
-            return
-        waited_s = now - wanted.since
-        if not self._connected:
-            error: AgentEnvError = FarmUnreachableError(
-                f"no slot within {waited_s:.1f} s: {self._why_not or 'the farm does not answer'}",
-                next_step="is farm_url right, and is the farm running?",
-            )
-        else:
-            error = acquire_timeout_error(waited_s, wanted.place)
-        self._answer(wanted, error)
-        self._withdraw(wanted)
 
     # -- leases at their containers --------------------------------------------------------------
 
@@ -540,7 +359,7 @@ class FarmPool:
         return PoolStatistics(
             containers=MappingProxyType(dict(containers)),
             slots=MappingProxyType(dict(slots)),
-            waiting=len(self._wanted),
+            waiting=len(self._asks),
             goal_containers=load.goal_containers if load else 0,
             max_containers=load.max_containers if load else 0,
             **tally.counts(),
