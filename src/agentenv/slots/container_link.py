@@ -161,7 +161,7 @@ class ContainerLink:
         self._requests[grant.lease] = request
         granted = await self.control.lease(request, timeout_s=timeout_s)
         self._keys[grant.lease] = granted.key
-        del self._requests[grant.lease]
+        self._requests.pop(grant.lease, None)
         return granted.key.epoch
 
     def hold(self, lease_id: int, key: LeaseKey) -> None:
