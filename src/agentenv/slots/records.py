@@ -108,6 +108,11 @@ class LeaseRecord(_Stateful[LeaseState]):
         self.epoch: int | None = None
 
     @property
+    def name(self) -> str:
+        """As a farm's clients know it (:data:`agentenv.wire.farm.LeaseId`)."""
+        return f"{self.container}/{self.slot}/{self.epoch}"
+
+    @property
     def held(self) -> bool:
         """Whether a trajectory has it: granted, and not waiting for the rest of its group."""
         return self._state is LeaseState.granted and self.ticket is None

@@ -123,8 +123,8 @@ def _lease_routes(app: FastAPI, farm: Farm) -> None:
         """Release leases; their slots are reset."""
         states: dict[str, SlotState | None] = {}
         wanted = set(request.leases)
-        for lease in farm.desk.leases(lambda one: right.covers(one.tags.run) and lease_id(one) in wanted):
-            states[lease_id(lease)] = SlotState.resetting
+        for lease in farm.desk.leases(lambda one: right.covers(one.tags.run) and one.name in wanted):
+            states[lease.name] = SlotState.resetting
             farm.desk.end(lease.id, None, right.jti)
         return wire.ReleasedLeases(states={name: states.get(name) for name in request.leases})
 
@@ -132,7 +132,7 @@ def _lease_routes(app: FastAPI, farm: Farm) -> None:
     async def end(container: str, slot: int, epoch: int, right: MyRight) -> wire.EndedLeases:
         """End a lease; its holder is told."""
         name = f"{container}/{slot}/{epoch}"
-        return _end(farm, right, lambda one: right.covers(one.tags.run) and lease_id(one) == name)
+        return _end(farm, right, lambda one: right.covers(one.tags.run) and one.name == name)
 
     @app.delete("/v1/leases")
     async def end_many(right: MyRight, run: wire.RunName = "", tag: TagFilter = []) -> wire.EndedLeases:  # noqa: B006
@@ -180,14 +180,9 @@ def _token_routes(app: FastAPI, farm: Farm, access: Access) -> None:
         return minted
 
 
-def lease_id(lease: LeaseRecord) -> str:
-    """The name of a lease for clients."""
-    return f"{lease.container}/{lease.slot}/{lease.epoch}"
-
-
 def _view(lease: LeaseRecord) -> wire.LeaseView:
     return wire.LeaseView(
-        lease=lease_id(lease),
+        lease=lease.name,
         container=lease.container,
         slot=lease.slot,
         trajectory=lease.trajectory,

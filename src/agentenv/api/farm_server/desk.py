@@ -380,8 +380,7 @@ class Desk:
         link = self.yard.links.get(lease.container)
         if isinstance(link, WatchedLink) and error is not None:
             link.end_with(lease.slot, lease.epoch, error)
-        name = f"{lease.container}/{lease.slot}/{lease.epoch}"
-        self._audit.lease_ended(by, lease.tags.run, name, str(error or "released"))
+        self._audit.lease_ended(by, lease.tags.run, lease.name, str(error or "released"))
         self.yard.perform(self.yard.ledger.stale(lease_id, self._clock(), error))
         return True
 

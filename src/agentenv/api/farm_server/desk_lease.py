@@ -117,8 +117,3 @@ class HeldBefore:
             self._found = {(lease.tags.run, lease.trajectory): lease for lease in mine}
         found = self._found.get((run, trajectory))
         return found if found is not None and found.held else None
-
-
-def name_of(lease: LeaseRecord) -> str:
-    """The name of a lease for clients."""
-    return f"{lease.container}/{lease.slot}/{lease.epoch}"

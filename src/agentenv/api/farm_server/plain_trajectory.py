@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from agentenv.api.farm_server.desk import Desk
-from agentenv.api.farm_server.desk_lease import ENVIRONMENT, DeskLease, HeldBefore, granted, name_of
+from agentenv.api.farm_server.desk_lease import ENVIRONMENT, DeskLease, HeldBefore, granted
 from agentenv.api.farm_server.settings import PlainSettings
 from agentenv.api.farm_server.tokens import Right
 from agentenv.errors import (
@@ -137,7 +137,7 @@ class Trajectory:
         assert self._right is not None
         if self._ask is None:
             before = self._before.find(self.run, self.name)
-            self._had = "" if before is None else name_of(before)
+            self._had = "" if before is None else before.name
             self._ask = self._asked(before, kind)
         lease = await granted(self._desk, self._ask, self.run, self._right, timeout_s=self._settings.acquire_timeout_s)
         if lease is not None and self._had in ("", lease.name):
