@@ -55,6 +55,19 @@ DELETE /v1/runs/{run:path}                         401  403 403  403   200   403
 GET /v1/containers                                 401  200 200  200   200   200         200      200
 POST /v1/containers/{container}/drain              401  403 403  403   403   403         403      404
 POST /v1/tokens                                    401  403 403  403   200   403         403      200
+GET /                                              200  200 200  200   200   200         200      200
+GET /page.js                                       200  200 200  200   200   200         200      200
+GET /page.css                                      200  200 200  200   200   200         200      200
+GET /metrics                                       401  200 200  200   200   200         200      200
+GET /v1/sight                                      401  200 200  200   200   200         200      200
+GET /v1/sight/changes                              401  200 200  200   200   200         200      200
+GET /v1/leases/{container}/{slot}/{epoch}/tail     401  403 404  404   404   404         404      404
+POST /execute                                      401  403 200  200   200   403         403      200
+POST /release                                      401  403 200  200   200   403         403      200
+POST /artifacts/read                               401  403 404  404   404   403         403      404
+POST /artifacts/list                               401  403 404  404   404   403         403      404
+POST /artifacts/archive                            401  403 404  404   404   403         403      404
+GET /status                                        401  200 200  200   200   200         200      200
 """
 """Where somebody else's token gets a 200, it finds nothing: see the test below the table's."""
 REQUESTS: Final[Mapping[str, tuple[str, Any]]] = {
@@ -68,6 +81,16 @@ REQUESTS: Final[Mapping[str, tuple[str, Any]]] = {
     "DELETE /v1/runs/{run:path}": (f"/v1/runs/{RUN}", None),
     "POST /v1/containers/{container}/drain": ("/v1/containers/nowhere/drain", None),
     "POST /v1/tokens": ("/v1/tokens", {"run": RUN, "expires_s": 60}),
+    "GET /v1/leases/{container}/{slot}/{epoch}/tail": ("/v1/leases/nowhere/0/1/tail", None),
+    "POST /execute": (
+        "/execute",
+        {"run": RUN, "trajectory_id": "t", "tool": {"name": "bash", "arguments": {"command": "true"}}},
+    ),
+    "POST /release": ("/release", {"run": RUN, "trajectory_id": "t"}),
+    **{
+        f"POST /artifacts/{verb}": (f"/artifacts/{verb}", {"run": RUN, "trajectory_id": "nobody", "path": "file"})
+        for verb in ("read", "list", "archive")
+    },
 }
 """Paths and bodies of the others are as in the table."""
 
@@ -122,6 +145,8 @@ class Site:
         async with self.http.request(method, self.farm.url + path, **request) as answer:
             if answer.content_type == "application/x-ndjson":
                 return answer.status, await answer.content.readline()
+            if answer.content_type != "application/json":
+                return answer.status, await answer.text()
             return answer.status, await answer.json()
 
     async def lease(self, run: str) -> str:
