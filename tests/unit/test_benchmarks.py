@@ -117,7 +117,12 @@ def test_the_table_is_put_between_its_markers(tmp_path: Path, monkeypatch: pytes
 
 def test_the_pages_have_their_markers() -> None:
     docs = Path(__file__).parents[2] / "docs"
-    for page, name in (("performance.md", "results"), ("scaling.md", "scaling"), ("farm.md", "sharing")):
+    for page, name in (
+        ("performance.md", "results"),
+        ("performance.md", "farm"),
+        ("scaling.md", "scaling"),
+        ("farm.md", "sharing"),
+    ):
         assert "new figures" in table.replace_between((docs / page).read_text(), name, "new figures")
 
 
