@@ -28,7 +28,7 @@ import aiohttp
 from agentenv.api.farm_server.tokens import TokenKeys
 from agentenv.cli.output import InterruptedBySignalError, err, out, run_to_end
 from agentenv.errors import FarmUnreachableError
-from agentenv.slots.farm_client import FarmClient
+from agentenv.slots.farm_client import FarmClient, reachable
 from agentenv.wire.farm import Scope
 from examples.train_with_farm.checks import Checker, WrongGroupError
 from examples.train_with_farm.trainer import GROUP_SIZE, checker, progress, summary, trainer_api
@@ -124,6 +124,7 @@ class Everything:
             token = self.token("*", "admin")
             self.farm = await self._stack.enter_async_context(FarmClient(self.farm_url, token))
             await self.eventually(self._farm_answers)
+            await self.eventually(self._model_answers)  # it has written the tokenizer by then
             await self._start_relay()
             for run in ENVIRONMENTS:
                 await self._start_environment(run)
@@ -169,6 +170,9 @@ class Everything:
     def token(self, run: str, scope: Scope) -> str:
         """A token of the farm, as `agentenv farm token` makes them."""
         return TokenKeys.read([self.directory / "farm.key"]).mint(run, scope, expires_s=24 * 3600)
+
+    async def _model_answers(self) -> bool:
+        return await reachable(f"http://127.0.0.1:{self._ports['model']}", 1.0)
 
     async def _farm_answers(self) -> bool:
         try:

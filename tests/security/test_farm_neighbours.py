@@ -172,8 +172,9 @@ async def test_neither_long_nor_short_stays_starve_the_other(tmp_path: Path) -> 
                 async with await short.lease(f"short-{next(counts)}"):
                     leased += 1
 
-        visitors = [asyncio.create_task(short_stays()) for _ in range(10)]
-        await until(lambda: farm.farm.run("short").waiting == 10)
+        # Many more than can hold a slot: so at every moment some wait, however late others are to ask again.
+        visitors = [asyncio.create_task(short_stays()) for _ in range(60)]
+        await until(lambda: farm.farm.run("short").waiting == 60)
         for lease in stays[:5]:
             await lease.release()
         await until(lambda: leased >= 100)

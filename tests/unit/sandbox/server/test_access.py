@@ -112,7 +112,7 @@ def test_who_controls_a_container_is_admitted(highest: int, given: int | None, g
         (4, 3, False, "generation 4 controls the container, not this one of generation 3"),
         (4, 0, False, "not this one of generation 0"),
         (4, 3, True, "not this one of generation 3"),
-        (4, None, False, r"\(generation 4\) controls the container \(lease through the service \(farm_url\)"),
+        (4, None, False, r"\(generation 4\) controls the container \(lease through the service \(farm_url, --farm\)"),
     ],
 )
 def test_who_does_not_is_told_who_does(highest: int, given: int | None, guest: bool, told: str) -> None:
