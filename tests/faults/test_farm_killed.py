@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from agentenv.config import PoolSettings
@@ -133,6 +136,39 @@ async def test_a_frozen_farm_delays_new_leases_only(service: FarmProcess) -> Non
                 os.kill(service.pid, signal.SIGCONT)
             await (await asyncio.wait_for(waiting, START_S)).release()
         assert (executor.tally.infra_faults, pool.statistics().leases_lost) == (0, 0)
+
+
+async def test_jumps_of_its_clock_change_nothing(tmp_path: Path) -> None:
+    """A day forward, then two back: only the ends of tokens go by the time of day."""
+    clock, library = tmp_path / "clock", next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    clock.write_text("+0\n")
+    jumping = {
+        "LD_PRELOAD": library, "FAKETIME_TIMESTAMP_FILE": clock, "FAKETIME_NO_CACHE": 1, "DONT_FAKE_MONOTONIC": 1
+    }  # fmt: skip
+    service = FarmProcess(tmp_path, beneath=("env", *(f"{name}={value}" for name, value in jumping.items())))
+    try:
+        await service.start()
+        access = FarmAccess((service.url,), await service.token("exp7"), "exp7")
+        async with (
+            aiohttp.ClientSession() as http,
+            FarmPool(access, settings=PATIENT) as pool,
+            ToolExecutor(pool, ToolCatalog.builtin()) as executor,
+            executor.open("holder") as session,
+        ):
+            for jump_s in (86_400, -86_400):
+                clock.write_text(f"{jump_s:+d}\n")
+
+                async def jumped(jump_s: int = jump_s) -> bool:
+                    async with http.get(service.url + "/health") as reply:
+                        told_s = parsedate_to_datetime(reply.headers["Date"]).timestamp()
+                    return abs(told_s - time.time() - jump_s) < 3600
+
+                await eventually(jumped)
+                assert (await session.call("bash", {"command": "echo on"})).stdout == "on\n"
+                await (await asyncio.wait_for(pool.lease(f"after {jump_s:+d} s"), START_S)).release()
+            assert (executor.tally.infra_faults, pool.statistics().leases_lost) == (0, 0)
+    finally:
+        await service.end()
 
 
 async def test_a_second_farm_of_the_same_name_is_told_who_has_it(service: FarmProcess, tmp_path: Path) -> None:
