@@ -1,6 +1,7 @@
 """``GET /v1/watch``: a container's slots, followed instead of polled. One JSON object per line (NDJSON).
 
-The first line lists every slot. After it comes one line per change, in order, and a beat at least every ``BEAT_S``.
+The first line lists every slot. After it comes one line per change, in order, and a beat at least every ``beat_s``
+seconds (a parameter of the query).
 A watcher that reads too slowly is disconnected: it connects again and gets a new list.
 """
 
@@ -14,7 +15,9 @@ from agentenv.wire.base import WireModel
 from agentenv.wire.leases import SlotReport
 
 BEAT_S: Final = 1.0
-"""Longest interval between two lines."""
+"""Longest interval between two lines, unless the watcher asks for another."""
+LEAST_BEAT_S: Final = 0.1
+MOST_BEAT_S: Final = 60.0
 CALL_BOUNDS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0
 )  # fmt: skip

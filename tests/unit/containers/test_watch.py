@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 
 import aiohttp
 import pytest
@@ -183,3 +183,17 @@ async def test_an_answer_that_is_no_error_of_ours_violates_the_contract() -> Non
         _, ended = await _until_error(handler)
         assert type(ended) is ProtocolError
         assert "404" in str(ended)
+
+
+@pytest.mark.parametrize(("silence_s", "asked"), [(5.0, "2"), (0.1, "0.1"), (0.5, "0.2"), (1000.0, "60")])
+async def test_lines_are_asked_for_well_within_what_counts_as_silence(silence_s: float, asked: str) -> None:
+    seen = list[str]()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        seen.append(request.query["beat_s"])
+        return web.Response(status=503)
+
+    with suppress(AgentEnvError):
+        async with _watched(handler, silence_s) as lines:
+            await anext(lines)
+    assert seen == [asked]

@@ -8,15 +8,26 @@ more than a fast one, and one that reads nothing is disconnected.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from aiohttp import web
 
+from agentenv.errors import ProtocolError
 from agentenv.sandbox.server.access import generation_of
 from agentenv.sandbox.server.container import Container
-from agentenv.wire.watch import BEAT_S, GENERATION_HEADER, WatchBeat, WatchChange, WatchLine, WatchList
+from agentenv.wire.watch import (
+    BEAT_S,
+    GENERATION_HEADER,
+    LEAST_BEAT_S,
+    MOST_BEAT_S,
+    WatchBeat,
+    WatchChange,
+    WatchLine,
+    WatchList,
+)
 
 _UNREAD_S = 10.0
 """How long a watcher may leave unread what was sent, and its machine leave it unacknowledged."""
@@ -94,13 +105,14 @@ class WatchRoute:
         router.add_get("/v1/watch", self._get, allow_head=False)
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
+        beat_s = _beat_s(request.query.get("beat_s"))
         self._container.obey(generation_of(request.headers.get(GENERATION_HEADER)) or 0)
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         _give_up_on_the_unreachable(request.transport)
         try:
             with self._watchers.watching() as watcher:
-                await self._follow(watcher, response)
+                await self._follow(watcher, response, beat_s)
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
@@ -108,7 +120,7 @@ class WatchRoute:
             pass
         return response
 
-    async def _follow(self, watcher: Watcher, response: web.StreamResponse) -> None:
+    async def _follow(self, watcher: Watcher, response: web.StreamResponse, beat_s: float) -> None:
         """Write lines until the server ends. Raises TimeoutError when the watcher does not read, ConnectionError when
         it has gone."""
         loop = self._poller.loop
@@ -120,7 +132,7 @@ class WatchRoute:
             ended, beats = self._watchers.ended, loop.time() >= beat_at_s
             if ended or beats:
                 lines.append(self._beat())
-                beat_at_s = loop.time() + BEAT_S
+                beat_at_s = loop.time() + beat_s
             if lines:
                 await _write(response, lines)
             if beats:
@@ -143,6 +155,19 @@ class WatchRoute:
             draining=self._container.draining,
             call_times=self._container.counted.call_times(),
         )
+
+
+def _beat_s(given: str | None) -> float:
+    """The interval that the watcher asks for. Raises ProtocolError."""
+    if given is None:
+        return BEAT_S
+    try:
+        beat_s = float(given)
+    except ValueError:
+        beat_s = math.nan
+    if not LEAST_BEAT_S <= beat_s <= MOST_BEAT_S:
+        raise ProtocolError(f"beat_s must be a number of {LEAST_BEAT_S:g} to {MOST_BEAT_S:g}")
+    return beat_s
 
 
 async def _write(response: web.StreamResponse, lines: list[WatchLine]) -> None:

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from aiohttp import web
 
+from agentenv.errors import ProtocolError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.server import watch
 from agentenv.sandbox.server.container import Container
@@ -53,9 +54,11 @@ class Response:
         return [(slot.slot, slot.state, slot.epoch) for slot in slots]
 
 
-def _follow(container: Container, watchers: Watchers, response: Response, watcher: Watcher) -> asyncio.Task[None]:
+def _follow(
+    container: Container, watchers: Watchers, response: Response, watcher: Watcher, beat_s: float = 1.0
+) -> asyncio.Task[None]:
     route = WatchRoute(container, watchers)
-    return asyncio.create_task(route._follow(watcher, cast("web.StreamResponse", response)))
+    return asyncio.create_task(route._follow(watcher, cast("web.StreamResponse", response), beat_s))
 
 
 def _lease(container: Container, slot: int, run: str = "a") -> None:
@@ -112,14 +115,13 @@ async def test_changes_that_were_not_sent_yet_are_one_line_per_slot() -> None:
     container.close()
 
 
-async def test_every_beat_says_how_the_container_is_and_counts_as_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "BEAT_S", 0.01)
+async def test_every_beat_says_how_the_container_is_and_counts_as_heard() -> None:
     container, watchers = _container()
     container.draining = True
     container._heard_at_s -= 1_000
     response = Response()
     with watchers.watching() as watcher:
-        following = _follow(container, watchers, response, watcher)
+        following = _follow(container, watchers, response, watcher, 0.01)
         await until(lambda: len(response.lines) >= 5)
         following.cancel()
     beat = response.lines[-1]
@@ -127,6 +129,17 @@ async def test_every_beat_says_how_the_container_is_and_counts_as_heard(monkeypa
     assert (beat.draining, beat.statistics) == (True, container.statistics())
     assert cast("float", container.inventory().heard_s) < 500
     container.close()
+
+
+@pytest.mark.parametrize(("asked", "beat_s"), [(None, 1.0), ("0.1", 0.1), ("2", 2.0), ("60", 60.0)])
+def test_a_watcher_says_how_often_it_wants_to_hear(asked: str | None, beat_s: float) -> None:
+    assert watch._beat_s(asked) == beat_s
+
+
+@pytest.mark.parametrize("asked", ["", "x", "0", "-1", "0.01", "61", "nan", "inf"])
+def test_an_interval_out_of_range_is_refused(asked: str) -> None:
+    with pytest.raises(ProtocolError, match="beat_s"):
+        watch._beat_s(asked)
 
 
 async def test_what_is_no_change_sends_nothing() -> None:
