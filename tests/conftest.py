@@ -26,7 +26,8 @@ settings.register_profile("loaded machine", settings(), deadline=None)
 settings.load_profile("loaded machine")
 
 WAITING_FIRST = (
-    *("tests/contract/executor/test_executor_terminal_input", "tests/nomad", "tests/faults", "tests/contract"),
+    *("tests/contract/executor/test_executor_terminal_input", "tests/contract/test_pool", "tests/faults/test_training"),
+    *("tests/nomad", "tests/faults", "tests/contract"),
     *("tests/integration/test_repair", "tests/integration/test_swe", "tests/integration", "tests/security"),
 )
 """Tests that mostly wait, by how their ids begin; the longest modules first. The others compute."""

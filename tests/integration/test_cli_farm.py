@@ -49,6 +49,7 @@ class Farm(cli.Command):
                     break
             assert lines, process.communicate()
             yield process, json.loads("".join(lines))
+        self.run("down")  # ends containers that outlived it
 
     def left(self) -> list[str]:
         """What is in the state directory but the log."""
