@@ -83,7 +83,10 @@ def checker(group_size: int, tokenizer: Path | None) -> Checker:
         return Checker(group_size)
     from tokenizers import Tokenizer
 
-    return Checker(group_size, Tokenizer.from_file(str(tokenizer / "tokenizer.json")))
+    path = tokenizer / "tokenizer.json"
+    if not path.exists():
+        raise RuntimeError(f"there is no {path} yet: examples.train_with_farm.policy writes it; start that first")
+    return Checker(group_size, Tokenizer.from_file(str(path)))
 
 
 def summary(seen: Checker, took_s: float) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agentenv.slots.farm_client import reachable
 from agentenv.testing import build_tokenizer
 from examples.hello.env import CountWords
 from examples.train_with_farm.checks import Checker, WrongGroupError
@@ -23,7 +24,7 @@ from examples.train_with_farm.trainer import checker
 from tests.cli import Command
 from tests.programs import program
 from tests.unit.env.managed_stubs import managed
-from tests.waiting import START_S, until
+from tests.waiting import START_S, eventually, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -209,6 +210,8 @@ async def test_the_readme_s_commands_train_two_environments_on_one_farm(tmp_path
         for number, (words, extra) in enumerate(zip(others, more[1:], strict=True)):
             started = program(*as_python(words), *extra, cwd=ROOT, env=env, stdout=tmp_path / f"{number}.log")
             process = await stack.enter_async_context(started)
+            if number == 0:  # the model, whose tokenizer the others read
+                await eventually(lambda: reachable(f"http://127.0.0.1:{ports['model']}", 1.0), START_S)
         await until(lambda: process.returncode is not None, 3 * START_S)
     said = [tail(log) for log in sorted(tmp_path.glob("*.log"))]
     assert process.returncode == 0, said

@@ -326,10 +326,27 @@ class FarmPool:
         held.link.let_go(lease.id)
         lease.released = True
         self._tally.released += 1
-        task = self._tasks.start("farm", self._release(held.link, lease), "release")
+        task = self._tasks.start("farm", self._released(held.link, lease), "release")
         self._releasing[_name_of(lease)] = task
         task.add_done_callback(lambda _: self._releasing.pop(_name_of(lease), None))
         self._leave(lease.container.id, held)
+
+    async def _released(self, link: ContainerLink, lease: SlotLease) -> None:
+        """Release it, unless nothing listens at the container any more: it would be asked until the timeout."""
+        ends = {asyncio.ensure_future(self._release(link, lease)), asyncio.ensure_future(self._until_gone(link))}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+            await asyncio.gather(*ends, return_exceptions=True)
+
+    async def _until_gone(self, link: ContainerLink) -> None:
+        """Return when nothing has listened there for ``gone_after_s``."""
+        silent_s = 0.0
+        while silent_s < self._settings.gone_after_s:
+            await asyncio.sleep(_PROBE_S)
+            silent_s = 0.0 if await reachable(link.handle.base_url, _PROBE_S) else silent_s + _PROBE_S
 
     async def _release(self, link: ContainerLink, lease: SlotLease) -> None:
         began = self._clock()
