@@ -137,6 +137,8 @@ def main() -> None:
         sys.exit(f"wrong group: {error}")
     except (aiohttp.ClientError, OSError) as error:
         sys.exit(f"run-api failed: {error}")
+    except RuntimeError as error:
+        sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit(130)
 
