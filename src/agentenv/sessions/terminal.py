@@ -158,6 +158,8 @@ class Terminal:
     def type(self, data: bytes | memoryview) -> int:
         """Type into the terminal; returns how many bytes it took at once. Raises InvalidArgumentsError when it
         takes no more."""
+        if self._out is None and self.phase is TerminalPhase.starting:
+            raise InvalidArgumentsError("the session's shell is still starting", next_step="send the input again")
         if self._out is None or not self._out.open:
             raise InvalidArgumentsError("the session's terminal is closed", next_step="reset the session")
         self.asks_input = False

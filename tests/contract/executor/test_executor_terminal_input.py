@@ -127,7 +127,8 @@ async def test_input_of_any_size_arrives_in_order(session: ToolSession) -> None:
 
 
 async def test_what_is_not_read_is_said_with_how_much_was(session: ToolSession) -> None:
-    await terminal(session, "sleep 600", pty=True, timeout_s=0.2)
+    await terminal(session, "true", pty=True)  # its shell has started
+    await terminal(session, "sleep 600", timeout_s=0.2)
     text = "line\n" * 200_000
     refused = await terminal(session, input=text)
     assert (refused.fault, refused.error) == ("model", "invalid_arguments")
