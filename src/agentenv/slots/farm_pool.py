@@ -333,20 +333,18 @@ class FarmPool:
 
     async def _released(self, link: ContainerLink, lease: SlotLease) -> None:
         """Release it, unless nothing listens at the container any more: it would be asked until the timeout."""
-        ends = {asyncio.ensure_future(self._release(link, lease)), asyncio.ensure_future(self._until_gone(link))}
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+            await unless_lost(self._release(link, lease), self._until_gone(link))
+        except ContainerLostError as error:
+            logger.info("%r is left to expire: %s", lease, error)
 
-    async def _until_gone(self, link: ContainerLink) -> None:
+    async def _until_gone(self, link: ContainerLink) -> ContainerLostError:
         """Return when nothing has listened there for ``gone_after_s``."""
         silent_s = 0.0
         while silent_s < self._settings.gone_after_s:
             await asyncio.sleep(_PROBE_S)
             silent_s = 0.0 if await reachable(link.handle.base_url, _PROBE_S) else silent_s + _PROBE_S
+        return ContainerLostError(f"nothing has listened at {link.handle.id} for {silent_s:g} s")
 
     async def _release(self, link: ContainerLink, lease: SlotLease) -> None:
         began = self._clock()
