@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -22,13 +22,31 @@ def _free(pool: AnyPool) -> int:
     return pool.statistics().slots.get(SlotState.free, 0)
 
 
-async def _cancel_after(steps: int, work: Coroutine[Any, Any, Any]) -> bool:
-    """Run for so many turns of the loop, then cancel; whether it had finished by then."""
+TURNS = 60
+
+
+def _moments() -> Iterator[tuple[int, float]]:
+    """When to leave: after each of the first turns of the loop, then after growing times (turns, seconds).
+
+    Every step up to the first request has a turn of its own; the replies of a container come in their own time, which
+    turns of the loop cannot bound.
+    """
+    yield from ((turns, 0.0) for turns in range(1, TURNS + 1))
+    delay_s = 0.0005
+    while delay_s < START_S:
+        yield TURNS, delay_s
+        delay_s *= 1.2
+    pytest.fail(f"not finished within {START_S:.0f} s")
+
+
+async def _cancel_at(moment: tuple[int, float], work: Coroutine[Any, Any, Any]) -> bool:
+    """Run until that moment, then cancel; whether it had finished by then."""
+    turns, delay_s = moment
     task = asyncio.create_task(work)
-    for _ in range(steps):
-        if task.done():
-            break
+    for _ in range(turns):  # at least one: a task that never began cannot have asked for anything
         await asyncio.sleep(0)
+    if delay_s:
+        await asyncio.wait({task}, timeout=delay_s)
     finished = task.done()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -104,16 +122,15 @@ async def test_cancelling_lease_at_every_step_leaks_nothing(make: Maker) -> None
     async def lease_and_keep(kept: list[SlotLease]) -> None:
         kept.append(await pool.lease("fickle"))
 
-    steps, finished = 0, 0
-    while finished < 3:
+    finished = 0
+    for moment in _moments():
         kept: list[SlotLease] = []
-        finished += await _cancel_after(steps, lease_and_keep(kept))
+        finished += await _cancel_at(moment, lease_and_keep(kept))
         for lease in kept:
             await lease.release()
         await until(lambda: _free(pool) == 2, START_S)
-        steps += 1 if steps < 40 else max(7, steps // 20)
-        assert steps < 20_000
-    assert steps > 5
+        if finished >= 3:
+            break
     assert pool.statistics().waiting == 0
     assert pool.statistics().leases_granted == pool.statistics().leases_released
 
@@ -134,19 +151,13 @@ async def test_a_waiter_who_leaves_the_queue_is_forgotten(make: Maker) -> None:
 async def test_cancelling_release_at_every_step_leaks_nothing(make: Maker) -> None:
     pool, _ = await make.pool(slots=2)
     await until(lambda: _free(pool) == 2, START_S)
-    steps, finished = 0, 0
-    while finished < 3:
+    finished = 0
+    for moment in _moments():
         lease = await pool.lease("fickle")
-        task = asyncio.create_task(lease.release())
-        for _ in range(steps + 1):  # a task that never began cannot have asked for anything
-            await asyncio.sleep(0)
-        finished += task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        finished += await _cancel_at(moment, lease.release())
         await until(lambda: _free(pool) == 2, START_S)
-        steps += 1 if steps < 40 else max(7, steps // 20)
-        assert steps < 20_000
-    assert steps > 5
+        if finished >= 3:
+            break
     assert pool.statistics().leases_released == pool.statistics().leases_granted
 
 

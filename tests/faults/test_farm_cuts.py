@@ -11,7 +11,10 @@ import pytest
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.farm_access import FarmAccess
+from agentenv.slots.farm_client import FarmClient
 from agentenv.slots.farm_pool import FarmPool
+from agentenv.slots.lease import SlotLease
+from agentenv.wire import farm as wire
 from agentenv.wire.states import SlotState
 from tests.farm_service import Served, served, token
 from tests.faults.proxy import Direction, Proxy
@@ -104,3 +107,33 @@ async def test_a_group_that_leaves_at_any_step_leaks_nothing() -> None:
                     await lease.release()
             await until(lambda: not list(pool.held()))
         await _all_free(farm)
+
+
+async def test_an_ask_that_arrives_after_its_cancellation_is_granted_nothing(farm: Served) -> None:
+    ask = wire.Ask(request_id="asked-too-late-0", trajectories=("t",))
+    async with FarmClient(farm.url, token()) as client:
+        await client.cancel("asked-too-late-0")
+        (state,) = (await client.ask([ask], wait_s=5)).asks
+        assert state.state == "refused"
+        assert state.error is not None
+        assert "cancelled" in state.error.message
+        (other,) = (await client.ask([ask.model_copy(update={"request_id": "another-ask-0000"})], wait_s=5)).asks
+        assert other.state == "granted"
+        await client.cancel("another-ask-0000")
+        (again,) = (await client.ask([ask.model_copy(update={"request_id": "another-ask-0000"})], wait_s=5)).asks
+        assert again.state == "refused"
+    await _all_free(farm)
+
+
+async def test_leaving_at_any_step_frees_the_slot_at_once(farm: Served) -> None:
+    """Long before the TTL of a lease that nobody keeps alive."""
+    async with FarmPool(FarmAccess((farm.url,), token()), settings=PATIENT) as pool:
+        for turns in range(1, 60):
+            asked = asyncio.create_task(pool.lease("fickle"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asked.cancel()
+            [lease] = await asyncio.gather(asked, return_exceptions=True)
+            if isinstance(lease, SlotLease):
+                await lease.release()
+    await until(lambda: farm.farm.yard.ledger.slot_counts() == {SlotState.free: SLOTS}, PATIENT.lease_ttl_s / 2)

@@ -140,7 +140,8 @@ class AsksReply(WireModel):
 
 
 class Cancelled(WireModel):
-    """The answer to ``DELETE /v1/asks/{request_id}``; False: there is no such ask (any more)."""
+    """The answer to ``DELETE /v1/asks/{request_id}``; False: there is no such ask (any more, or yet: one that arrives
+    within a minute is refused)."""
 
     cancelled: bool
 

@@ -40,7 +40,7 @@ from agentenv.wire.passes import make_pass
 from agentenv.wire.server import ErrorReply
 
 _REMEMBERED_S = 60.0
-"""How long an ask is remembered after its last lease has ended, or it was refused."""
+"""How long an ask is remembered after its last lease has ended, or it was refused or cancelled."""
 _PLACES_EVERY_S = 2.0
 
 
@@ -112,6 +112,8 @@ class Desk:
         self._slots_per_container = slots_per_container
         self._relay_url = relay_url
         self._asks: dict[tuple[str, str], OpenAsk] = {}
+        self._cancelled: dict[tuple[str, str], float] = {}
+        """When these were cancelled: an ask may arrive after its own cancellation, on another connection."""
         self._by_ticket: dict[int, OpenAsk] = {}
         self._by_lease: dict[int, OpenAsk] = {}
         self._freed = FreedRate(clock())
@@ -148,7 +150,11 @@ class Desk:
                 )
             known.heard, known.client = now, client or known.client
             return known
-        opened = self._asks[key] = OpenAsk(ask, run, client, by, now, now)
+        opened = OpenAsk(ask, run, client, by, now, now)
+        if key in self._cancelled:
+            opened.refuse(LeaseLostError("the ask was cancelled"), now)
+            return opened
+        self._asks[key] = opened
         if (refused := self._never(opened, cap)) is not None:
             self._refuse(opened, refused)
         elif not await self._recovered(opened) and not opened.decided.is_set():
@@ -198,13 +204,15 @@ class Desk:
             return False
         mine = [await self._again(opened, number, lease) for number, lease in enumerate(leases) if lease is not None]
         kept = [lease for lease in mine if lease is not None]
-        if len(kept) == len(leases):
+        cancelled = opened.decided.is_set()
+        if len(kept) == len(leases) and not cancelled:
             for lease in kept:
                 self._keep(opened, lease)
             self._grant(opened)
             return True
-        for lease in kept:  # the rest of its group is gone: all or none
-            self.end(lease.id, LeaseLostError("another lease of its group was lost"))
+        reason = "the ask was cancelled" if cancelled else "another lease of its group was lost"  # all or none
+        for lease in kept:
+            self.end(lease.id, LeaseLostError(reason))
         return False
 
     def _unclaimed(self, tags: Tags, trajectory: str) -> LeaseRecord | None:
@@ -362,7 +370,10 @@ class Desk:
     # -- ending ----------------------------------------------------------------------------------
 
     def cancel(self, request_id: str, run: str) -> bool:
-        """Withdraw an ask; its leases end if it was granted. False: there is no such ask."""
+        """Withdraw an ask; its leases end if it was granted. False: there is no such ask; one that arrives later is
+        refused."""
+        self._cancelled.pop((run, request_id), None)  # it becomes the newest
+        self._cancelled[run, request_id] = self._clock()
         opened = self._asks.pop((run, request_id), None)
         if opened is None:
             return False
@@ -417,6 +428,8 @@ class Desk:
                     self._withdraw(opened)
             elif opened.ended is not None and now - opened.ended > _REMEMBERED_S:
                 del self._asks[key]
+        while self._cancelled and now - next(iter(self._cancelled.values())) > _REMEMBERED_S:
+            self._cancelled.pop(next(iter(self._cancelled)))
         for ticket in self.line.too_large(self.max_slots):
             error = QuotaError("farm_run", "the run's cap was lowered below what was asked for at once")
             self.fail(ticket, error)
