@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from agentenv.api.farm_server import desk
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.errors import TooManyRequestsError
 from agentenv.slots.backends.fake import FakeBackend
 from agentenv.slots.farm_access import FarmAccess
 from agentenv.slots.farm_client import FarmClient
@@ -122,6 +124,33 @@ async def test_an_ask_that_arrives_after_its_cancellation_is_granted_nothing(far
         await client.cancel("another-ask-0000")
         (again,) = (await client.ask([ask.model_copy(update={"request_id": "another-ask-0000"})], wait_s=5)).asks
         assert again.state == "refused"
+    await _all_free(farm)
+
+
+async def test_a_run_waits_for_a_bounded_number_of_slots(farm: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is slowed down, and others are not; everything is granted in the end."""
+    monkeypatch.setattr(desk, "MAX_WAITING_SLOTS", 3)
+    monkeypatch.setattr(desk, "_FULL_RETRY_S", 0.1)
+    async with (
+        FarmPool(FarmAccess((farm.url,), token("big"), "big"), settings=PATIENT) as pool,
+        FarmClient(farm.url, token("big"), run="big") as client,
+        FarmPool(FarmAccess((farm.url,), token("small"), "small"), settings=PATIENT) as other,
+    ):
+        held = [await pool.lease(f"h-{number}") for number in range(SLOTS)]
+        waiting: list[asyncio.Task[SlotLease]] = []
+        for number in range(6):
+            waiting.append(asyncio.create_task(pool.lease(f"w-{number}")))
+            await until(lambda: farm.farm.yard.ledger.waiting >= min(len(waiting), 3))
+        waits = asyncio.create_task(other.lease("small"))
+        await until(lambda: farm.farm.desk.line.waiting("small") == 1)
+        asks = [wire.Ask(request_id=f"one-too-many-{n:03}", trajectories=(f"m-{n}",)) for n in range(4)]
+        with pytest.raises(TooManyRequestsError, match="at most 3 may be waited for"):
+            await client.ask(asks)
+        for lease in held:
+            await lease.release()
+        for task in (waits, *waiting):
+            async with await asyncio.wait_for(task, START_S):
+                assert farm.farm.desk.line.waiting("big") <= 3
     await _all_free(farm)
 
 

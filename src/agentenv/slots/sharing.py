@@ -278,6 +278,11 @@ class FairLine:
         found = self._runs.get(run)
         return 0 if found is None else found.held
 
+    def waiting(self, run: str) -> int:
+        """Number of slots the run waits for."""
+        found = self._runs.get(run)
+        return 0 if found is None else found.slots_waiting
+
     def runs(self) -> dict[str, RunView]:
         """Every run that holds or waits for slots."""
         return {name: run.view() for name, run in self._runs.items()}

@@ -22,6 +22,7 @@ from agentenv.errors import (
     ProtocolError,
     QuotaError,
     StaleLeaseError,
+    TooManyRequestsError,
 )
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.commands import Expire, Grant, HandOver
@@ -42,6 +43,9 @@ from agentenv.wire.server import ErrorReply
 _REMEMBERED_S = 60.0
 """How long an ask is remembered after its last lease has ended, or it was refused or cancelled."""
 _PLACES_EVERY_S = 2.0
+MAX_WAITING_SLOTS = 20_000
+"""Slots that one run may wait for: each takes some 8 KiB of memory."""
+_FULL_RETRY_S = 5.0
 
 
 @dataclass(eq=False)
@@ -127,10 +131,12 @@ class Desk:
         """See :class:`agentenv.wire.farm.AsksRequest`. ``cap``: most slots that the token allows the run;
         ``by``: the token's id.
 
-        Raises ProtocolError when a ``request_id`` was used for another ask, PoolClosedError when closing.
+        Raises ProtocolError when a ``request_id`` was used for another ask, TooManyRequestsError when the run waits
+        for too many slots, PoolClosedError when closing.
         """
         if self.closed:
             raise PoolClosedError("the farm service is ending", next_step="ask again: a successor will answer")
+        self._check_room(request.asks, run)
         mine = [await self._opened(ask, run, request.client, cap, by) for ask in request.asks]
         if request.wait_s > 0 and not any(one.decided.is_set() for one in mine):
             waiting = {asyncio.ensure_future(one.decided.wait()) for one in mine}
@@ -139,6 +145,16 @@ class Desk:
                 task.cancel()
         outlook = self.outlook() if any(one.ticket is not None for one in mine) else None
         return wire.AsksReply(asks=tuple(self.state_of(one, outlook) for one in mine))
+
+    def _check_room(self, asks: Sequence[wire.Ask], run: str) -> None:
+        more = sum(len(ask.trajectories) for ask in asks if (run, ask.request_id) not in self._asks)
+        waiting = self.line.waiting(run)
+        if more and waiting + more > MAX_WAITING_SLOTS:
+            raise TooManyRequestsError(
+                f"run {run!r} waits for {waiting:,} slots; at most {MAX_WAITING_SLOTS:,} may be waited for",
+                next_step="ask again when some have been granted",
+                retry_after_s=_FULL_RETRY_S,
+            )
 
     async def _opened(self, ask: wire.Ask, run: str, client: str, cap: int | None, by: str) -> OpenAsk:
         now, key = self._clock(), (run, ask.request_id)

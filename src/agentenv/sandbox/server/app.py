@@ -32,6 +32,8 @@ from agentenv.wire.watch import GENERATION_HEADER, GUEST_HEADER
 
 _HEARTBEAT_S = 30.0
 _MAX_SHOWN = 500
+_LARGE_BYTES = 64 * 1024
+"""A larger message takes the loop for a millisecond or more, up to :data:`MAX_MESSAGE_BYTES` for some ten."""
 Body = TypeVar("Body")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -168,6 +170,8 @@ class SandboxApp:
                 except Exception as error:  # as an HTTP response it would end the stream, and every call on it
                     log.exception("a message could not be taken")
                     outlet.send(_failure(InfraError(f"the message could not be taken: {error!r}"), message.data))
+                if len(message.data) > _LARGE_BYTES:
+                    await asyncio.sleep(0)  # the next one may be here already, and others have waited meanwhile
                 if outlet.clogged:
                     await outlet.room()
         finally:
