@@ -7,6 +7,8 @@ could not be sent to the process that prints it; a SIGINT meant for a child reac
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import traceback
 from collections.abc import Generator, Iterator
@@ -80,8 +82,18 @@ def _clock(item: pytest.Item) -> Iterator[None]:
     pytest_timeout.pytest_timeout_set_timer(item, settings)
     try:
         yield
+    except pytest.fail.Exception as error:
+        if str(error).startswith("Timeout"):
+            _print_tasks()
+        raise
     finally:
         pytest_timeout.pytest_timeout_cancel_timer(item)
+
+
+def _print_tasks() -> None:
+    """What each coroutine waits for: the stack of a test that ran out of time ends in its event loop."""
+    for task in [found for found in gc.get_objects() if type(found) is asyncio.Task and not found.done()]:
+        task.print_stack(limit=_SHOWN_FRAMES)
 
 
 def _plain_report(item: pytest.Item, call: pytest.CallInfo[None], error: BaseException) -> pytest.TestReport:

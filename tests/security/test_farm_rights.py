@@ -214,15 +214,20 @@ async def test_leases_of_others_are_as_if_they_were_not_there(site: Site, sender
 
 async def test_a_request_id_of_another_run_is_another_ask(site: Site) -> None:
     """Neither its state nor its grant can be had by its id alone."""
-    await site.ask("POST /v1/asks", TOKENS["operator"])
-    other, headers = "team/exp8", {"Authorization": f"Bearer {TOKENS['other']}"}
-    path = f"{site.farm.url}/v1/asks/{ASK}?run={other}"
-    async with site.http.get(path, headers=headers) as reply:
+    name, other = "an-ask-of-one-run", "team/exp8"
+    mine, theirs = ({"Authorization": f"Bearer {TOKENS[sender]}"} for sender in ("operator", "other"))
+    asked = {"run": RUN, "asks": [{"request_id": name, "trajectories": ["t"]}]}
+    async with site.http.post(f"{site.farm.url}/v1/asks", json=asked, headers=mine) as reply:
+        assert reply.status == 200
+    path = f"{site.farm.url}/v1/asks/{name}"
+    async with site.http.get(path, params={"run": other}, headers=theirs) as reply:
         assert reply.status == 404
-    async with site.http.delete(path, headers=headers) as reply:
+    async with site.http.delete(path, params={"run": other}, headers=theirs) as reply:
         assert await reply.json() == {"cancelled": False}
-    assert (await site.ask("GET /v1/asks/{request_id}", TOKENS["operator"]))[0] == 200
-    await site.ask("DELETE /v1/asks/{request_id}", TOKENS["operator"])
+    async with site.http.get(path, params={"run": RUN}, headers=mine) as reply:
+        assert reply.status == 200
+    async with site.http.delete(path, params={"run": RUN}, headers=mine) as reply:
+        assert await reply.json() == {"cancelled": True}
 
 
 @pytest.mark.parametrize(
