@@ -19,6 +19,7 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
+from agentenv.wire.roots import RootSpec
 
 MAX_PACKET_BYTES: Final = 64 * 1024
 MAX_LEASE_BYTES: Final = 16 * 1024
@@ -46,6 +47,18 @@ class Hello:
 
 
 @dataclass(frozen=True)
+class SlotView:
+    """What the server has to know of an image slot: the environment of its commands, whose they are ("": root) and
+    where they start if a call names nothing else."""
+
+    env: dict[str, str]
+    user: str
+    workdir: str
+    shell: str
+    """A bash to run scripts with; empty: the image's own."""
+
+
+@dataclass(frozen=True)
 class SlotReady:
     """A slot is ready. The packet carries the socket to its agent. ``kept``: the workspace is unchanged."""
 
@@ -55,11 +68,22 @@ class SlotReady:
     kept: bool
     limits: LimitFiles
     paths: SlotPaths = USUAL_PATHS
+    view: SlotView | None = None
+    """None: a plain slot."""
 
 
 @dataclass(frozen=True)
 class SlotFailed:
     """A reset could not be verified: the slot is quarantined."""
+
+    slot: int
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class SlotRefused:
+    """The slot cannot have the root that was asked for in this epoch; a SlotReady of the next one will follow."""
 
     slot: int
     epoch: int
@@ -118,6 +142,16 @@ class Seal:
 
 
 @dataclass(frozen=True)
+class Reroot:
+    """Request an image slot with this root (a RootSpec's dict), in place of an unused plain one. The answer is
+    SlotReady of the same epoch, SlotRefused or SlotFailed."""
+
+    slot: int
+    epoch: int
+    root: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Remember:
     """Return ``lease`` with the slot to the next server process."""
 
@@ -133,12 +167,13 @@ class Fence:
     generation: int
 
 
-SupervisorPacket = Hello | SlotReady | SlotFailed | SlotLost | Pong
-Request = Serving | Ping | Unattended | Reset | Seal | Remember | Fence
+SupervisorPacket = Hello | SlotReady | SlotFailed | SlotRefused | SlotLost | Pong
+Request = Serving | Ping | Unattended | Reset | Seal | Reroot | Remember | Fence
 _SUPERVISOR_PACKETS: Final[dict[str, type[SupervisorPacket]]] = {
     "hello": Hello,
     "slot_ready": SlotReady,
     "slot_failed": SlotFailed,
+    "slot_refused": SlotRefused,
     "slot_lost": SlotLost,
     "pong": Pong,
 }
@@ -148,18 +183,19 @@ _REQUESTS: Final[dict[str, type[Request]]] = {
     "unattended": Unattended,
     "reset": Reset,
     "seal": Seal,
+    "reroot": Reroot,
     "remember": Remember,
     "fence": Fence,
 }
 _OPS: Final[dict[type[Any], str]] = {kind: op for op, kind in (*_SUPERVISOR_PACKETS.items(), *_REQUESTS.items())}
 _HINTS: Final[dict[type[Any], dict[str, Any]]] = {
-    kind: get_type_hints(kind) for kind in (*_OPS, LimitFiles, SlotPaths, Stalls)
+    kind: get_type_hints(kind) for kind in (*_OPS, LimitFiles, SlotPaths, SlotView, Stalls)
 }
 
 
 def encode(packet: SupervisorPacket | Request) -> bytes:
     """The packet's bytes. Explanatory texts are cut. Raises ConfigError for a Hello that is too large."""
-    if isinstance(packet, SlotFailed | SlotLost):
+    if isinstance(packet, SlotFailed | SlotRefused | SlotLost):
         packet = dataclasses.replace(packet, reason=packet.reason[:_MAX_REASON_CHARS])
     elif isinstance(packet, Pong):  # the end of a stack is the current location
         stalls = dataclasses.replace(packet.stalls, stack=packet.stalls.stack[-_MAX_STACK_CHARS:])
@@ -191,6 +227,11 @@ def parse_request(packet: bytes, slots: int) -> Request:
         return request
     if not 0 <= request.slot < slots or request.epoch < 0:
         raise ProtocolError(f"the server named slot {request.slot} of {slots}, epoch {request.epoch}")
+    if isinstance(request, Reroot):
+        try:
+            RootSpec.parse(request.root)
+        except ConfigError as error:
+            raise ProtocolError(f"the server asked for a root that cannot be: {error}") from error
     if isinstance(request, Remember) and len(json.dumps(request.lease)) > MAX_LEASE_BYTES:
         raise ProtocolError(f"a lease must be an object of at most {MAX_LEASE_BYTES} bytes")
     return request
@@ -221,6 +262,8 @@ def _built(kind: type[_Packet], raw: object) -> _Packet:
 def _value(name: str, hint: Any, value: Any) -> Any:
     if hint in _HINTS:
         return _built(hint, value)
+    if isinstance(hint, UnionType) and (nested := [kind for kind in get_args(hint) if kind in _HINTS]):
+        return None if value is None else _built(nested[0], value)
     kinds = [get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]
     if kinds == [float] and type(value) is int:
         return float(value)

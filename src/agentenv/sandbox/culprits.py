@@ -29,6 +29,7 @@ class Loss(StrEnum):
     no_descriptors = "the sandbox server had no file descriptor left"
     agent_failed = "the slot's agent gave up over a message of ours"
     not_renewed = "the slot could not be recreated (a seal, its network)"
+    refused = "the slot could not be made with the root that was asked for"
     quarantined = "the slot could not be proved clean"
     reset = "the supervisor or the server restarted"
     expired = "the lease had no heartbeat"
@@ -46,6 +47,7 @@ WAYS: Mapping[Loss, type[AgentEnvError]] = {
     Loss.no_descriptors: LeaseLostError,
     Loss.agent_failed: LeaseLostError,
     Loss.not_renewed: LeaseLostError,
+    Loss.refused: LeaseLostError,
     Loss.quarantined: LeaseLostError,
     Loss.reset: LeaseLostError,
     Loss.expired: LeaseLostError,

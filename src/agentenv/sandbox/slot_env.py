@@ -68,3 +68,12 @@ def command_env(extra: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of a command in a slot, before the call's own; ``extra`` (the user's ``sandbox_env``)
     wins."""
     return {**SLOT_ENV, **extra}
+
+
+_IMAGE_ENV = {"PATH": PATH, "HOME": "/root", "TERM": "dumb", "LC_CTYPE": "C.UTF-8", **_PAGERS}
+
+
+def image_env(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+    """The whole environment of a command in an image slot, before the call's own: what the image sets wins over our
+    defaults, and ``extra`` (the user's ``sandbox_env``) over both."""
+    return {**_IMAGE_ENV, **image, **extra}

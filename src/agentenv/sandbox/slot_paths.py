@@ -22,9 +22,14 @@ class SlotPaths:
     beneath_workspace: bool = False
     """Whether file operations are kept in the workspace: where nothing else keeps them off this machine's files."""
 
+    own_root: bool = False
+    """Whether the slot has a root of its own, in which ``/workspace`` is a directory like any other."""
+
     def in_slot(self, path: str) -> str:
         """``path`` as a process of the slot must name it: paths below ``/workspace`` become paths below the
         workspace."""
+        if self.own_root:
+            return path
         below = path == WORKSPACE or path.startswith(WORKSPACE + "/")
         return self.workspace + path.removeprefix(WORKSPACE) if below else path
 

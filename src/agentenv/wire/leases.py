@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema
 
+from agentenv.errors import ConfigError
 from agentenv.wire.base import (
     MAX_TAG_CHARS,
     SlotIndex,
@@ -14,6 +15,7 @@ from agentenv.wire.base import (
     WireModel,
     control_character_in,
 )
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SlotState
 
 TTL_S = Annotated[float, Field(gt=0, le=24 * 3600)]
@@ -62,14 +64,31 @@ class SealRequest(LeaseKey):
         return LeaseKey(slot=self.slot, epoch=self.epoch, secret=self.secret)
 
 
+def _root(raw: Any) -> RootSpec:
+    try:
+        return raw if isinstance(raw, RootSpec) else RootSpec.parse(raw)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+Root = Annotated[
+    RootSpec,
+    PlainValidator(_root),
+    PlainSerializer(RootSpec.to_dict),
+    WithJsonSchema({"type": "object", "description": "See agentenv.wire.roots.RootSpec."}),
+]
+
+
 class LeaseRequest(WireModel):
-    """``POST /v1/leases``. Repeating a ``request_id`` returns the same lease (its reply was lost)."""
+    """``POST /v1/leases``. Repeating a ``request_id`` returns the same lease (its reply was lost). With a ``root`` the
+    slot becomes an image slot first; it is answered when it is one, or cannot be (then the lease has ended)."""
 
     slot: SlotIndex
     trajectory: TrajectoryName
     ttl_s: TTL_S
     request_id: Annotated[str, Field(min_length=16, max_length=128)]
     tags: Tags = NO_TAGS
+    root: Root | None = None
 
 
 class LeaseGrant(WireModel):

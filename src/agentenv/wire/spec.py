@@ -117,7 +117,7 @@ class ContainerSpec:
     def parse(cls, raw: Any, where: str = "spec") -> Self:
         """Create from parsed JSON. Raises ConfigError, which names the first field (below ``where``) that is
         missing, unknown, mistyped or out of range."""
-        spec: Self = _build(cls, raw, where)
+        spec: Self = build(cls, raw, where)
         return spec
 
 
@@ -139,6 +139,8 @@ class SandboxSpec(ContainerSpec):
     """Block of uids that the slots use (slot k: 20000 + 1000 * uid_block + k). -1 claims a block unused on this
     machine, which requires a network namespace shared by all containers of the machine; where each container has
     its own (Docker), its starter passes a number that is unique on the machine (Nomad: the host port)."""
+    store_dir: str = ""
+    """The image store of this node, for image slots. Empty: there are plain slots only."""
     unattended_after_s: int = field(default=0, metadata=_within(0, 31_536_000))
     """The container ends itself after so long without an authenticated request or a lease. 0: never."""
 
@@ -177,7 +179,7 @@ def _is_network(name: str) -> bool:
         return False
 
 
-def _build(kind: Any, raw: Any, where: str) -> Any:
+def build(kind: Any, raw: Any, where: str) -> Any:
     """``raw`` (parsed JSON) as ``kind``, a dataclass, tuple, dict or scalar type; strict."""
     if dataclasses.is_dataclass(kind):
         if not isinstance(raw, dict):
@@ -187,13 +189,13 @@ def _build(kind: Any, raw: Any, where: str) -> Any:
         if unknown:
             raise ConfigError(where, f"unknown field {min(unknown)!r}", next_step=f"allowed: {', '.join(hints)}")
         try:
-            return kind(**{name: _build(hints[name], value, f"{where}.{name}") for name, value in raw.items()})  # type: ignore[operator]
+            return kind(**{name: build(hints[name], value, f"{where}.{name}") for name, value in raw.items()})  # type: ignore[operator]
         except TypeError as error:
             raise ConfigError(where, str(error)) from error
     if get_origin(kind) is tuple:
         if not isinstance(raw, list):
             raise ConfigError(where, "must be a list")
-        return tuple(_build(get_args(kind)[0], item, where) for item in raw)
+        return tuple(build(get_args(kind)[0], item, where) for item in raw)
     if get_origin(kind) is Literal:
         if raw not in get_args(kind):
             raise ConfigError(where, f"got {raw!r}", next_step=f"allowed: {', '.join(get_args(kind))}")

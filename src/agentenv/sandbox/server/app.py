@@ -123,7 +123,7 @@ class SandboxApp:
         return web.Response(body="".join(lines).encode(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def _post_lease(self, request: web.Request) -> web.Response:
-        return _reply(self.container.lease(await _read(request, _lease)))
+        return _reply(await self.container.lease(await _read(request, _lease)))
 
     async def _post_renew(self, request: web.Request) -> web.Response:
         return _reply(holder_of(request, self.container).renew(await _read(request, _renew)))

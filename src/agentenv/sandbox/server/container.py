@@ -6,7 +6,7 @@ import logging
 import secrets
 
 from agentenv.errors import LeaseLostError, ProtocolError, SandboxUnavailableError, StaleLeaseError, from_wire
-from agentenv.sandbox.control_protocol import Hello, Pong, SlotFailed, SlotLost
+from agentenv.sandbox.control_protocol import Hello, Pong, SlotFailed, SlotLost, SlotRefused
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.server.attendance import Attendance
 from agentenv.sandbox.server.calls import CallInFlight
@@ -79,9 +79,11 @@ class Container:
                 slot.ready(ready, agent)
             case SlotFailed() if slot := self.find(received.slot):
                 slot.failed(received.epoch, received.reason)
+            case SlotRefused() if slot := self.find(received.slot):
+                slot.refused(received.epoch, received.reason)
             case SlotLost() if slot := self.find(received.slot):
                 slot.lost(received.loss, received.reason)
-            case Hello() | SlotHandedOver() | SlotFailed() | SlotLost():
+            case Hello() | SlotHandedOver() | SlotFailed() | SlotRefused() | SlotLost():
                 if isinstance(received, SlotHandedOver):
                     received.agent.close()
                 raise ProtocolError(f"the supervisor sent an unexpected {type(received).__name__}")
@@ -99,11 +101,16 @@ class Container:
 
     # -- leases ------------------------------------------------------------------------------------
 
-    def lease(self, request: LeaseRequest) -> LeaseGrant:
-        """Lease a slot. Raises InfraError when the slot is not free, SandboxUnavailableError when draining."""
+    async def lease(self, request: LeaseRequest) -> LeaseGrant:
+        """Lease a slot. Raises InfraError when the slot is not free or cannot have the root, SandboxUnavailableError
+        when draining."""
         if self.draining:
             raise SandboxUnavailableError("the sandbox server is shutting down", next_step="lease elsewhere")
-        return self.slot(request.slot).grant(request).as_grant()
+        slot = self.slot(request.slot)
+        lease = slot.grant(request)
+        if request.root is not None:
+            await slot.rerooted(lease)
+        return lease.as_grant()
 
     def heard(self) -> None:
         """A pool has sent a heartbeat, or was sent a beat."""

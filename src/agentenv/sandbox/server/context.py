@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentenv.sandbox.descriptors import MOST_PER_SLOT
@@ -24,6 +24,8 @@ class ServerContext:
     reply_memory: int
     spare_shells: bool
     shell: str = ""
+    given_env: Mapping[str, str] = field(default_factory=dict)
+    """The user's part of ``env``."""
     descriptors: int = MOST_PER_SLOT
     """Maximum number of this process's file descriptors per slot."""
     statistics: Statistics = field(default_factory=Statistics)

@@ -105,6 +105,7 @@ class Server:
             reply_memory=spec["reply_memory"],
             spare_shells=spec["spare_shells"],
             shell=hello.shell,
+            given_env=spec["env"],
             descriptors=max(LEAST_PER_SLOT, per_slot(resource.getrlimit(resource.RLIMIT_NOFILE)[0], spec["slots"])),
             changed=watchers.changed,
         )

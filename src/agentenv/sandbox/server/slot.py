@@ -30,7 +30,7 @@ from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import ReplyMemory
 from agentenv.sandbox.server.session_calls import SessionCalls
-from agentenv.sandbox.slot_env import SEALED_ENV
+from agentenv.sandbox.slot_env import SEALED_ENV, image_env
 from agentenv.wire.base import WireModel
 from agentenv.wire.calls import Call
 from agentenv.wire.leases import LeaseKey, LeaseRequest, SlotReport
@@ -49,6 +49,8 @@ RELEASE_S = 20.0
 SEAL_S = 60.0
 """How long a seal waits for the supervisor: killing (10 s), verifying (5 s), waiting until a start is possible (15
 s), and starting (10 s, and 10 s more for a network)."""
+REROOT_S = 60.0
+"""How long a lease with a root waits for the supervisor: as a seal, and the same again for another attempt."""
 _ENDED_REQUESTS = 64
 _UNHEARD_S = 5.0
 """How long the supervisor may take to report why a slot's agent ended."""
@@ -73,6 +75,7 @@ class Slot:
         self._queue: deque[CallInFlight] = deque()
         self._runner: CallRunner | None = None
         self._sealing = False
+        self._rerooting = False
         self._settled: list[asyncio.Future[None]] = []
         self._expiry: asyncio.TimerHandle | None = None
         self._sealed_by = ""
@@ -149,9 +152,22 @@ class Slot:
         self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.leased)
         self._called, self._sealed_by = False, ""
         lease = Lease.grant(request, self.epoch, self._loop.time())
+        if request.root is not None:
+            self._rerooting = True
+            self._close_runner()
         self._take_up(lease)
+        if request.root is not None:
+            self._context.supervisor.reroot(self.index, self.epoch, request.root.to_dict())
         self._context.statistics.leases_granted += 1
         return lease
+
+    async def rerooted(self, lease: Lease) -> None:
+        """Wait until the slot has the root that this lease was granted with. Raises what the lease has ended with."""
+        if self._rerooting and self.lease is lease and not await self._settle(REROOT_S) and self.lease is lease:
+            self._lose_lease(Loss.refused, f"it was not made within {REROOT_S:g} s")
+            self._reset()
+        if self.lease is not lease:
+            raise self.why_lost(lease.key) or LeaseLostError(f"slot {self.index} was lost: {self.reason or self.state}")
 
     def why_lost(self, key: LeaseKey) -> AgentEnvError | None:
         """Why the lease with this key was lost; None if it was not, or if that was longer ago than one lease."""
@@ -234,6 +250,13 @@ class Slot:
             self.lease.sealed = True
             self._context.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
             self._open_runner(packet, agent, era=0, sealed=True)
+        elif self._rerooting and packet.view is not None and packet.epoch == self.epoch:
+            self._rerooting = False
+            if self.lease is None:  # released meanwhile: only now can it be reset
+                agent.close()
+                self._context.supervisor.reset(self.index, self.epoch)
+                return
+            self._open_runner(packet, agent, era=0, sealed=False)
         elif self._sealing and packet.kept:
             # Released while it was being sealed: only now can it be reset.
             self._sealing = False
@@ -245,6 +268,16 @@ class Slot:
         self._wake_settled()
         self._pump()
         self._session_calls.pump()
+
+    def refused(self, epoch: int, reason: str) -> None:
+        """The slot cannot have the root of its lease; it is being reset."""
+        if epoch != self.epoch or not self._rerooting:
+            return
+        self._rerooting = False
+        self._lose_lease(Loss.refused, reason)
+        if self.state is not SlotState.resetting:
+            self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
+        self._wake_settled()
 
     def failed(self, epoch: int, reason: str) -> None:
         """The slot could not be verified clean."""
@@ -375,7 +408,7 @@ class Slot:
     def _renewed(self, packet: SlotReady, agent: socket.socket) -> None:
         """A new epoch, or a slot that this (new) server process takes over."""
         self._lose_lease(Loss.reset, "the slot was reset")
-        self._sealing = False
+        self._sealing = self._rerooting = False
         self._cancel_unheard()
         self._close_runner()
         if self.state is not SlotState.resetting:
@@ -397,12 +430,16 @@ class Slot:
             self._take_up(lease)
 
     def _open_runner(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
-        env = {name: packet.paths.in_slot(value) for name, value in self._context.env.items()}
-        context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env)
+        given, shell, paths = self._context.env, self._context.shell, packet.paths
+        if packet.view is not None:
+            given, shell = image_env(packet.view.env, self._context.given_env), packet.view.shell
+            paths = replace(paths, workspace=packet.view.workdir, own_root=True)
+        env = {name: paths.in_slot(value) for name, value in given.items()}
+        context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env, shell=shell)
         link = AgentLink(agent, context.poller, era, self._agent_lost, max_descriptors=context.descriptors)
         if era > 0:
             link.kill_former_runs()
-        paths = replace(packet.paths, home=env["HOME"])
+        paths = replace(paths, home=env["HOME"])
         io = SlotIo(link, context.poller, LimitWatch(packet.limits), paths)
         self._runner = CallRunner(context, io, self._call_ended, self._agent_lost, self.past)
         self._session_calls.open(io, context.env)
@@ -438,7 +475,7 @@ class Slot:
     def _reset(self) -> None:
         self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         self._close_runner()
-        if not self._sealing:
+        if not (self._sealing or self._rerooting):
             self._context.supervisor.reset(self.index, self.epoch)
 
     def _lose_lease(self, loss: Loss, reason: str) -> None:

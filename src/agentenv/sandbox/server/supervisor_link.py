@@ -18,12 +18,14 @@ from agentenv.sandbox.control_protocol import (
     Pong,
     Remember,
     Request,
+    Reroot,
     Reset,
     Seal,
     Serving,
     SlotFailed,
     SlotLost,
     SlotReady,
+    SlotRefused,
     Unattended,
     encode,
     parse_supervisor_packet,
@@ -40,7 +42,7 @@ class SlotHandedOver:
     agent: socket.socket
 
 
-Received = Hello | SlotHandedOver | SlotFailed | SlotLost | Pong
+Received = Hello | SlotHandedOver | SlotFailed | SlotRefused | SlotLost | Pong
 
 
 class SupervisorLink:
@@ -105,6 +107,10 @@ class SupervisorLink:
     def seal(self, slot: int, epoch: int) -> None:
         """See :class:`~agentenv.sandbox.control_protocol.Seal`."""
         self._send(Seal(slot, epoch))
+
+    def reroot(self, slot: int, epoch: int, root: dict[str, Any]) -> None:
+        """See :class:`~agentenv.sandbox.control_protocol.Reroot`."""
+        self._send(Reroot(slot, epoch, root))
 
     def remember(self, slot: int, epoch: int, lease: dict[str, Any] | None) -> None:
         """See :class:`~agentenv.sandbox.control_protocol.Remember`."""

@@ -21,8 +21,13 @@ from agentenv.errors import SandboxUnavailableError
 
 _HERE = Path(__file__).resolve().parent
 _OWN = _HERE / "bin"
-_PROGRAMS = {"slotagent": "agent", "slotfiles": "files", "slotlaunch": "launch"}
-"""The folder of each program. All C files in it are compiled, and nothing outside of it is included."""
+_PROGRAMS = {
+    "slotagent": ("agent", "guard"),
+    "slotfiles": ("files",),
+    "slotlaunch": ("launch", "steps"),
+    "slotroot": ("root", "steps", "guard"),
+}
+"""The folders of each program. All C files in them are compiled, and nothing outside of them is included."""
 _WARNINGS = (
     *("-std=gnu17", "-Wall", "-Wextra", "-Werror", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Wformat=2"),
     *("-Wstrict-prototypes", "-Wmissing-prototypes", "-Wvla", "-Wpointer-arith", "-Wwrite-strings", "-Wundef"),
@@ -42,6 +47,7 @@ class Binaries:
     agent: Path
     files: Path
     launch: Path
+    root: Path
 
 
 def ensure_built(cache: Path | None = None) -> Binaries:
@@ -81,16 +87,16 @@ def _paths(directory: Path, flags: Sequence[str]) -> list[Path]:
     """The programs, each named by a hash of its inputs: file times are unreliable (installers and git set them to
     now), and two versions used at once must not overwrite each other."""
     paths = []
-    for name, folder in _PROGRAMS.items():
+    for name in _PROGRAMS:
         digest = hashlib.sha256(" ".join([platform.machine(), *_WARNINGS, *flags]).encode())
-        for path in [*_sources(folder), *sorted((_HERE / folder).glob("*.h"))]:
+        for path in [*_files(name, "*.c"), *_files(name, "*.h")]:
             digest.update(path.read_bytes())
         paths.append(directory / f"{name}-{digest.hexdigest()[:16]}")
     return paths
 
 
-def _sources(folder: str) -> list[Path]:
-    return sorted((_HERE / folder).glob("*.c"))
+def _files(program: str, pattern: str) -> list[Path]:
+    return [path for folder in _PROGRAMS[program] for path in sorted((_HERE / folder).glob(pattern))]
 
 
 def _compile(name: str, output: Path, flags: Sequence[str]) -> None:
@@ -110,8 +116,9 @@ def _compile(name: str, output: Path, flags: Sequence[str]) -> None:
         ) from error
     os.close(handle)
     try:
-        sources = map(str, _sources(_PROGRAMS[name]))
-        _run_compiler([compiler, *_WARNINGS, *flags, "-o", temporary, *sources], name)
+        headers = [f"-I{_HERE / folder}" for folder in _PROGRAMS[name]]
+        sources = map(str, _files(name, "*.c"))
+        _run_compiler([compiler, *_WARNINGS, *flags, *headers, "-o", temporary, *sources], name)
         Path(temporary).chmod(0o755)
         Path(temporary).replace(output)
     finally:
@@ -136,7 +143,7 @@ def _main() -> None:
         built = ensure_built()
     except SandboxUnavailableError as error:
         sys.exit(str(error))
-    sys.stdout.write(f"{built.agent}\n{built.files}\n{built.launch}\n")
+    sys.stdout.write("".join(f"{path}\n" for path in (built.agent, built.files, built.launch, built.root)))
 
 
 if __name__ == "__main__":

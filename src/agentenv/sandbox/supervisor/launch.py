@@ -248,6 +248,7 @@ def _prepare(
         agent=built.agent,
         files=built.files,
         launcher=built.launch,
+        root_launcher=built.root,
         network_tool=network_tool,
         shell=static_bash.find(),
         server_argv=server_argv,

@@ -31,6 +31,8 @@ class Tree:
     """An empty directory in which a slot's network stack builds its own small root."""
     empty: Path
     """A directory that stays empty."""
+    image_etc: Path
+    """Files that replace those of an image's /etc in image slots."""
 
     def workspace(self, slot: int) -> Path:
         """The mount point of one slot's workspace."""
@@ -48,16 +50,22 @@ def build(
 
     Raises ConfigError for a bind that fails, OSError when the machine has no ``/usr`` or memory for it.
     """
-    tree = Tree(private / "root", private / "ws", private / "pts", private / "jail", private / "empty")
+    tree = Tree(
+        private / "root", private / "ws", private / "pts", private / "jail", private / "empty", private / "image-etc"
+    )
     for name in ROOT_DIRECTORIES:
         (tree.root / name).mkdir(parents=True, exist_ok=True)
     (tree.root / "var/tmp").symlink_to("/tmp")  # noqa: S108  (one sized place for temporary files)
     for name, source in programs.items():
         target = tree.root / "run/agentenv" / name
         shutil.copyfile(source, target)
-        target.chmod(0o755)
+        # Nobody in a slot may read the agent: the kernel then keeps its /proc files from an image slot's root.
+        target.chmod(0o711 if name == "slotagent" else 0o755)
     link_programs(tree.root / PROGRAMS.lstrip("/"))
     tree.empty.mkdir()
+    tree.image_etc.mkdir()
+    for name in ("hosts", "hostname", "resolv.conf"):
+        (tree.image_etc / name).write_text(etc.get(name, ""))
     show = partial(mounts.show_read_only, empty=str(tree.empty))
     show("/usr", str(tree.root / "usr"))
     for name in ROOT_LINKS:

@@ -18,10 +18,15 @@ from agentenv.backoff import Backoff
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
-from agentenv.sandbox.supervisor import cgroups, limits, network, slot_process
+from agentenv.sandbox.supervisor import cgroups, limits, network
+from agentenv.sandbox.supervisor.image_slot import ImageSlot
 from agentenv.sandbox.supervisor.network import NetworkProcess
+from agentenv.sandbox.supervisor.plain_slot import PlainSlot
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
+from agentenv.sandbox.supervisor.slot_kind import SlotKind
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
+from agentenv.sandbox.supervisor.user_namespace import IdRange
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SLOT_PHASE_MOVES, SlotPhase, move
 
 log = logging.getLogger(__name__)
@@ -46,6 +51,9 @@ class SlotReports(Protocol):
 
     def failed(self, slot: SlotLifecycle) -> None:
         """The slot is quarantined permanently; its ``reason`` tells why."""
+
+    def refused(self, slot: SlotLifecycle, reason: str) -> None:
+        """The slot cannot have the root that was asked for; it is being reset."""
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         """The slot ended by itself; it is being reset, or given up."""
@@ -94,6 +102,8 @@ class SlotLifecycle:
         self.process: SlotProcess | None = None
         self._network: NetworkProcess | None = None
         self._services = services
+        self._plain = PlainSlot(services.setup, number, services.reaper)
+        self.kind: SlotKind = self._plain
         self._task: asyncio.Task[None] | None = None
         self._reset_after = False
         self._losses = CrashLoop(_LOSSES, _LOSSES_WITHIN_S)
@@ -125,6 +135,16 @@ class SlotLifecycle:
         if self.phase is SlotPhase.ready:
             self._turn(SlotPhase.sealing)
 
+    def reroot(self, root: RootSpec) -> None:
+        """Make it an image slot until the next reset; ignored while the slot is not ready."""
+        if self.phase is SlotPhase.ready:
+            setup = self._services.setup
+            ids = IdRange(setup.first_range + self.number)
+            self._next = ImageSlot(
+                setup, self.number, self._services.reaper, root, ids, setup.tree.workspace(self.number)
+            )
+            self._turn(SlotPhase.rerooting)
+
     def remember(self, lease: dict[str, Any] | None) -> None:
         """Remember the lease for the next server; ignored while the slot is not ready."""
         if self.phase is SlotPhase.ready:
@@ -144,6 +164,7 @@ class SlotLifecycle:
         if to is SlotPhase.resetting:
             self.epoch += 1
             self.lease, self.handed = None, False
+            self._next = self._plain
         self._begin(self._cycle())
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -159,6 +180,8 @@ class SlotLifecycle:
             self._quarantine(f"the supervisor failed at it: {error!r}")
 
     _sealing = False
+    _next: SlotKind | None = None
+    """What it becomes once it is empty; None: what it is."""
 
     async def _cycle(self) -> None:
         keep = self._sealing
@@ -171,17 +194,23 @@ class SlotLifecycle:
         except OSError as error:
             self._quarantine(f"could not be proved clean: {error or type(error).__name__}")
             return
+        if self._next is not None:
+            self.kind, self._next = self._next, None
         self._move(SlotPhase.starting)
         await self._bring_up(keep=keep)
 
     async def _bring_up(self, *, keep: bool = False) -> None:
         if self.phase is SlotPhase.absent:
             self._move(SlotPhase.starting)
+        awaited = keep or self.kind is not self._plain
         try:
-            await self._start(fresh=not keep, patience_s=_SEAL_PATIENCE_S if keep else math.inf)
+            await self._start(fresh=not keep, patience_s=_SEAL_PATIENCE_S if awaited else math.inf)
         except SandboxUnavailableError as error:
             if keep:
                 self._give_up_seal(error)
+            elif awaited:
+                self._services.reports.refused(self, error.message)
+                self._turn(SlotPhase.resetting)
             else:
                 self._quarantine(f"could not be started: {error}")
         except OSError as error:
@@ -208,9 +237,9 @@ class SlotLifecycle:
             try:
                 async with self._services.gate:
                     if fresh:
-                        self._prepare()
+                        await self._prepare()
                     else:
-                        slot_process.reopen_workspace(self._services.setup, self.number)
+                        self.kind.reopen()
                     await self._start_once()
                 return
             except (OSError, SandboxUnavailableError) as error:
@@ -225,16 +254,15 @@ class SlotLifecycle:
             log.warning("slot %d: start %d failed: %s", self.number, backoff.failures, failure)
             await asyncio.sleep(pause_s)
 
-    def _prepare(self) -> None:
-        setup = self._services.setup
-        plan = setup.plan(self.number)
+    async def _prepare(self) -> None:
+        plan = self.kind.plan
         if plan is not None:
             cgroups.make(plan)
-        slot_process.mount_workspace(setup, self.number)
+        await self.kind.prepare()
 
     async def _start_once(self) -> None:
         services = self._services
-        self.process = await slot_process.start(services.setup, self.number, services.reaper)
+        self.process = await self.kind.start()
         if services.network_tool is not None:
             self._network = await network.attach(services.setup, self.process, services.reaper, services.network_tool)
 
@@ -292,7 +320,7 @@ class SlotLifecycle:
         if self.process is not None:
             await self.process.kill()
             self.process = None
-        plan = self._services.setup.plan(self.number)
+        plan = self.kind.plan
         if plan is None:
             return
         deadline = time.monotonic() + _PROOF_DEADLINE_S
@@ -304,10 +332,9 @@ class SlotLifecycle:
 
     async def _discard(self) -> None:
         """Remove the workspace and the cgroup. Raises OSError when either cannot be removed."""
-        setup = self._services.setup
         # In a thread: a large workspace takes the kernel long (300 ms a GiB), and other slots wait for us.
-        await asyncio.to_thread(_unmount, setup, self.number)
-        plan = setup.plan(self.number)
+        await asyncio.to_thread(_remove_files, self.kind)
+        plan = self.kind.plan
         deadline = time.monotonic() + _PROOF_DEADLINE_S
         while plan is not None and not cgroups.remove(plan):
             if time.monotonic() > deadline:
@@ -322,9 +349,9 @@ class SlotLifecycle:
         self._services.reports.failed(self)
 
 
-def _unmount(setup: SlotSetup, slot: int) -> None:
+def _remove_files(kind: SlotKind) -> None:
     try:
-        slot_process.unmount_workspace(setup, slot)
+        kind.discard()
     except OSError as error:
         if error.errno != errno.EINVAL:  # nothing is mounted there: the failed start had not come that far
             raise

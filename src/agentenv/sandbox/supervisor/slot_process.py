@@ -1,4 +1,4 @@
-"""One run of one slot: fork, bwrap, the agent's HELLO; and the kill that ends everything in it."""
+"""One run of one slot: its first process, the agent's HELLO; and the kill that ends everything in it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.slotagent import protocol
-from agentenv.sandbox.supervisor import cgroups, child, mounts, syscalls
-from agentenv.sandbox.supervisor.isolation import AGENT_FD, KEYS_LIST, MAX_TERMINALS, USER, Identity, bwrap_argv
+from agentenv.sandbox.supervisor import cgroups, child
+from agentenv.sandbox.supervisor.image_mounts import ImageMounts
+from agentenv.sandbox.supervisor.isolation import USER, Identity
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupLayout, CgroupPlan, slot_plan
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of, readable
 from agentenv.sandbox.supervisor.rootfs import Tree
@@ -26,7 +28,7 @@ HELLO_DEADLINE_S = 10.0
 KILL_DEADLINE_S = 10.0
 _KILL_AGAIN_S = 0.05
 """A process created while the others were being listed is killed in the next round."""
-_INFO_FD = 4
+INFO_FD = 4
 _NETWORK_PROCESSES = 8
 _OOM_SCORE_ADJ, _MAX_OOM_SCORE_ADJ = 500, 1000
 
@@ -41,10 +43,15 @@ class SlotSetup:
     layout: CgroupLayout | None
     bwrap: str
     launcher: Path
+    root_launcher: Path
+    images: ImageMounts | None = None
+    """None: this container has plain slots only."""
+    first_range: int = 0
+    """Number of the first of the id ranges that its image slots have (see ``user_namespace``)."""
 
-    def plan(self, slot: int) -> CgroupPlan | None:
-        """The slot's cgroup; None where cgroups are not available."""
-        return slot_plan(self.layout, self.spec.container, slot, self.spec.limits) if self.layout else None
+    def plan(self, slot: int, limits: SlotLimits | None = None) -> CgroupPlan | None:
+        """The slot's cgroup with these limits (None: the container's); None where cgroups are not available."""
+        return slot_plan(self.layout, self.spec.container, slot, limits or self.spec.limits) if self.layout else None
 
     def has(self, controller: str) -> bool:
         """Whether this cgroup controller is available for the slots."""
@@ -53,34 +60,6 @@ class SlotSetup:
 
 class SlotStartError(SandboxUnavailableError):
     """A slot did not start; everything started has been killed."""
-
-
-def mount_workspace(setup: SlotSetup, slot: int) -> None:
-    """Mount a new workspace. Raises OSError when it cannot be mounted or is not empty."""
-    limits, place = setup.spec.limits, setup.tree.workspace(slot)
-    under = place.stat().st_dev
-    mounts.mount_tmpfs(
-        place,
-        size_bytes=limits.workspace_bytes,
-        mode=0o700,
-        uid=setup.identity.slot_uid(slot),
-        inodes=limits.workspace_inodes,
-    )
-    fresh = os.statvfs(place)
-    if place.stat().st_dev == under or fresh.f_bfree != fresh.f_blocks:
-        raise OSError(f"the workspace of slot {slot} is not a fresh, empty mount")
-
-
-def reopen_workspace(setup: SlotSetup, slot: int) -> None:
-    """Restore the original mode of a kept workspace: after a ``chmod 000 .`` by the slot's own commands bwrap could
-    not enter it, which would look like an infrastructure failure. Raises OSError."""
-    with syscalls.file_access_as(setup.identity.slot_uid(slot)):  # as its owner: CAP_FOWNER may be missing
-        setup.tree.workspace(slot).chmod(0o700)
-
-
-def unmount_workspace(setup: SlotSetup, slot: int) -> None:
-    """Discard the workspace. Raises OSError (EBUSY) while anything in our namespace uses it."""
-    syscalls.umount(str(setup.tree.workspace(slot)))
 
 
 @dataclass
@@ -160,33 +139,24 @@ def _kill_family(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-async def start(setup: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
-    """Start the slot with its mounted workspace and its cgroup; returns after the agent's HELLO.
+class Spawn(Protocol):
+    """Starts a slot's first process, which has the agent's socket, writes its agent's pid to ``info_fd``
+    ({"child-pid": 12}) before it lets that run, and its errors to ``error_fd``; returns its pid."""
 
-    Raises SlotStartError, with bwrap's message, after killing what had been started.
+    def __call__(self, agent_fd: int, info_fd: int, error_fd: int) -> int:
+        """See the class."""
+
+
+async def start(spawn: Spawn, slot: int, plan: CgroupPlan | None, reaper: Reaper) -> SlotProcess:
+    """Start a slot; returns after the agent's HELLO.
+
+    Raises SlotStartError, with the first process's message, after killing what had been started.
     """
-    with _terminals(setup, slot):
-        return await _start(setup, slot, reaper)
-
-
-@contextlib.contextmanager
-def _terminals(setup: SlotSetup, slot: int) -> Iterator[None]:
-    """The slot's ``/dev/pts`` until bwrap has bound it into the slot, where it then exists as long as the slot."""
-    place = setup.tree.slot_terminals(slot)
-    mounts.mount_terminals(place, MAX_TERMINALS)
-    try:
-        yield
-    finally:
-        syscalls.umount(str(place), syscalls.MNT_DETACH)
-
-
-async def _start(setup: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     info_read, info_write = os.pipe()
     error_read, error_write = os.pipe()
-    plan = setup.plan(slot)
     try:
-        pid = _spawn(setup, slot, plan, theirs.fileno(), info_write, error_write)
+        pid = spawn(theirs.fileno(), info_write, error_write)
         running = SlotProcess(slot, pid, reaper.watch(pid), ours, plan)
         theirs.close()
         os.close(info_write)
@@ -194,7 +164,7 @@ async def _start(setup: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
         info_write = error_write = -1
         ours.setblocking(False)
         try:
-            await _hello(running, info_read, setup)
+            await _hello(running, info_read)
         except BaseException as error:
             await running.kill()
             if not isinstance(error, (OSError, TimeoutError, ProtocolError, ValueError)):
@@ -208,23 +178,19 @@ async def _start(setup: SlotSetup, slot: int, reaper: Reaper) -> SlotProcess:
                 os.close(fd)
 
 
-async def _hello(running: SlotProcess, info_read: int, setup: SlotSetup) -> None:
+async def _hello(running: SlotProcess, info_read: int) -> None:
     await readable(running.agent.fileno(), HELLO_DEADLINE_S)
     message = protocol.receive(running.agent)
     if message is None:
         raise ProtocolError("the slot ended before its agent said HELLO")
     if message.kind is not protocol.Kind.HELLO or message.arg != protocol.VERSION:
         raise ProtocolError(f"the agent's first word was {message.kind.name} {message.arg}")
-    # Written by bwrap before it let the agent run, so it is complete.
+    # Written before the agent was let run, so it is complete.
     running.agent_pid = int(json.loads(os.read(info_read, 4096))["child-pid"])
     running.agent_pidfd = os.pidfd_open(running.agent_pid)
-    if setup.identity.mode == USER:
-        # Only now, inside the slot's own user namespace, does it count only the slot's processes.
-        processes = setup.spec.limits.processes + OWN_PROCESSES
-        resource.prlimit(running.agent_pid, resource.RLIMIT_NPROC, (processes, processes))
 
 
-def _victim_score() -> int:
+def victim_score() -> int:
     """The ``oom_score_adj`` of all processes in a slot, including its agent. If all slots together exhaust the
     container's memory (a hard limit of Docker or Nomad), the kernel kills a slot's process, not the server that
     holds every slot's calls. Nobody in a slot can lower it: its ``/proc`` is read-only. Among equals the largest is
@@ -243,50 +209,41 @@ def _why(error: BaseException, running: SlotProcess, error_read: int) -> str:
     return f"{error}" + (f" ({end_of(running.exited.result())})" if running.exited.done() else "")
 
 
-def _spawn(setup: SlotSetup, slot: int, plan: CgroupPlan | None, agent_fd: int, info_fd: int, error_fd: int) -> int:
-    """Start slotlaunch, which applies the slot's limits and identity and becomes bwrap; returns its pid."""
-    identity, workspace = setup.identity, setup.tree.workspace(slot)
-    launch = [str(setup.launcher)]
+def first_steps(program: Path, plan: CgroupPlan | None, rlimits: Mapping[int, int]) -> list[str]:
+    """The program that starts a slot, with the options common to all (``slotagent/launch/main.c``)."""
+    steps = [str(program)]
     for file in plan.join_files if plan is not None else ():
-        launch += ["-j", str(file)]
-    for limit, value in _rlimits(setup.spec.limits, setup).items():
-        launch += ["-l", str(limit), str(value)]
-    launch += ["-o", str(_victim_score())]
-    if identity.mode != USER:
-        launch += ["-u", str(identity.slot_uid(slot)), str(identity.slot_gid(slot))]
-    keys_listed = Path(KEYS_LIST).exists()
-    command = bwrap_argv(
-        setup.bwrap,
-        setup.tree.root,
-        workspace,
-        setup.tree.slot_terminals(slot),
-        setup.spec.limits,
-        _INFO_FD,
-        keys_listed=keys_listed,
-    )
+        steps += ["-j", str(file)]
+    for limit, value in rlimits.items():
+        steps += ["-l", str(limit), str(value)]
+    return [*steps, "-o", str(victim_score())]
+
+
+def spawn(arguments: Sequence[str], descriptors: Mapping[int, int], error_fd: int) -> int:
+    """Start a program with these descriptors (its number: ours) and no environment; returns its pid."""
     return os.posix_spawn(
-        setup.launcher,
-        [*launch, "--", *command],
+        arguments[0],
+        list(arguments),
         {},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_DUP2, error_fd, 1),
             (os.POSIX_SPAWN_DUP2, error_fd, 2),
-            (os.POSIX_SPAWN_DUP2, agent_fd, AGENT_FD),
-            (os.POSIX_SPAWN_DUP2, info_fd, _INFO_FD),
+            *((os.POSIX_SPAWN_DUP2, ours, number) for number, ours in descriptors.items()),
         ],
         setsigmask=(),
         setsigdef=child.IGNORED_BY_PYTHON,
     )
 
 
-def _rlimits(limits: SlotLimits, setup: SlotSetup) -> dict[int, int]:
-    wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: limits.open_files}
+def rlimits(setup: SlotSetup, processes: int, memory_bytes: int) -> dict[int, int]:
+    """What limits each process of a slot: a second limit, or the only one where there are no cgroups."""
+    wanted = {resource.RLIMIT_CORE: 0, resource.RLIMIT_NOFILE: setup.spec.limits.open_files}
     if setup.identity.mode != USER:
         # Where pids.max counts exactly, this is a second limit: it also counts the slot's
         # network stack, which runs under the slot's uid outside of it.
         slack = _NETWORK_PROCESSES if setup.has("pids") else 0
-        wanted[resource.RLIMIT_NPROC] = limits.processes + OWN_PROCESSES + slack
+        wanted[resource.RLIMIT_NPROC] = processes + OWN_PROCESSES + slack
     if not setup.has("memory"):
-        wanted[resource.RLIMIT_DATA] = limits.memory_bytes
+        wanted[resource.RLIMIT_DATA] = memory_bytes
     return wanted

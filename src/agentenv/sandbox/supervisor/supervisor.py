@@ -28,24 +28,28 @@ from agentenv.sandbox.control_protocol import (
     Pong,
     Remember,
     Request,
+    Reroot,
     Reset,
     Seal,
     Serving,
     SlotFailed,
     SlotLost,
     SlotReady,
+    SlotRefused,
     Unattended,
 )
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import needed
 from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.supervisor import cgroups, child, events, isolation, mounts, rootfs, selftest, server_process
+from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import Identity
 from agentenv.sandbox.supervisor.limits import CgroupLayout, limit_files, server_plan
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.server_process import ServerProcess, ServerSetup
 from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop, SlotLifecycle, SlotServices
 from agentenv.sandbox.supervisor.slot_process import SlotSetup
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import SandboxSpec
 from agentenv.wire.states import SlotPhase
 
@@ -77,6 +81,7 @@ class Launch:
     agent: Path
     files: Path
     launcher: Path
+    root_launcher: Path
     network_tool: str | None
     shell: Path | None
     server_argv: Sequence[str]
@@ -135,7 +140,7 @@ class Supervisor:
         """Hand the slot to the server, if one has been greeted; otherwise the greeting will."""
         if self._greeted and self._server is not None and slot.process is not None:
             limits = limit_files(slot.process.plan)
-            packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits)
+            packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits, view=slot.kind.view)
             slot.handed = True
             self._server.link.send(packet, slot.process.agent.fileno())
 
@@ -143,6 +148,12 @@ class Supervisor:
         """Report to the server that the slot is quarantined."""
         if self._greeted and self._server is not None:
             self._server.link.send(SlotFailed(slot.number, slot.epoch, slot.reason))
+
+    def refused(self, slot: SlotLifecycle, reason: str) -> None:
+        """Report to the server that the slot cannot have the root it asked for."""
+        log.warning("slot %d: %s", slot.number, reason)
+        if self._greeted and self._server is not None:
+            self._server.link.send(SlotRefused(slot.number, slot.epoch, reason))
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         """Report to the server that the slot ended by itself."""
@@ -262,6 +273,8 @@ class Supervisor:
                 self._slots[number].reset()
             case Seal(number, epoch) if epoch == self._slots[number].epoch:
                 self._slots[number].seal()
+            case Reroot(number, epoch, root) if epoch == self._slots[number].epoch:
+                self._slots[number].reroot(RootSpec.parse(root))
             case Remember(number, epoch, lease) if epoch == self._slots[number].epoch:
                 self._slots[number].remember(lease)
             case Fence(generation):
@@ -306,7 +319,9 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
     if launch.shell is not None:
         programs["bash"] = launch.shell
     tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
-    return SlotSetup(spec, identity, tree, launch.layout, launch.bwrap, launch.launcher), place
+    images = ImageMounts(Path(spec.store_dir), place / "images") if spec.store_dir else None
+    setup = SlotSetup(spec, identity, tree, launch.layout, launch.bwrap, launch.launcher, launch.root_launcher, images)
+    return setup, place
 
 
 def _watch_lifeline(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -1,7 +1,8 @@
 /* slotagent: PID 1 of a slot. It spawns, passes descriptors, reaps and kills; it holds no policy.
  *
- * docs/slot-agent.md is the contract. Usage: `slotagent FD`, where FD is a connected SOCK_SEQPACKET socket; or, inside
- * a slot, `slotagent prove` (see guard.h). No heap, no stdio, no threads: all state is in static tables.
+ * docs/slot-agent.md is the contract. Usage: `slotagent FD [guarded]`, where FD is a connected SOCK_SEQPACKET socket,
+ * and `guarded` says that whoever executes it has put the filter of guard.h on already; or, inside a slot, `slotagent
+ * prove`. No heap, no stdio, no threads: all state is in static tables.
  *
  * The server is trusted to behave well or to be dead: any malformed packet, and the end of the socket, end the agent,
  * and with PID 1 the kernel ends every process of the slot. The processes that it runs are not trusted at all. They
@@ -197,14 +198,14 @@ static void watch_own(int readiness, int fd, uint64_t key) {
 }
 
 /* Returns the epoll set that the loop waits for, and the SIGCHLD descriptor in *children. */
-static int set_up(const char *descriptor, int *children) {
+static int set_up(const char *descriptor, bool guarded, int *children) {
     int peer = find_peer(descriptor);
     close_all_but(peer);
     if (fcntl(peer, F_SETFD, FD_CLOEXEC) < 0 || prctl(PR_SET_DUMPABLE, 0) < 0 || !open_proc())
         _exit(EXIT_SYSTEM);
     if (!is_init() && prctl(PR_SET_CHILD_SUBREAPER, 1) < 0)
         _exit(EXIT_SYSTEM);
-    if (!guard_slot(own_pid()))
+    if (!guarded && !guard_slot(own_pid(), false))
         _exit(EXIT_SYSTEM);
     umask(022);
     int readiness = epoll_create1(EPOLL_CLOEXEC);
@@ -222,11 +223,12 @@ static int set_up(const char *descriptor, int *children) {
 /* ---- the loop ---- */
 
 int main(int argc, char **argv) {
-    if (argc != 2)
+    bool guarded = argc == 3 && !strcmp(argv[2], "guarded");
+    if (argc != 2 && !guarded)
         _exit(EXIT_USAGE);
     if (!strcmp(argv[1], "prove"))
         return prove_guard();
-    int children, readiness = set_up(argv[1], &children);
+    int children, readiness = set_up(argv[1], guarded, &children);
     for (bool more = false;;) {
         struct epoll_event events[MAX_EVENTS];
         int timeout_ms = relay_timeout_ms();

@@ -6,8 +6,9 @@
 #include <sys/types.h>
 
 /* From here on the calls of the table in guard.c are refused, to us and to everything that we start. `agent` is our
- * pid: some calls are refused only when they are about it. False when that cannot be had. */
-bool guard_slot(pid_t agent);
+ * pid: some calls are refused only when they are about it. `may_gain`: an exec may still give privileges (setuid),
+ * for which we need CAP_SYS_ADMIN. False when that cannot be had. */
+bool guard_slot(pid_t agent, bool may_gain);
 
 /* For `slotagent prove`, a command inside a slot: tries every call of the table, prints a line `allowed NAME` for each
  * that was not refused, then `refused COUNT`. Returns an exit code. */

@@ -176,7 +176,7 @@ static void emit_x32(void) {
 }
 #endif
 
-bool guard_slot(pid_t agent) {
+bool guard_slot(pid_t agent, bool may_gain) {
     code_size = 0;
 #ifdef __x86_64__
     emit_i386(agent);
@@ -189,7 +189,9 @@ bool guard_slot(pid_t agent) {
         emit_rule(&RULES[i], (uint32_t)RULES[i].number, agent);
     allow();
     struct sock_fprog program = {(unsigned short)code_size, code};
-    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
+    if (!may_gain && prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)
+        return false;
+    return !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0);
 }
 
 /* ---- the proof ---- */

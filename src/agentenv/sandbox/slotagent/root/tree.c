@@ -1,0 +1,220 @@
+/* See tree.h.
+ *
+ * The image is somebody else's: any name in it may be a symbolic link to anywhere. So whatever comes from outside (file
+ * systems, devices, our own programs) is opened as a descriptor while we still see the old root, and mounted once that
+ * is gone: a name can then lead nowhere but into the slot.
+ */
+#define _GNU_SOURCE
+#include "tree.h"
+
+#include "steps.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/mount.h>
+#include <sched.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* From linux/mount.h, which older headers lack. */
+enum { CONFIG_FLAG = 0, CONFIG_STRING = 1, CONFIG_CREATE = 6, ATTR_RDONLY = 1, ATTR_NOSUID = 2, ATTR_NODEV = 4 };
+enum { ATTR_NOEXEC = 8, CLONE_TREE = 1, MOVE_EMPTY_PATH = 4, SET_ATTR_SYS = 442, OPTIONS_BYTES = 4096 };
+enum { NO_EXEC_OR_DEVICES = ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC };
+
+struct attributes {
+    uint64_t set, clear, propagation, userns;
+};
+
+/* ---- from outside, as descriptors ---- */
+
+/* A new file system. `options` are pairs of name and value, ended by NULL. */
+static int make_file_system(const char *kind, const char *const *options, unsigned attributes) {
+    int context = (int)syscall(SYS_fsopen, kind, 1U);
+    if (context < 0)
+        fail("open a file system", kind);
+    for (; *options; options += 2)
+        if (syscall(SYS_fsconfig, context, (unsigned)CONFIG_STRING, options[0], options[1], 0) < 0)
+            fail("set", options[0]);
+    if (syscall(SYS_fsconfig, context, (unsigned)CONFIG_CREATE, NULL, NULL, 0) < 0)
+        fail("create a file system", kind);
+    int made = (int)syscall(SYS_fsmount, context, 1U, attributes);
+    if (made < 0)
+        fail("make a mount", kind);
+    close(context);
+    return made;
+}
+
+/* A copy of the mount at `path`, with these attributes as well. */
+static int copy_mount(const char *path, uint64_t attributes) {
+    int made = (int)syscall(SYS_open_tree, AT_FDCWD, path, (unsigned)(CLONE_TREE | O_CLOEXEC));
+    if (made < 0)
+        fail("open", path);
+    struct attributes wanted = {.set = attributes};
+    if (attributes && syscall(SET_ATTR_SYS, made, "", AT_EMPTY_PATH, &wanted, sizeof wanted) < 0)
+        fail("restrict", path);
+    return made;
+}
+
+enum { DEVICES = 6, FILES = 3 };
+static const char *const DEVICE_NAMES[DEVICES] = {"null", "zero", "full", "random", "urandom", "tty"};
+static const char *const FILE_NAMES[FILES] = {"hosts", "hostname", "resolv.conf"};
+
+struct outside {
+    int proc, sys, devices, terminals, shared, queues, programs, nodes[DEVICES], files[FILES];
+};
+
+static void open_outside(const struct root *root, struct outside *from) {
+    static const char *const none[] = {NULL};
+    const char *const devices[] = {"mode", "755", "size", "64k", "nr_inodes", "64", NULL};
+    const char *const shared[] = {"mode", "1777", "size", root->shm_bytes, NULL};
+    const char *const terminals[] = {"newinstance", "", "ptmxmode", "0666", "mode", "0620", "gid", "5",
+                                     "max", root->terminals, NULL};
+    from->proc = make_file_system("proc", none, NO_EXEC_OR_DEVICES);
+    from->sys = make_file_system("sysfs", none, NO_EXEC_OR_DEVICES | ATTR_RDONLY);
+    from->devices = make_file_system("tmpfs", devices, ATTR_NOSUID | ATTR_NOEXEC);
+    from->shared = make_file_system("tmpfs", shared, ATTR_NOSUID | ATTR_NODEV);
+    from->terminals = make_file_system("devpts", terminals + 2, ATTR_NOSUID | ATTR_NOEXEC);
+    from->queues = make_file_system("mqueue", none, NO_EXEC_OR_DEVICES);
+    from->programs = copy_mount(root->programs, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV);
+    for (int i = 0; i < DEVICES; i++) {
+        char path[32];
+        snprintf(path, sizeof path, "/dev/%s", DEVICE_NAMES[i]);
+        from->nodes[i] = copy_mount(path, 0);
+    }
+    int etc = open(root->etc, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (etc < 0)
+        fail("open", root->etc);
+    for (int i = 0; i < FILES; i++) {
+        from->files[i] = openat(etc, FILE_NAMES[i], O_RDONLY | O_CLOEXEC);
+        if (from->files[i] < 0 && errno != ENOENT)
+            fail("open", FILE_NAMES[i]);
+    }
+    close(etc);
+}
+
+/* ---- the root itself ---- */
+
+/* By the mount call, because its options are then shown as they were given: names relative to PLACE. */
+static void mount_root(const struct root *root) {
+    char options[OPTIONS_BYTES];
+    int bytes = snprintf(options, sizeof options, "lowerdir=%s,upperdir=upper,workdir=work,userxattr", root->lower);
+    errno = ENAMETOOLONG;
+    if (bytes < 0 || (size_t)bytes >= sizeof options || mount("overlay", "root", "overlay", 0, options) < 0)
+        fail("mount", "the root");
+    if (chdir("root") < 0 || syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0 || chdir("/") < 0)
+        fail("enter", "the root");
+}
+
+static void mount_at(int made, const char *path) {
+    if (syscall(SYS_move_mount, made, "", AT_FDCWD, path, (unsigned)MOVE_EMPTY_PATH) < 0)
+        fail("mount", path);
+    close(made);
+}
+
+/* Where something is already, it is used as it is. */
+static void make_directory(const char *path, mode_t mode) {
+    if (mkdir(path, mode) < 0 && errno != EEXIST)
+        fail("make", path);
+}
+
+static void make_file(const char *path) {
+    int fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC | O_NOFOLLOW, 0644);
+    if (fd < 0)
+        fail("make", path);
+    close(fd);
+}
+
+static void mount_devices(const struct outside *from) {
+    static const char *const links[][2] = {{"/proc/self/fd", "/dev/fd"}, {"/proc/self/fd/0", "/dev/stdin"},
+                                           {"/proc/self/fd/1", "/dev/stdout"}, {"/proc/self/fd/2", "/dev/stderr"},
+                                           {"pts/ptmx", "/dev/ptmx"}};
+    mount_at(from->devices, "/dev");
+    for (int i = 0; i < DEVICES; i++) {
+        char path[32];
+        snprintf(path, sizeof path, "/dev/%s", DEVICE_NAMES[i]);
+        make_file(path);
+        mount_at(from->nodes[i], path);
+    }
+    for (size_t i = 0; i < sizeof links / sizeof *links; i++)
+        if (symlink(links[i][0], links[i][1]) < 0)
+            fail("make", links[i][1]);
+    make_directory("/dev/pts", 0755);
+    mount_at(from->terminals, "/dev/pts");
+    make_directory("/dev/shm", 01777);
+    mount_at(from->shared, "/dev/shm");
+    make_directory("/dev/mqueue", 01777);
+    mount_at(from->queues, "/dev/mqueue");
+}
+
+/* What tells of the machine, or sets something of it: as Docker hides it (moby, oci/defaults.go). What is not there on
+ * this kernel needs no cover. */
+static void cover_machine(void) {
+    static const char *const read_only[] = {"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"};
+    static const char *const files[] = {"/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list",
+                                        "/proc/timer_stats", "/proc/sched_debug", "/proc/interrupts"};
+    static const char *const directories[] = {"/proc/acpi", "/proc/asound", "/proc/scsi", "/sys/firmware",
+                                              "/sys/devices/virtual/powercap"};
+    for (size_t i = 0; i < sizeof read_only / sizeof *read_only; i++) {
+        if (mount(read_only[i], read_only[i], NULL, MS_BIND | MS_REC, NULL) < 0 && errno != ENOENT)
+            fail("cover", read_only[i]);
+        unsigned long flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC;
+        if (mount("none", read_only[i], NULL, flags, NULL) < 0 && errno != ENOENT)
+            fail("cover", read_only[i]);
+    }
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (mount("/dev/null", files[i], NULL, MS_BIND, NULL) < 0 && errno != ENOENT)
+            fail("cover", files[i]);
+    for (size_t i = 0; i < sizeof directories / sizeof *directories; i++)
+        if (mount("none", directories[i], "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=0") < 0 &&
+            errno != ENOENT)
+            fail("cover", directories[i]);
+}
+
+/* As ordinary files, so that programs can replace and rename them. */
+static void write_files(const struct outside *from) {
+    for (int i = 0; i < FILES; i++) {
+        char path[32];
+        struct stat found;
+        if (from->files[i] < 0)
+            continue;
+        make_directory("/etc", 0755);
+        snprintf(path, sizeof path, "/etc/%s", FILE_NAMES[i]);
+        unlink(path); /* an image often has a link there */
+        int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
+        if (fd < 0 || fstat(from->files[i], &found) < 0 ||
+            sendfile(fd, from->files[i], NULL, (size_t)found.st_size) != found.st_size)
+            fail("write", path);
+        close(fd);
+        close(from->files[i]);
+    }
+}
+
+void enter_root(const struct root *root) {
+    struct outside from;
+    umask(0);
+    if (mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 || chdir(root->place) < 0)
+        fail("enter", root->place);
+    open_outside(root, &from);
+    mount_root(root);
+    make_directory("/proc", 0555);
+    mount_at(from.proc, "/proc");
+    make_directory("/sys", 0555);
+    mount_at(from.sys, "/sys");
+    make_directory("/dev", 0755);
+    mount_devices(&from);
+    cover_machine();
+    make_directory("/tmp", 01777);
+    make_directory("/run", 0755);
+    make_directory("/run/agentenv", 0755);
+    mount_at(from.programs, "/run/agentenv");
+    write_files(&from);
+    umask(022);
+    if (sethostname(root->hostname, strlen(root->hostname)) < 0)
+        fail("set", "the host name");
+}

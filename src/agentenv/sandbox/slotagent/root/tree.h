@@ -1,0 +1,10 @@
+/* The root of an image slot: what is mounted, and where. */
+#pragma once
+
+struct root {
+    const char *place, *lower, *programs, *etc, *hostname, *shm_bytes, *terminals;
+};
+
+/* Mounts it in our mount namespace, which nobody else has, makes it our root, and forgets the old one. We are root of
+ * the user namespace that owns the mount namespace. */
+void enter_root(const struct root *root);

@@ -1,0 +1,28 @@
+/* Steps of a slot's first process between fork and exec, shared by the programs that take them. Each ends the process
+ * with a message on stderr and exit code 127 when it fails. */
+#pragma once
+
+#include <sys/types.h>
+
+/* The program's name, for its messages. */
+extern const char program_name[];
+
+_Noreturn void fail(const char *what, const char *which);
+
+unsigned long number(const char *text);
+
+/* Writes `text` to an existing file. */
+void put(const char *what, const char *file, const char *text);
+
+/* Lowers this rlimit, soft and hard, to at most `value`. */
+void lower_limit(const char *resource, const char *value);
+
+/* Gives up all groups, then becomes the user and the group. */
+void become(const char *uid, const char *gid);
+
+/* Leaves the session keyring of whoever started the supervisor, for a new one, empty and nameless. */
+void leave_keyring(void);
+
+/* Does what one option says: -j FILE, -l RESOURCE VALUE or -o SCORE (see launch/main.c). Returns how many arguments it
+ * took; 0 when it is none of these. */
+int take_common_option(char **arguments, int left);

@@ -1,0 +1,167 @@
+"""An image slot: the root of an image, root inside in ids of its own, without bubblewrap.
+
+What it writes lies in a layer of its own above the image, which is read-only and shared. The layers are put together
+by the slot's own root (``slotagent/root``), with no more rights than that has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import posixpath
+from pathlib import Path
+from typing import Final
+
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.control_protocol import SlotView
+from agentenv.sandbox.supervisor import mounts, slot_process, syscalls
+from agentenv.sandbox.supervisor.image_mounts import ImageConfig
+from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
+from agentenv.sandbox.supervisor.limits import CgroupPlan
+from agentenv.sandbox.supervisor.reaper import Reaper
+from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
+from agentenv.sandbox.supervisor.user_namespace import IdRange, make_user_namespace
+from agentenv.wire.roots import RootSpec
+from agentenv.wire.spec import SlotLimits
+
+CAPABILITIES: Final = {
+    "chown": 0, "dac_override": 1, "fowner": 3, "fsetid": 4, "kill": 5, "setgid": 6, "setuid": 7, "setpcap": 8,
+    "net_bind_service": 10, "sys_chroot": 18, "setfcap": 31,
+}  # fmt: skip
+"""What the root of every image slot may do, over its own namespaces: what Docker gives by default, without those that
+are void in a user namespace (mknod, audit_write) and without net_raw (AF_PACKET has been a way into kernels)."""
+EXTRA_CAPABILITIES: Final = {
+    "net_admin": 12, "net_raw": 13, "sys_ptrace": 19, "sys_nice": 23, "sys_resource": 24, "mknod": 27,
+    "audit_write": 29,
+}  # fmt: skip
+"""What a lease may ask for as well."""
+HOSTNAME: Final = "slot"
+_USER_NAMESPACE_FD: Final = 5
+_PARTS: Final = ("upper", "work", "root", "image")
+
+
+def capability_mask(extra: tuple[str, ...]) -> int:
+    """The bits of the capabilities of a slot that asks for these as well (linux/capability.h)."""
+    return sum(1 << bit for bit in {*CAPABILITIES.values(), *(EXTRA_CAPABILITIES[name] for name in extra)})
+
+
+class ImageSlot:
+    """Implements :class:`agentenv.sandbox.supervisor.slot_kind.SlotKind`. ``place`` is an empty directory of this
+    slot's."""
+
+    def __init__(self, setup: SlotSetup, slot: int, reaper: Reaper, root: RootSpec, ids: IdRange, place: Path) -> None:
+        self._setup = setup
+        self._slot = slot
+        self._reaper = reaper
+        self._root = root
+        self._ids = ids
+        self._place = place
+        self._namespace = -1
+        self._config: ImageConfig | None = None
+        self._mounted: list[Path] = []
+
+    @property
+    def uid(self) -> int:
+        """See SlotKind."""
+        return self._ids.first
+
+    @property
+    def limits(self) -> SlotLimits:
+        """The container's, as far as the root asks for no lower ones."""
+        given = self._setup.spec.limits
+        memory_bytes = self._root.memory_bytes or given.memory_bytes
+        return dataclasses.replace(
+            given,
+            memory_bytes=memory_bytes,
+            processes=self._root.processes or given.processes,
+            workspace_bytes=1,  # not in force here: what is in memory is the writable layer
+            tmp_bytes=1,
+            shm_bytes=min(given.shm_bytes, memory_bytes // 4),
+        )
+
+    @property
+    def plan(self) -> CgroupPlan | None:
+        """See SlotKind."""
+        return self._setup.plan(self._slot, self.limits)
+
+    @property
+    def view(self) -> SlotView:
+        """See SlotKind."""
+        config = self._config or ImageConfig()
+        workdir = self._root.workdir or config.workdir or "/"
+        return SlotView(
+            env={**config.env, **self._root.env},
+            user=self._root.user or config.user,
+            workdir=posixpath.normpath(workdir),
+            shell="" if config.has_bash else SHELL_PATH,
+        )
+
+    async def prepare(self) -> None:
+        """Mount the writable layer and the image, its ids mapped to this slot's."""
+        images = self._setup.images
+        if images is None:
+            raise SandboxUnavailableError("this container has no image store: it has plain slots only")
+        image, self._config = images.take(self._root.image)
+        self._mount(self._place, self._root.writable_bytes, self._root.writable_inodes, self._ids.first)
+        with syscalls.file_access_as(self._ids.first):
+            for name in _PARTS:
+                (self._place / name).mkdir(mode=0o755)
+        self._namespace = await make_user_namespace(
+            self._setup.root_launcher, self._ids, self._reaper, nested=self._root.nested_namespaces
+        )
+        self._show(image, self._place / "image", self._namespace)
+
+    def _mount(self, place: Path, size_bytes: int, inodes: int, uid: int) -> None:
+        under = place.stat().st_dev
+        mounts.mount_tmpfs(place, size_bytes=size_bytes, mode=0o755, uid=uid, inodes=inodes)
+        self._mounted.append(place)
+        if place.stat().st_dev == under:
+            raise OSError(f"{place} is not a fresh mount")
+
+    def _show(self, source: Path, target: Path, namespace: int) -> None:
+        """A mount of ``source`` at ``target`` with its ids mapped."""
+        copied = syscalls.copy_mount(str(source))
+        try:
+            syscalls.map_ids(copied, namespace)
+            syscalls.attach_mount(copied, str(target))
+        finally:
+            os.close(copied)
+        self._mounted.append(target)
+
+    def reopen(self) -> None:
+        """Nothing to do: the slot's own root enters it, whom no mode keeps out."""
+
+    def discard(self) -> None:
+        """Unmount the image, then the writable layer with all that was written."""
+        while self._mounted:
+            syscalls.umount(str(self._mounted[-1]))
+            self._mounted.pop()
+        if self._namespace >= 0:
+            os.close(self._namespace)
+            self._namespace = -1
+        if self._config is not None and self._setup.images is not None:
+            self._setup.images.give_back(self._root.image)
+            self._config = None
+
+    async def start(self) -> SlotProcess:
+        """Start slotroot."""
+        return await slot_process.start(self._spawn, self._slot, self.plan, self._reaper)
+
+    def _spawn(self, agent_fd: int, info_fd: int, error_fd: int) -> int:
+        limits = self.limits
+        rlimits = slot_process.rlimits(self._setup, limits.processes, limits.memory_bytes)
+        return slot_process.spawn(
+            [
+                *slot_process.first_steps(self._setup.root_launcher, self.plan, rlimits),
+                *("-u", str(self._ids.first)),
+                *("-k", hex(capability_mask(self._root.capabilities))),
+                *("-h", HOSTNAME),
+                *("-s", str(limits.shm_bytes)),
+                *("-p", str(MAX_TERMINALS)),
+                *("-r", str(self._setup.tree.root / "run/agentenv")),
+                *("-e", str(self._setup.tree.image_etc)),
+                *("--", str(self._place), "image", "/run/agentenv/slotagent", str(AGENT_FD), "guarded"),
+            ],
+            {AGENT_FD: agent_fd, INFO_FD: info_fd, _USER_NAMESPACE_FD: self._namespace},
+            error_fd,
+        )

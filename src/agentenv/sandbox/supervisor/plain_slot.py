@@ -1,0 +1,92 @@
+"""A plain slot: its workspace is a tmpfs of its own, its root the container's template, under bubblewrap."""
+
+from __future__ import annotations
+
+import os
+import resource
+from functools import partial
+from pathlib import Path
+
+from agentenv.sandbox.supervisor import mounts, slot_process, syscalls
+from agentenv.sandbox.supervisor.isolation import AGENT_FD, KEYS_LIST, MAX_TERMINALS, USER, bwrap_argv
+from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupPlan
+from agentenv.sandbox.supervisor.reaper import Reaper
+from agentenv.sandbox.supervisor.slot_process import INFO_FD, SlotProcess, SlotSetup
+
+
+class PlainSlot:
+    """Implements :class:`agentenv.sandbox.supervisor.slot_kind.SlotKind`."""
+
+    view = None
+
+    def __init__(self, setup: SlotSetup, slot: int, reaper: Reaper) -> None:
+        self._setup = setup
+        self._slot = slot
+        self._reaper = reaper
+
+    @property
+    def uid(self) -> int:
+        """See SlotKind."""
+        return self._setup.identity.slot_uid(self._slot)
+
+    @property
+    def plan(self) -> CgroupPlan | None:
+        """See SlotKind."""
+        return self._setup.plan(self._slot)
+
+    async def prepare(self) -> None:
+        """Mount a new workspace."""
+        limits, place = self._setup.spec.limits, self._setup.tree.workspace(self._slot)
+        under = place.stat().st_dev
+        mounts.mount_tmpfs(
+            place, size_bytes=limits.workspace_bytes, mode=0o700, uid=self.uid, inodes=limits.workspace_inodes
+        )
+        fresh = os.statvfs(place)
+        if place.stat().st_dev == under or fresh.f_bfree != fresh.f_blocks:
+            raise OSError(f"the workspace of slot {self._slot} is not a fresh, empty mount")
+
+    def reopen(self) -> None:
+        """Restore the original mode of a kept workspace: after a ``chmod 000 .`` by the slot's own commands bwrap could
+        not enter it, which would look like an infrastructure failure."""
+        with syscalls.file_access_as(self.uid):  # as its owner: CAP_FOWNER may be missing
+            self._setup.tree.workspace(self._slot).chmod(0o700)
+
+    def discard(self) -> None:
+        """Discard the workspace."""
+        syscalls.umount(str(self._setup.tree.workspace(self._slot)))
+
+    async def start(self) -> SlotProcess:
+        """Start bwrap. The slot's ``/dev/pts`` is mounted outside until bwrap has bound it into the slot, where it
+        then exists as long as the slot."""
+        place = self._setup.tree.slot_terminals(self._slot)
+        mounts.mount_terminals(place, MAX_TERMINALS)
+        try:
+            running = await slot_process.start(
+                partial(_spawn, self._setup, self._slot), self._slot, self.plan, self._reaper
+            )
+        finally:
+            syscalls.umount(str(place), syscalls.MNT_DETACH)
+        if self._setup.identity.mode == USER:
+            # Only now, inside the slot's own user namespace, does it count only the slot's processes.
+            processes = self._setup.spec.limits.processes + OWN_PROCESSES
+            resource.prlimit(running.agent_pid, resource.RLIMIT_NPROC, (processes, processes))
+        return running
+
+
+def _spawn(setup: SlotSetup, slot: int, agent_fd: int, info_fd: int, error_fd: int) -> int:
+    """Start slotlaunch, which applies the slot's limits and identity and becomes bwrap; returns its pid."""
+    identity, limits = setup.identity, setup.spec.limits
+    rlimits = slot_process.rlimits(setup, limits.processes, limits.memory_bytes)
+    steps = slot_process.first_steps(setup.launcher, setup.plan(slot), rlimits)
+    if identity.mode != USER:
+        steps += ["-u", str(identity.slot_uid(slot)), str(identity.slot_gid(slot))]
+    command = bwrap_argv(
+        setup.bwrap,
+        setup.tree.root,
+        setup.tree.workspace(slot),
+        setup.tree.slot_terminals(slot),
+        limits,
+        INFO_FD,
+        keys_listed=Path(KEYS_LIST).exists(),
+    )
+    return slot_process.spawn([*steps, "--", *command], {AGENT_FD: agent_fd, INFO_FD: info_fd}, error_fd)

@@ -1,0 +1,105 @@
+"""The user namespace of an image slot: 65,536 ids of its own, in which it has root and nobody outside is anything."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agentenv.errors import SandboxUnavailableError
+from agentenv.sandbox.supervisor import child
+from agentenv.sandbox.supervisor.reaper import Reaper, end_of, readable
+
+IDS: Final = 65_536
+FIRST_ID: Final = 0x7000_0000
+"""Ids from here to 0x7FFFFFFF are for slots: above those of users, of systemd's containers (which end at 0x6FFF0000,
+https://systemd.io/UIDS-GIDS) and of newuidmap's common ranges, and below 2^31, which some programs take as negative."""
+RANGES: Final = (0x8000_0000 - FIRST_ID) // IDS
+_SOCKET_FD: Final = 3
+_DEADLINE_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class IdRange:
+    """Ids of one slot on this machine: 0 to 65,535 inside are ``first`` and the following ones outside."""
+
+    number: int
+
+    @property
+    def first(self) -> int:
+        """The id outside of the slot's root."""
+        return FIRST_ID + IDS * self.number
+
+    @property
+    def maps(self) -> str:
+        """As in ``/proc/PID/uid_map``."""
+        return f"0 {self.first} {IDS}\n"
+
+
+async def make_user_namespace(
+    program: Path, ids: IdRange, reaper: Reaper, *, shown: IdRange | None = None, nested: bool = False
+) -> int:
+    """A descriptor of a new user namespace, owned by the range's root; nothing lives in it. ``program`` is slotroot.
+
+    ``shown``: instead of a slot's own map, one that shows files written under that range as files of ``ids``, for the
+    mounts of frozen layers. ``nested``: user namespaces may be made in it. Raises SandboxUnavailableError, OSError.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours:
+        with theirs:
+            arguments = [str(program), "userns", str(ids.first), *(["nested"] if nested else [])]
+            pid = _spawn(arguments, theirs.fileno())
+            exited = reaper.watch(pid)
+        maps = ids.maps if shown is None else f"{shown.first} {ids.first} {IDS}\n"
+        namespace = await _hand_over(ours, pid, maps)
+        try:
+            async with asyncio.timeout(_DEADLINE_S):
+                status = await asyncio.shield(exited)
+            if status != 0:
+                raise SandboxUnavailableError(f"a user namespace could not be made: {end_of(status)}")
+        except BaseException:
+            os.close(namespace)
+            raise
+        return namespace
+
+
+def _spawn(arguments: Sequence[str], socket_fd: int) -> int:
+    return os.posix_spawn(
+        arguments[0],
+        list(arguments),
+        {},
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, socket_fd, _SOCKET_FD),
+        ],
+        setsigmask=(),
+        setsigdef=child.IGNORED_BY_PYTHON,
+    )
+
+
+async def _hand_over(ours: socket.socket, pid: int, maps: str) -> int:
+    """Receive the namespace, write its maps while its maker waits in it, and let that end."""
+    ours.setblocking(False)
+    await readable(ours.fileno(), _DEADLINE_S)
+    _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    if not descriptors:
+        raise SandboxUnavailableError("a user namespace could not be made: nothing was handed over")
+    (namespace,) = descriptors
+    try:
+        fcntl.fcntl(namespace, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+        for name in ("uid_map", "gid_map"):
+            fd = os.open(f"/proc/{pid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                os.write(fd, maps.encode())
+            finally:
+                os.close(fd)
+        ours.send(b"m")
+    except BaseException:
+        os.close(namespace)
+        raise
+    return namespace

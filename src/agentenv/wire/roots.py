@@ -1,0 +1,87 @@
+"""What an image slot is made from, as a part of a lease. Standard library only: the privileged supervisor reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Self, get_args
+
+from agentenv.errors import ConfigError
+from agentenv.wire.spec import MIB, SandboxSpec, build
+
+Writable = Literal["memory", "disk"]
+Capability = Literal["net_raw", "net_admin", "sys_ptrace", "sys_nice", "sys_resource", "audit_write", "mknod"]
+"""Capabilities over the slot's own namespaces that a lease may ask for, beyond those that every image slot has."""
+
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_MAX_ENV: Final = 500
+
+
+@dataclass(frozen=True)
+class RootSpec:
+    """The root of an image slot, and its limits. A limit of 0 is the container's own."""
+
+    image: str
+    """Digest of an image in the node's store, ``sha256:…``."""
+    writable: Writable = "memory"
+    """Where what the slot writes is kept: in memory (it counts as the slot's) or on the node's disk."""
+    writable_bytes: int = 1024 * MIB
+    writable_inodes: int = 400_000
+    memory_bytes: int = 0
+    cpu_millis: int = 0
+    """Most CPU time, in thousandths of a core."""
+    processes: int = 0
+    user: str = ""
+    """The user of commands that name none: a name or uid, with ``:GROUP`` or without. Empty: the image's."""
+    workdir: str = ""
+    """Where commands start that name no directory. Empty: the image's."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Added to the image's own environment."""
+    capabilities: tuple[Capability, ...] = ()
+    nested_namespaces: bool = False
+    """Programs of the slot may make user namespaces, as browsers do for their sandboxes."""
+
+    def __post_init__(self) -> None:
+        self._check("image", bool(_DIGEST.fullmatch(self.image)), "sha256: and 64 hexadecimal digits")
+        self._check("writable", self.writable in get_args(Writable), ", ".join(get_args(Writable)))
+        self._check("writable_bytes", self.writable_bytes >= MIB, "1 MiB or more")
+        self._check("writable_inodes", self.writable_inodes >= 100, "100 or more")
+        for name in ("memory_bytes", "cpu_millis", "processes"):
+            self._check(name, getattr(self, name) >= 0, "0 or more")
+        self._check("workdir", not self.workdir or self.workdir.startswith("/"), "an absolute path")
+        self._check("env", len(self.env) <= _MAX_ENV, f"at most {_MAX_ENV} variables")
+        self._check("env", not any("=" in name or not name for name in self.env), "names without =")
+        unknown = set(self.capabilities) - set(get_args(Capability))
+        self._check("capabilities", not unknown, ", ".join(get_args(Capability)))
+
+    def _check(self, name: str, good: bool, allowed: str) -> None:
+        if not good:
+            raise ConfigError(f"root.{name}", f"got {getattr(self, name)!r}", next_step=f"allowed: {allowed}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As :meth:`parse` reads it."""
+        made = dataclasses.asdict(self)
+        return {**made, "capabilities": list(self.capabilities)}
+
+    @classmethod
+    def parse(cls, raw: Any) -> Self:
+        """From parsed JSON. Raises ConfigError naming the field that is missing, unknown, mistyped or out of range."""
+        made: Self = build(cls, raw, "root")
+        return made
+
+
+def unfit(root: RootSpec, spec: SandboxSpec) -> ConfigError | None:
+    """Why a container of this specification cannot hold such a root; None if it can."""
+    for name in ("memory_bytes", "processes"):
+        wanted, most = getattr(root, name), getattr(spec.limits, name)
+        if wanted > most:
+            return ConfigError(f"root.{name}", f"{wanted} is more than a slot here has ({most})")
+    memory_bytes = root.memory_bytes or spec.limits.memory_bytes
+    if root.writable == "memory" and root.writable_bytes + spec.limits.shm_bytes > memory_bytes:
+        return ConfigError(
+            "root.writable_bytes",
+            f"{root.writable_bytes} bytes of files in memory do not fit in {memory_bytes} bytes of it",
+            next_step="lower storage, raise memory, or keep the files on disk (writable = disk)",
+        )
+    return None
