@@ -8,6 +8,7 @@ import itertools
 from agentenv.containers.handle import ContainerHandle
 from agentenv.errors import LeaseLostError
 from agentenv.wire.leases import NO_TAGS, LeaseKey, Tags
+from agentenv.wire.roots import RootSpec
 
 
 class StubLease:
@@ -45,7 +46,9 @@ class StubPool:
         self.gate.set()
         self._slots = itertools.count()
 
-    async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> StubLease:
+    async def lease(
+        self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS, root: RootSpec | None = None
+    ) -> StubLease:
         await self.gate.wait()
         lease = StubLease(trajectory, next(self._slots), self.container)
         self.leases.append(lease)

@@ -31,6 +31,7 @@ from agentenv.tools.spec import ToolSpec
 from agentenv.wire.base import MAX_TIMEOUT_S
 from agentenv.wire.calls import CallResult
 from agentenv.wire.leases import LeaseKey, RunKind, Tags, short_tag
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.toolserver import CallScope
 
 logger = logging.getLogger(__name__)
@@ -120,8 +121,11 @@ class ToolSession:
         group: str = "",
         item: str = "",
         kind: RunKind = "train",
+        root: RootSpec | None = None,
     ) -> None:
         self.trajectory = trajectory
+        self.root = root
+        """What its slot is made from; None: it is a plain slot."""
         self.tags = Tags(kind=kind, group=short_tag(group), item=short_tag(item))
         """What the lease is for."""
         self.last_timing: CallTiming | None = None

@@ -16,6 +16,7 @@ from agentenv.executor.session import CallCounters, ExternalTools, SessionLease,
 from agentenv.tasks import TaskSet
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import NO_TAGS, RunKind, Tags
+from agentenv.wire.roots import RootSpec
 
 _IDLE_CLOSE_S: Final = 30.0
 """How long an unused connection is kept for the next session."""
@@ -24,8 +25,11 @@ _IDLE_CLOSE_S: Final = 30.0
 class Pool(Protocol):
     """The part of ``SlotPool`` that an executor needs."""
 
-    async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> SessionLease:
-        """Lease a slot; AcquireTimeoutError at the deadline. ``tags`` say what it is for."""
+    async def lease(
+        self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS, root: RootSpec | None = None
+    ) -> SessionLease:
+        """Lease a slot; AcquireTimeoutError at the deadline. ``tags`` say what it is for, ``root`` what it is made from
+        (None: a plain slot)."""
 
 
 @dataclass(frozen=True)
@@ -113,11 +117,13 @@ class ToolExecutor:
         group: str = "",
         item: str = "",
         kind: RunKind = "train",
+        root: RootSpec | None = None,
     ) -> ToolSession:
         """Create a session for this trajectory; entering it leases the slot (AcquireTimeoutError after
         ``acquire_timeout_s``, None: the pool's own). ``group`` and ``item`` are passed to external tools
-        (:class:`agentenv.wire.toolserver.CallScope`); with ``kind`` they are the lease's tags."""
-        return ToolSession(self, trajectory, acquire_timeout_s, group=group, item=item, kind=kind)
+        (:class:`agentenv.wire.toolserver.CallScope`); with ``kind`` they are the lease's tags. ``root``: what the slot
+        is made from; None: a plain slot."""
+        return ToolSession(self, trajectory, acquire_timeout_s, group=group, item=item, kind=kind, root=root)
 
     async def aclose(self, *, cancel: bool = True) -> None:
         """Close every session and connection. Repeatable. Calls that run are cancelled, or with ``cancel=False`` left
@@ -148,7 +154,7 @@ class ToolExecutor:
         """Lease a slot for ``session`` in the caller's task. Raises PoolClosedError once closed."""
         if self._closed:
             raise PoolClosedError("the executor is closed")
-        lease = await self._pool.lease(session.trajectory, timeout_s=timeout_s, tags=session.tags)
+        lease = await self._pool.lease(session.trajectory, timeout_s=timeout_s, tags=session.tags, root=session.root)
         if self._closed:
             await lease.release()
             raise PoolClosedError("the executor was closed while a slot was awaited")

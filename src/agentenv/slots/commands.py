@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from agentenv.errors import AgentEnvError
 from agentenv.wire.leases import NO_TAGS, Tags
+from agentenv.wire.roots import RootSpec
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Grant:
     tags: Tags = NO_TAGS
     request_id: str = ""
     ttl_s: float | None = None
+    root: RootSpec | None = None
 
 
 @dataclass(frozen=True)

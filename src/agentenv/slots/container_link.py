@@ -82,6 +82,8 @@ Ended = Mapping[int, AgentEnvError | None]
 
 _POLL_MIN_S = 0.02
 _POLL_MAX_S = 2.0
+_REROOT_S = 75.0
+"""For a lease with a root: longer than the sandbox server itself waits."""
 _AT_ONCE = 256
 _RELEASE_TIMEOUT_S = 30.0
 """A reset that kills a fork bomb may take seconds; dead containers are found by the heartbeat, not by this."""
@@ -148,7 +150,8 @@ class ContainerLink:
             left_s = grant.deadline - self._clock()
             if left_s <= 0:
                 raise AcquireTimeoutError("the deadline passed before the request was sent")
-            return await self._lease(grant, min(left_s, self._settings.suspect_after_s))
+            patience_s = self._settings.suspect_after_s if grant.root is None else _REROOT_S
+            return await self._lease(grant, min(left_s, patience_s))
 
     async def _lease(self, grant: Grant, timeout_s: float) -> int:
         request = LeaseRequest(
@@ -157,6 +160,7 @@ class ContainerLink:
             ttl_s=grant.ttl_s or self._settings.lease_ttl_s,
             request_id=grant.request_id or secrets.token_hex(16),
             tags=grant.tags,
+            root=grant.root,
         )
         self._requests[grant.lease] = request
         granted = await self.control.lease(request, timeout_s=timeout_s)

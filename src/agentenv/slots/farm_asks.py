@@ -28,6 +28,7 @@ from agentenv.slots.pool_errors import acquire_timeout_error
 from agentenv.slots.statistics import Tally
 from agentenv.tasks import TaskSet
 from agentenv.wire import farm as wire
+from agentenv.wire.roots import RootSpec
 
 logger = logging.getLogger(__name__)
 
@@ -101,13 +102,16 @@ class FarmAsks:
 
     # -- asking ----------------------------------------------------------------------------------
 
-    def want(self, trajectories: Sequence[str], timeout_s: float | None, tags: wire.AskTags) -> Wanted:
+    def want(
+        self, trajectories: Sequence[str], timeout_s: float | None, tags: wire.AskTags, root: RootSpec | None = None
+    ) -> Wanted:
         """Ask for a slot for each trajectory. Its future has the grants, or the error."""
         ask = wire.Ask(
             request_id=secrets.token_hex(16),
             trajectories=tuple(trajectories),
             tags=tags,
             ttl_s=self._settings.lease_ttl_s,
+            root=root,
         )
         now = self._clock()
         wanted = Wanted(

@@ -44,6 +44,7 @@ from agentenv.slots.statistics import PoolStatistics, Tally
 from agentenv.tasks import TaskSet, finish, unless_lost
 from agentenv.wire import farm as wire
 from agentenv.wire.leases import NO_TAGS, Tags
+from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import ContainerState, SlotState
 
 logger = logging.getLogger(__name__)
@@ -154,18 +155,25 @@ class FarmPool:
 
     # -- leasing ---------------------------------------------------------------------------------
 
-    async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> SlotLease:
+    async def lease(
+        self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS, root: RootSpec | None = None
+    ) -> SlotLease:
         """Lease a slot, when it is this run's turn. Release it, or use it as a context manager.
 
         With ``timeout_s`` it is had within that time or AcquireTimeoutError is raised; without, see the class. Raises
         FarmUnreachableError, QuotaError, SandboxUnavailableError as soon as the farm has no container and can have
         none, PoolClosedError, ConfigError. Cancelling this never leaks a slot.
         """
-        (lease,) = await self.lease_group([trajectory], timeout_s=timeout_s, tags=tags)
+        (lease,) = await self.lease_group([trajectory], timeout_s=timeout_s, tags=tags, root=root)
         return lease
 
     async def lease_group(
-        self, trajectories: Sequence[str], *, timeout_s: float | None = None, tags: Tags = NO_TAGS
+        self,
+        trajectories: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        tags: Tags = NO_TAGS,
+        root: RootSpec | None = None,
     ) -> list[SlotLease]:
         """Lease a slot for each trajectory, all of them together or none; otherwise as :meth:`lease`."""
         self._check_open()
@@ -178,7 +186,7 @@ class FarmPool:
         named = wire.AskTags(
             environment=tags.environment or self._tags.environment, kind=tags.kind, group=tags.group, item=tags.item
         )
-        wanted = self._asks.want(trajectories, timeout_s, named)
+        wanted = self._asks.want(trajectories, timeout_s, named, root)
         leases: list[SlotLease] = []
         try:
             for grant in await wanted.granted:

@@ -365,6 +365,7 @@ class Ledger:
             tags,
             request.id_of(position),
             request.ttl_s,
+            request.root,
         )
 
     def _expire(self, now: float) -> list[Command]:

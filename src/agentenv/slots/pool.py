@@ -28,6 +28,7 @@ from agentenv.slots.waiters import SlotRequest
 from agentenv.slots.yard import Yard
 from agentenv.tasks import finish, unless_lost
 from agentenv.wire.leases import NO_TAGS, Tags
+from agentenv.wire.roots import RootSpec
 
 _CLOSE_GRACE_S = 5.0
 """Time for containers to answer releases while closing; leases expire there anyway."""
@@ -112,18 +113,26 @@ class SlotPool:
 
     # -- leasing ------------------------------------------------------------------------------
 
-    async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> SlotLease:
+    async def lease(
+        self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS, root: RootSpec | None = None
+    ) -> SlotLease:
         """Lease a slot, first come, first served. Release it, or use it as a context manager.
 
         ``timeout_s`` (``acquire_timeout_s`` by default) covers the whole wait. ``tags`` are shown to operators.
+        With ``root`` it is an image slot.
         Raises AcquireTimeoutError when the time passes, SandboxUnavailableError as soon as no container can ever
         serve, PoolClosedError, ConfigError for arguments out of range. Cancelling this never leaks a slot.
         """
-        (lease,) = await self.lease_group([trajectory], timeout_s=timeout_s, tags=tags)
+        (lease,) = await self.lease_group([trajectory], timeout_s=timeout_s, tags=tags, root=root)
         return lease
 
     async def lease_group(
-        self, trajectories: Sequence[str], *, timeout_s: float | None = None, tags: Tags = NO_TAGS
+        self,
+        trajectories: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+        tags: Tags = NO_TAGS,
+        root: RootSpec | None = None,
     ) -> list[SlotLease]:
         """Lease a slot for each trajectory, all of them together or none; otherwise as :meth:`lease`. Nobody who came
         later is served before. Raises QuotaError for a group that is larger than the farm can become."""
@@ -135,7 +144,7 @@ class SlotPool:
             raise unavailable_error(failed)
         began = self._clock()
         deadline = began + (self._settings.acquire_timeout_s if timeout_s is None else timeout_s)
-        ticket, commands = self._yard.ledger.enqueue(SlotRequest(tuple(trajectories), tags), began, deadline)
+        ticket, commands = self._yard.ledger.enqueue(SlotRequest(tuple(trajectories), tags, root=root), began, deadline)
         waiting = _Waiting(len(trajectories), asyncio.get_running_loop().create_future())
         self._waiting[ticket] = waiting
         self._yard.perform(commands)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from agentenv.slots.line import Ask, Line
 from agentenv.wire.leases import NO_TAGS, Tags
+from agentenv.wire.roots import RootSpec
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class SlotRequest:
     request_id: str = ""
     ttl_s: float | None = None
     """Of the leases; None: the pool's."""
+    root: RootSpec | None = None
+    """What the slots are made from; None: plain ones."""
 
     def id_of(self, position: int) -> str:
         """The request id for one of the trajectories."""

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 from pydantic import Field, TypeAdapter
 
 from agentenv.wire.base import PROTOCOL_VERSION, SlotIndex, Tag, TrajectoryName, WireModel
-from agentenv.wire.leases import TTL_S, LeaseKey, RunKind, Tags
+from agentenv.wire.leases import TTL_S, LeaseKey, Root, RunKind, Tags
 from agentenv.wire.server import ErrorReply
 from agentenv.wire.states import ContainerState, SlotState
 
@@ -66,6 +66,8 @@ class Ask(WireModel):
     tags: AskTags = AskTags()
     ttl_s: TTL_S = 30.0
     """The leases end when they are not renewed for this long."""
+    root: Root | None = None
+    """What the slots are made from; None: plain ones."""
 
 
 class AsksRequest(WireModel):

@@ -20,6 +20,7 @@ from agentenv.slots.backends.local import LocalBackend
 from agentenv.slots.lease import SlotLease
 from agentenv.slots.pool import SlotPool
 from agentenv.wire.leases import NO_TAGS, LeaseKey, Tags
+from agentenv.wire.roots import RootSpec
 from tests.faults.proxy import Proxy
 from tests.nomad.farm import KillableNomad, first_pid, paused
 from tests.waiting import eventually
@@ -103,8 +104,10 @@ class ProxiedPool:
         self._pool = pool
         self._proxy = proxy
 
-    async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> ProxiedLease:
-        lease = await self._pool.lease(trajectory, timeout_s=timeout_s, tags=tags)
+    async def lease(
+        self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS, root: RootSpec | None = None
+    ) -> ProxiedLease:
+        lease = await self._pool.lease(trajectory, timeout_s=timeout_s, tags=tags, root=root)
         port = urlsplit(lease.container.base_url).port
         assert port is not None
         self._proxy.upstream_port = port

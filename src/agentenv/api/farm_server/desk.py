@@ -203,7 +203,11 @@ class Desk:
 
     def _enqueue(self, opened: OpenAsk) -> None:
         request = SlotRequest(
-            opened.ask.trajectories, opened.ask.tags.of(opened.run), opened.ask.request_id, opened.ask.ttl_s
+            opened.ask.trajectories,
+            opened.ask.tags.of(opened.run),
+            opened.ask.request_id,
+            opened.ask.ttl_s,
+            opened.ask.root,
         )
         ticket, commands = self.yard.ledger.enqueue(request, self._clock(), math.inf)
         opened.ticket = ticket

@@ -28,6 +28,7 @@ from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire import plain
 from agentenv.wire.calls import CallResult
 from agentenv.wire.leases import NO_TAGS, Tags
+from agentenv.wire.roots import RootSpec
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,14 @@ class PlainRun:
         self.large = asyncio.Semaphore(_LARGE_AT_ONCE)
         self._make = make
 
-    async def lease(self, trajectory: str, *, timeout_s: float | None = None, tags: Tags = NO_TAGS) -> DeskLease:  # noqa: ARG002
+    async def lease(
+        self,
+        trajectory: str,
+        *,
+        timeout_s: float | None = None,  # noqa: ARG002 - the port's
+        tags: Tags = NO_TAGS,
+        root: RootSpec | None = None,  # noqa: ARG002 - the port's
+    ) -> DeskLease:
         """For the executor."""
         return await self.trajectories[trajectory].acquire(tags.kind)
 

@@ -15,7 +15,7 @@ from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.slot import Slot
 from agentenv.sandbox.server.supervisor_link import SupervisorLink
-from agentenv.sandbox.supervisor import slot_process
+from agentenv.sandbox.supervisor.plain_slot import PlainSlot
 from agentenv.sandbox.supervisor.slot_lifecycle import SlotLifecycle, SlotServices
 from agentenv.wire.leases import LeaseRequest
 from agentenv.wire.states import SlotPhase, SlotState
@@ -32,6 +32,9 @@ class _Told:
 
     def failed(self, slot: SlotLifecycle) -> None:
         self._slot.failed(slot.epoch, slot.reason)
+
+    def refused(self, slot: SlotLifecycle, reason: str) -> None:
+        raise AssertionError(f"{slot} was asked for no root: {reason}")
 
     def lost(self, _: SlotLifecycle, loss: Loss, reason: str) -> None:
         self._slot.lost(loss, reason)
@@ -67,8 +70,8 @@ async def with_a_full_slot() -> None:
         raise SandboxUnavailableError("the agent's first word was nothing")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slot_process, "reopen_workspace", lambda *_: None)
-        patch.setattr(slot_process, "start", start)
+        patch.setattr(PlainSlot, "reopen", lambda *_: None)
+        patch.setattr(PlainSlot, "start", start)
         limits = SimpleNamespace(begin=lambda: None, killed_by_own_limit=lambda: True)
         await _seal(kill, limits)
 

@@ -26,7 +26,7 @@ def _leased(run: str) -> tuple[Container, LeaseKey]:
     container = Container(1, cast("ServerContext", context))
     container.slot(0).state = SlotState.free
     request = LeaseRequest(slot=0, trajectory="t", ttl_s=60, request_id="r" * 16, tags=Tags(run=run))
-    return container, container.lease(request).key
+    return container, container.slot(0).grant(request).key
 
 
 @pytest.mark.parametrize(("run", "renews"), [("a", True), (None, True), ("b", False), ("", False)])

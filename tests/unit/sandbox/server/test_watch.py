@@ -63,7 +63,7 @@ def _follow(
 
 def _lease(container: Container, slot: int, run: str = "a") -> None:
     request = LeaseRequest(slot=slot, trajectory="t", ttl_s=60, request_id=uuid4().hex, tags=Tags(run=run))
-    container.lease(request)
+    container.slot(slot).grant(request)
 
 
 async def test_each_change_of_a_slot_is_a_line_in_order() -> None:

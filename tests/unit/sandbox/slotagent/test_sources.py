@@ -18,7 +18,8 @@ from agentenv.sandbox.slotagent import build
 REPOSITORY = Path(__file__).resolve().parents[4]
 PACKAGE = Path(agentenv.__file__).parent
 SOURCES = PACKAGE / "sandbox/slotagent"
-PROGRAMS = ("agent", "files", "launch")
+FOLDERS = ("agent", "files", "guard", "launch", "root", "steps")
+PROGRAMS = {name: [SOURCES / folder for folder in folders] for name, folders in build._PROGRAMS.items()}
 _COMMENTS_AND_STRINGS = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.DOTALL)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 _PROTOTYPE = re.compile(r"^(?!_Static_assert\b|typedef\b)(?![^(;]*\bstatic\b)\w[\w *]*\([^{};]*\)\s*;", re.MULTILINE)
@@ -34,13 +35,15 @@ def code_of(path: Path) -> str:
     return _COMMENTS_AND_STRINGS.sub(lambda found: " " if found[0].startswith("/") else '""', path.read_text())
 
 
-def units(folder: Path) -> dict[str, set[str]]:
-    """What each unit, a .c file and the header of its name, includes of the others."""
-    names = {path.name for path in c_files(folder)}
+def units(*folders: Path) -> dict[str, set[str]]:
+    """What each unit, a .c file and the header of its name, includes of the others in these folders."""
+    files = [path for folder in folders for path in c_files(folder)]
+    names = {path.name for path in files}
+    assert len(names) == len(files), "a name is in one folder of a program only"
     found: dict[str, set[str]] = {}
-    for path in c_files(folder):
+    for path in files:
         included = set(_INCLUDE.findall(path.read_text()))
-        assert included <= names, f"{path} includes what is not in its folder: {included - names}"
+        assert included <= names, f"{path} includes what is not in these folders: {included - names}"
         found.setdefault(path.stem, set()).update({Path(name).stem for name in included} - {path.stem})
     return found
 
@@ -61,41 +64,42 @@ def own_prototypes(folder: Path) -> Iterator[str]:
 
 def test_every_program_is_looked_at() -> None:
     folders = {path.parent.name for pattern in ("*.c", "*.h") for path in SOURCES.rglob(pattern)}
-    assert folders == set(PROGRAMS) == set(build._PROGRAMS.values())
+    assert folders == set(FOLDERS) == {folder for given in build._PROGRAMS.values() for folder in given}
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_no_circle_among_the_units(program: str) -> None:
-    order = [*TopologicalSorter(units(SOURCES / program)).static_order()]
-    assert "main" in order
-    assert not any("main" in included for included in units(SOURCES / program).values()), "main is above all others"
+    found = units(*PROGRAMS[program])
+    assert "main" in [*TopologicalSorter(found).static_order()]
+    assert not any("main" in included for included in found.values()), "main is above all others"
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_every_c_file_has_its_own_header_and_every_header_its_c_file(program: str) -> None:
-    names = {path.name for path in c_files(SOURCES / program)}
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_c_file_has_its_own_header_and_every_header_its_c_file(folder: str) -> None:
+    names = {path.name for path in c_files(SOURCES / folder)}
     assert {f"{Path(name).stem}.c" for name in names} == {name for name in names if name.endswith(".c")}
     assert names >= {f"{Path(name).stem}.h" for name in names if name != "main.c"}
     for name in names - {"main.c"}:
         if name.endswith(".c"):
-            first, *_ = _INCLUDE.findall((SOURCES / program / name).read_text())
+            first, *_ = _INCLUDE.findall((SOURCES / folder / name).read_text())
             assert Path(first).stem == Path(name).stem, "so that a header stands by itself"
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_units_share_functions_and_no_variables(program: str) -> None:
-    assert list(shared_variables(SOURCES / program)) == []
-    assert list(own_prototypes(SOURCES / program)) == []
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_units_share_functions_and_no_variables(folder: str) -> None:
+    assert list(shared_variables(SOURCES / folder)) == []
+    assert list(own_prototypes(SOURCES / folder)) == []
 
 
-@pytest.mark.parametrize("program", ["agent", "files"])
-def test_the_documented_levels_are_those_of_the_sources(program: str) -> None:
+@pytest.mark.parametrize(("folder", "program"), [("agent", "slotagent"), ("files", "slotfiles")])
+def test_the_documented_levels_are_those_of_the_sources(folder: str, program: str) -> None:
     page = (REPOSITORY / "docs/slot-agent.md").read_text()
-    [text] = re.findall(rf"^- `{program}/`: (.*?)(?=\n- |\n\n|\Z)", page, re.MULTILINE | re.DOTALL)
+    [text] = re.findall(rf"^- `{folder}/`: (.*?)(?=\n- |\n\n|\Z)", page, re.MULTILINE | re.DOTALL)
     levels = [re.findall(r"`(\w+)`", level) for level in text.split(" · ")]
     level_of = {name: number for number, names in enumerate(levels) for name in names}
-    assert level_of.keys() == units(SOURCES / program).keys()
-    for name, included in units(SOURCES / program).items():
+    found = {name: included for name, included in units(*PROGRAMS[program]).items() if name != "guard"}
+    assert level_of.keys() - {"guard"} == found.keys()
+    for name, included in found.items():
         assert all(level_of[other] < level_of[name] for other in included), name
 
 
@@ -138,7 +142,7 @@ def test_a_binary_is_named_by_the_sources_and_headers_of_its_folder(
 
 def test_what_names_a_binary_ships_with_it() -> None:
     """In an image or a wheel whose sources were not all there, the name would be another, and a compiler needed."""
-    wanted = {path.relative_to(PACKAGE) for program in PROGRAMS for path in c_files(SOURCES / program)}
+    wanted = {path.relative_to(PACKAGE) for folder in FOLDERS for path in c_files(SOURCES / folder)}
     image = {entry.name for entry in package_entries(PACKAGE, build.ensure_built())}
     assert {f"site/agentenv/{path}" for path in wanted} <= image
 

@@ -15,7 +15,8 @@ import pytest
 
 from agentenv.errors import SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss
-from agentenv.sandbox.supervisor import network, slot_lifecycle, slot_process
+from agentenv.sandbox.supervisor import network, slot_lifecycle
+from agentenv.sandbox.supervisor.plain_slot import PlainSlot
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_lifecycle import SlotLifecycle, SlotServices, is_shortage
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
@@ -32,6 +33,9 @@ class Reports:
     def failed(self, slot: SlotLifecycle) -> None:
         self.heard.append(f"failed: {slot.reason}")
 
+    def refused(self, slot: SlotLifecycle, reason: str) -> None:
+        self.heard.append(f"refused: {reason}")
+
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         self.heard.append(f"lost: {loss}")
 
@@ -44,7 +48,7 @@ def _life(reports: Reports) -> SlotLifecycle:
 async def test_discarding_a_large_workspace_does_not_stop_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     waited: list[bool] = []
-    monkeypatch.setattr(slot_process, "unmount_workspace", lambda *_: waited.append(over.wait(20)))
+    monkeypatch.setattr(PlainSlot, "discard", lambda *_: waited.append(over.wait(20)))
     discarding = asyncio.create_task(_life(Reports())._discard())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -60,7 +64,7 @@ async def test_a_workspace_that_does_not_go_is_never_taken_for_gone(
     def refuse(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(slot_process, "unmount_workspace", refuse)
+    monkeypatch.setattr(PlainSlot, "discard", refuse)
     with pytest.raises(OSError, match=os.strerror(number)):
         await _life(Reports())._discard()
 
@@ -93,6 +97,9 @@ async def _started(life: SlotLifecycle, monkeypatch: pytest.MonkeyPatch, failure
     began = 0
     never = asyncio.Event()
 
+    async def prepare(_: object) -> None:
+        return None
+
     async def start(*_: object) -> SlotProcess:
         nonlocal began
         began += 1
@@ -101,9 +108,9 @@ async def _started(life: SlotLifecycle, monkeypatch: pytest.MonkeyPatch, failure
         await never.wait()
         raise AssertionError
 
-    monkeypatch.setattr(slot_process, "start", start)
-    monkeypatch.setattr(slot_process, "mount_workspace", lambda *_: None)
-    monkeypatch.setattr(slot_process, "unmount_workspace", lambda *_: None)
+    monkeypatch.setattr(PlainSlot, "start", start)
+    monkeypatch.setattr(PlainSlot, "prepare", prepare)
+    monkeypatch.setattr(PlainSlot, "discard", lambda *_: None)
     monkeypatch.setattr(slot_lifecycle, "_FIRST_PAUSE_S", 0.001)
     wanted = len(failures) + 1
     life.begin()

@@ -23,8 +23,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-const char program_name[] = "slotlaunch";
-
 static void drop_privileges(void) {
     struct __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
     struct __user_cap_data_struct none[2];
@@ -50,6 +48,7 @@ static int take_option(char **arguments, int left) {
 }
 
 int main(int argc, char **argv) {
+    call_program("slotlaunch");
     int at = 1;
     while (at < argc && strcmp(argv[at], "--") != 0)
         at += take_option(argv + at, argc - at);

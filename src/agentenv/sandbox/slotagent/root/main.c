@@ -48,8 +48,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-const char program_name[] = "slotroot";
-
 enum { AGENT = 3, REPORT = 4, USER_NAMESPACE = 5 };
 
 struct wanted {
@@ -149,6 +147,7 @@ static void become_init(const struct wanted *wanted) {
 }
 
 int main(int argc, char **argv) {
+    call_program("slotroot");
     if (argc > 2 && !strcmp(argv[1], "userns"))
         make_user_namespace(argv[2], argc > 3 && !strcmp(argv[3], "nested"));
     struct wanted wanted = {0};

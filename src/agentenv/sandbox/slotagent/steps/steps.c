@@ -13,6 +13,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+static const char *program_name = "";
+
+void call_program(const char *name) {
+    program_name = name;
+}
+
 _Noreturn void fail(const char *what, const char *which) {
     dprintf(2, "%s: %s %s: %s\n", program_name, what, which, strerror(errno));
     _exit(127);

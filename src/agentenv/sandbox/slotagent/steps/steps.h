@@ -4,8 +4,8 @@
 
 #include <sys/types.h>
 
-/* The program's name, for its messages. */
-extern const char program_name[];
+/* The name with which messages begin. */
+void call_program(const char *name);
 
 _Noreturn void fail(const char *what, const char *which);
 
