@@ -18,6 +18,7 @@ Every class tells whose failure it is (``fault``), what survived and what to do 
     ├── TaskError                   fault=task: the user's own task, verifier or preparation raised
     └── InfraError                  fault=infra: ours; never a reward, never shown to the model
         ├── SandboxUnavailableError     no container can serve here (cause and cure are named)
+        │   ├── CheckpointError             no checkpoint was made, or there is none of that name
         │   ├── SelfTestError           the container could not prove what it promises
         │   ├── StartTimeoutError       did not become ready in time; retrying may succeed
         │   ├── MachineFullError        the machine runs its maximum of containers; retrying may succeed
@@ -189,6 +190,12 @@ class SandboxUnavailableError(InfraError):
     """No container can serve. Nothing runs; the message names the cause, ``next_step`` the cure."""
 
     code = "sandbox_unavailable"
+
+
+class CheckpointError(SandboxUnavailableError):
+    """A checkpoint was not made, or is not there: the message says why. The slot's files are as they were."""
+
+    code = "checkpoint"
 
 
 class SelfTestError(SandboxUnavailableError):

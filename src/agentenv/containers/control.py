@@ -18,6 +18,8 @@ from agentenv.containers.http import checked_info, fence_headers, headers_for, o
 from agentenv.errors import ConnectionLostError, PoolClosedError, ProtocolError
 from agentenv.wire.base import WireModel
 from agentenv.wire.leases import (
+    CheckpointReply,
+    CheckpointRequest,
     EndRequest,
     LeaseGrant,
     LeaseKey,
@@ -25,6 +27,7 @@ from agentenv.wire.leases import (
     ReleaseReply,
     RenewReply,
     RenewRequest,
+    RestoreRequest,
     SealRequest,
 )
 from agentenv.wire.server import ServerInfo, SlotsReply
@@ -98,6 +101,18 @@ class ContainerControl:
         """Kill everything running in the slot, keeping workspace and lease. Raises StaleLeaseError."""
         request = SealRequest(slot=key.slot, epoch=key.epoch, secret=key.secret, request_id=secrets.token_hex(8))
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/seal", request, timeout_s))
+
+    async def checkpoint(self, key: LeaseKey, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> str:
+        """Keep the files of an image slot as a checkpoint; returns its name. Everything running in it is killed.
+        Raises StaleLeaseError, CheckpointError."""
+        request = CheckpointRequest(**key.model_dump(), request_id=secrets.token_hex(8))
+        reply = await self._insist("POST", "/v1/leases/checkpoint", request, timeout_s)
+        return self._parse(CheckpointReply, reply).checkpoint
+
+    async def restore(self, key: LeaseKey, checkpoint: str, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> ReleaseReply:
+        """Give an image slot the files of a checkpoint in place of its own. Raises StaleLeaseError, CheckpointError."""
+        request = RestoreRequest(**key.model_dump(), checkpoint=checkpoint)
+        return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/restore", request, timeout_s))
 
     async def _insist(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
         """Repeat the request until it is answered or ``timeout_s`` has passed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from enum import Enum
 from types import UnionType
@@ -26,6 +27,7 @@ MAX_LEASE_BYTES: Final = 16 * 1024
 MAX_GENERATION: Final = 2**63 - 1
 _MAX_REASON_CHARS: Final = 4096
 _MAX_STACK_CHARS: Final = 8 * 1024
+_CHECKPOINT: Final = re.compile(r"[0-9a-f]{32}")
 _Packet = TypeVar("_Packet")
 
 # ---- from the supervisor ------------------------------------------------------------------------------
@@ -84,6 +86,15 @@ class SlotFailed:
 @dataclass(frozen=True)
 class SlotRefused:
     """The slot cannot have the root that was asked for in this epoch; a SlotReady of the next one will follow."""
+
+    slot: int
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class NotFrozen:
+    """The checkpoint that was asked for was not made; the slot is as it was."""
 
     slot: int
     epoch: int
@@ -152,6 +163,23 @@ class Reroot:
 
 
 @dataclass(frozen=True)
+class Freeze:
+    """Request a checkpoint of this name of an image slot: its processes end, what they wrote is kept, and the slot goes
+    on above it. The answer is SlotReady of the same epoch with ``kept``, NotFrozen, SlotLost or SlotFailed."""
+
+    slot: int
+    epoch: int
+    checkpoint: str
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Forget a checkpoint. No answer."""
+
+    checkpoint: str
+
+
+@dataclass(frozen=True)
 class Remember:
     """Return ``lease`` with the slot to the next server process."""
 
@@ -167,13 +195,14 @@ class Fence:
     generation: int
 
 
-SupervisorPacket = Hello | SlotReady | SlotFailed | SlotRefused | SlotLost | Pong
-Request = Serving | Ping | Unattended | Reset | Seal | Reroot | Remember | Fence
+SupervisorPacket = Hello | SlotReady | SlotFailed | SlotRefused | NotFrozen | SlotLost | Pong
+Request = Serving | Ping | Unattended | Reset | Seal | Reroot | Freeze | Drop | Remember | Fence
 _SUPERVISOR_PACKETS: Final[dict[str, type[SupervisorPacket]]] = {
     "hello": Hello,
     "slot_ready": SlotReady,
     "slot_failed": SlotFailed,
     "slot_refused": SlotRefused,
+    "not_frozen": NotFrozen,
     "slot_lost": SlotLost,
     "pong": Pong,
 }
@@ -184,6 +213,8 @@ _REQUESTS: Final[dict[str, type[Request]]] = {
     "reset": Reset,
     "seal": Seal,
     "reroot": Reroot,
+    "freeze": Freeze,
+    "drop": Drop,
     "remember": Remember,
     "fence": Fence,
 }
@@ -195,7 +226,7 @@ _HINTS: Final[dict[type[Any], dict[str, Any]]] = {
 
 def encode(packet: SupervisorPacket | Request) -> bytes:
     """The packet's bytes. Explanatory texts are cut. Raises ConfigError for a Hello that is too large."""
-    if isinstance(packet, SlotFailed | SlotRefused | SlotLost):
+    if isinstance(packet, SlotFailed | SlotRefused | NotFrozen | SlotLost):
         packet = dataclasses.replace(packet, reason=packet.reason[:_MAX_REASON_CHARS])
     elif isinstance(packet, Pong):  # the end of a stack is the current location
         stalls = dataclasses.replace(packet.stalls, stack=packet.stalls.stack[-_MAX_STACK_CHARS:])
@@ -220,6 +251,10 @@ def parse_request(packet: bytes, slots: int) -> Request:
     slot if it names one."""
     request = _decoded(packet, _REQUESTS, "the server")
     if isinstance(request, Serving | Ping | Unattended):
+        return request
+    if isinstance(request, Freeze | Drop) and not _CHECKPOINT.fullmatch(request.checkpoint):
+        raise ProtocolError(f"the server named a checkpoint {request.checkpoint[:200]!r}")
+    if isinstance(request, Drop):
         return request
     if isinstance(request, Fence):
         if not 0 <= request.generation <= MAX_GENERATION:

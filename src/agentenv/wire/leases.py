@@ -91,6 +91,30 @@ class LeaseRequest(WireModel):
     root: Root | None = None
 
 
+class CheckpointRequest(SealRequest):
+    """``POST /v1/leases/checkpoint``: keep the files of an image slot. Its processes end; it goes on above them.
+    Repeating a ``request_id`` returns the same checkpoint."""
+
+
+class CheckpointReply(WireModel):
+    """The checkpoint's name: who knows it may restore it, or lease slots of this container that begin with it."""
+
+    slot: SlotIndex
+    checkpoint: str
+
+
+class RestoreRequest(LeaseKey):
+    """``POST /v1/leases/restore``: give an image slot the files of a checkpoint in place of its own. Its processes
+    end."""
+
+    checkpoint: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+    @property
+    def key(self) -> LeaseKey:
+        """Key of the lease."""
+        return LeaseKey(slot=self.slot, epoch=self.epoch, secret=self.secret)
+
+
 class LeaseGrant(WireModel):
     """The container's answer: the key, and how long it is valid without a heartbeat."""
 

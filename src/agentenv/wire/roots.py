@@ -24,6 +24,8 @@ class RootSpec:
 
     image: str
     """Digest of an image in the node's store, ``sha256:…``."""
+    checkpoint: str = ""
+    """Name of a checkpoint in the slot's container: the slot begins with its files instead of the bare image's."""
     writable: Writable = "memory"
     """Where what the slot writes is kept: in memory (it counts as the slot's) or on the node's disk."""
     writable_bytes: int = 1024 * MIB

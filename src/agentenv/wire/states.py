@@ -32,6 +32,8 @@ class SlotPhase(StrEnum):
     sealing = "sealing"
     rerooting = "rerooting"
     """It gets the root of an image, for the lease that asked for it."""
+    freezing = "freezing"
+    """What it has written is kept as a checkpoint."""
     quarantined = "quarantined"
 
 
@@ -75,10 +77,13 @@ SLOT_PHASE_MOVES: Mapping[SlotPhase, frozenset[SlotPhase]] = {
     SlotPhase.absent: frozenset({SlotPhase.starting}),
     # starting -> resetting: a start that failed cleanly and is retried.
     SlotPhase.starting: frozenset({SlotPhase.ready, SlotPhase.resetting, SlotPhase.quarantined}),
-    SlotPhase.ready: frozenset({SlotPhase.resetting, SlotPhase.sealing, SlotPhase.rerooting, SlotPhase.quarantined}),
+    SlotPhase.ready: frozenset(
+        {SlotPhase.resetting, SlotPhase.sealing, SlotPhase.rerooting, SlotPhase.freezing, SlotPhase.quarantined}
+    ),
     SlotPhase.resetting: frozenset({SlotPhase.starting, SlotPhase.quarantined}),
     SlotPhase.sealing: frozenset({SlotPhase.starting, SlotPhase.quarantined}),
     SlotPhase.rerooting: frozenset({SlotPhase.starting, SlotPhase.quarantined}),
+    SlotPhase.freezing: frozenset({SlotPhase.starting, SlotPhase.quarantined}),
     # A slot that could not be verified clean is never used again.
     SlotPhase.quarantined: frozenset(),
 }

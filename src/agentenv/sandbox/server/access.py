@@ -49,6 +49,8 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "POST /v1/leases/renew": Who.run,
         "POST /v1/leases/release": Who.run,
         "POST /v1/leases/seal": Who.run,
+        "POST /v1/leases/checkpoint": Who.run,
+        "POST /v1/leases/restore": Who.run,
         "POST /v1/leases/end": Who.control,
         "PUT /v1/attachments/{call}/{field}": Who.run,
         "GET /v1/attachments/{call}/{field}": Who.run,
@@ -65,6 +67,8 @@ FENCED: Final = frozenset(
         "POST /v1/leases/renew",
         "POST /v1/leases/release",
         "POST /v1/leases/seal",
+        "POST /v1/leases/checkpoint",
+        "POST /v1/leases/restore",
         "POST /v1/leases/end",
     }
 )

@@ -26,7 +26,15 @@ from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.calls import Accepted, Batch, Cancel, Failure, client_message
-from agentenv.wire.leases import EndRequest, LeaseKey, LeaseRequest, RenewRequest, SealRequest
+from agentenv.wire.leases import (
+    CheckpointRequest,
+    EndRequest,
+    LeaseKey,
+    LeaseRequest,
+    RenewRequest,
+    RestoreRequest,
+    SealRequest,
+)
 from agentenv.wire.server import ErrorReply, Health, ServerInfo
 from agentenv.wire.watch import GENERATION_HEADER, GUEST_HEADER
 
@@ -44,6 +52,8 @@ _key: TypeAdapter[LeaseKey] = TypeAdapter(LeaseKey)
 _end: TypeAdapter[EndRequest] = TypeAdapter(EndRequest)
 _lease: TypeAdapter[LeaseRequest] = TypeAdapter(LeaseRequest)
 _seal: TypeAdapter[SealRequest] = TypeAdapter(SealRequest)
+_checkpoint: TypeAdapter[CheckpointRequest] = TypeAdapter(CheckpointRequest)
+_restore: TypeAdapter[RestoreRequest] = TypeAdapter(RestoreRequest)
 _renew: TypeAdapter[RenewRequest] = TypeAdapter(RenewRequest)
 
 log = logging.getLogger(__name__)
@@ -78,6 +88,8 @@ class SandboxApp:
         router.add_post("/v1/leases/release", self._post_release)
         router.add_post("/v1/leases/end", self._post_end)
         router.add_post("/v1/leases/seal", self._post_seal)
+        router.add_post("/v1/leases/checkpoint", self._post_checkpoint)
+        router.add_post("/v1/leases/restore", self._post_restore)
         AttachmentRoutes(self.container).add_to(router)
         OutputRoutes(self.container).add_to(router)
         TailRoute(self.container, self.watchers).add_to(router)
@@ -136,6 +148,12 @@ class SandboxApp:
 
     async def _post_seal(self, request: web.Request) -> web.Response:
         return _reply(await holder_of(request, self.container).seal(await _read(request, _seal)))
+
+    async def _post_checkpoint(self, request: web.Request) -> web.Response:
+        return _reply(await holder_of(request, self.container).checkpoint(await _read(request, _checkpoint)))
+
+    async def _post_restore(self, request: web.Request) -> web.Response:
+        return _reply(await holder_of(request, self.container).restore(await _read(request, _restore)))
 
     # -- calls -------------------------------------------------------------------------------------
 

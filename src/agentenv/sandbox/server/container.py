@@ -6,7 +6,7 @@ import logging
 import secrets
 
 from agentenv.errors import LeaseLostError, ProtocolError, SandboxUnavailableError, StaleLeaseError, from_wire
-from agentenv.sandbox.control_protocol import Hello, Pong, SlotFailed, SlotLost, SlotRefused
+from agentenv.sandbox.control_protocol import Hello, NotFrozen, Pong, SlotFailed, SlotLost, SlotRefused
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.server.attendance import Attendance
 from agentenv.sandbox.server.calls import CallInFlight
@@ -81,9 +81,11 @@ class Container:
                 slot.failed(received.epoch, received.reason)
             case SlotRefused() if slot := self.find(received.slot):
                 slot.refused(received.epoch, received.reason)
+            case NotFrozen() if slot := self.find(received.slot):
+                slot.not_frozen(received.epoch, received.reason)
             case SlotLost() if slot := self.find(received.slot):
                 slot.lost(received.loss, received.reason)
-            case Hello() | SlotHandedOver() | SlotFailed() | SlotRefused() | SlotLost():
+            case Hello() | SlotHandedOver() | SlotFailed() | SlotRefused() | NotFrozen() | SlotLost():
                 if isinstance(received, SlotHandedOver):
                     received.agent.close()
                 raise ProtocolError(f"the supervisor sent an unexpected {type(received).__name__}")

@@ -17,7 +17,17 @@ from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.replies import Raw
 from agentenv.sandbox.server.tools.registry import parse_arguments, with_attached
 from agentenv.wire.calls import Call, CallKey
-from agentenv.wire.leases import LeaseKey, LeaseLoss, ReleaseReply, RenewReply, RenewRequest, SealRequest
+from agentenv.wire.leases import (
+    CheckpointReply,
+    CheckpointRequest,
+    LeaseKey,
+    LeaseLoss,
+    ReleaseReply,
+    RenewReply,
+    RenewRequest,
+    RestoreRequest,
+    SealRequest,
+)
 
 _NO_SECRET = "-" * 16
 """The secret of no lease."""
@@ -157,6 +167,18 @@ class Holder:
         """See :meth:`agentenv.sandbox.server.slot.Slot.seal`."""
         slot = self._container.slot(request.slot)
         return ReleaseReply(slot=request.slot, state=await slot.seal(self._own(request.key), request.request_id))
+
+    async def checkpoint(self, request: CheckpointRequest) -> CheckpointReply:
+        """See :meth:`agentenv.sandbox.server.slot.Slot.checkpoint`."""
+        slot = self._container.slot(request.slot)
+        name = await slot.checkpoint(self._own(request.key), request.request_id)
+        return CheckpointReply(slot=request.slot, checkpoint=name)
+
+    async def restore(self, request: RestoreRequest) -> ReleaseReply:
+        """See :meth:`agentenv.sandbox.server.slot.Slot.restore`."""
+        slot = self._container.slot(request.slot)
+        await slot.restore(self._own(request.key), request.checkpoint)
+        return ReleaseReply(slot=request.slot, state=slot.state)
 
     def _own(self, key: LeaseKey) -> LeaseKey:
         """The key; in place of one of another run's lease, a key that matches no lease."""

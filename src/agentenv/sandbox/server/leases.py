@@ -7,8 +7,9 @@ import secrets
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentenv.errors import ProtocolError
+from agentenv.errors import ConfigError, ProtocolError
 from agentenv.wire.leases import LeaseGrant, LeaseKey, LeaseRequest, Tags
+from agentenv.wire.roots import RootSpec
 
 
 @dataclass
@@ -25,13 +26,23 @@ class Lease:
     sealed: bool = False
     """Whether its slot has been sealed: from then on it runs a verifier."""
     tags: Tags = field(default_factory=Tags)
+    root: RootSpec | None = None
+    """What its slot is made from; None: it is a plain one."""
 
     @classmethod
     def grant(cls, request: LeaseRequest, epoch: int, now_s: float) -> Lease:
         """A new lease with a fresh secret."""
         key = LeaseKey(slot=request.slot, epoch=epoch, secret=secrets.token_urlsafe(24))
         expires_at_s = now_s + request.ttl_s
-        return cls(key, request.trajectory, request.ttl_s, request.request_id, expires_at_s, tags=request.tags)
+        return cls(
+            key,
+            request.trajectory,
+            request.ttl_s,
+            request.request_id,
+            expires_at_s,
+            tags=request.tags,
+            root=request.root,
+        )
 
     def admits(self, key: LeaseKey) -> bool:
         """Whether ``key`` is this lease's, compared in constant time."""
@@ -53,6 +64,7 @@ class Lease:
             "era": self.era,
             "sealed": self.sealed,
             "tags": self.tags.model_dump(),
+            "root": None if self.root is None else self.root.to_dict(),
         }
 
     @classmethod
@@ -65,6 +77,7 @@ class Lease:
             trajectory, request_id = str(kept["trajectory"]), str(kept["request_id"])
             sealed = kept.get("sealed") is True
             tags = Tags.model_validate(kept.get("tags", {}))
-            return cls(key, trajectory, ttl_s, request_id, now_s + ttl_s, era + 1, sealed, tags)
-        except (KeyError, TypeError, ValueError) as error:
+            root = None if kept.get("root") is None else RootSpec.parse(kept["root"])
+            return cls(key, trajectory, ttl_s, request_id, now_s + ttl_s, era + 1, sealed, tags, root)
+        except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise ProtocolError(f"the lease remembered for slot {slot} is malformed: {error!r}") from error

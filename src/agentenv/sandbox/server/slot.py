@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import socket
 from collections import deque
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from agentenv.errors import (
     AgentEnvError,
+    CheckpointError,
     LeaseLostError,
     ProtocolError,
     SandboxUnavailableError,
@@ -76,6 +78,11 @@ class Slot:
         self._runner: CallRunner | None = None
         self._sealing = False
         self._rerooting = False
+        self._freezing = ""
+        """The name of the checkpoint that is being made."""
+        self._not_frozen = ""
+        self._frozen: dict[str, str] = {}
+        """Checkpoints made for this lease, by request."""
         self._settled: list[asyncio.Future[None]] = []
         self._expiry: asyncio.TimerHandle | None = None
         self._sealed_by = ""
@@ -238,6 +245,58 @@ class Slot:
             )
         return self.state
 
+    async def checkpoint(self, key: LeaseKey, request_id: str = "") -> str:
+        """Kill everything in an image slot and keep its files as a checkpoint, above which it goes on; returns the
+        checkpoint's name. Once per non-empty ``request_id``. A running call is cancelled.
+
+        Raises StaleLeaseError, SlotDestroyedError, LeaseLostError (also when it takes too long: the lease ends);
+        CheckpointError when it was not made: nothing was killed then but the running calls.
+        """
+        self._check_recreatable(key)
+        if request_id and request_id in self._frozen:
+            return self._frozen[request_id]
+        name = self._freezing = secrets.token_hex(16)
+        self._not_frozen = ""
+        self._stop_calls()
+        self._context.supervisor.freeze(self.index, self.epoch, name)
+        await self._until_recreated(key, "frozen")
+        if self._not_frozen:
+            raise CheckpointError(f"no checkpoint was made: {self._not_frozen}")
+        if request_id:
+            self._frozen[request_id] = name
+        return name
+
+    async def restore(self, key: LeaseKey, checkpoint: str) -> None:
+        """Kill everything in an image slot and give it the files of a checkpoint in place of its own. Raises as
+        :meth:`checkpoint`; when there is no such checkpoint the lease ends."""
+        self._check_recreatable(key)
+        assert self.lease is not None
+        if self.lease.root is None:
+            raise CheckpointError("plain slots have no checkpoints")
+        self.lease.root = replace(self.lease.root, checkpoint=checkpoint)
+        self._rerooting = True
+        self._stop_calls()
+        self._close_runner()
+        self._context.supervisor.reroot(self.index, self.epoch, self.lease.root.to_dict())
+        await self._until_recreated(key, "restored")
+
+    def _check_recreatable(self, key: LeaseKey) -> None:
+        if self.lease is None or not self.lease.admits(key):
+            raise self._gone(key)
+        if self._sealing or self._rerooting or self._freezing:
+            raise SandboxUnavailableError(f"slot {self.index} is being recreated already", next_step="ask again")
+
+    def _stop_calls(self) -> None:
+        self._stop_current(Stop.cancelled)
+        self._session_calls.stop()
+
+    async def _until_recreated(self, key: LeaseKey, done: str) -> None:
+        if not await self._settle(SEAL_S) and self.lease is not None and self.lease.admits(key):
+            self._lose_lease(Loss.not_renewed, f"it was not {done} within {SEAL_S:g} s")
+            self._reset()
+        if self.lease is None or not self.lease.admits(key):
+            raise self.why_lost(key) or LeaseLostError(f"slot {self.index} was lost: {self.reason or self.state}")
+
     # -- what the supervisor says ------------------------------------------------------------------
 
     def ready(self, packet: SlotReady, agent: socket.socket) -> None:
@@ -250,6 +309,15 @@ class Slot:
             self.lease.sealed = True
             self._context.supervisor.remember(self.index, self.epoch, self.lease.to_memory())
             self._open_runner(packet, agent, era=0, sealed=True)
+        elif self._freezing and packet.kept and packet.epoch == self.epoch:
+            self._freezing = ""
+            if self.lease is None:
+                agent.close()
+                self._context.supervisor.reset(self.index, self.epoch)
+                return
+            self._cancel_unheard()
+            self._close_runner()
+            self._open_runner(packet, agent, era=0, sealed=self.lease.sealed)
         elif self._rerooting and packet.view is not None and packet.epoch == self.epoch:
             self._rerooting = False
             if self.lease is None:  # released meanwhile: only now can it be reset
@@ -278,6 +346,13 @@ class Slot:
         if self.state is not SlotState.resetting:
             self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         self._wake_settled()
+
+    def not_frozen(self, epoch: int, reason: str) -> None:
+        """The checkpoint was not made; the slot goes on."""
+        if epoch == self.epoch and self._freezing:
+            self._freezing, self._not_frozen = "", reason
+            self._wake_settled()
+            self._pump()
 
     def failed(self, epoch: int, reason: str) -> None:
         """The slot could not be verified clean."""
@@ -369,7 +444,7 @@ class Slot:
 
     def _pump(self) -> None:
         """Start the next call, if possible."""
-        while self._queue and self._current is None and self._runner is not None:
+        while self._queue and self._current is None and self._runner is not None and not self._freezing:
             if self._memory is None or self._memory.full:
                 return
             asked = self._queue.popleft()
@@ -409,6 +484,7 @@ class Slot:
         """A new epoch, or a slot that this (new) server process takes over."""
         self._lose_lease(Loss.reset, "the slot was reset")
         self._sealing = self._rerooting = False
+        self._freezing = ""
         self._cancel_unheard()
         self._close_runner()
         if self.state is not SlotState.resetting:
@@ -457,6 +533,8 @@ class Slot:
             self.lost(loss, reason, ask_reset=True)
         elif self.lease is None:
             self.lost(loss, reason)
+        elif self._freezing:
+            return  # the supervisor has killed it
         elif self._unheard is None:
             # Only the supervisor can tell how it ended, and reports it at once.
             if self._runner is not None:
@@ -475,7 +553,7 @@ class Slot:
     def _reset(self) -> None:
         self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         self._close_runner()
-        if not (self._sealing or self._rerooting):
+        if not (self._sealing or self._rerooting or self._freezing):
             self._context.supervisor.reset(self.index, self.epoch)
 
     def _lose_lease(self, loss: Loss, reason: str) -> None:
@@ -503,6 +581,7 @@ class Slot:
         for asked in queued:
             answer(asked, refusal(asked.call_id, error), self._context.statistics)
         self.past.clear()
+        self._frozen.clear()
         if self._memory is not None:
             self._memory.clear()
             self._memory = None

@@ -12,8 +12,11 @@ from typing import Any
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.control_protocol import (
     MAX_PACKET_BYTES,
+    Drop,
     Fence,
+    Freeze,
     Hello,
+    NotFrozen,
     Ping,
     Pong,
     Remember,
@@ -42,7 +45,7 @@ class SlotHandedOver:
     agent: socket.socket
 
 
-Received = Hello | SlotHandedOver | SlotFailed | SlotRefused | SlotLost | Pong
+Received = Hello | SlotHandedOver | SlotFailed | SlotRefused | NotFrozen | SlotLost | Pong
 
 
 class SupervisorLink:
@@ -111,6 +114,14 @@ class SupervisorLink:
     def reroot(self, slot: int, epoch: int, root: dict[str, Any]) -> None:
         """See :class:`~agentenv.sandbox.control_protocol.Reroot`."""
         self._send(Reroot(slot, epoch, root))
+
+    def freeze(self, slot: int, epoch: int, checkpoint: str) -> None:
+        """See :class:`~agentenv.sandbox.control_protocol.Freeze`."""
+        self._send(Freeze(slot, epoch, checkpoint))
+
+    def drop(self, checkpoint: str) -> None:
+        """See :class:`~agentenv.sandbox.control_protocol.Drop`."""
+        self._send(Drop(checkpoint))
 
     def remember(self, slot: int, epoch: int, lease: dict[str, Any] | None) -> None:
         """See :class:`~agentenv.sandbox.control_protocol.Remember`."""

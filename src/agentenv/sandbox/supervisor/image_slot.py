@@ -12,9 +12,10 @@ import posixpath
 from pathlib import Path
 from typing import Final
 
-from agentenv.errors import SandboxUnavailableError
+from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.supervisor import mounts, slot_process, syscalls
+from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
 from agentenv.sandbox.supervisor.image_mounts import ImageConfig
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
 from agentenv.sandbox.supervisor.limits import CgroupPlan
@@ -35,9 +36,11 @@ EXTRA_CAPABILITIES: Final = {
     "audit_write": 29,
 }  # fmt: skip
 """What a lease may ask for as well."""
+MAX_LAYERS: Final = 64
+"""Checkpoints that a slot may stand on: each costs every lookup of a name a little."""
 HOSTNAME: Final = "slot"
 _USER_NAMESPACE_FD: Final = 5
-_PARTS: Final = ("upper", "work", "root", "image")
+_PARTS: Final = ("upper", "work", "root")
 
 
 def capability_mask(extra: tuple[str, ...]) -> int:
@@ -49,14 +52,25 @@ class ImageSlot:
     """Implements :class:`agentenv.sandbox.supervisor.slot_kind.SlotKind`. ``place`` is an empty directory of this
     slot's."""
 
-    def __init__(self, setup: SlotSetup, slot: int, reaper: Reaper, root: RootSpec, ids: IdRange, place: Path) -> None:
+    def __init__(
+        self,
+        setup: SlotSetup,
+        slot: int,
+        reaper: Reaper,
+        root: RootSpec,
+        ids: IdRange,
+        place: Path,
+        layers: tuple[Frozen, ...] = (),
+    ) -> None:
         self._setup = setup
         self._slot = slot
         self._reaper = reaper
         self._root = root
         self._ids = ids
         self._place = place
+        self._layers = layers
         self._namespace = -1
+        self._image = Path()
         self._config: ImageConfig | None = None
         self._mounted: list[Path] = []
 
@@ -101,15 +115,50 @@ class ImageSlot:
         images = self._setup.images
         if images is None:
             raise SandboxUnavailableError("this container has no image store: it has plain slots only")
-        image, self._config = images.take(self._root.image)
+        self._image, self._config = images.take(self._root.image)
+        await self._lay()
+
+    async def _lay(self) -> None:
+        """The writable layer, new and empty, and below it the frozen ones and the image, each shown as the slot's."""
         self._mount(self._place, self._root.writable_bytes, self._root.writable_inodes, self._ids.first)
         with syscalls.file_access_as(self._ids.first):
-            for name in _PARTS:
+            for name in (*_PARTS, *self._lowers):
                 (self._place / name).mkdir(mode=0o755)
         self._namespace = await make_user_namespace(
             self._setup.root_launcher, self._ids, self._reaper, nested=self._root.nested_namespaces
         )
-        self._show(image, self._place / "image", self._namespace)
+        for name, layer in zip(self._lowers, self._layers, strict=False):
+            await self._show_layer(layer, self._place / name)
+        self._show(self._image, self._place / self._lowers[-1], self._namespace)
+
+    @property
+    def _lowers(self) -> list[str]:
+        """The directories that the root is made from, the upmost first."""
+        return [*(f"l{number}" for number in range(len(self._layers))), "image"]
+
+    async def _show_layer(self, layer: Frozen, target: Path) -> None:
+        if layer.ids == self._ids:
+            return self._show(layer.files, target, None)
+        program = self._setup.root_launcher
+        namespace = await make_user_namespace(program, self._ids, self._reaper, shown=layer.ids)
+        try:
+            self._show(layer.files, target, namespace)
+        finally:
+            os.close(namespace)
+
+    def unfit_to_freeze(self, checkpoints: Checkpoints) -> ConfigError | None:
+        """Why what has been written cannot be kept as a checkpoint; None if it can."""
+        if len(self._layers) >= MAX_LAYERS:
+            return ConfigError("checkpoint", f"{MAX_LAYERS} checkpoints lie below this slot already")
+        return checkpoints.refusal(self._place)
+
+    async def freeze(self, checkpoints: Checkpoints, name: str) -> None:
+        """Keep what has been written as a checkpoint, and go on above it. No process may be left."""
+        self._unmount_lowers()
+        checkpoint = checkpoints.freeze(name, self._root.image, self._layers, self._place, self._ids)
+        self._mounted.clear()
+        self._layers = checkpoint.layers
+        await self._lay()
 
     def _mount(self, place: Path, size_bytes: int, inodes: int, uid: int) -> None:
         under = place.stat().st_dev
@@ -118,11 +167,12 @@ class ImageSlot:
         if place.stat().st_dev == under:
             raise OSError(f"{place} is not a fresh mount")
 
-    def _show(self, source: Path, target: Path, namespace: int) -> None:
-        """A mount of ``source`` at ``target`` with its ids mapped."""
+    def _show(self, source: Path, target: Path, namespace: int | None) -> None:
+        """A mount of ``source`` at ``target`` with its ids mapped as in this user namespace."""
         copied = syscalls.copy_mount(str(source))
         try:
-            syscalls.map_ids(copied, namespace)
+            if namespace is not None:
+                syscalls.map_ids(copied, namespace)
             syscalls.attach_mount(copied, str(target))
         finally:
             os.close(copied)
@@ -133,15 +183,22 @@ class ImageSlot:
 
     def discard(self) -> None:
         """Unmount the image, then the writable layer with all that was written."""
+        self._unmount_lowers()
         while self._mounted:
+            syscalls.umount(str(self._mounted[-1]))
+            self._mounted.pop()
+        if self._config is not None and self._setup.images is not None:
+            self._setup.images.give_back(self._root.image)
+            self._config = None
+
+    def _unmount_lowers(self) -> None:
+        """Leave the writable layer only."""
+        while len(self._mounted) > 1:
             syscalls.umount(str(self._mounted[-1]))
             self._mounted.pop()
         if self._namespace >= 0:
             os.close(self._namespace)
             self._namespace = -1
-        if self._config is not None and self._setup.images is not None:
-            self._setup.images.give_back(self._root.image)
-            self._config = None
 
     async def start(self) -> SlotProcess:
         """Start slotroot."""
@@ -160,7 +217,7 @@ class ImageSlot:
                 *("-p", str(MAX_TERMINALS)),
                 *("-r", str(self._setup.tree.root / "run/agentenv")),
                 *("-e", str(self._setup.tree.image_etc)),
-                *("--", str(self._place), "image", "/run/agentenv/slotagent", str(AGENT_FD), "guarded"),
+                *("--", str(self._place), ":".join(self._lowers), "/run/agentenv/slotagent", str(AGENT_FD), "guarded"),
             ],
             {AGENT_FD: agent_fd, INFO_FD: info_fd, _USER_NAMESPACE_FD: self._namespace},
             error_fd,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentenv.backoff import Backoff
-from agentenv.errors import SandboxUnavailableError
+from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
 from agentenv.sandbox.supervisor import cgroups, limits, network
@@ -51,6 +51,9 @@ class SlotReports(Protocol):
 
     def failed(self, slot: SlotLifecycle) -> None:
         """The slot is quarantined permanently; its ``reason`` tells why."""
+
+    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
+        """The checkpoint that was asked for was not made; the slot is as it was."""
 
     def refused(self, slot: SlotLifecycle, reason: str) -> None:
         """The slot cannot have the root that was asked for; it is being reset."""
@@ -127,7 +130,7 @@ class SlotLifecycle:
         """Recreate it. During a reset this has no effect; a quarantined slot stays quarantined."""
         if self.phase is SlotPhase.ready:
             self._turn(SlotPhase.resetting)
-        elif self._sealing:
+        elif self._sealing or self._checkpoint or self.phase is SlotPhase.rerooting:
             self._reset_after = True
 
     def seal(self) -> None:
@@ -140,10 +143,29 @@ class SlotLifecycle:
         if self.phase is SlotPhase.ready:
             setup = self._services.setup
             ids = IdRange(setup.first_range + self.number)
-            self._next = ImageSlot(
-                setup, self.number, self._services.reaper, root, ids, setup.tree.workspace(self.number)
-            )
+            place = setup.tree.workspace(self.number)
+            try:
+                layers = setup.layers_of(root)
+            except ConfigError as error:
+                self._services.reports.refused(self, error.message)
+                self._turn(SlotPhase.resetting)
+                return
+            self._next = ImageSlot(setup, self.number, self._services.reaper, root, ids, place, layers)
             self._turn(SlotPhase.rerooting)
+
+    def freeze(self, name: str) -> None:
+        """Keep what an image slot has written as a checkpoint, and go on above it; ignored while the slot is not
+        ready."""
+        if self.phase is not SlotPhase.ready:
+            return
+        checkpoints = self._services.setup.checkpoints
+        if not isinstance(self.kind, ImageSlot) or checkpoints is None:
+            self._services.reports.not_frozen(self, "only image slots have checkpoints")
+        elif (refused := self.kind.unfit_to_freeze(checkpoints)) is not None:
+            self._services.reports.not_frozen(self, refused.message)
+        else:
+            self._checkpoint = name
+            self._turn(SlotPhase.freezing)
 
     def remember(self, lease: dict[str, Any] | None) -> None:
         """Remember the lease for the next server; ignored while the slot is not ready."""
@@ -183,13 +205,18 @@ class SlotLifecycle:
     _next: SlotKind | None = None
     """What it becomes once it is empty; None: what it is."""
 
+    _checkpoint = ""
+    """The name of the one that is being made."""
+
     async def _cycle(self) -> None:
-        keep = self._sealing
+        keep = self._sealing or bool(self._checkpoint)
         if self._limits is not None:
             self._limits.begin()
         try:
             await self._end()
-            if not keep:
+            if self._checkpoint:
+                await self._freeze()
+            elif not keep:
                 await self._discard()
         except OSError as error:
             self._quarantine(f"could not be proved clean: {error or type(error).__name__}")
@@ -198,6 +225,11 @@ class SlotLifecycle:
             self.kind, self._next = self._next, None
         self._move(SlotPhase.starting)
         await self._bring_up(keep=keep)
+
+    async def _freeze(self) -> None:
+        assert isinstance(self.kind, ImageSlot)
+        assert self._services.setup.checkpoints is not None
+        await self.kind.freeze(self._services.setup.checkpoints, self._checkpoint)
 
     async def _bring_up(self, *, keep: bool = False) -> None:
         if self.phase is SlotPhase.absent:
@@ -222,7 +254,7 @@ class SlotLifecycle:
         """The workspace cannot be moved to new namespaces: its lease ends, and the slot is completely recreated."""
         filled = self._limits is not None and self._limits.killed_by_own_limit()
         loss = Loss.filled if filled else Loss.not_renewed
-        self._reset_after = False
+        self._reset_after, self._checkpoint = False, ""
         self._services.reports.lost(self, loss, f"it could not be sealed: {error.message}")
         self._turn(SlotPhase.resetting)
 
@@ -270,7 +302,7 @@ class SlotLifecycle:
         assert self.process is not None
         self._move(SlotPhase.ready)
         self.kept = kept
-        self._sealing = False
+        self._sealing, self._checkpoint = False, ""
         self._watch_limits(self.process)
         process = self.process
         process.exited.add_done_callback(lambda ended: self._ended(process, ended))

@@ -22,8 +22,11 @@ from pathlib import Path
 from agentenv.backoff import pause_s
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError, StartTimeoutError
 from agentenv.sandbox.control_protocol import (
+    Drop,
     Fence,
+    Freeze,
     Hello,
+    NotFrozen,
     Ping,
     Pong,
     Remember,
@@ -42,6 +45,7 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import needed
 from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.supervisor import cgroups, child, events, isolation, mounts, rootfs, selftest, server_process
+from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import Identity
 from agentenv.sandbox.supervisor.limits import CgroupLayout, limit_files, server_plan
@@ -148,6 +152,11 @@ class Supervisor:
         """Report to the server that the slot is quarantined."""
         if self._greeted and self._server is not None:
             self._server.link.send(SlotFailed(slot.number, slot.epoch, slot.reason))
+
+    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
+        """Report to the server that the checkpoint it asked for was not made."""
+        if self._greeted and self._server is not None:
+            self._server.link.send(NotFrozen(slot.number, slot.epoch, reason))
 
     def refused(self, slot: SlotLifecycle, reason: str) -> None:
         """Report to the server that the slot cannot have the root it asked for."""
@@ -275,6 +284,10 @@ class Supervisor:
                 self._slots[number].seal()
             case Reroot(number, epoch, root) if epoch == self._slots[number].epoch:
                 self._slots[number].reroot(RootSpec.parse(root))
+            case Freeze(number, epoch, name) if epoch == self._slots[number].epoch:
+                self._slots[number].freeze(name)
+            case Drop(name) if self._setup.checkpoints is not None:
+                self._setup.checkpoints.drop(name)
             case Remember(number, epoch, lease) if epoch == self._slots[number].epoch:
                 self._slots[number].remember(lease)
             case Fence(generation):
@@ -320,7 +333,18 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
         programs["bash"] = launch.shell
     tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
     images = ImageMounts(Path(spec.store_dir), place / "images") if spec.store_dir else None
-    setup = SlotSetup(spec, identity, tree, launch.layout, launch.bwrap, launch.launcher, launch.root_launcher, images)
+    checkpoints = Checkpoints(place / "checkpoints", spec.checkpoint_bytes) if spec.store_dir else None
+    setup = SlotSetup(
+        spec,
+        identity,
+        tree,
+        launch.layout,
+        launch.bwrap,
+        launch.launcher,
+        launch.root_launcher,
+        images=images,
+        checkpoints=checkpoints,
+    )
     return setup, place
 
 
