@@ -1,0 +1,98 @@
+"""A directory's entries, for comparing; and, run as a program, those of a mounted index (root, Linux 6.12).
+
+The program mounts in a namespace of its own, so nothing of it stays: ``mounted_index.py INDEX LAYER…``.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+CLONE_NEWNS, MS_RDONLY, MS_REC, MS_PRIVATE = 0x20000, 1, 0x4000, 0x40000
+Listing = dict[bytes, tuple[Any, ...]]
+
+
+def listing(directory: Path, xattrs: Sequence[str] = ()) -> Listing:
+    """Every path below a directory with all that is to be equal. Of extended attributes only ``xattrs`` and
+    ``user.*``: a file system of this machine adds its own."""
+    found: Listing = {}
+    for parent, directories, files in os.walk(directory):
+        for name in (*directories, *files):
+            path = Path(parent, name)
+            found[os.fsencode(path.relative_to(directory))] = _described(path, xattrs)
+    found[b"."] = _described(directory, xattrs)
+    return found
+
+
+def _described(path: Path, wanted: Sequence[str]) -> tuple[Any, ...]:
+    seen = path.lstat()
+    directory = stat.S_ISDIR(seen.st_mode)
+    content = None
+    if stat.S_ISREG(seen.st_mode):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+    names = [name for name in os.listxattr(path, follow_symlinks=False) if name.startswith("user.") or name in wanted]
+    return (
+        oct(seen.st_mode),
+        (seen.st_uid, seen.st_gid),
+        None if directory else (seen.st_size, seen.st_nlink),
+        seen.st_mtime_ns,
+        seen.st_rdev if stat.S_ISCHR(seen.st_mode) or stat.S_ISBLK(seen.st_mode) else 0,
+        os.fsencode(path.readlink()) if stat.S_ISLNK(seen.st_mode) else None,
+        content,
+        {name: os.getxattr(path, name, follow_symlinks=False) for name in sorted(names)},
+    )
+
+
+def mounted(index: Path, layers: Sequence[Path], xattrs: Sequence[str] = ()) -> Listing:
+    """The listing of an index that another process mounts. Raises OSError when the kernel refuses it."""
+    argv = [sys.executable, __file__, ",".join(xattrs), str(index), *map(str, layers)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode == 3:
+        raise OSError(int(done.stderr), os.strerror(int(done.stderr)))
+    assert done.returncode == 0, done.stderr
+    found: Listing = ast.literal_eval(done.stdout)
+    return found
+
+
+def differences(one: Listing, other: Listing) -> list[tuple[bytes, Any, Any]]:
+    return [
+        (path, one.get(path), other.get(path))
+        for path in sorted(one.keys() | other)
+        if one.get(path) != other.get(path)
+    ]
+
+
+def _mount(source: str, at: str, kind: str, flags: int, data: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(source.encode(), at.encode(), kind.encode(), flags, data.encode()):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def main(xattrs: str, index: str, *layers: str) -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    _mount("none", "/", "", MS_REC | MS_PRIVATE, "")
+    with tempfile.TemporaryDirectory() as at:
+        try:
+            _mount(index, at, "erofs", MS_RDONLY, ",".join(f"device={layer}" for layer in layers))
+        except OSError as error:
+            sys.stderr.write(str(error.errno))
+            sys.exit(3)
+        try:
+            print(listing(Path(at), [name for name in xattrs.split(",") if name]))
+        finally:
+            ctypes.CDLL(None).umount2(at.encode(), 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
