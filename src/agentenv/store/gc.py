@@ -79,7 +79,7 @@ def collect(layout: Layout, *, budget_bytes: int, keep_s: float, dry_run: bool =
     somebody is making an image of. Raises OSError."""
     if not dry_run:
         sweep(layout, downloads=True)
-    layer_bytes = {digest_of(tar): tar.stat().st_size for tar in layout.layers.glob("*.tar")}
+    layer_bytes = _layer_bytes(layout)
     images = kept_images(layout)
     chosen = choose(images, layer_bytes, budget_bytes=budget_bytes, keep_s=keep_s, now_s=time.time())
     index_bytes = {image.digest: image.index_bytes for image in images}
@@ -109,6 +109,19 @@ def kept_images(layout: Layout) -> list[KeptImage]:
                     pinned=is_pinned(path),
                 )
             )
+    return found
+
+
+def size_bytes(layout: Layout) -> int:
+    """What layers and indexes take."""
+    return sum(_layer_bytes(layout).values()) + sum(image.index_bytes for image in kept_images(layout))
+
+
+def _layer_bytes(layout: Layout) -> dict[str, int]:
+    found = {}
+    for tar in layout.layers.glob("*.tar"):
+        with contextlib.suppress(FileNotFoundError):
+            found[digest_of(tar)] = tar.stat().st_size
     return found
 
 

@@ -121,9 +121,9 @@ def _run(argv: Sequence[str], layout: Path, timeout_s: float, lock: int, referen
             finally:
                 program.kill()
         said.seek(0)
-        text = " ".join(said.read().decode("utf-8", "replace").split())[-_LAST_WORDS:]
+        lines = said.read().decode("utf-8", "replace").splitlines() or ["it said nothing"]
     if program.returncode:
-        raise ImageUnavailableError(f"skopeo could not copy {reference}: {text}", next_step=_CURE)
+        raise ImageUnavailableError(f"skopeo could not copy {reference}: {lines[-1][-_LAST_WORDS:]}", next_step=_CURE)
 
 
 def _bytes_in(directory: Path) -> int:

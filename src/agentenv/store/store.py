@@ -104,6 +104,14 @@ class Store:
                 found.setdefault(name["digest"], []).append(name["reference"])
         return found
 
+    def usage(self) -> list[gc.KeptImage]:
+        """When the images were used last, and whether anybody has pinned them."""
+        return gc.kept_images(self.layout)
+
+    def size_bytes(self) -> int:
+        """What the images take together, each layer once."""
+        return gc.size_bytes(self.layout)
+
     @contextmanager
     def pin(self, digest: str) -> Iterator[StoredImage]:
         """Keep an image while the block runs: no process deletes it, and it counts as used now. The pin ends with

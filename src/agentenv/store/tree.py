@@ -155,7 +155,7 @@ class Tree:
 
     def _node(self, entry: Entry) -> Node:
         return Node(
-            _FORMATS[entry.kind] | entry.mode,
+            _FORMATS[entry.kind] | (0o777 if entry.kind is Kind.SYMLINK else entry.mode),  # Linux knows no other
             entry.uid,
             entry.gid,
             entry.mtime_ns,
