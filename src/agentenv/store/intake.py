@@ -103,11 +103,12 @@ class Intake:
             self._progress(replace(step, done=done_bytes))
 
         with written(self._layout.layer(diff_id), lambda: self._progress(waiting)) as tar:
-            if tar is not None:
-                write_tar(blob, diff_id, tar, limit_bytes=room_bytes, done=done)
-        if blob.digest:
-            held = {"diff_id": diff_id, "size_bytes": blob.size_bytes}
-            files.replace(self._layout.blob(blob.digest), json.dumps(held).encode())
+            if tar is None:
+                return
+            write_tar(blob, diff_id, tar, limit_bytes=room_bytes, done=done)
+            if blob.digest:  # noted only here, where it has been verified; and before the layer, or a kill loses it
+                held = {"diff_id": diff_id, "size_bytes": blob.size_bytes}
+                files.replace(self._layout.blob(blob.digest), json.dumps(held).encode())
 
     def _write_index(self, digest: str, config: Config, sizes_bytes: Sequence[int]) -> None:
         with written(self._layout.index(digest)) as file:

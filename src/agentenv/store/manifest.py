@@ -85,7 +85,7 @@ def parse_config(content: bytes, architecture: str) -> Config:
         )
     rootfs = _get(document, "rootfs", dict, {})
     diff_ids = _strings(rootfs, "diff_ids")
-    if "rootfs" not in document or not all(is_digest(diff_id) for diff_id in diff_ids):
+    if document.get("rootfs") is None or not all(is_digest(diff_id) for diff_id in diff_ids):
         raise BadImageError("the image's configuration does not name its layers by sha256: it is no image of a system")
     runtime = _get(document, "config", dict, {})
     return Config(
