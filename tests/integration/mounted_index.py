@@ -17,7 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-CLONE_NEWNS, MS_RDONLY, MS_REC, MS_PRIVATE = 0x20000, 1, 0x4000, 0x40000
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
+MOVE_MOUNT, FSOPEN, FSCONFIG, FSMOUNT = 429, 430, 431, 432
+FSCONFIG_SET_FLAG, FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 0, 1, 6
+MOUNT_ATTR_RDONLY, MOUNT_ATTR_NODEV = 1, 4
+AT_FDCWD, MOVE_MOUNT_F_EMPTY_PATH = -100, 4
 NAMES = ["names"]
 """In the place of extended attributes: only the names in the directory itself."""
 _HASHED_BYTES = 64 * 1024 * 1024
@@ -78,26 +82,44 @@ def differences(one: Listing, other: Listing) -> list[tuple[bytes, Any, Any]]:
     ]
 
 
-def _mount(source: str, at: str, kind: str, flags: int, data: str) -> None:
+def _called(number: int, *arguments: int | bytes | None) -> int:
+    """A system call."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(source.encode(), at.encode(), kind.encode(), flags, data.encode()):
+    libc.syscall.restype = ctypes.c_long
+    typed = [ctypes.c_long(one) if isinstance(one, int) else ctypes.c_char_p(one) for one in arguments]
+    result: int = libc.syscall(ctypes.c_long(number), *typed)
+    if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+
+
+def mount_index(index: str, layers: Sequence[str], at: str) -> None:
+    """Mount an index, of any number of layers: mount(2) has room for 4 KiB of options."""
+    context = _called(FSOPEN, b"erofs", 0)
+    for key, value in [("source", index), *(("device", layer) for layer in layers)]:
+        _called(FSCONFIG, context, FSCONFIG_SET_STRING, key.encode(), value.encode(), 0)
+    _called(FSCONFIG, context, FSCONFIG_SET_FLAG, b"ro", None, 0)
+    _called(FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
+    mount = _called(FSMOUNT, context, 0, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NODEV)
+    _called(MOVE_MOUNT, mount, b"", AT_FDCWD, at.encode(), MOVE_MOUNT_F_EMPTY_PATH)
+    os.close(mount)
+    os.close(context)
 
 
 def main(xattrs: str, index: str, *layers: str) -> None:
-    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
-        raise OSError(ctypes.get_errno(), "unshare")
-    _mount("none", "/", "", MS_REC | MS_PRIVATE, "")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None):
+        raise OSError(ctypes.get_errno(), "no mount namespace")
     with tempfile.TemporaryDirectory() as at:
         try:
-            _mount(index, at, "erofs", MS_RDONLY, ",".join(f"device={layer}" for layer in layers))
+            mount_index(index, layers, at)
         except OSError as error:
             sys.stderr.write(str(error.errno))
             sys.exit(3)
         try:
             sys.stdout.buffer.write(pickle.dumps(listing(Path(at), xattrs.split(","))))
         finally:
-            ctypes.CDLL(None).umount2(at.encode(), 0)
+            libc.umount2(at.encode(), 0)
 
 
 if __name__ == "__main__":

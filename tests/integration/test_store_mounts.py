@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from agentenv.store import Store
 from agentenv.store.erofs import Layer, index_of
 from agentenv.store.tar_headers import BLOCK, Entry, Kind, entries, mapped
 from agentenv.store.tree import ACL_ACCESS, ACL_DEFAULT, CAPABILITY, Tree
-from tests.image_sources import member, tar_of
+from tests.image_sources import member, oci_layout, sha256, tar_of
 from tests.integration.mounted_index import NAMES, Listing, differences, listing, mounted
 
 KERNEL = tuple(int(part) for part in os.uname().release.split(".")[:2])
@@ -215,3 +216,14 @@ def test_devices_of_a_layer_are_in_the_index(tmp_path: Path) -> None:
     mode = seen(tmp_path, tar_of(member("null", type=tarfile.CHRTYPE, devmajor=1, devminor=3)))[b"null"]
     assert stat.S_ISCHR(int(mode[0], 8))
     assert mode[4] == os.makedev(1, 3)
+
+
+def test_an_image_of_127_layers(tmp_path: Path) -> None:
+    """As many as engines make."""
+    layers = [tar_of(member(f"f{n}", b"%d" % n)) for n in range(127)]
+    store = Store.open(tmp_path / "store")
+    image = store.ensure(f"oci:{oci_layout(tmp_path / 'oci', *layers, how='').directory}")
+    found = mounted(image.index, image.layers)
+    assert found.keys() == {b".", *(b"f%d" % n for n in range(127))}
+    contents = [found[b"f%d" % n][6] for n in range(127)]
+    assert contents == [sha256(b"%d" % n).removeprefix("sha256:") for n in range(127)]

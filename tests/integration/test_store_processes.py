@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.store import Store
+from agentenv.store.layout import digest_of
 from tests.image_sources import OciLayout, member, oci_layout, sha256, tar_of
 
 LAYERS = [tar_of(member(f"f{n}", os.urandom(300_000) if n else b"x")) for n in range(3)]
@@ -52,9 +53,7 @@ def test_processes_that_pull_at_once_share_the_work(tmp_path: Path) -> None:
     assert [puller.returncode for puller in pullers] == [0] * 6
     assert {*said} == {image.digest for image in store.images()}
     assert len({*said}) == 2
-    assert {path.name for path in store.layout.layers.iterdir()} == {
-        f"{sha256(layer).replace(':', '-')}.tar" for layer in LAYERS
-    }
+    assert {digest_of(path) for path in store.layout.layers.iterdir()} == {sha256(layer) for layer in LAYERS}
     assert list(store.layout.pulls.iterdir()) == []
 
 

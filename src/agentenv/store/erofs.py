@@ -1,11 +1,12 @@
 """Writes the index of an image: an EROFS image with its metadata only. The data of files stays in the layers' tars,
-which are the index's extra devices (``mount -t erofs -o device=LAYER1,device=LAYER2 INDEX AT``, Linux 6.12 or later).
+which are the index's extra devices: whoever mounts it has to name them all, in order (``device=LAYER1,device=LAYER2``).
+Without them, Linux would take its data from the index itself.
 
 The format is Linux' ``fs/erofs/erofs_fs.h``, whose names stand in the comments. Blocks have 512 bytes, as in a tar, so
 that every file in a tar begins at a block. In the index lie, in this order: the superblock and the table of devices;
 the inodes, each followed by its extended attributes and its tail (the place of a file's data, or a short symbolic
-link); the content of directories and of long symbolic links. Only what Linux 5.15 or later reads is used, so nothing
-here is worth a newer feature.
+link); the content of directories and of long symbolic links. Every feature is one of Linux 5.16 or older; that an
+index is mounted from a file, without a loop device, takes 6.12.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BLOCK: Final = 512
 MAX_LAYERS: Final = 512
 """The kernel's would be 65,535; engines make images of at most 127."""
 MAX_LAYER_BYTES: Final = (2**32 - 2) * BLOCK
-"""Block addresses have 32 bits (48 since Linux 6.15), and the last one stands for a hole."""
+"""Block addresses have 32 bits (48 in some later kernels), and the last one stands for a hole."""
 
 _BLOCK_BITS: Final = 9
 _SUPER_OFFSET: Final = 1024  # EROFS_SUPER_OFFSET
@@ -67,7 +68,7 @@ class Layer:
     """A layer's tar as a device of the index."""
 
     name: str
-    """At most 64 bytes of ASCII, written into the device table."""
+    """What the device table says it is: the digits of its digest (at most 64 bytes)."""
     size_bytes: int
 
 

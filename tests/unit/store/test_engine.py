@@ -1,4 +1,4 @@
-"""Images of the Docker engine, by stand-ins for the SDK's objects; a real engine's in tests/nomad."""
+"""Images of the Docker engine, by stand-ins for the SDK; with a real engine in tests/nomad/test_store_engine.py."""
 
 from __future__ import annotations
 
