@@ -227,3 +227,9 @@ def test_an_image_of_127_layers(tmp_path: Path) -> None:
     assert found.keys() == {b".", *(b"f%d" % n for n in range(127))}
     contents = [found[b"f%d" % n][6] for n in range(127)]
     assert contents == [sha256(b"%d" % n).removeprefix("sha256:") for n in range(127)]
+
+
+def test_mounted_without_its_layers_an_index_gives_errors_and_no_wrong_bytes(tmp_path: Path) -> None:
+    index, _ = indexed(tmp_path, tar_of(member("a", b"a")))
+    with pytest.raises(AssertionError, match="Input/output error"):
+        mounted(index, [])

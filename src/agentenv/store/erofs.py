@@ -1,6 +1,6 @@
 """Writes the index of an image: an EROFS image with its metadata only. The data of files stays in the layers' tars,
 which are the index's extra devices: whoever mounts it has to name them all, in order (``device=LAYER1,device=LAYER2``).
-Without them, Linux would take its data from the index itself.
+Without them the kernel mounts it too, but cannot read its files.
 
 The format is Linux' ``fs/erofs/erofs_fs.h``, whose names stand in the comments. Blocks have 512 bytes, as in a tar, so
 that every file in a tar begins at a block. In the index lie, in this order: the superblock and the table of devices;
@@ -40,6 +40,10 @@ _XATTR_HEADER: Final = struct.Struct("<I8x")  # struct erofs_xattr_ibody_header
 _XATTR_ENTRY: Final = struct.Struct("<BBH")  # struct erofs_xattr_entry
 _DIRENT: Final = struct.Struct("<QHBx")  # struct erofs_dirent
 _INODE_UNIT: Final = 32  # EROFS_ISLOTBITS: an inode's number is its place divided by it
+
+_NOWHERE: Final = 1 << 31
+"""``mapped_blkaddr``: where Linux looks for a layer's data in the index if no devices are named. Nothing is there, so
+reading fails and does not return the index's own bytes."""
 
 _FLAT_PLAIN, _FLAT_INLINE, _CHUNK_BASED = 0, 2, 4  # EROFS_INODE_*
 _EXTENDED: Final = 1  # EROFS_INODE_LAYOUT_EXTENDED
@@ -266,7 +270,9 @@ def _write_head(index: bytearray, inodes: Sequence[_Inode], layers: Sequence[Lay
     slots_at = _SUPER_OFFSET + _SUPER_BLOCK.size
     for number, layer in enumerate(layers):
         blocks = -(-layer.size_bytes // BLOCK)
-        _DEVICE_SLOT.pack_into(index, slots_at + _DEVICE_SLOT.size * number, layer.name.encode("ascii"), blocks, 0)
+        _DEVICE_SLOT.pack_into(
+            index, slots_at + _DEVICE_SLOT.size * number, layer.name.encode("ascii"), blocks, _NOWHERE
+        )
     _SUPER_BLOCK.pack_into(
         index,
         _SUPER_OFFSET,

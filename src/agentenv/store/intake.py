@@ -14,7 +14,7 @@ from agentenv.errors import BadImageError, ImageUnavailableError
 from agentenv.image.progress import BuildStep, Report
 from agentenv.locks import hold
 from agentenv.store import layout as files
-from agentenv.store.erofs import Layer, index_of
+from agentenv.store.erofs import MAX_LAYERS, Layer, index_of
 from agentenv.store.layers import Blob, write_tar
 from agentenv.store.layout import Layout, digest_of, written
 from agentenv.store.manifest import Config, digest_of_manifest, machine_architecture, manifest_of, parse_config
@@ -30,7 +30,7 @@ class StoreLimits:
     """What one image may cost; more is refused as a bad image."""
 
     image_bytes: int = 64 * 1024**3
-    """Of its layers, uncompressed."""
+    """Of its layers, uncompressed; each time that a layer comes counts."""
     tree: TreeLimits = field(default_factory=TreeLimits)
 
 
@@ -68,6 +68,8 @@ class Intake:
             raise BadImageError(
                 f"the image's configuration names {len(config.diff_ids)} layers, its manifest {len(source.layers)}"
             )
+        if len(source.layers) > MAX_LAYERS:
+            raise BadImageError(f"the image has {len(source.layers)} layers (at most {MAX_LAYERS})")
         with ExitStack() as held:
             sizes_bytes: list[int] = []
             for number, (blob, diff_id) in enumerate(zip(source.layers, config.diff_ids, strict=True), 1):
@@ -76,6 +78,8 @@ class Intake:
                 descriptor = self._held_layer(blob, diff_id, room_bytes, step, absent=blob.digest in absent)
                 held.callback(os.close, descriptor)
                 sizes_bytes.append(os.fstat(descriptor).st_size)
+            if sum(sizes_bytes) > self._limits.image_bytes:  # of layers that were there
+                raise BadImageError(f"the image has more than {self._limits.image_bytes} bytes uncompressed")
             manifest = manifest_of(config, sizes_bytes)
             digest = digest_of_manifest(manifest)
             with written(self._layout.manifest(digest)) as file:

@@ -65,6 +65,8 @@ def _verified(blob: Blob, done: Callable[[int], None]) -> Iterator[bytes]:
         read += len(chunk)
         done(read)
         yield chunk
+    if read != blob.size_bytes:
+        raise BadImageError(f"a layer's blob has {read} bytes, but the image's manifest says {blob.size_bytes}")
     if blob.digest and (found := f"sha256:{hashed.hexdigest()}") != blob.digest:
         raise BadImageError(f"a layer's blob is {found}, but the image's manifest says {blob.digest}")
 

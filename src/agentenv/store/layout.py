@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from agentenv.errors import BadImageError
+from agentenv.errors import AgentEnvError, InfraError
 from agentenv.locks import hold
 
 PART: Final = ".part"
@@ -177,8 +177,9 @@ def downloading(directory: Path, waiting: Callable[[], None] | None = None) -> I
     try:
         yield descriptor
         shutil.rmtree(directory)
-    except BadImageError:
-        shutil.rmtree(directory)
+    except AgentEnvError as error:
+        if not isinstance(error, InfraError):
+            shutil.rmtree(directory)
         raise
     finally:
         os.close(descriptor)

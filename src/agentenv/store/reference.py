@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final, Literal
 
 from agentenv.errors import ConfigError
@@ -62,6 +63,13 @@ def parse(text: str) -> Reference:
         if scheme == kind:
             return _of_scheme(kind, rest, text)
     return _of_registry(text.removeprefix("docker://"), text)
+
+
+def located(reference: Reference) -> Reference:
+    """The same with an absolute path: a store is shared by processes of many working directories."""
+    if reference.kind in ("oci", "docker-archive", "dockerfile"):
+        return replace(reference, name=str(Path(reference.name).absolute()))
+    return reference
 
 
 def is_digest(text: object) -> bool:

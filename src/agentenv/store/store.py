@@ -17,7 +17,7 @@ from agentenv.store import engine, gc, registry
 from agentenv.store.intake import Intake, StoreLimits
 from agentenv.store.layout import Layout, digest_of, downloading, replace, sweep
 from agentenv.store.manifest import StoredImage, read_manifest
-from agentenv.store.reference import Reference, is_digest, parse
+from agentenv.store.reference import Reference, is_digest, located, parse
 from agentenv.store.registry import RegistrySettings
 from agentenv.store.sources import DirectoryFiles, files_of, image_of_archive, image_of_layout
 
@@ -60,7 +60,7 @@ class Store:
         ImageUnavailableError when the registry, the engine or the disk fails; SandboxUnavailableError without an
         engine.
         """
-        wanted = parse(reference) if isinstance(reference, str) else reference
+        wanted = located(parse(reference) if isinstance(reference, str) else reference)
         if (known := self._known(wanted, refresh=refresh)) is not None:
             return known
         waiting = BuildStep("wait", f"another process is fetching {wanted}")
@@ -126,7 +126,7 @@ class Store:
                 f"the image {digest} is not in the store", next_step="fetch it: agentenv images pull REFERENCE"
             ) from None
         try:
-            with contextlib.suppress(PermissionError):  # of a reader who may not write
+            with contextlib.suppress(OSError):  # of a reader who may not write
                 os.utime(self.layout.manifest(digest))
             image = self.find(digest)
             assert image is not None, "its manifest is locked"

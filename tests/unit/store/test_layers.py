@@ -57,6 +57,12 @@ def test_a_blob_that_its_digest_does_not_name_is_refused(how: Compression) -> No
         unpacked(blob(compressed(TAR, how), sha256(b"other")))
 
 
+@pytest.mark.parametrize("size_bytes", [0, 10**18])
+def test_a_blob_of_another_size_is_refused(size_bytes: int) -> None:
+    with pytest.raises(BadImageError, match=f"manifest says {size_bytes}"):
+        unpacked(Blob(blob(TAR).chunks, size_bytes, sha256(TAR)))
+
+
 @pytest.mark.parametrize("how", HOWS)
 def test_a_tar_that_its_diff_id_does_not_name_is_refused(how: Compression) -> None:
     with pytest.raises(BadImageError, match="configuration says"):
@@ -104,7 +110,7 @@ def test_a_source_that_fails_is_told_through_zstd() -> None:
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        unpacked(Blob(chunks, len(content), ""))
+        unpacked(Blob(chunks, len(content)))
 
 
 def test_deflate_alone_is_not_taken_for_gzip() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.store.reference import Reference, parse
+from agentenv.store.reference import Reference, located, parse
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -44,6 +46,12 @@ def test_the_parts() -> None:
     assert parse("oci:a:b") == Reference("oci", "a", "b")
     assert parse("host:1/a:b") == Reference("docker", "host:1/a", "b")
     assert [parse(text).moves for text in ("a", f"a@{DIGEST}", "oci:a")] == [True, False, True]
+
+
+def test_paths_can_be_made_absolute() -> None:
+    here = Path.cwd()
+    assert located(parse("oci:a/b:t")) == Reference("oci", f"{here}/a/b", "t")
+    assert located(parse("debian")) == parse("debian")
 
 
 @pytest.mark.parametrize(

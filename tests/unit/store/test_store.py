@@ -107,13 +107,24 @@ def too_large(directory: Path) -> None:
     oci_layout(directory, BASE, bytes(300_000))
 
 
+def too_large_by_a_layer_that_comes_again(directory: Path) -> None:
+    oci_layout(directory, *[bytes(110_000)] * 2)
+
+
+def too_many_layers(directory: Path) -> None:
+    oci_layout(directory, *[b""] * 513)
+
+
 def too_many(directory: Path) -> None:
     oci_layout(directory, tar_of(*(member(str(n)) for n in range(101))))
 
 
 @pytest.mark.parametrize(
     "make",
-    [broken_layer, wrong_diff_id, too_few_layers, hostile_tar, no_tar, other_machine, too_large, too_many],
+    [
+        *(broken_layer, wrong_diff_id, too_few_layers, hostile_tar, no_tar, other_machine, too_large),
+        *(too_large_by_a_layer_that_comes_again, too_many_layers, too_many),
+    ],
     ids=lambda make: make.__name__,
 )
 def test_of_a_bad_image_nothing_is_there_afterwards(tmp_path: Path, make: Callable[[Path], None]) -> None:
