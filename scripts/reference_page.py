@@ -24,6 +24,7 @@ PACKAGES = {
     "agentenv.agent.parsers": "Tool calls in the text of managed servers.",
     "agentenv.report": "The page about a run.",
     "agentenv.mirrors": "Mirrors of git repositories, to bind into slots.",
+    "agentenv.store": "Images of a node: pulled once, verified, mounted without being unpacked.",
     "agentenv.testing": "Environments tested without a model.",
     "agentenv.env.hermes": "For [porting](porting.md) environments of hermes-agent.",
 }

@@ -16,6 +16,7 @@ Every class tells whose failure it is (``fault``), what survived and what to do 
     ├── PolicyRefusalError          fault=policy: a well-formed call that the rules forbid
     ├── SlotDestroyedError          fault=policy: the policy's own commands destroyed its slot; never retried
     ├── TaskError                   fault=task: the user's own task, verifier or preparation raised
+    │   └── BadImageError               the task's image is malformed, or has what slots cannot have
     └── InfraError                  fault=infra: ours; never a reward, never shown to the model
         ├── SandboxUnavailableError     no container can serve here (cause and cure are named)
         │   ├── CheckpointError             no checkpoint was made, or there is none of that name
@@ -33,6 +34,7 @@ Every class tells whose failure it is (``fault``), what survived and what to do 
         ├── FencedError                 a newer farm controls the container
         ├── TooManyRequestsError        the token asks the farm too often; later it may
         ├── CallLostError               the call may have run, its result is not available
+        ├── ImageUnavailableError       an image could not be had from where it is kept; retrying may succeed
         ├── ModelServerError            the model's server failed or could not be reached
         │   └── DoubtfulTurnError           it returned no turn, perhaps because of the model's output; never retried
         ├── ProtocolError               the other side violated the wire contract
@@ -179,6 +181,13 @@ class TaskError(AgentEnvError):
     fault: ClassVar[Fault] = "task"
 
 
+class BadImageError(TaskError):
+    """The image of a task is malformed, is for another machine, or has what slots cannot have. Nothing of it was
+    stored; another attempt fails alike."""
+
+    code = "bad_image"
+
+
 class InfraError(AgentEnvError):
     """An infrastructure failure. The rollout may be retried on a new slot; it must never be scored."""
 
@@ -288,6 +297,13 @@ class CallLostError(InfraError):
     """The call may have run (at most once), but its result is no longer available."""
 
     code = "call_lost"
+
+
+class ImageUnavailableError(InfraError):
+    """An image could not be had from the registry or the engine that keeps it. Nothing was stored; what had arrived
+    is used by the next attempt."""
+
+    code = "image_unavailable"
 
 
 class ModelServerError(InfraError):

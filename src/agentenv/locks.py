@@ -35,6 +35,42 @@ def locked(
         os.close(descriptor)
 
 
+def hold(
+    path: Path,
+    *,
+    flags: int = os.O_RDONLY,
+    shared: bool = False,
+    wait: bool = True,
+    waiting: Callable[[], None] | None = None,
+) -> int:
+    """A descriptor, opened with ``flags``, that holds the lock of what lies at ``path``, a file or a directory. What is
+    replaced while its lock is waited for is let go of. A symbolic link is not followed; a file that ``flags`` create
+    has mode 0644.
+
+    ``waiting`` is called once when others hold the lock; without ``wait`` they are not waited for. Raises:
+    FileNotFoundError when there is nothing, or it was removed meanwhile; BlockingIOError; OSError.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    while True:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not wait:
+                    raise
+                if waiting is not None:
+                    waiting()
+                    waiting = None
+                fcntl.flock(descriptor, kind)
+            if os.path.samestat(os.fstat(descriptor), path.lstat()):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
 def try_lock(path: Path, *, create: bool = False) -> int | None:
     """A descriptor that holds the lock of a file (created with mode 0600); None when the file was removed or
     replaced meanwhile, so that the lock would be useless. A symbolic link is not followed.

@@ -30,6 +30,7 @@ VERBS: Final = {
     "report": "Write the HTML page of anyone's rollouts: scores, errors, every turn and call.",
     "view": "Serve the page of a rollouts file on this machine, up to date while its run goes on, until Ctrl-C.",
     "image": "The image that the containers of a Nomad farm run.",
+    "images": "Images that slots have as their root: this machine's store of them.",
     "farm": "A farm service: one farm of slots for many training runs.",
     "dev": "A Nomad cluster on this machine, for development.",
 }

@@ -1,0 +1,150 @@
+"""From a layer's blob to its verified tar: decompressed and hashed while it is written."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import tempfile
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import IO, BinaryIO, Final
+
+from agentenv.errors import BadImageError, ImageUnavailableError
+
+CHUNK_BYTES: Final = 1024 * 1024
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_GZIP_MEMBER: Final = 16 + zlib.MAX_WBITS
+_END_S: Final = 30.0
+"""For a program that has been killed, or has nothing left to read."""
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A layer as its source has it, compressed or not."""
+
+    chunks: Callable[[], Iterator[bytes]]
+    """Reads it from its beginning."""
+    size_bytes: int
+    digest: str = ""
+    """``sha256:…`` of it; empty where the source does not say it."""
+
+
+def write_tar(blob: Blob, diff_id: str, target: BinaryIO, *, limit_bytes: int, done: Callable[[int], None]) -> int:
+    """Write a blob's uncompressed tar, which is ``diff_id``. Returns its size; ``done`` is told how many bytes of the
+    blob have been read.
+
+    Raises BadImageError when the blob is not what its digest says, its tar not what ``diff_id`` says, the compression
+    broken, or the tar larger than ``limit_bytes``; ImageUnavailableError when the zstd program is needed and missing.
+    """
+    hashed = hashlib.sha256()
+    size = 0
+    compressed = _verified(blob, done)
+    for chunk in _decompressed(compressed):
+        size += len(chunk)
+        if size > limit_bytes:
+            raise BadImageError(f"the image's layers have more than {limit_bytes} bytes uncompressed")
+        hashed.update(chunk)
+        target.write(chunk)
+    for _ in compressed:  # what lies after the end of the compressed data counts for the blob's digest
+        pass
+    if (found := f"sha256:{hashed.hexdigest()}") != diff_id:
+        raise BadImageError(f"a layer is {found}, but the image's configuration says {diff_id}")
+    return size
+
+
+def _verified(blob: Blob, done: Callable[[int], None]) -> Iterator[bytes]:
+    """The blob's bytes; raises at their end when they are not what its digest says."""
+    hashed = hashlib.sha256()
+    read = 0
+    for chunk in blob.chunks():
+        hashed.update(chunk)
+        read += len(chunk)
+        done(read)
+        yield chunk
+    if read != blob.size_bytes:
+        raise BadImageError(f"a layer's blob has {read} bytes, but the image's manifest says {blob.size_bytes}")
+    if blob.digest and (found := f"sha256:{hashed.hexdigest()}") != blob.digest:
+        raise BadImageError(f"a layer's blob is {found}, but the image's manifest says {blob.digest}")
+
+
+def _decompressed(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """By what the first bytes say, as engines do; media types are often wrong."""
+    first = next(chunks, b"")
+    whole = chain([first], chunks)
+    if first.startswith(_GZIP):
+        return _gunzipped(whole)
+    if first.startswith(_ZSTD):
+        return _unzstd(whole)
+    return whole
+
+
+def _gunzipped(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Of one or more gzip members (estargz and pigz write several). No step makes more than CHUNK_BYTES."""
+    member = zlib.decompressobj(_GZIP_MEMBER)
+    for chunk in chunks:
+        while chunk:
+            if member.eof:
+                member = zlib.decompressobj(_GZIP_MEMBER)
+            try:
+                yield member.decompress(chunk, CHUNK_BYTES)
+            except zlib.error as error:
+                raise BadImageError(f"a layer's gzip compression is broken: {error}") from None
+            chunk = member.unused_data if member.eof else member.unconsumed_tail
+    if not member.eof:
+        rest = member.flush()
+        yield rest
+        if not member.eof:
+            raise BadImageError("a layer's gzip compression ends too early")
+
+
+def _unzstd(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """By the zstd program: Python has none of its own before 3.14."""
+    if shutil.which("zstd") is None:
+        raise ImageUnavailableError(
+            "the image's layers are compressed with zstd, which is not installed", next_step="apt-get install zstd"
+        )
+    with tempfile.TemporaryFile() as words:
+        argv = ["zstd", "--decompress", "--stdout", "--quiet", "--no-progress"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words) as program:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            feeder = _Feeder(chunks, program.stdin)
+            feeder.start()
+            try:
+                while chunk := program.stdout.read(CHUNK_BYTES):
+                    yield chunk
+                program.wait(_END_S)
+            finally:
+                program.kill()
+                feeder.join(_END_S)
+        if feeder.failure is not None:
+            raise feeder.failure
+        if program.returncode:
+            words.seek(0)
+            said = words.read(400).decode("utf-8", "replace").strip()
+            raise BadImageError(f"a layer's zstd compression is broken: {said}")
+
+
+class _Feeder(threading.Thread):
+    """Writes to a program while somebody else reads from it."""
+
+    def __init__(self, chunks: Iterable[bytes], stdin: IO[bytes]) -> None:
+        super().__init__(daemon=True)
+        self.failure: BaseException | None = None
+        self._chunks = chunks
+        self._stdin = stdin
+
+    def run(self) -> None:
+        """Write everything, then close."""
+        try:
+            with self._stdin:
+                for chunk in self._chunks:
+                    self._stdin.write(chunk)
+        except BrokenPipeError:
+            pass  # the program has ended; it says why
+        except BaseException as error:
+            self.failure = error

@@ -1,0 +1,180 @@
+"""The image store of a node: images that are fetched once, verified, and mounted without being unpacked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Self
+
+from agentenv.errors import ConfigError, ImageUnavailableError
+from agentenv.image.progress import BuildStep, Report, silent
+from agentenv.locks import hold
+from agentenv.store import engine, gc, registry
+from agentenv.store.intake import Intake, StoreLimits
+from agentenv.store.layout import Layout, digest_of, downloading, replace, sweep
+from agentenv.store.manifest import StoredImage, read_manifest
+from agentenv.store.reference import Reference, is_digest, located, parse
+from agentenv.store.registry import RegistrySettings
+from agentenv.store.sources import DirectoryFiles, files_of, image_of_archive, image_of_layout
+
+DEFAULT_KEEP_S: Final = 3600.0
+"""An image that was used in the last hour is not deleted to make room."""
+
+
+class Store:
+    """A directory of images, which any number of processes may use at once. Every method blocks; from a coroutine,
+    call it in a thread."""
+
+    def __init__(
+        self, directory: Path, *, registries: RegistrySettings | None = None, limits: StoreLimits | None = None
+    ) -> None:
+        self.layout = Layout(directory)
+        self._registries = registries or RegistrySettings()
+        self._limits = limits or StoreLimits()
+
+    @classmethod
+    def open(
+        cls, directory: Path, *, registries: RegistrySettings | None = None, limits: StoreLimits | None = None
+    ) -> Self:
+        """The store in that directory, which is made if it is missing. Raises ConfigError (``store``)."""
+        store = cls(directory, registries=registries, limits=limits)
+        try:
+            store.layout.create()
+        except OSError as error:
+            raise ConfigError(
+                "store", f"cannot be made: {error}", next_step="name a directory that can be written to"
+            ) from error
+        return store
+
+    def ensure(self, reference: str | Reference, *, refresh: bool = False, progress: Report = silent) -> StoredImage:
+        """The image that a reference means, fetched if the store does not have it.
+
+        What a registry's or an engine's name meant when it was last fetched it means until ``refresh`` asks again;
+        directories and archives are always looked at. One process fetches a reference at a time, others wait.
+
+        Raises ConfigError when the reference is malformed or means nothing, or a program is missing; BadImageError;
+        ImageUnavailableError when the registry, the engine or the disk fails; SandboxUnavailableError without an
+        engine.
+        """
+        wanted = located(parse(reference) if isinstance(reference, str) else reference)
+        if (known := self._known(wanted, refresh=refresh)) is not None:
+            return known
+        waiting = BuildStep("wait", f"another process is fetching {wanted}")
+        try:
+            sweep(self.layout)
+            with downloading(self.layout.pull(str(wanted)), lambda: progress(waiting)) as lock:
+                if (known := self._known(wanted, refresh=refresh)) is not None:
+                    return known
+                digest = self._fetch(wanted, lock, progress)
+                name = {"reference": str(wanted), "digest": digest}
+                replace(self.layout.name(str(wanted)), json.dumps(name).encode())
+                with self.pin(digest) as image:
+                    return image
+        except OSError as error:
+            raise ImageUnavailableError(
+                f"{wanted} could not be stored: {error}",
+                next_step="see that the disk is not full (agentenv images gc) and that the files can be read",
+            ) from error
+
+    def find(self, digest: str) -> StoredImage | None:
+        """The image of that digest (``StoredImage.digest``); None if the store does not have it."""
+        if not is_digest(digest):
+            return None
+        try:
+            manifest = self.layout.manifest(digest).read_bytes()
+        except FileNotFoundError:
+            return None
+        return read_manifest(manifest, self.layout.index(digest), self.layout.layer)
+
+    def images(self) -> list[StoredImage]:
+        """All images, by their digests."""
+        found = (self.find(digest_of(path)) for path in sorted(self.layout.images.glob("*.json")))
+        return [image for image in found if image is not None]
+
+    def references(self) -> dict[str, list[str]]:
+        """The references that were fetched, by the digests of the images that they meant."""
+        found: dict[str, list[str]] = {}
+        for path in sorted(self.layout.names.glob("*.json")):
+            with contextlib.suppress(FileNotFoundError):
+                name = json.loads(path.read_bytes())
+                found.setdefault(name["digest"], []).append(name["reference"])
+        return found
+
+    def usage(self) -> list[gc.KeptImage]:
+        """When the images were used last, and whether anybody has pinned them."""
+        return gc.kept_images(self.layout)
+
+    def size_bytes(self) -> int:
+        """What the images take together, each layer once."""
+        return gc.size_bytes(self.layout)
+
+    @contextmanager
+    def pin(self, digest: str) -> Iterator[StoredImage]:
+        """Keep an image while the block runs: no process deletes it, and it counts as used now. The pin ends with
+        this process, however that ends.
+
+        Raises ImageUnavailableError when the store does not have it (any more).
+        """
+        try:
+            descriptor = hold(self.layout.manifest(digest), shared=True)
+        except FileNotFoundError:
+            raise ImageUnavailableError(
+                f"the image {digest} is not in the store", next_step="fetch it: agentenv images pull REFERENCE"
+            ) from None
+        try:
+            with contextlib.suppress(OSError):  # of a reader who may not write
+                os.utime(self.layout.manifest(digest))
+            image = self.find(digest)
+            assert image is not None, "its manifest is locked"
+            yield image
+        finally:
+            os.close(descriptor)
+
+    def gc(self, *, budget_bytes: int, keep_s: float = DEFAULT_KEEP_S, dry_run: bool = False) -> gc.Collected:
+        """Delete what was not used for longest until the rest fits into ``budget_bytes`` (:func:`gc.choose`), and what
+        dead processes left."""
+        return gc.collect(self.layout, budget_bytes=budget_bytes, keep_s=keep_s, dry_run=dry_run)
+
+    def _known(self, wanted: Reference, *, refresh: bool) -> StoredImage | None:
+        """The image that a reference meant, unless it has to be asked for again."""
+        if wanted.kind not in ("docker", "docker-daemon") or (refresh and wanted.moves):
+            return None
+        try:
+            digest = json.loads(self.layout.name(str(wanted)).read_bytes())["digest"]
+        except FileNotFoundError:
+            return None
+        image = self.find(digest)
+        if image is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self.layout.manifest(digest))
+        return image
+
+    def _fetch(self, wanted: Reference, lock: int, progress: Report) -> str:
+        """Store what a reference means. Returns its digest."""
+        directory = self.layout.pull(str(wanted))
+        intake = Intake(self.layout, self._limits, progress)
+        match wanted.kind:
+            case "docker":
+                stored = intake.stored_blobs()
+                layout = registry.download(wanted, self._registries, directory, stored, lock, progress)
+                return intake.take(image_of_layout(DirectoryFiles(layout), registry.TAG), absent=stored)
+            case "docker-daemon":
+                with engine.engine_image(wanted.name) as image:
+                    if (known := engine.without_layers(image, intake.has)) is not None:
+                        return intake.take(known)
+                    with files_of(engine.save(image, wanted.name, directory, progress)) as files:
+                        return intake.take(image_of_archive(files, ""))
+            case "oci":
+                with files_of(Path(wanted.name)) as files:
+                    return intake.take(image_of_layout(files, wanted.tag))
+            case "docker-archive":
+                with files_of(Path(wanted.name)) as files:
+                    return intake.take(image_of_archive(files, wanted.tag))
+            case "dockerfile":
+                raise ConfigError(
+                    "image", f"{wanted} has to be built first", next_step="docker build, then docker-daemon:NAME"
+                )

@@ -1,0 +1,117 @@
+"""Images from a real registry on this machine, by skopeo."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import ImageUnavailableError
+from agentenv.store import RegistrySettings, Store
+from tests.image_sources import OciLayout, compressed, member, sha256, tar_of
+from tests.waiting import START_S, wait_for
+
+BASE = tar_of(member("base", b"base" * 10_000))
+TOPS = [tar_of(member(f"top{n}", b"top" * 1000)) for n in range(3)]
+
+
+@dataclass(frozen=True)
+class Registry:
+    address: str
+    log: Path
+
+    def push(self, layout: OciLayout, tag: str, *options: str) -> str:
+        """Push an image of a layout as ``team/app:TAG``. Returns the reference."""
+        reference = f"{self.address}/team/app:{tag}"
+        copy = ["skopeo", "--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", *options]
+        subprocess.run([*copy, f"oci:{layout.directory}:{tag}", f"docker://{reference}"], check=True)
+        return reference
+
+    def served(self, digest: str) -> int:
+        """How often a blob was downloaded."""
+        return len(re.findall(f'"GET /v2/team/app/blobs/{digest} HTTP', self.log.read_text()))
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    directory = tmp_path_factory.mktemp("registry")
+    log, config = directory / "log", directory / "config.yml"
+    config.write_text(
+        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {directory}/data}}}}\nhttp: {{addr: '127.0.0.1:0'}}\n"
+    )
+    with log.open("w") as said:
+        process = subprocess.Popen(["docker-registry", "serve", config], stdout=said, stderr=said)
+    try:
+        found = wait_for(lambda: re.search(r"listening on (127\.0\.0\.1:\d+)", log.read_text()), START_S, log.read_text)
+        yield Registry(found[1], log)
+    finally:
+        process.terminate()
+        process.wait(START_S)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store.open(tmp_path / "store", registries=RegistrySettings(tls_verify=False, retries=0))
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> OciLayout:
+    made = OciLayout(tmp_path / "oci")
+    for number, top in enumerate(TOPS):
+        made.name(made.manifest([BASE, top]), str(number))
+    return made
+
+
+def test_an_image_is_pulled_and_layers_that_are_there_are_not(
+    registry: Registry, layout: OciLayout, store: Store
+) -> None:
+    base = sha256(compressed(BASE, "gzip"))
+    first = store.ensure(registry.push(layout, "0"))
+    assert [layer.read_bytes() for layer in first.layers] == [BASE, TOPS[0]]
+    assert first == store.ensure(f"oci:{layout.directory}:0")
+    assert registry.served(base) == 1
+    other = store.ensure(registry.push(layout, "1"))
+    assert [layer.read_bytes() for layer in other.layers] == [BASE, TOPS[1]]
+    assert registry.served(base) == 1
+    assert list(store.layout.pulls.iterdir()) == []
+
+
+def test_an_image_of_dockers_own_format_is_the_same_image(registry: Registry, layout: OciLayout, store: Store) -> None:
+    reference = registry.push(layout, "2", "--format", "v2s2")
+    assert store.ensure(reference) == store.ensure(f"oci:{layout.directory}:2")
+
+
+def test_a_tag_means_what_it_meant_until_it_is_asked_for_again(
+    registry: Registry, layout: OciLayout, store: Store
+) -> None:
+    reference = registry.push(layout, "0")
+    before = store.ensure(reference)
+    layout.name(moved := layout.manifest([BASE, TOPS[2]]), "moved")
+    registry.push(layout, "moved")
+    tag = f"{registry.address}/team/app"
+    copy = ["skopeo", "--insecure-policy", "copy", "-q", "--src-tls-verify=false", "--dest-tls-verify=false"]
+    subprocess.run([*copy, f"docker://{tag}:moved", f"docker://{tag}:0"], check=True)
+    assert store.ensure(reference) == before
+    after = store.ensure(reference, refresh=True)
+    assert after.layers[1].read_bytes() == TOPS[2]
+    assert store.ensure(f"{tag}@{moved['digest']}") == after
+
+
+def test_an_image_that_is_not_there_is_told_and_nothing_stays(registry: Registry, store: Store) -> None:
+    with pytest.raises(ImageUnavailableError, match="skopeo could not copy"):
+        store.ensure(f"{registry.address}/team/none:1")
+    assert store.images() == []
+    store.gc(budget_bytes=0)
+    assert list(store.layout.pulls.iterdir()) == []
+
+
+def test_a_mirror_is_asked_in_the_place_of_the_registry(registry: Registry, layout: OciLayout, tmp_path: Path) -> None:
+    registry.push(layout, "1")
+    settings = RegistrySettings(tls_verify=False, mirrors={"away.example/hub": registry.address})
+    store = Store.open(tmp_path / "mirrored", registries=settings)
+    image = store.ensure("away.example/hub/team/app:1")
+    assert store.references() == {image.digest: ["away.example/hub/team/app:1"]}

@@ -1,0 +1,75 @@
+"""``agentenv images``: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentenv.store import Store
+from tests.cli import Command
+from tests.image_sources import member, oci_layout, tar_of
+
+LAYER = tar_of(member("a", b"a" * 100))
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    return Command({"AGENTENV_CACHE_DIR": str(tmp_path / "cache"), "COLUMNS": "200"})
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> str:
+    return f"oci:{oci_layout(tmp_path / 'oci', LAYER).directory}"
+
+
+def test_pulled_listed_and_removed(tmp_path: Path, command: Command, reference: str) -> None:
+    (pulled,) = command.told("images", "pull", reference)["images"]
+    assert pulled["reference"] == reference
+    assert Store(tmp_path / "cache/store").find(pulled["digest"]) is not None
+    listed = command.told("images", "list")
+    assert listed["images"][0]["references"] == [reference]
+    assert listed["images"][0]["pinned"] is False
+    assert listed["size_bytes"] > len(LAYER)
+    dry = command.told("images", "gc", "--budget", "0", "--keep", "0", "--dry-run")
+    assert dry["images"] == [pulled["digest"]]
+    assert command.told("images", "gc", "--budget", "0", "--keep", "0")["freed_bytes"] == listed["size_bytes"]
+    assert command.told("images", "list")["images"] == []
+
+
+def test_what_people_read(tmp_path: Path, command: Command, reference: str) -> None:
+    store = str(tmp_path / "other")
+    code, said, progress = command.run("images", "pull", reference, "--store", store)
+    assert (code, said.split()[0]) == (0, reference)
+    assert "✓ layers" in progress
+    digest = said.split()[1]
+    with Store(Path(store)).pin(digest):
+        code, said, _ = command.run("images", "list", "--store", store)
+        assert digest.removeprefix("sha256:")[:12] in said
+        assert "in use" in said
+        assert "1 images, 0.0 MB in" in said
+        assert "0 images, 0.0 MB freed" in command.run("images", "gc", "--budget", "0", "--keep=0", "--store", store)[1]
+    assert f"removed {digest}" in command.run("images", "gc", "--budget", "0", "--keep=0", "--store", store)[1]
+
+
+def test_an_image_used_a_moment_ago_is_kept(command: Command, reference: str) -> None:
+    command.told("images", "pull", reference)
+    assert command.told("images", "gc", "--budget", "0")["images"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["oci:/nonexistent"], 2, "there is no /nonexistent"),
+        (["Upper"], 2, "allowed: NAME"),
+        (["x", "--mirror", "docker.io"], 2, "PREFIX=OTHER"),
+    ],
+)
+def test_errors_tell_what_to_do(command: Command, arguments: list[str], code: int, said: str) -> None:
+    found, _, stderr = command.run("images", "pull", *arguments)
+    assert found == code
+    assert said in stderr
+
+
+def test_an_error_is_one_document(command: Command) -> None:
+    assert command.told("images", "pull", "oci:/nonexistent")["fault"] == "task"

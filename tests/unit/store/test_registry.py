@@ -1,0 +1,96 @@
+"""How skopeo is asked; that it answers is tested with a registry in tests/integration/test_store_registry.py."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import ConfigError, ImageUnavailableError
+from agentenv.store import registry
+from agentenv.store.manifest import machine_architecture
+from agentenv.store.reference import parse
+from agentenv.store.registry import RegistrySettings, mirrored, skopeo_argv
+
+MIRRORS = {"docker.io": "mirror.example/hub", "docker.io/library": "other.example", "a.example:5000": "b.example"}
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("docker.io/team/x", "mirror.example/hub/team/x"),
+        ("docker.io/library/debian", "other.example/debian"),
+        ("docker.iox/x", "docker.iox/x"),
+        ("a.example:5000/x", "b.example/x"),
+        ("c.example/x", "c.example/x"),
+    ],
+)
+def test_the_longest_prefix_names_the_mirror(name: str, asked: str) -> None:
+    assert mirrored(name, MIRRORS) == asked
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_POLICIES", (Path("/nonexistent"),))
+    argv = skopeo_argv(parse("debian:trixie"), RegistrySettings(), Path("/l"))
+    assert argv == [
+        "skopeo", "--override-os", "linux", "--override-arch", machine_architecture(), "--insecure-policy",
+        "copy", "--quiet", "--retry-times", "3", "docker://docker.io/library/debian:trixie", "oci:/l:image",
+    ]  # fmt: skip
+
+
+def test_the_machines_own_policy_is_obeyed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(registry, "_POLICIES", (tmp_path,))
+    assert "--insecure-policy" not in skopeo_argv(parse("debian"), RegistrySettings(), Path("/l"))
+
+
+def test_settings_become_options() -> None:
+    digest = "sha256:" + "a" * 64
+    settings = RegistrySettings(Path("/auth.json"), tls_verify=False, mirrors=MIRRORS, retries=0)
+    argv = skopeo_argv(parse(f"team/x:tag@{digest}"), settings, Path("/l"))
+    assert argv[argv.index("--src-authfile") + 1] == "/auth.json"
+    assert "--src-tls-verify=false" in argv
+    assert argv[-2] == f"docker://mirror.example/hub/team/x@{digest}"
+
+
+def skopeo(directory: Path, script: str) -> None:
+    """A program of that name that does something else."""
+    program = directory / "skopeo"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+def download(directory: Path, stored: dict[str, int] | None = None, timeout_s: float = 60.0) -> Path:
+    settings = RegistrySettings(timeout_s=timeout_s)
+    return registry.download(parse("x"), settings, directory, stored or {}, 0, lambda _: None)
+
+
+def test_without_skopeo_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="apt-get install skopeo"):
+        download(tmp_path)
+
+
+def test_the_last_line_of_a_failure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skopeo(tmp_path, "echo first; echo the registry is away >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ImageUnavailableError, match="latest: the registry is away"):
+        download(tmp_path)
+
+
+def test_a_download_without_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skopeo(tmp_path, "exec sleep 1000")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(ImageUnavailableError, match=r"in 0\.1 s"):
+        download(tmp_path, timeout_s=0.1)
+
+
+def test_stand_ins_take_no_space_and_those_of_an_earlier_attempt_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skopeo(tmp_path, "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    blobs = download(tmp_path, {"sha256:old": 10**9}) / "blobs/sha256"
+    (blobs / "arrived").write_bytes(b"x" * 10_000)
+    download(tmp_path, {"sha256:new": 10**12})
+    assert {path.name: path.stat().st_size for path in blobs.iterdir()} == {"arrived": 10_000, "new": 10**12}
