@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar, Unpack
@@ -30,6 +30,7 @@ from agentenv.errors import ConfigError, PoolClosedError
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sdk.loop_thread import forked_error
+from agentenv.sdk.roots import ImageRoot, stored
 from agentenv.sdk.slot_tools import SlotTools
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
@@ -40,6 +41,7 @@ from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.calls import CallResult
 from agentenv.wire.leases import Tags
+from agentenv.wire.roots import RootSpec, Writable
 
 T = TypeVar("T")
 
@@ -167,22 +169,32 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         await stack.enter_async_context(pool)
         return await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._calls))
 
-    def sandbox(self) -> AsyncSandbox:
+    def sandbox(self, root: ImageRoot | str | None = None) -> AsyncSandbox:
         """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all
-        ``slots`` are in use, opening waits up to ``start_timeout_s`` and then raises AcquireTimeoutError."""
+        ``slots`` are in use, opening waits up to ``start_timeout_s`` and then raises AcquireTimeoutError.
+
+        ``root``: an image, or an image with limits, which is the sandbox's root; it is fetched when the sandbox is
+        opened, if this machine does not have it."""
         box = AsyncSandbox.__new__(AsyncSandbox)
-        box._enlist(self, owned=False)
+        box._enlist(self, ImageRoot(root) if isinstance(root, str) else root, owned=False)
         return box
 
-    def session(self) -> ToolSession:
+    def session(self, root: RootSpec | None = None) -> ToolSession:
         """A session of the executor below, for a sandbox. Raises PoolClosedError when it is not open."""
         name = f"sandbox-{secrets.token_hex(4)}"
-        return self._usable().open(name, acquire_timeout_s=self._containers.start_timeout_s, kind="interactive")
+        patience_s = self._containers.start_timeout_s
+        return self._usable().open(name, acquire_timeout_s=patience_s, kind="interactive", root=root)
 
 
 class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
     """A sandbox from :meth:`open` to :meth:`close`, or as an async context manager: a farm of one slot. The arguments
-    are those of :class:`AsyncFarm`.
+    are those of :class:`AsyncFarm`, and
+
+    - ``image``: the sandbox's root, in which it is root: ``debian:trixie``, ``oci:DIR`` and what else
+      docs/images.md names; it is fetched if this machine does not have it. Without one, the sandbox has this machine's
+      programs, read-only;
+    - with an image: ``cpus`` (cores), ``memory_mib``, ``storage_mib`` (what it may write, in ``storage``: ``memory`` or
+      ``disk``), ``user`` and ``workdir`` in place of the image's.
 
     A failing command is data (``exit_code``); invalid calls raise ToolCallError, forbidden ones PolicyRefusalError,
     failures of the sandbox InfraError. File operations raise ``OSError`` like local ones.
@@ -198,8 +210,20 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         timeout_s: float = 60.0,
         start_timeout_s: float = 60.0,
         farm: FarmAccess | None = None,
+        image: str | None = None,
+        cpus: float | None = None,
+        memory_mib: int | None = None,
+        storage_mib: int | None = None,
+        storage: Writable = "memory",
+        user: str = "",
+        workdir: str = "",
         **fields: Unpack[ContainerFields],
     ) -> None:
+        root = None
+        if image is not None:
+            root = ImageRoot(image, cpus, memory_mib, storage_mib, storage, user, workdir)
+        elif given := [name for name, value in limits_of(cpus, memory_mib, storage_mib, user, workdir) if value]:
+            raise ConfigError(given[0], "is for sandboxes with an image", next_step="name an image, or leave it out")
         alone = AsyncFarm(
             backend,
             slots=1,
@@ -209,9 +233,10 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
             farm=farm,
             **fields,
         )
-        self._enlist(alone, owned=True)
+        self._enlist(alone, root, owned=True)
 
-    def _enlist(self, farm: AsyncFarm, *, owned: bool) -> None:
+    def _enlist(self, farm: AsyncFarm, root: ImageRoot | None, *, owned: bool) -> None:
+        self._root = root
         self._farm = farm
         self._owned = owned
         self._backend = farm._backend
@@ -220,7 +245,8 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
     async def _open(self, stack: AsyncExitStack) -> ToolContext:
         if self._owned:
             await stack.enter_async_context(self._farm)
-        self._session = await stack.enter_async_context(self._farm.session())
+        root = None if self._root is None else await stored(self._root)
+        self._session = await stack.enter_async_context(self._farm.session(root))
         return ToolContext(self._session)
 
     # -- commands ----------------------------------------------------------------------------------
@@ -270,6 +296,11 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
     def lease_for_transfer(self) -> AbstractAsyncContextManager[TransferLease]:
         """See :class:`SlotTools`."""
         return self._usable().lease_for_transfer()
+
+
+def limits_of(*values: object) -> Iterator[tuple[str, object]]:
+    """What is for image slots, by name."""
+    return zip(("cpus", "memory_mib", "storage_mib", "user", "workdir"), values, strict=True)
 
 
 def already_open(what: str, *, open_now: bool) -> PoolClosedError:

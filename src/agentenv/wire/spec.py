@@ -153,7 +153,14 @@ class SandboxSpec(ContainerSpec):
 
     @classmethod
     def launch(
-        cls, spec: ContainerSpec, *, container: str, token_file: Path, data_dir: Path, unattended_after_s: int = 0
+        cls,
+        spec: ContainerSpec,
+        *,
+        container: str,
+        token_file: Path,
+        data_dir: Path,
+        unattended_after_s: int = 0,
+        store_dir: str = "",
     ) -> SandboxSpec:
         """The spec of a container started on this machine on any free port of loopback."""
         return cls(
@@ -162,6 +169,7 @@ class SandboxSpec(ContainerSpec):
             token_file=str(token_file),
             data_dir=str(data_dir),
             unattended_after_s=unattended_after_s,
+            store_dir=store_dir,
         )
 
     @classmethod

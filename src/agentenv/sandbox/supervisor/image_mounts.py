@@ -1,20 +1,25 @@
-"""The images of a node's store, mounted in this container: each once, for all slots that use it."""
+"""The images of a node's store, mounted in this container: each once, for all slots that use it.
+
+The store is read-only for us (docs/images.md has its files). Its indexes were written by our own code from tars that it
+has read; what an image brings is file content only, so the kernel never parses metadata made by a stranger.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 from agentenv.errors import SandboxUnavailableError
+from agentenv.locks import hold
 from agentenv.sandbox.supervisor import syscalls
-from agentenv.sandbox.supervisor.syscalls import MS_NODEV, MS_RDONLY
 
-_FLAGS = MS_RDONLY | MS_NODEV
+_BASHES: Final = ("usr/bin/bash", "bin/bash")
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,12 @@ class ImageConfig:
 class _Mounted:
     place: Path
     config: ImageConfig
+    lock: int
     users: int = 0
 
 
 class ImageMounts:
-    """Mounts images below ``place``; see the module. ``store`` is the node's store, in which everything is read-only
-    for us: ``images/DIGEST.json`` and ``.idx``, ``layers/DIFFID.tar``, with ``-`` for ``:``."""
+    """Mounts the images of the store ``store`` below ``place``; see the module."""
 
     def __init__(self, store: Path, place: Path) -> None:
         self._store = store
@@ -57,37 +62,49 @@ class ImageMounts:
         self._mounted[digest].users -= 1
 
     def unmount_unused(self) -> None:
-        """Unmount images that nobody uses. Raises OSError."""
+        """Unmount images that nobody uses: the store may delete them then. Raises OSError."""
         for digest, mounted in list(self._mounted.items()):
             if not mounted.users:
                 syscalls.umount(str(mounted.place))
                 mounted.place.rmdir()
+                os.close(mounted.lock)
                 del self._mounted[digest]
 
     def _mount(self, digest: str) -> _Mounted:
         name = digest.replace(":", "-")
+        manifest = self._store / "images" / f"{name}.json"
         try:
-            manifest: dict[str, Any] = json.loads((self._store / "images" / f"{name}.json").read_text())
-        except (OSError, ValueError) as error:
+            lock = hold(manifest, shared=True)  # nobody deletes the image while we have it
+        except FileNotFoundError:
             raise SandboxUnavailableError(
-                f"image {digest} is not in the store {self._store}: {error}", next_step="agentenv images pull"
-            ) from error
-        layers = [self._store / "layers" / f"{layer['diff_id'].replace(':', '-')}.tar" for layer in manifest["layers"]]
-        place = self._place / name
-        place.mkdir(parents=True, exist_ok=True)
-        options = ",".join(f"device={layer}" for layer in layers)
-        index = self._store / "images" / f"{name}.idx"
-        # A page of options, if the layers have long names and are very many: names relative to the store are shorter.
-        here = os.open(".", os.O_PATH)
+                f"image {digest} is not in the store {self._store}", next_step="fetch it: agentenv images pull"
+            ) from None
         try:
-            os.chdir(self._store)
-            if len(options) >= os.sysconf("SC_PAGE_SIZE"):
-                options = ",".join(f"device=layers/{layer.name}" for layer in layers)
-            syscalls.mount(str(index), str(place), "erofs", _FLAGS, options)
-        finally:
-            os.fchdir(here)
-            os.close(here)
-        config = manifest.get("config", {})
-        env = MappingProxyType({str(name): str(value) for name, value in dict(config.get("env", {})).items()})
-        has_bash = any((place / name).exists() for name in ("usr/bin/bash", "bin/bash"))
-        return _Mounted(place, ImageConfig(env, str(config.get("user", "")), str(config.get("workdir", "")), has_bash))
+            said: dict[str, Any] = json.loads(manifest.read_bytes())
+            place = self._place / name
+            place.mkdir(parents=True, exist_ok=True)
+            layers = [f"{layer['diff_id'].replace(':', '-')}.tar" for layer in said["layers"]]
+            with _working_in(self._store / "layers"):  # an option has 255 bytes at most
+                source = ("source", f"../images/{name}.idx")
+                made = syscalls.make_mount("erofs", [source, *(("device", layer) for layer in layers)])
+            try:
+                syscalls.attach_mount(made, str(place))
+            finally:
+                os.close(made)
+        except BaseException:
+            os.close(lock)
+            raise
+        has_bash = any(os.path.lexists(place / path) for path in _BASHES)
+        config = ImageConfig(MappingProxyType(said["env"]), said["user"], said["workdir"], has_bash)
+        return _Mounted(place, config, lock)
+
+
+@contextmanager
+def _working_in(directory: Path) -> Iterator[None]:
+    before = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        os.chdir(directory)
+        yield
+    finally:
+        os.fchdir(before)
+        os.close(before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 CLONE_NEWNS = 0x0002_0000
@@ -32,6 +32,9 @@ _CAPABILITY_VERSION_3 = 0x2008_0522
 _NS_GET_USERNS = 0xB701
 # The same on every machine type since Linux 5.2.
 _SYS_OPEN_TREE, _SYS_MOVE_MOUNT, _SYS_MOUNT_SETATTR = 428, 429, 442
+_SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 430, 431, 432
+_FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC, _MOUNT_ATTR_RDONLY, _MOUNT_ATTR_NODEV = 1, 1, 1, 4
+_FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _AT_FDCWD, _AT_EMPTY_PATH = -100, 0x1000
 _OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH, _MOUNT_ATTR_IDMAP = 1, 4, 0x10_0000
 
@@ -121,6 +124,22 @@ def copy_mount(path: str) -> int:
     """A descriptor of a copy of the mount at ``path``, attached nowhere yet (Linux 5.2)."""
     flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
     return _check(_libc.syscall(_SYS_OPEN_TREE, _AT_FDCWD, path.encode(), flags), f"open_tree {path}")
+
+
+def make_mount(kind: str, options: Sequence[tuple[str, str]]) -> int:
+    """A descriptor of a new read-only mount of a file system, without devices, attached nowhere yet (Linux 5.2).
+    ``options`` in order, each of at most 255 bytes; ``source`` is one of them."""
+    context = _check(_libc.syscall(_SYS_FSOPEN, kind.encode(), _FSOPEN_CLOEXEC), f"fsopen {kind}")
+    try:
+        for name, value in options:
+            set_string = (_FSCONFIG_SET_STRING, name.encode(), value.encode(), 0)
+            _check(_libc.syscall(_SYS_FSCONFIG, context, *set_string), f"fsconfig {name}={value}")
+        _check(_libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_SET_FLAG, b"ro", None, 0), "fsconfig ro")
+        _check(_libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0), f"create {kind}")
+        attributes = _MOUNT_ATTR_RDONLY | _MOUNT_ATTR_NODEV
+        return _check(_libc.syscall(_SYS_FSMOUNT, context, _FSMOUNT_CLOEXEC, attributes), f"fsmount {kind}")
+    finally:
+        os.close(context)
 
 
 def map_ids(mount_fd: int, user_namespace_fd: int) -> None:

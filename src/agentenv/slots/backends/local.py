@@ -18,7 +18,7 @@ from agentenv.run_files import RunFile, remove_if_dead
 from agentenv.slots.backends.acceptance import local_handle, shake_hands
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import Fleet, FleetBackend, Running, StartFailedError
-from agentenv.slots.backends.local_files import sweep_left, write_private
+from agentenv.slots.backends.local_files import local_store, sweep_left, write_private
 from agentenv.slots.backends.local_process import LocalProcess
 from agentenv.tasks import finish
 from agentenv.wire.spec import SandboxSpec
@@ -88,6 +88,7 @@ class LocalBackend(FleetBackend):
             container=container_id,
             token_file=self._launch.token_file(container_id),
             data_dir=self._launch.data_dir,
+            store_dir=local_store(),
         )
         spec = self._launch.write(asked, token)
         process = None

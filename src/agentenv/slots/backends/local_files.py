@@ -7,11 +7,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from agentenv.config import cache_dir
 from agentenv.sandbox.supervisor.sweep import sweep_container
 from agentenv.slots.backends.base import StartFailed
 from agentenv.slots.backends.fleet import StartFailedError
 
 _SWEEP_WITHIN_S, _SWEEP_PAUSE_S = 5.0, 0.05
+
+
+def local_store() -> str:
+    """The image store of this machine, if containers may have image slots here: only root can give them ids."""
+    return str(cache_dir() / "store") if os.geteuid() == 0 else ""
 
 
 def write_private(texts: Mapping[Path, str]) -> None:

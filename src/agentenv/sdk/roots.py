@@ -1,0 +1,71 @@
+"""From the words of a user (an image, cores, MiB) to the root of an image slot."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from agentenv.config import cache_dir
+from agentenv.errors import ConfigError
+from agentenv.store import Store
+from agentenv.wire.roots import RootSpec, Writable
+from agentenv.wire.spec import MIB
+
+_MILLIS: Final = 1000
+
+
+@dataclass(frozen=True)
+class ImageRoot:
+    """The image of a sandbox and its limits: ``cpus`` in cores, None where the container's own limits hold.
+
+    ``storage_mib`` bounds what the sandbox may write: in memory (it counts as the sandbox's memory) or on disk.
+    ``user`` and ``workdir`` replace those of the image.
+    """
+
+    image: str
+    cpus: float | None = None
+    memory_mib: int | None = None
+    storage_mib: int | None = None
+    storage: Writable = "memory"
+    user: str = ""
+    workdir: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("cpus", "memory_mib", "storage_mib"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(name, f"got {value!r}", next_step="allowed: more than 0")
+
+    def spec(self, digest: str) -> RootSpec:
+        """The root with the image of that digest."""
+        memory_bytes = 0 if self.memory_mib is None else self.memory_mib * MIB
+        default = RootSpec(digest).writable_bytes
+        writable_bytes = self.storage_mib * MIB if self.storage_mib is not None else default
+        if self.storage_mib is None and memory_bytes:
+            writable_bytes = min(default, memory_bytes // 2)
+        return RootSpec(
+            image=digest,
+            writable=self.storage,
+            writable_bytes=writable_bytes,
+            memory_bytes=memory_bytes,
+            cpu_millis=0 if self.cpus is None else round(self.cpus * _MILLIS),
+            user=self.user,
+            workdir=self.workdir,
+            env=dict(self.env),
+        )
+
+
+def store_directory() -> Path:
+    """The image store of this machine, which containers of the local backend see."""
+    return cache_dir() / "store"
+
+
+async def stored(root: ImageRoot) -> RootSpec:
+    """The root, its image fetched into this machine's store if it is not there. Raises ConfigError, BadImageError,
+    ImageUnavailableError, SandboxUnavailableError."""
+    image = await asyncio.to_thread(lambda: Store.open(store_directory()).ensure(root.image))
+    return root.spec(image.digest)
