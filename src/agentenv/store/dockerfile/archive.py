@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
 
@@ -60,20 +60,29 @@ def placed(sources: Sequence[tuple[str, bool]], destination: str, is_directory: 
     return result
 
 
-def write(out: IO[bytes], entries: Iterable[Entry], place: Placed, owner: tuple[int, int] | None, mode: Mode) -> None:
-    """One source as a tar stream whose names are relative to ``place.at``. Entries keep their order.
+@dataclass(frozen=True)
+class Part:
+    """One source on its way into a root. ``owner`` None: entries keep theirs. Raises what ``entries`` raises."""
 
-    Raises ArchiveError, and OSError if a file has become shorter meanwhile.
-    """
+    place: Placed
+    entries: Iterable[Entry]
+    owner: tuple[int, int] | None
+    mode: Mode
+
+
+def write(out: IO[bytes], parts: Iterable[Part]) -> None:
+    """The parts as one tar stream; names are relative to their ``place.at``, which is the same for all. Raises what
+    their entries raise, and OSError if a file has become shorter meanwhile."""
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for member, content in entries:
-            made = _copied(member)
-            made.name = place.name or made.name
-            if owner is not None:
-                made.uid, made.gid = owner
-            if made.type != tarfile.SYMTYPE:
-                made.mode = mode(made.mode, made.isdir())
-            archive.addfile(made, content)
+        for part in parts:
+            for member, content in part.entries:
+                made = _copied(member)
+                made.name = part.place.name or made.name
+                if part.owner is not None:
+                    made.uid, made.gid = part.owner
+                if made.type != tarfile.SYMTYPE:
+                    made.mode = part.mode(made.mode, made.isdir())
+                archive.addfile(made, content)
 
 
 def members(archive: tarfile.TarFile) -> Iterator[Entry]:
@@ -119,7 +128,7 @@ def mtime(member: tarfile.TarInfo, nanoseconds: int) -> None:
     """Set a time without rounding it."""
     member.mtime = nanoseconds // 10**9
     if nanoseconds % 10**9:
-        member.pax_headers["mtime"] = f"{member.mtime}.{nanoseconds % 10**9:09d}"
+        member.pax_headers = {**member.pax_headers, "mtime": f"{member.mtime}.{nanoseconds % 10**9:09d}"}
 
 
 def _copied(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -142,7 +151,3 @@ def _inside(name: str, shown: str) -> str:
     if cleaned == ".." or cleaned.startswith("../"):
         raise ArchiveError(f"{shown} leads out of the directory that the archive is unpacked into")
     return cleaned.strip("/") if cleaned not in (".", "/", "//") else ""
-
-
-Writer = Callable[[IO[bytes]], None]
-"""Writes one tar stream."""

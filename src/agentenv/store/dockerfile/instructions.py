@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from agentenv.errors import DockerfileError
 from agentenv.store.dockerfile.statements import Heredoc
@@ -178,9 +178,3 @@ class Dockerfile:
     escape: str
     arguments: tuple[Arg, ...]
     stages: tuple[Stage, ...]
-    notes: tuple[str, ...] = field(default=())
-
-    def unsupported(self) -> tuple[DockerfileError, ...]:
-        """All that building on slots lacks for this file, whichever stage has it."""
-        found = (instruction for stage in self.stages for instruction in stage.instructions)
-        return tuple(instruction.error for instruction in found if isinstance(instruction, Unsupported))

@@ -9,13 +9,17 @@ from typing import Final
 Mode = Callable[[int, bool], int]
 """The new mode of something by its old one and whether it is a directory."""
 
+DIRECTORY_MODE: Final = 0o755
+"""Of directories that COPY and WORKDIR make on the way; fsutil's ``defaultDirectoryMode``."""
+
+_OCTAL: Final = re.compile(r"[0-7]+")
 _CLAUSE: Final = re.compile(r"([ugoa]*)((?:[-+=][rwxXst]*)+)")
 _CHANGE: Final = re.compile(r"([-+=])([rwxXst]*)")
 _BITS: Final = {"r": 0o444, "w": 0o222, "x": 0o111}
 _WHO: Final = {"u": 0o4700, "g": 0o2070, "o": 0o1007}
 
 
-def kept(mode: int, is_directory: bool) -> int:
+def kept(mode: int, _is_directory: bool) -> int:
     """No ``--chmod``."""
     return mode
 
@@ -25,8 +29,8 @@ def mode_of(text: str) -> Mode:
     ValueError."""
     if not text:
         return kept
-    if re.fullmatch(r"[0-7]+", text) and int(text, 8) <= 0o7777:
-        return lambda mode, is_directory: int(text, 8)
+    if _OCTAL.fullmatch(text) and int(text, 8) <= 0o7777:
+        return lambda _mode, _is_directory: int(text, 8)
     clauses = [_CLAUSE.fullmatch(clause) for clause in text.split(",")]
     changes = [
         (clause[1], sign, letters)
@@ -62,6 +66,11 @@ def _changed(mode: int, is_directory: bool, who: str, sign: str, letters: str) -
     if sign == "+":
         return mode | bits
     return mode & ~bits if sign == "-" else mode & ~scope | bits
+
+
+def directory_mode(text: str) -> int:
+    """The mode of directories that a COPY with this ``--chmod`` makes on the way; symbols do not count for them."""
+    return int(text, 8) if _OCTAL.fullmatch(text) else DIRECTORY_MODE
 
 
 def owner_of(text: str) -> tuple[str, str]:
