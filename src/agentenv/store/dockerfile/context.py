@@ -131,12 +131,7 @@ class BuildContext:
                 raise step.place.wrong(f"{written}: {error}", next_step="unpack it by RUN") from error
             except OSError as error:
                 raise self._unreadable(step.place, written, error) from error
-        found += [Source(file.name, False, inline=file) for file in step.inline]
-        if not found:
-            raise step.place.wrong(
-                f"{' '.join(step.sources)}: nothing in the build context matches", next_step=_CORRECT
-            )
-        return found
+        return [*found, *inline_sources(step)]
 
     def digest(self, sources: Sequence[Source]) -> str:
         """SHA-256 of what the sources are: names, kinds, modes, links, content, and no times, as in BuildKit. Raises
@@ -180,12 +175,17 @@ class BuildContext:
         try:
             while True:
                 wanted = search.send(answer) if answer is not None else next(search)
-                entries = self._tree.entries(self._tree.followed(wanted))
-                answer = [(name, stat.S_ISDIR(status.st_mode)) for name, status, _ in entries]
+                answer = self._names(self._tree.followed(wanted))
         except StopIteration as stop:
             matches: list[str] = stop.value
         sure = matches == [path]
         return [source for match in matches if (source := self._source(match, written, step, sure)) is not None]
+
+    def _names(self, directory: str) -> Entries:
+        """What a wildcard chooses from; nothing, if it stands below a file."""
+        if not stat.S_ISDIR(self._tree.status(directory).st_mode):
+            return ()
+        return [(name, stat.S_ISDIR(status.st_mode)) for name, status, _ in self._tree.entries(directory)]
 
     def _source(self, path: str, written: str, step: CopyStep, sure: bool) -> Source | None:
         """The source at ``path``; None for one that is ignored, if a wildcard found it."""

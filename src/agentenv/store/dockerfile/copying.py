@@ -14,7 +14,7 @@ from typing import Final
 from agentenv.store.dockerfile.archive import ArchiveError, Part, Placed, members, placed, write
 from agentenv.store.dockerfile.context import BuildContext, Source
 from agentenv.store.dockerfile.instructions import Place
-from agentenv.store.dockerfile.machine import Machine
+from agentenv.store.dockerfile.machine import Machine, Seen
 from agentenv.store.dockerfile.modes import DIRECTORY_MODE, Mode, directory_mode, ids, kept, mode_of, owner_of
 from agentenv.store.dockerfile.patterns import Entries, PatternError, glob
 from agentenv.store.dockerfile.steps import CopyStep, WorkdirStep
@@ -85,7 +85,7 @@ async def _target(step: CopyStep, machine: Machine) -> _Target:
     except ValueError as error:
         raise step.place.wrong(str(error), next_step="correct --chmod") from error
     owner = await _owner(machine, step.place, step.chown) if step.chown else None
-    seen = await machine.look(step.destination)
+    seen = await _looked(machine, step.destination, step.place)
     slash = "/" if step.destination.endswith("/") else ""
     return _Target(seen.path.rstrip("/") + slash or "/", seen.kind == "directory", owner, mode, made)
 
@@ -101,17 +101,24 @@ async def _owner(machine: Machine, place: Place, text: str) -> tuple[int, int]:
     """The numbers of a user and group, by the machine's own files."""
     try:
         user, group = owner_of(text)
-        passwd = "" if user.isdecimal() else await _text(machine, "/etc/passwd")
-        groups = "" if not group or group.isdecimal() else await _text(machine, "/etc/group")
+        passwd = "" if user.isdecimal() else await _text(machine, "/etc/passwd", place)
+        groups = "" if not group or group.isdecimal() else await _text(machine, "/etc/group", place)
         return ids(user, group, passwd, groups)
     except (ValueError, LookupError) as error:
         reason = error.args[0]
         raise place.wrong(f"{text}: {reason}", next_step="make the user by RUN before, or give numbers") from error
 
 
-async def _text(machine: Machine, path: str) -> str:
+async def _looked(machine: Machine, path: str, place: Place) -> Seen:
+    try:
+        return await machine.look(path)
+    except OSError as error:
+        raise place.wrong(f"{path}: {error.strerror or error}", next_step="correct the links on this path") from error
+
+
+async def _text(machine: Machine, path: str, place: Place) -> str:
     """A small file of the root; empty if there is none."""
-    seen = await machine.look(path)
+    seen = await _looked(machine, path, place)
     if seen.kind != "file":
         return ""
     with await machine.get(seen.path) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
@@ -128,24 +135,29 @@ async def _sources(step: CopyStep, origin: Machine) -> list[_Found]:
     for written in step.sources:
         pattern = posixpath.normpath(f"/{written}").lstrip("/")
         try:
-            matches = await _matches(pattern, origin)
+            matches = await _matches(pattern, origin, step, written)
         except PatternError as error:
             raise step.place.wrong(str(error), next_step="correct the wildcard") from error
         for match in matches:
-            seen = await origin.look(f"/{match}")
-            if seen.kind == "missing":
-                raise step.place.wrong(f"{written} does not exist there", next_step="correct the path")
+            seen = await _existing(f"/{match}", origin, step, written)
             found.append(_Found(posixpath.basename(match), seen.path, seen.kind == "directory"))
     return found
 
 
-async def _matches(pattern: str, origin: Machine) -> list[str]:
+async def _existing(path: str, origin: Machine, step: CopyStep, written: str) -> Seen:
+    seen = await _looked(origin, path, step.place)
+    if seen.kind == "missing":
+        raise step.place.wrong(f"{written} does not exist there", next_step="correct the path")
+    return seen
+
+
+async def _matches(pattern: str, origin: Machine, step: CopyStep, written: str) -> list[str]:
     search = glob(pattern)
     answer: Entries | None = None
     try:
         while True:
             wanted = search.send(answer) if answer is not None else next(search)
-            seen = await origin.look(f"/{wanted}")
+            seen = await _existing(f"/{wanted}", origin, step, written)
             answer = await origin.names(seen.path) if seen.kind == "directory" else ()
     except StopIteration as stop:
         matches: list[str] = stop.value

@@ -63,7 +63,7 @@ class Machine(Protocol):
         ...
 
     async def look(self, path: str) -> Seen:
-        """What is at the path."""
+        """What is at the path. Raises OSError if links on it lead to one another without end."""
         ...
 
     async def names(self, directory: str) -> Sequence[tuple[str, bool]]:
