@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal
 
 from agentenv.errors import BuildStepError
@@ -16,6 +17,7 @@ from agentenv.store.dockerfile.context import BuildContext, Source, inline_sourc
 from agentenv.store.dockerfile.copying import copy_from_context, copy_from_root, make_directory
 from agentenv.store.dockerfile.instructions import Dockerfile, Place
 from agentenv.store.dockerfile.machine import BaseImage, Machine, Machines, Start
+from agentenv.store.dockerfile.parser import parse
 from agentenv.store.dockerfile.plan import SCRATCH, Options, Plan, StagePlan, base_images, copied_images, plan
 from agentenv.store.dockerfile.steps import CopyStep, RunStep, Step, WorkdirStep, key_of
 
@@ -54,6 +56,17 @@ class Listeners:
 
     on_step: Callable[[StepEvent], None] = lambda _: None
     on_output: Callable[[bytes], None] = lambda _: None
+
+
+def load(path: Path, name: str = "") -> Dockerfile:
+    """The Dockerfile at ``path``, called ``name`` in messages (by default the path). Raises DockerfileError."""
+    place = Place(name or str(path), 0, "Dockerfile")
+    try:
+        return parse(path.read_text(encoding="utf-8"), place.file)
+    except OSError as error:
+        raise place.wrong(error.strerror or str(error), next_step="name a Dockerfile that can be read") from error
+    except UnicodeDecodeError as error:
+        raise place.wrong(f"it is not UTF-8: {error}", next_step="save it as UTF-8") from error
 
 
 async def build(

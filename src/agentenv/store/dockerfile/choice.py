@@ -31,7 +31,7 @@ async def installed_tools() -> tuple[Tool, ...]:
     return tuple(found)
 
 
-def choose_builder(dockerfile: Dockerfile, options: Options, tools: Collection[Tool]) -> Builder:
+def choose_builder(dockerfile: Dockerfile, options: Options, tools: Collection[str]) -> Builder:
     """Slots, unless the target needs what they lack and one of the ``tools`` is there. Raises DockerfileError for
     what is lacking and nobody has, naming every such place and both tools."""
     missing = lacking(dockerfile, options)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import BuildStepError, ConfigError, DockerfileError
-from agentenv.store.dockerfile.build import Built, Listeners, StepEvent, build
+from agentenv.store.dockerfile.build import Built, Listeners, StepEvent, build, load
 from agentenv.store.dockerfile.cache import LayerCache
 from agentenv.store.dockerfile.context import BuildContext
 from agentenv.store.dockerfile.parser import parse
@@ -390,3 +390,14 @@ async def test_a_file_that_vanishes_before_it_is_copied_is_no_image(bench: Bench
             listeners=Listeners(on_step=lambda _: path.unlink(missing_ok=True)),
         )
     assert bench.machines.committed.keys() == {"sha256:base"}
+
+
+def test_a_dockerfile_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "Dockerfile"
+    path.write_text("FROM a\r\nRUN é\r\n")
+    assert load(path, "mine").stages[0].instructions[0].place.file == "mine"
+    path.write_bytes(b"FROM a\nRUN \xff\n")
+    with pytest.raises(DockerfileError, match="not UTF-8"):
+        load(path)
+    with pytest.raises(DockerfileError, match=r"missing:0: Dockerfile: No such file"):
+        load(tmp_path / "missing")
