@@ -5,7 +5,8 @@ Follows BuildKit's ``frontend/dockerfile/dockerfile2llb/convert.go``:
 - Variables are substituted in ADD, COPY, ENV, EXPOSE, FROM, LABEL, STOPSIGNAL, USER, VOLUME, WORKDIR and in defaults
   of ARG; RUN, CMD and ENTRYPOINT leave them to the shell, SHELL and ``--from`` have none. All words of one ENV see the
   variables from before it.
-- ARG and ENV share one set of variables, in which the later wins; a stage built from another inherits both. An ARG
+- ARG and ENV share one set of variables, in which the later wins; a stage built from another inherits both, and there
+  ENV wins. An ARG
   before the first FROM counts in FROM lines, and in a stage that names it by an ARG without default.
 - Arguments for proxies (``HTTP_PROXY``, …) reach RUN without an ARG, and no cache key.
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -55,7 +57,8 @@ SCRATCH: Final = "scratch"
 _OF_SCRATCH: Final = ImageConfig(env=(("PATH", DEFAULT_PATH),))
 _PROXIES: Final = frozenset({"http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy"})
 _PORT: Final = re.compile(r"(\d+)(?:-(\d+))?(?:/(tcp|udp|sctp))?", re.IGNORECASE | re.ASCII)
-_SIGNAL: Final = re.compile(r"\d+|[A-Z][A-Z0-9]*(?:[+-]\d+)?", re.IGNORECASE | re.ASCII)
+_REAL_TIME: Final = re.compile(r"RTMIN(\+\d+)?|RTMAX(-\d+)?", re.ASCII)
+_SIGNALS: Final = frozenset(known.name.removeprefix("SIG") for known in signal.Signals)
 
 
 @dataclass(frozen=True)
@@ -245,8 +248,8 @@ class _StageState:
         return cls(config, dict(config.env))
 
     def child(self) -> _StageState:
-        """The start of a stage on this one."""
-        return _StageState(self.config, dict(self.variables))
+        """The start of a stage on this one: its ARGs count on, but no longer in front of an ENV of their name."""
+        return _StageState(self.config, self.variables | dict(self.config.env))
 
 
 def _perform(state: _StageState, outline: _Outline, number: int, notes: list[str]) -> None:
@@ -299,8 +302,8 @@ def _configure(state: _StageState, outline: _Outline, instruction: Instruction) 
             config = replace(config, entrypoint=entrypoint, cmd=config.cmd if state.has_cmd else None)
         case Expose():
             config = replace(config, ports=tuple(dict.fromkeys((*config.ports, *_ports(state, outline, instruction)))))
-        case StopSignal(place, signal):
-            config = replace(config, stop_signal=_signal(place, word(signal)))
+        case StopSignal(place, written):
+            config = replace(config, stop_signal=_signal(place, word(written)))
     state.config = config
 
 
@@ -401,7 +404,7 @@ def _copy_step(state: _StageState, outline: _Outline, number: int, copy: Copy) -
 
 def _destination(workdir: str, path: str) -> str:
     """Absolute, with a slash at the end if the path says that it is a directory."""
-    directory = path in ("", ".", "..") or path.endswith(("/", "/.", "/.."))
+    directory = path in ("", ".") or path.endswith(("/", "/."))
     whole = "/" + posixpath.normpath(posixpath.join(workdir, path)).lstrip("/")
     return whole + "/" if directory and whole != "/" else whole
 
@@ -422,10 +425,12 @@ def _ports(state: _StageState, outline: _Outline, expose: Expose) -> list[str]:
     return found
 
 
-def _signal(place: Place, signal: str) -> str:
-    if not _SIGNAL.fullmatch(signal):
-        raise place.wrong(f"{signal} is no signal", next_step="write SIGTERM or 15")
-    return signal
+def _signal(place: Place, written: str) -> str:
+    name = written.upper().removeprefix("SIG")
+    number = int(name) if name.isdecimal() else 0
+    if not number and name not in _SIGNALS and not _REAL_TIME.fullmatch(name):
+        raise place.wrong(f"{written} is no signal", next_step="write SIGTERM or 15")
+    return written
 
 
 def _copies(stage: Stage) -> list[Copy]:

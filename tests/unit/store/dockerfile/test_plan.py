@@ -90,6 +90,15 @@ def test_of_arg_and_env_the_later_wins() -> None:
     assert variables("FROM a\nARG x=arg\nENV x=env\nRUN a\n", x="given") == {"x": "env"}
 
 
+def test_a_stage_built_on_another_sees_its_env_in_front_of_its_arg() -> None:
+    assert variables("FROM a AS one\nENV x=env\nARG x=arg\nARG y=1\nFROM one\nRUN a\n") == {"x": "env", "y": "1"}
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "TERM", "15", "SIGRTMIN+3", "rtmax-1"])
+def test_signals(signal: str) -> None:
+    assert last(f"FROM a\nSTOPSIGNAL {signal}\n").config.stop_signal == signal
+
+
 def test_the_platform_is_known_where_it_is_asked_for() -> None:
     assert variables("FROM a\nARG TARGETARCH\nARG TARGETPLATFORM\nRUN a\n") == {
         **{"TARGETARCH": "amd64", "TARGETPLATFORM": "linux/amd64"}
@@ -195,6 +204,7 @@ def test_stages_are_found_by_name_in_front_of_images() -> None:
         ("FROM a\nEXPOSE 80/http\n", "80/http is no port"),
         ("FROM a\nEXPOSE 90-80\n", "90-80 is no port"),
         ("FROM a\nSTOPSIGNAL -9\n", "-9 is no signal"),
+        ("FROM a\nSTOPSIGNAL SIGX\n", "SIGX is no signal"),
         ("FROM a\nARG u=https://x/y\nADD $u /\n", "https://x/y is a URL"),
         ("FROM a\nONBUILD RUN x\n", "ONBUILD"),
     ],
