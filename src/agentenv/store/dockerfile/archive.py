@@ -7,8 +7,10 @@ has no mode), without ``--chown`` files of the context belong to 0:0 and files o
 
 from __future__ import annotations
 
+import lzma
 import posixpath
 import tarfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Final
@@ -18,6 +20,8 @@ from agentenv.store.dockerfile.modes import Mode
 Entry = tuple[tarfile.TarInfo, IO[bytes] | None]
 """A member and, for a file, its content."""
 
+UNREADABLE: Final = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError)
+"""What reading a file that is no archive, or half of one, raises."""
 _XATTR: Final = "SCHILY.xattr."
 _WHITEOUT: Final = ".wh."
 _KINDS: Final = (tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE)
@@ -113,7 +117,7 @@ def is_archive(file: IO[bytes]) -> bool:
     try:
         with tarfile.open(fileobj=file, mode="r:*") as archive:
             return archive.next() is not None
-    except (tarfile.TarError, EOFError, OSError, ValueError):
+    except (*UNREADABLE, ValueError):
         return False
     finally:
         file.seek(0)

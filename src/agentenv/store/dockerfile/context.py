@@ -5,12 +5,13 @@ followed, a link within a directory is copied as a link, sockets are left out. T
 within one source too; extended attributes are not.
 
 Nothing outside the directory is ever read (``rooted``). A source that leads outside, by ``..`` or by a link, is
-refused by its path; BuildKit reads ``/`` and ``..`` as the context itself instead. Content that changes during a build
-is what it is when it is copied.
+refused by its path; BuildKit reads ``/`` and ``..`` as the context itself instead. A file that changes between its
+digest and its copying is refused too: the cache would keep the one under the name of the other.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -22,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import IO, Final, Self
 
 from agentenv.errors import DockerfileError
 from agentenv.store.dockerfile.archive import ArchiveError, Entry, is_archive, members, mtime, opened
@@ -153,7 +154,7 @@ class BuildContext:
         if source.inline is not None:
             yield _inline(source.inline)
         elif source.archive:
-            with self._tree.file(source.items[0].path) as file, opened(file) as archive:
+            with self._unchanged(source.items[0]) as file, opened(file) as archive:
                 yield from members(archive)
         else:
             for item in source.items:
@@ -255,13 +256,21 @@ class BuildContext:
         elif item.first:
             member.type, member.linkname = tarfile.LNKTYPE, item.first
         elif stat.S_ISREG(item.status.st_mode):
-            with self._tree.file(item.path) as file:
-                member.size = os.fstat(file.fileno()).st_size
+            with self._unchanged(item) as file:
+                member.size = item.status.st_size
                 yield member, file
             return
         else:
             raise ArchiveError(f"{item.path} is a device or a pipe")
         yield member, None
+
+    def _unchanged(self, item: Item) -> IO[bytes]:
+        """The item's file; raises OSError if it is not the one that was looked at."""
+        file = self._tree.file(item.path)
+        if _identity(os.fstat(file.fileno())) != _identity(item.status):
+            file.close()
+            raise OSError(errno.ESTALE, "it has changed since the build began", item.path)
+        return file
 
     def _content_digest(self, item: Item) -> str:
         with self._tree.file(item.path) as file:
@@ -271,6 +280,10 @@ class BuildContext:
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             return place.wrong(f"{written} is not in the build context {self._tree.directory}", next_step=_CORRECT)
         return place.wrong(f"{written} cannot be read: {error.strerror or error}", next_step="change its permissions")
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def inline_sources(step: CopyStep) -> list[Source]:

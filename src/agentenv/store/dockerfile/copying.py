@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from agentenv.store.dockerfile.archive import ArchiveError, Part, Placed, members, placed, write
+from agentenv.store.dockerfile.archive import UNREADABLE, ArchiveError, Part, Placed, members, placed, write
 from agentenv.store.dockerfile.context import BuildContext, Source
 from agentenv.store.dockerfile.instructions import Place
 from agentenv.store.dockerfile.machine import Machine, Seen
@@ -173,8 +173,9 @@ async def _put(
             await asyncio.to_thread(write, stream, parts)
         except ArchiveError as error:
             raise place.wrong(str(error), next_step="leave it out, or make it by RUN") from error
-        except (OSError, tarfile.TarError) as error:
-            raise place.wrong(f"reading what it copies failed: {error}", next_step="build again") from error
+        except UNREADABLE as error:
+            reason = f"reading what it copies failed: {error}"
+            raise place.wrong(reason, next_step="build again, or check the archive") from error
         stream.seek(0)
         try:
             await machine.put(stream, at, owner=owner, mode=mode)

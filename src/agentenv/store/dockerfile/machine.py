@@ -76,7 +76,8 @@ class Machine(Protocol):
         ...
 
     async def checkpoint(self) -> str:
-        """Freeze the files as they are; ``Start(checkpoint=…)`` goes on from there, as does this machine."""
+        """Freeze the files as they are; ``Start(checkpoint=…)`` goes on from there, as does this machine. A build
+        makes one for each of its steps, on top of the one before."""
         ...
 
     async def commit(self, config: ImageConfig) -> str:

@@ -379,17 +379,40 @@ async def test_what_cannot_be_copied_is_refused_by_name(bench: Bench, copy: str,
     assert bench.machines.committed.keys() == {"sha256:base"}
 
 
-async def test_a_file_that_vanishes_before_it_is_copied_is_no_image(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(Path.unlink, "No such file"), (lambda path: path.write_text("other"), "it has changed since the build began")],
+)
+async def test_a_file_that_changes_before_it_is_copied_is_no_image(
+    bench: Bench, change: Callable[[Path], object], message: str
+) -> None:
     path = bench.write("f", "text")
-    with BuildContext(bench.context) as context, pytest.raises(DockerfileError, match="Dockerfile:2: COPY: reading"):
+
+    def on_step(event: StepEvent) -> None:
+        if event.state == "started":
+            change(path)
+
+    with BuildContext(bench.context) as context, pytest.raises(DockerfileError, match=f"COPY: reading.*{message}"):
         await build(
-            parse("FROM base\nCOPY f /\n"),
-            context,
-            bench.machines,
-            bench.cache,
-            listeners=Listeners(on_step=lambda _: path.unlink(missing_ok=True)),
+            parse("FROM base\nCOPY f /\n"), context, bench.machines, bench.cache, listeners=Listeners(on_step=on_step)
         )
     assert bench.machines.committed.keys() == {"sha256:base"}
+
+
+async def test_half_an_archive_is_no_image(bench: Bench) -> None:
+    with tarfile.open(bench.context / "a.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo("f")
+        member.size = 1_000_000
+        archive.addfile(member, io.BytesIO(os.urandom(member.size)))
+    whole = (bench.context / "a.tar.gz").read_bytes()
+    (bench.context / "a.tar.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DockerfileError, match="Dockerfile:2: ADD: reading what it copies failed"):
+        await bench.build("FROM base\nADD a.tar.gz /\n")
+    (bench.context / "a.tar.gz").write_bytes(whole[:4] + b"garbage" * 100)
+    assert (await bench.tree("FROM base\nADD a.tar.gz /\n")).path.joinpath("a.tar.gz").is_file()
+    (bench.context / "a.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    with pytest.raises(DockerfileError, match="compressed with Zstandard"):
+        await bench.build("FROM base\nADD a.tar.zst /\n")
 
 
 def test_a_dockerfile_is_read(tmp_path: Path) -> None:

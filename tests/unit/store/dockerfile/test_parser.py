@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentenv.errors import ConfigError, DockerfileError
+from agentenv.store.dockerfile.image_config import ImageConfig
 from agentenv.store.dockerfile.instructions import Arg, Cmd, Command, Copy, Env, Instruction, Noted, Run, Unsupported
 from agentenv.store.dockerfile.parser import parse
+from agentenv.store.dockerfile.patterns import Ignore, PatternError
+from agentenv.store.dockerfile.plan import Options, base_images, plan
 
 
 def only(text: str) -> Instruction:
@@ -107,3 +114,66 @@ def test_what_changes_nothing_is_noted() -> None:
     assert isinstance(check, Noted)
     assert check.note == "line 2: HEALTHCHECK is ignored: nothing checks a slot's services"
     assert isinstance(only("MAINTAINER somebody"), Noted)
+
+
+WORDS = ("FROM a", "FROM scratch AS b", "RUN", "COPY", "ADD", "ENV", "ARG", "LABEL", "CMD", "EXPOSE", "USER", "WORKDIR")
+PARTS = (
+    *(
+        "\n",
+        "\\\n",
+        " ",
+        "\t",
+        "'",
+        '"',
+        "$x",
+        "${x",
+        "${x:-",
+        "}",
+        "\\",
+        "`",
+        "[",
+        '["a", "b"]',
+        "<<EOF",
+        "EOF\n",
+        "#",
+    ),
+    *(
+        "# escape=`\n",
+        "--from=",
+        "--chown=",
+        "x=1",
+        "/",
+        "..",
+        "*",
+        "**",
+        "!",
+        "é",
+        "\u2003",
+        "\0",
+        "\ud800",
+        "80",
+        "-",
+    ),
+)
+TEXTS = st.lists(st.sampled_from(WORDS + PARTS), max_size=25).map("".join)
+
+
+def refusal(text: str) -> DockerfileError | None:
+    try:
+        dockerfile = parse(text)
+        plan(dockerfile, Options(), dict.fromkeys(base_images(dockerfile, Options()), ImageConfig()))
+    except DockerfileError as error:
+        return error
+    return None
+
+
+@given(TEXTS | st.text(max_size=60))
+def test_any_text_is_planned_or_refused_by_its_place(text: str) -> None:
+    error = refusal(text)
+    assert error is None or (error.next_step and 0 <= error.line <= text.count("\n") + 1)
+
+
+@given(TEXTS | st.text(max_size=60))
+def test_any_text_is_rules_or_no_pattern(text: str) -> None:
+    with suppress(PatternError):
+        Ignore.parse(text).excludes("a/b")
