@@ -96,24 +96,15 @@ class BuildContext:
 
     def _rules(self) -> Ignore:
         for name in (f"{self._dockerfile}{_IGNORE}", _IGNORE):
-            text = self.text(name)
-            if text is None:
-                continue
             try:
-                return Ignore.parse(text)
-            except PatternError as error:
-                place = Place(str(self._tree.directory / name), 0, "pattern")
-                raise place.wrong(str(error), next_step="correct the pattern") from error
+                with self._tree.file(self._tree.followed(posixpath.normpath(name))) as file:
+                    return Ignore.parse(file.read().decode(errors="replace"))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (PatternError, LeadsOutError, OSError) as error:
+                place = Place(str(self._tree.directory / name), 0, _IGNORE)
+                raise place.wrong(str(error), next_step="correct it, or take it away") from error
         return Ignore()
-
-    def text(self, path: str) -> str | None:
-        """The text of a file of the context, whatever is ignored; None if there is none. Undecodable bytes are
-        replaced."""
-        try:
-            with self._tree.file(path) as file:
-                return file.read().decode(errors="replace")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
 
     def sources(self, step: CopyStep) -> list[Source]:
         """What the step copies, in its order. A wildcard may match nothing, as in BuildKit. Raises DockerfileError for

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import socket
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agentenv.errors import DockerfileError
+from agentenv.store.dockerfile.archive import Part, Placed, write
 from agentenv.store.dockerfile.context import BuildContext
 from agentenv.store.dockerfile.instructions import Place
+from agentenv.store.dockerfile.modes import kept
 from agentenv.store.dockerfile.rooted import LeadsOutError, RootedDirectory
 from agentenv.store.dockerfile.steps import CopyStep
 
@@ -77,10 +81,46 @@ def test_a_dockerfile_may_have_rules_of_its_own(directory: Path) -> None:
     assert listed(directory, "*") == []
 
 
-def test_a_wrong_rule_is_told_with_its_file(directory: Path) -> None:
+def test_rules_may_be_a_link_within_the_context(directory: Path) -> None:
+    (directory / "sub/rules").write_text("*\n!a.py")
+    (directory / ".dockerignore").symlink_to("sub/rules")
+    assert listed(directory, ".") == ["a.py"]
+
+
+def test_rules_that_cannot_be_read_are_told_with_their_file(directory: Path) -> None:
     (directory / ".dockerignore").write_text("a\n[\n")
-    with pytest.raises(DockerfileError, match=r"\.dockerignore:0: pattern: \["):
+    with pytest.raises(DockerfileError, match=r"context/\.dockerignore:0: \.dockerignore: \["):
         listed(directory, ".")
+    (directory / ".dockerignore").unlink()
+    (directory / ".dockerignore").symlink_to("/etc/passwd")
+    with pytest.raises(DockerfileError, match=r"\.dockerignore is a link to /etc/passwd"):
+        listed(directory, ".")
+
+
+def test_names_in_any_encoding(directory: Path) -> None:
+    (directory / os.fsdecode(b"sub/\xff\xfe")).write_text("x")
+    (directory / "sub/\u00e9\u20ac").write_text("y")
+    assert {os.fsdecode(b"\xff\xfe"), "\u00e9\u20ac"} < set(listed(directory, "sub"))
+    assert digest(directory, "sub")
+    with BuildContext(directory) as context, io.BytesIO() as out:
+        (source,) = context.sources(copy("sub"))
+        write(out, [Part(Placed("/to"), context.entries(source), None, kept)])
+        out.seek(0)
+        with tarfile.open(fileobj=out) as archive:
+            assert {os.fsdecode(b"\xff\xfe"), "\u00e9\u20ac"} < set(archive.getnames())
+
+
+def test_times_are_exact_and_the_stream_is_the_same_again(directory: Path) -> None:
+    os.utime(directory / "sub/b.py", ns=(0, 1_234_567_890_123_456_789))
+    streams = []
+    for _ in range(2):
+        with BuildContext(directory) as context, io.BytesIO() as out:
+            (source,) = context.sources(copy("sub"))
+            write(out, [Part(Placed("/to"), context.entries(source), (0, 0), kept)])
+            streams.append(out.getvalue())
+    assert streams[0] == streams[1]
+    with tarfile.open(fileobj=io.BytesIO(streams[0])) as archive:
+        assert archive.getmember("b.py").pax_headers["mtime"] == "1234567890.123456789"
 
 
 def test_links_within_a_source_are_kept_and_a_named_one_is_followed(directory: Path) -> None:
