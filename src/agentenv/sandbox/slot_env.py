@@ -68,3 +68,11 @@ def command_env(extra: Mapping[str, str]) -> dict[str, str]:
     """The whole environment of a command in a slot, before the call's own; ``extra`` (the user's ``sandbox_env``)
     wins."""
     return {**SLOT_ENV, **extra}
+
+
+def proxy_env(port: int) -> dict[str, str]:
+    """Variables that lead programs to the slot's proxy at ``port`` of its loopback. curl and what uses it (git) read
+    the lower-case ``http_proxy`` only; Python, Go and others read either."""
+    url, direct = f"http://127.0.0.1:{port}", "localhost,127.0.0.1,::1"
+    upper = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "ALL_PROXY": url, "NO_PROXY": direct}
+    return upper | {name.lower(): value for name, value in upper.items()}

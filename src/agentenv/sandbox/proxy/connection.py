@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+import os
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from agentenv.errors import InvalidArgumentsError, PolicyRefusalError, ProtocolError
 from agentenv.sandbox.proxy import heads
-from agentenv.sandbox.proxy.heads import Request
+from agentenv.sandbox.proxy.heads import Body, Framing, Request
 from agentenv.sandbox.proxy.names import Names
 from agentenv.sandbox.proxy.packets import Counts
 from agentenv.sandbox.proxy.streams import CHUNK_BYTES, Stream
@@ -122,7 +124,7 @@ class Connection:
                 async with asyncio.timeout(self._gate.deadlines.connect_s):
                     return await Stream.connect(address, request.port)
             except OSError as error:  # TimeoutError is one
-                reason = error.strerror or "it did not answer in time"
+                reason = os.strerror(error.errno) if error.errno else "it did not answer in time"
                 failure = _UpstreamError(f"No connection to {request.host} port {request.port}: {reason}.")
         if failure is None and refusal is not None:
             raise PolicyRefusalError(f"{request.host} is refused: {refusal.message}")
@@ -140,69 +142,39 @@ class Connection:
     async def _tunnel(self, upstream: Stream) -> None:
         self._answered = True
         await self._client.send(_ESTABLISHED)
-        back, forth = self._pass_back(upstream), self._pass_on(upstream)
+        back, forth = self._pass_back(upstream, Framing.UNTIL_CLOSED), self._pass_on(upstream, Framing.UNTIL_CLOSED)
         await _side_by_side(back, forth, both=True)
 
     async def _exchange(self, request: Request, upstream: Stream) -> None:
         """Send the request and its body, and nothing that follows it; return the response."""
         await self._to_upstream(upstream, request.head)
-        await _side_by_side(self._return_response(upstream), self._send_body(request, upstream), both=False)
+        await _side_by_side(self._return_response(request, upstream), self._send_body(request, upstream), both=False)
         await self._client.linger()
 
-    async def _return_response(self, upstream: Stream) -> None:
-        assert self._request is not None
-        status = 100
-        while status < 200:
+    async def _return_response(self, request: Request, upstream: Stream) -> None:
+        while True:
             try:
-                head = await upstream.receive_head()
-                status, rewritten = heads.rewritten_response(head)
+                response = heads.parse_response(await upstream.receive_head(), request.method)
             except (OSError, InvalidArgumentsError, ProtocolError) as error:
-                reason = error.message if isinstance(error, ProtocolError) else "it closed the connection"
-                raise _UpstreamError(f"No response from {self._request.host}: {reason}.") from error
+                reason = "it closed the connection" if isinstance(error, OSError) else error.message
+                raise _UpstreamError(f"No response from {request.host}: {reason}.") from error
             self._answered = True
-            await self._client.send(rewritten)
-        await self._pass_back(upstream)
+            await self._client.send(response.head)
+            if response.status >= 200:
+                break
+        await self._pass_back(upstream, response.body)
 
     async def _send_body(self, request: Request, upstream: Stream) -> None:
         with contextlib.suppress(_UpstreamError):  # it may have answered before it had all
-            if request.body_bytes is None:
-                await self._pass_chunks(upstream)
-            else:
-                await self._pass_exactly(request.body_bytes, upstream)
+            await self._pass_on(upstream, request.body)
 
-    async def _pass_chunks(self, upstream: Stream) -> None:
-        size = 1
-        while size:
-            line = await self._client.receive_line()
-            size = heads.chunk_bytes(line)
-            await self._to_upstream(upstream, b"%x\r\n" % size)
-            if size:
-                await self._pass_exactly(size, upstream)
-                if await self._client.receive_line() != b"\r\n":
-                    raise InvalidArgumentsError("The request's chunked body is malformed.")
-                await self._to_upstream(upstream, b"\r\n")
-        while (await self._client.receive_line()).strip():
-            pass  # trailer fields are dropped
-        await self._to_upstream(upstream, b"\r\n")
+    async def _pass_on(self, upstream: Stream, body: Body) -> None:
+        await _pass(self._client, partial(self._to_upstream, upstream), body)
+        if body is Framing.UNTIL_CLOSED:
+            upstream.end()
 
-    async def _pass_exactly(self, size: int, upstream: Stream) -> None:
-        while size > 0:
-            received = await self._client.receive(min(size, CHUNK_BYTES))
-            if not received:
-                raise InvalidArgumentsError("The request's body is shorter than its header says.")
-            size -= len(received)
-            await self._to_upstream(upstream, received)
-
-    async def _pass_on(self, upstream: Stream) -> None:
-        while received := await self._client.receive():
-            await self._to_upstream(upstream, received)
-        upstream.end()
-
-    async def _pass_back(self, upstream: Stream) -> None:
-        while received := await upstream.receive():
-            self.moved_s = asyncio.get_running_loop().time()
-            self._gate.counts.received_bytes += len(received)
-            await self._client.send(received)
+    async def _pass_back(self, upstream: Stream, body: Body) -> None:
+        await _pass(upstream, self._to_client, body)
         self._client.end()
 
     async def _to_upstream(self, upstream: Stream, data: bytes) -> None:
@@ -213,6 +185,11 @@ class Connection:
             raise _UpstreamError("The host closed the connection.") from error
         self._gate.counts.sent_bytes += len(data)
 
+    async def _to_client(self, data: bytes) -> None:
+        self.moved_s = asyncio.get_running_loop().time()
+        self._gate.counts.received_bytes += len(data)
+        await self._client.send(data)
+
     async def _refuse(self, status: int, message: str) -> None:
         if self._answered:
             return  # the client sees its response end early
@@ -221,6 +198,39 @@ class Connection:
         except OSError:
             return
         await self._client.linger()
+
+
+async def _pass(source: Stream, send: Callable[[bytes], Awaitable[None]], body: Body) -> None:
+    """Pass on a body and nothing after it. Raises InvalidArgumentsError when it ends early or is malformed."""
+    if body is Framing.CHUNKED:
+        await _pass_chunks(source, send)
+    elif body is Framing.UNTIL_CLOSED:
+        while received := await source.receive():
+            await send(received)
+    else:
+        await _pass_exactly(source, send, body)
+
+
+async def _pass_exactly(source: Stream, send: Callable[[bytes], Awaitable[None]], size: int) -> None:
+    while size > 0:
+        received = await source.receive(min(size, CHUNK_BYTES))
+        if not received:
+            raise InvalidArgumentsError("The body is shorter than its header says.")
+        size -= len(received)
+        await send(received)
+
+
+async def _pass_chunks(source: Stream, send: Callable[[bytes], Awaitable[None]]) -> None:
+    """Chunks are written anew; extensions of chunks and trailer fields are dropped."""
+    while size := heads.chunk_bytes(await source.receive_line()):
+        await send(b"%x\r\n" % size)
+        await _pass_exactly(source, send, size)
+        if await source.receive_line() != b"\r\n":
+            raise InvalidArgumentsError("The chunked body is malformed.")
+        await send(b"\r\n")
+    while (await source.receive_line()).strip():
+        pass
+    await send(b"0\r\n\r\n")
 
 
 async def _side_by_side(leading: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None], *, both: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from agentenv.errors import InvalidArgumentsError, ProtocolError
@@ -37,19 +38,40 @@ _REASONS: Final = {
 Fields = list[tuple[str, str]]
 
 
+class Framing(Enum):
+    """How the end of a body is found whose length its head does not tell."""
+
+    CHUNKED = "chunked"
+    UNTIL_CLOSED = "until closed"
+
+
+Body = int | Framing
+"""A body's length in bytes, or how its end is found."""
+
+
 @dataclass(frozen=True)
 class Request:
-    """A request to be forwarded. ``head`` is empty for a tunnel (CONNECT). ``body_bytes`` None: a chunked body."""
+    """A request to be forwarded. ``head`` is empty for a tunnel (CONNECT)."""
 
     host: str | Address
     port: int
+    method: str = "CONNECT"
     head: bytes = b""
-    body_bytes: int | None = 0
+    body: Body = 0
 
     @property
     def tunnel(self) -> bool:
         """Whether bytes are passed both ways unread, once the connection is there."""
-        return not self.head
+        return self.method == "CONNECT"
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response's head for the client, and the body that follows it."""
+
+    status: int
+    head: bytes
+    body: Body
 
 
 def parse_request(head: bytes) -> Request:
@@ -70,15 +92,16 @@ def parse_request(head: bytes) -> Request:
         )
     wanted, port = _authority(absolute[1], 80)
     path = absolute[2] if absolute[2].startswith("/") else f"/{absolute[2]}"
-    body_bytes = _body_bytes(fields)
+    body = _request_body(fields)
     kept = [(name, value) for name, value in _end_to_end(fields) if name.lower() != "host"]
     first = f"{method} {path} HTTP/1.{minor}"
-    return Request(wanted, port, _written(first, [("Host", _written_host(wanted, port)), *kept]), body_bytes)
+    written = _written(first, [("Host", _written_host(wanted, port)), *kept])
+    return Request(wanted, port, method, written, body)
 
 
-def rewritten_response(head: bytes) -> tuple[int, bytes]:
-    """A response's status and its head for the client, which is told that the connection ends with it. Raises
-    ProtocolError when it is no HTTP/1.1 response."""
+def parse_response(head: bytes, method: str) -> Response:
+    """Parse the head of the response to a request of that method. The client is told that the connection ends with
+    it. Raises ProtocolError when it is no HTTP/1.1 response."""
     lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     status = _STATUS.fullmatch(lines[0])
     try:
@@ -89,7 +112,8 @@ def rewritten_response(head: bytes) -> tuple[int, bytes]:
         raise ProtocolError("it does not answer in HTTP/1.1")
     code = int(status[1])
     kept = [(name, value) for name, value in fields if name.lower() not in _HOP_BY_HOP]
-    return code, _written(lines[0], kept, closes=code >= 200)
+    body = 0 if method == "HEAD" or code < 200 or code in (204, 304) else _response_body(fields)
+    return Response(code, _written(lines[0], kept, closes=code >= 200), body)
 
 
 def answer(status: int, message: str) -> bytes:
@@ -103,10 +127,10 @@ def answer(status: int, message: str) -> bytes:
 
 
 def chunk_bytes(line: bytes) -> int:
-    """The length a chunk's first line tells. Raises InvalidArgumentsError."""
+    """The length that the first line of a chunk tells. Raises InvalidArgumentsError."""
     digits = line.partition(b";")[0].strip(b" \t\r\n")
     if not re.fullmatch(rb"[0-9A-Fa-f]{1,15}", digits):
-        raise InvalidArgumentsError("The request's chunked body is malformed.")
+        raise InvalidArgumentsError("The chunked body is malformed.")
     return int(digits, 16)
 
 
@@ -126,20 +150,33 @@ def _end_to_end(fields: Fields) -> Fields:
     return [(name, value) for name, value in fields if name.lower() not in dropped]
 
 
-def _body_bytes(fields: Fields) -> int | None:
+def _request_body(fields: Fields) -> Body:
     """RFC 9112, 6.3; anything that two servers could read differently is refused."""
-    lengths = {value for name, value in fields if name.lower() == "content-length"}
-    codings = [value.lower() for name, value in fields if name.lower() == "transfer-encoding"]
+    lengths, codings = _framing(fields)
     if codings:
         if codings != ["chunked"] or lengths:
             raise InvalidArgumentsError("Of transfer encodings, only chunked is forwarded, without a Content-Length.")
-        return None
+        return Framing.CHUNKED
     if not lengths:
         return 0
-    (length, *others) = lengths
-    if others or not _LENGTH.fullmatch(length):
+    if len(lengths) > 1 or not _LENGTH.fullmatch(min(lengths)):
         raise InvalidArgumentsError("The Content-Length is malformed.")
-    return int(length)
+    return int(min(lengths))
+
+
+def _response_body(fields: Fields) -> Body:
+    """RFC 9112, 6.3. What is doubtful ends with the connection, as it does for the client."""
+    lengths, codings = _framing(fields)
+    if codings:
+        return Framing.CHUNKED if codings == ["chunked"] else Framing.UNTIL_CLOSED
+    known = len(lengths) == 1 and _LENGTH.fullmatch(min(lengths))
+    return int(min(lengths)) if known else Framing.UNTIL_CLOSED
+
+
+def _framing(fields: Fields) -> tuple[set[str], list[str]]:
+    """The different Content-Lengths, and the transfer codings."""
+    lengths = {value for name, value in fields if name.lower() == "content-length"}
+    return lengths, [value.lower() for name, value in fields if name.lower() == "transfer-encoding"]
 
 
 def _authority(text: str, default_port: int | None) -> tuple[str | Address, int]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentenv.errors import ConfigError
-from agentenv.sandbox.supervisor.network import attached_networks, closed_networks
+from agentenv.sandbox.closed_networks import attached_networks
+from agentenv.sandbox.supervisor.network import closed_networks
 from agentenv.wire.spec import SandboxSpec
 
 ROUTES = """\
