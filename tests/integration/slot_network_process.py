@@ -30,11 +30,11 @@ from agentenv.wire.spec import SandboxSpec
 CONTROL, _FIRST_SLOT = 3, 4
 
 
-async def main(directory: Path, pids: list[int]) -> None:
+async def main(directory: Path, allow_network: bool, pids: list[int]) -> None:
     child.reserve_low_descriptors()
     loop = asyncio.get_running_loop()
     reaper = Reaper(loop)
-    spec = SandboxSpec(container="t", token_file="t", data_dir="d", slots=len(pids), allow_network=True,
+    spec = SandboxSpec(container="t", token_file="t", data_dir="d", slots=len(pids), allow_network=allow_network,
                        closed_networks=("11.22.33.4/32",))  # fmt: skip
     private, jail = directory / "private", directory / "jail"
     private.mkdir()
@@ -75,4 +75,4 @@ async def perform(asked: dict[str, Any], slots: list[SlotNetwork], proxy: ProxyP
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), [int(pid) for pid in sys.argv[2:]]))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2] == "allow_network", [int(pid) for pid in sys.argv[3:]]))

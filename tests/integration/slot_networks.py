@@ -93,6 +93,11 @@ class Networks:
         self.slots[slot].env = answer["env"]
         return self.slots[slot]
 
+    def stacks(self) -> list[int]:
+        """The processes behind the public networks."""
+        children = Path(f"/proc/{self._program.pid}/task/{self._program.pid}/children").read_text().split()
+        return [int(pid) for pid in children if b"slirp4netns" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
     def counts(self, slot: int) -> dict[str, int]:
         return self.ask(slot=slot)
 
@@ -102,7 +107,7 @@ class Networks:
 
 
 @contextmanager
-def networks(slots: int = 2) -> Iterator[Networks]:
+def networks(slots: int = 2, *, allow_network: bool = True) -> Iterator[Networks]:
     """Everything, started; ended on exit."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(TemporaryDirectory()))  # pytest's may not be entered by a slot's root
@@ -126,6 +131,7 @@ def networks(slots: int = 2) -> Iterator[Networks]:
         hosts.chmod(0o644)
         program = f"mount --bind {hosts} /etc/hosts && exec " + " ".join(
             [sys.executable, "-B", str(_HERE.with_name("slot_network_process.py")), str(directory)]
+            + ["allow_network" if allow_network else "no_network"]
             + [str(slot.pid) for slot in made]
         )
         log = stack.enter_context(errors.open("w"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -287,6 +288,30 @@ def test_every_change_of_kind_holds_at_once_and_the_processes_stay(world: Networ
     assert slot.curl(f"http://{OTHER}/").stdout == f"hello from {OTHER}\n"
     assert slot.curl(f"http://{CLOSED}/").returncode == 7
     world.apply(1, "none")
+
+
+def test_a_public_network_that_ends_by_itself_is_reported_and_comes_back_with_the_next_policy(world: Networks) -> None:
+    slot = world.apply(1, "public")
+    (stack,) = world.stacks()
+    told = Path(f"/proc/{stack}/status").read_text()
+    assert "CapEff:\t0000000000201000" in told  # SYS_ADMIN and NET_ADMIN, over the slot's own namespaces only
+    assert Path(f"/proc/{stack}/ns/user").readlink() == Path(f"/proc/{slot.pid}/ns/user").readlink()
+    os.kill(stack, signal.SIGKILL)
+    wait_for(lambda: world.counts(0) and world.lost)
+    assert [each["lost"] for each in world.lost] == [1]
+    assert slot.curl(f"http://{OTHER}/").returncode == 7
+    world.apply(1, "public")
+    assert slot.curl(f"http://{OTHER}/").stdout == f"hello from {OTHER}\n"
+    world.apply(1, "none")
+    assert world.stacks() == []
+    assert len(world.lost) == 1
+
+
+def test_a_container_without_network_refuses_every_policy_but_none() -> None:
+    with networks(slots=1, allow_network=False) as world:
+        world.apply(0, "none")
+        for policy in ({"kind": "public"}, {"kind": "allow", "hosts": ["web.test"]}):
+            assert "gives its slots no network" in world.ask(slot=0, policy=policy)["error"]
 
 
 def test_a_port_that_a_process_of_the_slot_holds_is_not_needed() -> None:

@@ -46,22 +46,22 @@ _NLMSG_HEADER = struct.Struct("=IHHII")
 _RTMSG = struct.Struct("=BBBBBBBBI")
 
 
-def find_tool() -> str:
-    """The path of slirp4netns. Raises SandboxUnavailableError naming what is missing."""
+def find_tool(wanted: str = "allow_network", otherwise: str = "set allow_network = false") -> str:
+    """The path of slirp4netns. Raises SandboxUnavailableError naming what is missing for ``wanted``."""
     found = shutil.which(_TOOL)
     if found is None:
         raise SandboxUnavailableError(
-            f"allow_network needs {_TOOL}, which is not installed",
-            next_step=f"apt-get install {_TOOL} (or the package of that name), or set allow_network = false",
+            f"{wanted} needs {_TOOL}, which is not installed",
+            next_step=f"apt-get install {_TOOL} (or the package of that name), or {otherwise}",
         )
     if not TUN.exists():
         raise SandboxUnavailableError(
-            f"allow_network needs {TUN}, which this machine does not have",
+            f"{wanted} needs {TUN}, which this machine does not have",
             next_step=f"modprobe tun, or give the container the device {TUN}",
         )
     if not everybody_may_open(TUN):
         raise SandboxUnavailableError(
-            f"allow_network needs a {TUN} that every user may open, and here only its owner may",
+            f"{wanted} needs a {TUN} that every user may open, and here only its owner may",
             next_step=f"chmod 0666 {TUN} (as udev does: only the owner of a network namespace can use it)",
         )
     return found

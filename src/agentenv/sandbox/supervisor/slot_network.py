@@ -76,7 +76,14 @@ class SlotNetwork:
             await self._close_all()
 
     async def _apply(self, policy: NetworkPolicy) -> None:
-        tool = network.find_tool() if policy.kind == "public" and self._stack is None else ""
+        if policy.kind != "none" and not self._services.spec.allow_network:
+            raise SandboxUnavailableError(
+                f"the container gives its slots no network, and the lease asks for {policy.kind}",
+                next_step="set allow_network = true, or lease with network none",
+            )
+        tool = ""
+        if policy.kind == "public" and self._stack is None:
+            tool = network.find_tool("the network policy public", "name the hosts that are needed (policy allow)")
         if policy.kind != "public":
             await self._detach()
         self.policy = policy
