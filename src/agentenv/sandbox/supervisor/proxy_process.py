@@ -1,4 +1,4 @@
-"""The slots' proxy as the supervisor's child: unprivileged, started when first needed and again when it dies."""
+"""The slots' proxy as the supervisor's child: unprivileged, and started again when it dies."""
 
 from __future__ import annotations
 
@@ -90,6 +90,12 @@ class ProxyProcess:
     def pid(self) -> int | None:
         """The present process's."""
         return self._running.pid if self._running else None
+
+    async def start(self) -> None:
+        """Start it before a slot needs it, which would start it too and wait for it. Raises OSError, ProtocolError."""
+        async with self._asking:
+            if self._running is None:
+                await self._start()
 
     async def add(self, slot: int, listener: socket.socket, policy: NetworkPolicy) -> None:
         """Serve the slot at ``listener``, which belongs to the proxy from now on. Returns when it does. Raises

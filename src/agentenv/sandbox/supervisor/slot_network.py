@@ -13,6 +13,7 @@ from agentenv.sandbox.supervisor.network import NetworkProcess, SlotNamespaces
 from agentenv.sandbox.supervisor.proxy_process import ProxyProcess
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_listener import open_listener
+from agentenv.tasks import finish
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.spec import SandboxSpec
 
@@ -54,24 +55,31 @@ class SlotNetwork:
         return proxy_env(self._port) if self.policy.kind == "allow" else {}
 
     async def apply(self, policy: NetworkPolicy) -> None:
-        """Change to ``policy``. When this returns, nothing that it does not allow is open any more.
+        """Change to ``policy``. When this returns, nothing that it does not allow is open any more. A caller that is
+        cancelled gets its cancellation when the change is complete.
 
         Raises SandboxUnavailableError when it cannot be applied (``next_step`` tells the cure where one is known);
         the slot's network is then ``none``.
         """
-        async with self._changing:
-            try:
-                await self._apply(policy)
-            except (OSError, SandboxUnavailableError) as error:
-                await self._close_all()
-                if isinstance(error, SandboxUnavailableError):
-                    raise
-                raise SandboxUnavailableError(
-                    f"the network of slot {self._namespaces.slot} could not be set up: {error or type(error).__name__}"
-                ) from error
+        await finish(asyncio.create_task(self._change(policy), name=f"network of slot {self._namespaces.slot}"))
 
     async def aclose(self) -> None:
         """Take every network away. Repeatable. Raises OSError (TimeoutError) when the stack could not be ended."""
+        await finish(asyncio.create_task(self._close(), name=f"end of the network of slot {self._namespaces.slot}"))
+
+    async def _change(self, policy: NetworkPolicy) -> None:
+        async with self._changing:
+            try:
+                await self._apply(policy)
+            except SandboxUnavailableError:
+                await self._close_all()
+                raise
+            except OSError as error:
+                await self._close_all()
+                reason = error or type(error).__name__
+                raise SandboxUnavailableError(f"the network of slot {self._namespaces.slot}: {reason}") from error
+
+    async def _close(self) -> None:
         async with self._changing:
             await self._close_all()
 
