@@ -29,6 +29,8 @@ HOSTS = f"""\
 169.254.169.254 metadata.test
 10.9.9.9 private.test
 """
+RECIPE = "-all,+sys_admin,+setuid,+setgid,+setpcap,+kill"
+"""The capabilities of the container recipe (docs/isolation.md)."""
 _FIRST_UID = 0x7000_0000
 _HERE = Path(__file__)
 REPOSITORY = _HERE.resolve().parents[2]
@@ -136,7 +138,7 @@ def networks(slots: int = 2, *, allow_network: bool = True) -> Iterator[Networks
         )
         log = stack.enter_context(errors.open("w"))
         pipe = subprocess.PIPE
-        command = _in(container, "unshare", "-m", "sh", "-c", program)
+        command = _in(container, "unshare", "-m", "setpriv", f"--bounding-set={RECIPE}", "sh", "-c", program)
         running = stack.enter_context(_process(command, stdin=pipe, stdout=pipe, stderr=log))
         yield Networks(running, made, directory)
         assert running.stdin is not None

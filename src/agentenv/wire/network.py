@@ -10,8 +10,8 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Literal, Self, get_args
 
 from agentenv.errors import ConfigError, InvalidArgumentsError, PolicyRefusalError
@@ -98,13 +98,16 @@ class NetworkPolicy:
 
     kind: NetworkKind = "none"
     hosts: tuple[str, ...] = ()
-    rules: tuple[HostRule, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_shape(self.kind, self.hosts, "network")
-        rules = tuple(_rule(text, f"network.hosts[{number}]") for number, text in enumerate(self.hosts))
-        object.__setattr__(self, "rules", rules)
+        rules = [_rule(text, f"network.hosts[{number}]") for number, text in enumerate(self.hosts)]
         object.__setattr__(self, "hosts", tuple(map(str, rules)))
+
+    @cached_property
+    def rules(self) -> tuple[HostRule, ...]:
+        """``hosts``, parsed."""
+        return tuple(map(HostRule.parse, self.hosts))
 
     @classmethod
     def parse(cls, raw: Any, where: str = "network") -> Self:
@@ -204,15 +207,10 @@ def _rule(text: Any, where: str) -> HostRule:
     if not isinstance(text, str):
         raise ConfigError(where, f"must be a string, got {type(text).__name__}")
     try:
-        return _parsed(text)
+        return HostRule.parse(text)
     except InvalidArgumentsError as error:
         cure = error.next_step or "write example.org, *.example.org, 192.0.2.1, 10.0.0.0/8, or one of them with :PORT"
         raise ConfigError(where, error.message, next_step=cure) from error
-
-
-@lru_cache(maxsize=1024)
-def _parsed(text: str) -> HostRule:
-    return HostRule.parse(text)
 
 
 def _as_network(text: str) -> Network | None:

@@ -107,6 +107,7 @@ class Connection:
                 await self._exchange(self._request, upstream)
         finally:
             upstream.close()
+        await self._finish()
 
     async def _connect(self, request: Request) -> Stream:
         """Connect to the first address that is allowed and answers."""
@@ -149,7 +150,6 @@ class Connection:
         """Send the request and its body, and nothing that follows it; return the response."""
         await self._to_upstream(upstream, request.head)
         await _side_by_side(self._return_response(request, upstream), self._send_body(request, upstream), both=False)
-        await self._client.linger()
 
     async def _return_response(self, request: Request, upstream: Stream) -> None:
         while True:
@@ -197,6 +197,10 @@ class Connection:
             await self._client.send(heads.answer(status, message))
         except OSError:
             return
+        await self._finish()
+
+    async def _finish(self) -> None:
+        self._request = None  # nothing is open that a change of the policy could forbid
         await self._client.linger()
 
 

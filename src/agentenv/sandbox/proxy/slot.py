@@ -99,7 +99,7 @@ class SlotConnections:
 
     def _begin(self, client: socket.socket) -> None:
         try:
-            connection = Connection(Stream(client), self._gate)
+            connection = Connection(Stream.accepted(client), self._gate)
         except OSError:
             client.close()
             raise

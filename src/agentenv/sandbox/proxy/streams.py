@@ -16,6 +16,7 @@ from agentenv.sandbox.proxy.heads import MAX_HEAD_BYTES
 from agentenv.wire.addresses import Address
 
 CHUNK_BYTES: Final = 64 * 1024
+_SLOT_BUFFER_BYTES: Final = 128 * 1024
 _MAX_LINE_BYTES: Final = 4096
 _LINGER_S: Final = 2.0
 _LINGER_BYTES: Final = 1024 * 1024
@@ -30,6 +31,13 @@ class Stream:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._unread = b""
+
+    @classmethod
+    def accepted(cls, sock: socket.socket) -> Stream:
+        """Of a slot's. Its kernel buffers are bounded: a slot that does not read would fill megabytes in each."""
+        for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, buffer, _SLOT_BUFFER_BYTES)
+        return cls(sock)
 
     @classmethod
     async def connect(cls, address: Address, port: int) -> Stream:
