@@ -23,12 +23,14 @@ MOST_HOSTS: Final = 200
 _MOST_SHOWN: Final = 20
 _SPLIT: Final = re.compile(r"(?P<host>\[[^\]]*\](?:/\d+)?|[^:]*)(?::(?P<port>\d{1,5}))?")
 _NEVER: Final = tuple(
-    map(
-        ipaddress.ip_network,
-        ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4", "::/127", "fe80::/10", "ff00::/8"),
+    ipaddress.ip_network(network)
+    for network in (
+        *("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"),
+        *("::/127", "fe80::/10", "ff00::/8", "64:ff9b:1::/48"),
     )
 )
-"""Nobody's or this machine's (0/8, loopback), link-local with the cloud's metadata, multicast, reserved."""
+"""Nobody's or this machine's (0/8, loopback), link-local with the cloud's metadata, multicast, reserved; a prefix that
+translates to IPv4 addresses in a way of each network's own (RFC 8215)."""
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,8 @@ def test_what_is_not_is_refused(hosts: list[str], wanted: str, port: int, addres
 
 
 NEVER = ["127.0.0.1", "127.9.9.9", "0.0.0.0", "169.254.169.254", "224.0.0.1", "255.255.255.255", "::", "::1",
-         "fe80::1", "ff02::1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe"]  # fmt: skip
+         "fe80::1", "ff02::1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe",
+         "64:ff9b:1::a9fe:a9fe"]  # fmt: skip
 
 
 @pytest.mark.parametrize("address", NEVER)

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from random import Random
 
 import pytest
 
@@ -307,6 +308,49 @@ async def test_a_slot_that_is_dropped_is_gone(world: World) -> None:
     assert await reader.read() == b""
     with pytest.raises(ConnectionRefusedError):
         await world.open()
+
+
+REQUESTS = (
+    b"GET http://a.org/ HTTP/1.1\r\nHost: a.org\r\nAccept: */*\r\n\r\n",
+    b"POST http://a.org/x HTTP/1.1\r\nContent-Length: 10\r\n\r\n0123456789",
+    b"PUT http://a.org/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\na;x=y\r\n0123456789\r\n0\r\nA: b\r\n\r\n",
+    b"CONNECT a.org:443 HTTP/1.1\r\n\r\nhello",
+)
+RESPONSES = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 404 Not Found\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+)
+
+
+def mutated(random: Random, text: bytes) -> bytes:
+    for _ in range(random.randrange(4)):
+        at, count = random.randrange(len(text) + 1), random.randrange(4)
+        text = text[:at] + random.choice((b"", b"\r\n", b"\0", b"\xff", b":", b"9" * 20, text)) + text[at + count :]
+    return text
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_whatever_either_side_sends_it_goes_on_serving(
+    world: World, caplog: pytest.LogCaptureFixture, seed: int
+) -> None:
+    random = Random(seed)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(random.choice((1, 100)))
+        writer.write(mutated(random, random.choice(RESPONSES)))
+        writer.close()
+
+    await world.server(PUBLIC, answer)
+    slot = world.slot(allowing("a.org"), lambda _: [PUBLIC], connections=200)
+    for _ in range(100):
+        _, writer = await world.open()
+        writer.write(mutated(random, random.choice(REQUESTS)))
+        writer.write_eof()
+    await until(lambda: slot.counts.connections == 100 and slot.counts.open == 0)
+    assert [record.getMessage() for record in caplog.records] == []
+    await world.server(PUBLIC, hello)
+    assert (await world.ask(GET)).endswith("hello")
 
 
 def test_each_slot_has_its_share_of_connections() -> None:
