@@ -88,13 +88,13 @@ class ProxyProcess:
 
     @property
     def pid(self) -> int | None:
-        """The present process's."""
-        return self._running.pid if self._running else None
+        """The present process's; None when there is none."""
+        return self._running.pid if self._running and not self._running.exited.done() else None
 
     async def start(self) -> None:
         """Start it before a slot needs it, which would start it too and wait for it. Raises OSError, ProtocolError."""
         async with self._asking:
-            if self._running is None:
+            if self.pid is None:
                 await self._start()
 
     async def add(self, slot: int, listener: socket.socket, policy: NetworkPolicy) -> None:
@@ -128,11 +128,13 @@ class ProxyProcess:
                     await self._exchange(self._running, Request(next(self._serials), "drop", slot))
                 except (OSError, ProtocolError) as error:
                     await self._kill(f"{error or type(error).__name__}")  # its copies of the sockets end with it
+                    self._start_later()
 
     async def aclose(self) -> None:
         """End the process and close every listener. Repeatable."""
         if self._recovery is not None:
             self._recovery.cancel()
+            await asyncio.wait([self._recovery])
         async with self._asking:
             await self._kill("")
             for listener, _ in self._slots.values():
@@ -143,7 +145,7 @@ class ProxyProcess:
         failure = ""
         for _ in range(_ATTEMPTS):
             try:
-                if self._running is None:
+                if self.pid is None:
                     await self._start()
                     operation = "count"  # it has been told of every slot
                 assert self._running is not None
@@ -156,6 +158,7 @@ class ProxyProcess:
                 failure = str(error) or type(error).__name__
                 await self._kill(failure)
                 await asyncio.sleep(self._backoff.next_s())
+        self._start_later()
         raise SandboxUnavailableError(f"the slots' proxy does not run: {failure}")
 
     def _request(self, slot: int, operation: Operation) -> Request:
@@ -163,7 +166,8 @@ class ProxyProcess:
         return Request(next(self._serials), operation, slot, policy)
 
     async def _start(self) -> None:
-        """Start a process and tell it of every slot."""
+        """Start a process in place of one that ended, if any, and tell it of every slot."""
+        await self._kill("")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
@@ -209,23 +213,23 @@ class ProxyProcess:
         await asyncio.shield(running.exited)
 
     def _ended(self, running: _Running, ended: asyncio.Future[int]) -> None:
-        if running is not self._running or ended.cancelled():
-            return
-        self._recovery = asyncio.create_task(self._recover(end_of(ended.result())), name="the slots' proxy")
-        self._recovery.add_done_callback(report_failure)
+        if running is self._running and not ended.cancelled():
+            log.warning("the slots' proxy ended by itself: %s", end_of(ended.result()))
+            self._start_later()
 
-    async def _recover(self, reason: str) -> None:
-        """It ended by itself: its slots wait for another."""
-        async with self._asking:
-            if self._running is not None and not self._running.exited.done():
-                return  # somebody who asked has started one
-            await self._kill(reason)
-            while self._slots and self._running is None:
-                await asyncio.sleep(self._backoff.next_s())
-                try:
-                    await self._start()
-                except (OSError, ProtocolError) as error:
-                    await self._kill(str(error) or type(error).__name__)
+    def _start_later(self) -> None:
+        """Its slots wait for another. Those who ask meanwhile start one too, or fail in time."""
+        if self._recovery is None or self._recovery.done():
+            self._recovery = asyncio.create_task(self._recover(), name="the slots' proxy")
+            self._recovery.add_done_callback(report_failure)
+
+    async def _recover(self) -> None:
+        while self._slots and self.pid is None:
+            await asyncio.sleep(self._backoff.next_s())
+            async with self._asking:
+                if self._slots and self.pid is None:
+                    with contextlib.suppress(OSError, ProtocolError):
+                        await self._start()
 
 
 def _become_proxy(setup: ProxySetup, control: socket.socket) -> None:

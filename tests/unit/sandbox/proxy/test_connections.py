@@ -13,6 +13,7 @@ from random import Random
 import pytest
 
 from agentenv.errors import ConfigError
+from agentenv.sandbox.proxy import streams
 from agentenv.sandbox.proxy.connection import Deadlines
 from agentenv.sandbox.proxy.names import LOOKUPS_AT_ONCE, Lookup
 from agentenv.sandbox.proxy.slot import Resources, SlotConnections, connections_per_slot
@@ -249,7 +250,8 @@ async def test_a_change_that_takes_away_only_a_network_closes_what_went_there(wo
     assert await reader.read() == b""
 
 
-async def test_a_request_that_never_ends_is_ended(world: World) -> None:
+async def test_a_request_that_never_ends_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "_LINGER_S", 0.05)
     slot = world.slot(allowing("a.org"), lambda _: [], deadlines=Deadlines(head_s=0.05))
     assert (await world.ask("GET http://a.org/ HTTP/1.1\r\nX: ")).startswith("HTTP/1.1 408")
     assert (await world.ask("GET http://a.org/ HTTP/1.1\r\n" + "X: y\r\n" * 10_000)).startswith("HTTP/1.1 400")

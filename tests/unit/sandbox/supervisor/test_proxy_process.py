@@ -59,7 +59,7 @@ def test_the_command_names_what_the_proxy_must_know() -> None:
 @pytest.mark.parametrize(
     ("serve", "said"),
     [
-        (lambda _: None, "it ended|reset by peer"),
+        (lambda _: None, "it ended|reset by peer|Broken pipe"),
         (lambda control: control.recv(65536) and control.send(b"{}"), "no answer"),
         (lambda control: answering(control, lambda serial: Answer(serial + 1)), "before it was sent"),
         (lambda control: answering(control, lambda serial: Answer(serial, error="no room")), "no room"),
@@ -69,7 +69,7 @@ def test_the_command_names_what_the_proxy_must_know() -> None:
 async def test_a_process_that_breaks_the_contract_is_ended_and_the_slot_gets_no_network(
     monkeypatch: pytest.MonkeyPatch, reaper: Reaper, serve: Serve, said: str
 ) -> None:
-    monkeypatch.setattr(proxy_process, "ANSWER_DEADLINE_S", 1.0 if "Timeout" in said else 60.0)
+    monkeypatch.setattr(proxy_process, "ANSWER_DEADLINE_S", 0.2 if "Timeout" in said else 60.0)
     standing_in(monkeypatch, serve)
     proxy = ProxyProcess(SETUP, reaper)
     with pytest.raises(SandboxUnavailableError, match=said):
@@ -128,4 +128,22 @@ async def test_one_that_ends_by_itself_is_replaced_unasked_and_none_is_kept_for_
     os.kill(after, 9)
     await until(lambda: proxy.pid is None)
     await proxy.aclose()
+    await proxy.aclose()
+
+
+async def test_one_that_cannot_be_started_again_lets_those_who_ask_fail_and_comes_back_when_it_can(
+    monkeypatch: pytest.MonkeyPatch, reaper: Reaper
+) -> None:
+    standing_in(monkeypatch, answering)
+    proxy = ProxyProcess(SETUP, reaper)
+    await proxy.start()
+    await proxy.add(0, listener(), NONE)
+    standing_in(monkeypatch, lambda _: None)
+    assert proxy.pid is not None
+    os.kill(proxy.pid, 9)
+    with pytest.raises(SandboxUnavailableError, match="does not run"):
+        await proxy.change(0, NetworkPolicy("public"))
+    standing_in(monkeypatch, lambda control: answering(control, lambda serial: Answer(serial, Counts(open=1))))
+    await until(lambda: proxy.pid is not None)
+    assert (await proxy.count(0)).open == 1
     await proxy.aclose()
