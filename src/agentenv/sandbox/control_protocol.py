@@ -20,6 +20,7 @@ from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.limit_watch import LimitFiles
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.slot_paths import USUAL_PATHS, SlotPaths
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 
 MAX_PACKET_BYTES: Final = 64 * 1024
@@ -102,6 +103,17 @@ class NotFrozen:
 
 
 @dataclass(frozen=True)
+class Connected:
+    """The network of an image slot has changed as asked; with a ``reason`` it could not, and is none. ``env`` is what
+    it adds to the environment of commands."""
+
+    slot: int
+    epoch: int
+    env: dict[str, str]
+    reason: str
+
+
+@dataclass(frozen=True)
 class SlotLost:
     """The slot ended by itself; a SlotReady of the next epoch will follow."""
 
@@ -173,6 +185,15 @@ class Freeze:
 
 
 @dataclass(frozen=True)
+class Connect:
+    """Request another network (a NetworkPolicy's JSON) for an image slot. The answer is Connected."""
+
+    slot: int
+    epoch: int
+    network: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Drop:
     """Forget a checkpoint. No answer."""
 
@@ -195,14 +216,15 @@ class Fence:
     generation: int
 
 
-SupervisorPacket = Hello | SlotReady | SlotFailed | SlotRefused | NotFrozen | SlotLost | Pong
-Request = Serving | Ping | Unattended | Reset | Seal | Reroot | Freeze | Drop | Remember | Fence
+SupervisorPacket = Hello | SlotReady | SlotFailed | SlotRefused | NotFrozen | Connected | SlotLost | Pong
+Request = Serving | Ping | Unattended | Reset | Seal | Reroot | Freeze | Connect | Drop | Remember | Fence
 _SUPERVISOR_PACKETS: Final[dict[str, type[SupervisorPacket]]] = {
     "hello": Hello,
     "slot_ready": SlotReady,
     "slot_failed": SlotFailed,
     "slot_refused": SlotRefused,
     "not_frozen": NotFrozen,
+    "connected": Connected,
     "slot_lost": SlotLost,
     "pong": Pong,
 }
@@ -214,6 +236,7 @@ _REQUESTS: Final[dict[str, type[Request]]] = {
     "seal": Seal,
     "reroot": Reroot,
     "freeze": Freeze,
+    "connect": Connect,
     "drop": Drop,
     "remember": Remember,
     "fence": Fence,
@@ -226,7 +249,7 @@ _HINTS: Final[dict[type[Any], dict[str, Any]]] = {
 
 def encode(packet: SupervisorPacket | Request) -> bytes:
     """The packet's bytes. Explanatory texts are cut. Raises ConfigError for a Hello that is too large."""
-    if isinstance(packet, SlotFailed | SlotRefused | NotFrozen | SlotLost):
+    if isinstance(packet, SlotFailed | SlotRefused | NotFrozen | Connected | SlotLost):
         packet = dataclasses.replace(packet, reason=packet.reason[:_MAX_REASON_CHARS])
     elif isinstance(packet, Pong):  # the end of a stack is the current location
         stalls = dataclasses.replace(packet.stalls, stack=packet.stalls.stack[-_MAX_STACK_CHARS:])
@@ -262,11 +285,13 @@ def parse_request(packet: bytes, slots: int) -> Request:
         return request
     if not 0 <= request.slot < slots or request.epoch < 0:
         raise ProtocolError(f"the server named slot {request.slot} of {slots}, epoch {request.epoch}")
-    if isinstance(request, Reroot):
-        try:
+    try:
+        if isinstance(request, Reroot):
             RootSpec.parse(request.root)
-        except ConfigError as error:
-            raise ProtocolError(f"the server asked for a root that cannot be: {error}") from error
+        if isinstance(request, Connect):
+            NetworkPolicy.parse(request.network)
+    except ConfigError as error:
+        raise ProtocolError(f"the server asked for what cannot be: {error}") from error
     if isinstance(request, Remember) and len(json.dumps(request.lease)) > MAX_LEASE_BYTES:
         raise ProtocolError(f"a lease must be an object of at most {MAX_LEASE_BYTES} bytes")
     return request

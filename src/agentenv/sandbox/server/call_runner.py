@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from agentenv.errors import AgentEnvError, InfraError, InvalidArgumentsError, LeaseLostError
 from agentenv.sandbox.culprits import Loss
@@ -51,6 +52,14 @@ class CallRunner:
         self._loop = context.poller.loop
         self._shells = Shells(io, context.env, context.output_bytes, context.spare_shells, context.shell)
         self._current: CallInFlight | None = None
+
+    def change_env(self, former: Iterable[str], env: Mapping[str, str]) -> None:
+        """Commands started from now on have ``env`` in place of the variables ``former``."""
+        kept = {name: value for name, value in self._context.env.items() if name not in former}
+        self._context = replace(self._context, env={**kept, **env})
+        context = self._context
+        self._shells.dismiss_spare()
+        self._shells = Shells(self._io, context.env, context.output_bytes, context.spare_shells, context.shell)
 
     def prepare(self) -> None:
         """Prepare a shell for the next call while there is nothing else to do."""

@@ -6,7 +6,7 @@ import logging
 import secrets
 
 from agentenv.errors import LeaseLostError, ProtocolError, SandboxUnavailableError, StaleLeaseError, from_wire
-from agentenv.sandbox.control_protocol import Hello, NotFrozen, Pong, SlotFailed, SlotLost, SlotRefused
+from agentenv.sandbox.control_protocol import Connected, Hello, NotFrozen, Pong, SlotFailed, SlotLost, SlotRefused
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.server.attendance import Attendance
 from agentenv.sandbox.server.calls import CallInFlight
@@ -83,9 +83,11 @@ class Container:
                 slot.refused(received.epoch, received.reason)
             case NotFrozen() if slot := self.find(received.slot):
                 slot.not_frozen(received.epoch, received.reason)
+            case Connected() if slot := self.find(received.slot):
+                slot.connected(received.epoch, received.env, received.reason)
             case SlotLost() if slot := self.find(received.slot):
                 slot.lost(received.loss, received.reason)
-            case Hello() | SlotHandedOver() | SlotFailed() | SlotRefused() | NotFrozen() | SlotLost():
+            case Hello() | SlotHandedOver() | SlotFailed() | SlotRefused() | NotFrozen() | Connected() | SlotLost():
                 if isinstance(received, SlotHandedOver):
                     received.agent.close()
                 raise ProtocolError(f"the supervisor sent an unexpected {type(received).__name__}")

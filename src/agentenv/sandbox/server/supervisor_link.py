@@ -12,6 +12,8 @@ from typing import Any
 from agentenv.errors import ProtocolError
 from agentenv.sandbox.control_protocol import (
     MAX_PACKET_BYTES,
+    Connect,
+    Connected,
     Drop,
     Fence,
     Freeze,
@@ -45,7 +47,7 @@ class SlotHandedOver:
     agent: socket.socket
 
 
-Received = Hello | SlotHandedOver | SlotFailed | SlotRefused | NotFrozen | SlotLost | Pong
+Received = Hello | SlotHandedOver | SlotFailed | SlotRefused | NotFrozen | Connected | SlotLost | Pong
 
 
 class SupervisorLink:
@@ -118,6 +120,10 @@ class SupervisorLink:
     def freeze(self, slot: int, epoch: int, checkpoint: str) -> None:
         """See :class:`~agentenv.sandbox.control_protocol.Freeze`."""
         self._send(Freeze(slot, epoch, checkpoint))
+
+    def connect(self, slot: int, epoch: int, network: dict[str, Any]) -> None:
+        """See :class:`~agentenv.sandbox.control_protocol.Connect`."""
+        self._send(Connect(slot, epoch, network))
 
     def drop(self, checkpoint: str) -> None:
         """See :class:`~agentenv.sandbox.control_protocol.Drop`."""

@@ -22,6 +22,8 @@ from pathlib import Path
 from agentenv.backoff import pause_s
 from agentenv.errors import AgentEnvError, ConfigError, SandboxUnavailableError, StartTimeoutError
 from agentenv.sandbox.control_protocol import (
+    Connect,
+    Connected,
     Drop,
     Fence,
     Freeze,
@@ -39,6 +41,7 @@ from agentenv.sandbox.control_protocol import (
     SlotLost,
     SlotReady,
     SlotRefused,
+    SlotView,
     Unattended,
 )
 from agentenv.sandbox.culprits import Loss
@@ -49,10 +52,13 @@ from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import Identity
 from agentenv.sandbox.supervisor.limits import CgroupLayout, limit_files, server_plan
+from agentenv.sandbox.supervisor.proxy_process import ProxyProcess, ProxySetup, default_argv
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.server_process import ServerProcess, ServerSetup
 from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop, SlotLifecycle, SlotServices
+from agentenv.sandbox.supervisor.slot_network import NetworkServices
 from agentenv.sandbox.supervisor.slot_process import SlotSetup
+from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import SandboxSpec
 from agentenv.wire.states import SlotPhase
@@ -109,7 +115,13 @@ class Supervisor:
         self._proofs: list[dict[str, object]] = []
         setup, self._private = _prepare_setup(launch)
         starting_at_once = 2 * len(os.sched_getaffinity(0))
-        services = SlotServices(setup, reaper, self, asyncio.Semaphore(starting_at_once), launch.network_tool)
+        networks = None
+        if setup.images is not None:
+            spec = launch.spec
+            proxy = ProxySetup(default_argv(), launch.identity, self._private, spec.slots, spec.closed_networks)
+            networks = NetworkServices(spec, reaper, ProxyProcess(proxy, reaper))
+        gate = asyncio.Semaphore(starting_at_once)
+        services = SlotServices(setup, reaper, self, gate, launch.network_tool, networks)
         self._setup = setup
         self._slots = [SlotLifecycle(services, number) for number in range(launch.spec.slots)]
 
@@ -144,7 +156,7 @@ class Supervisor:
         """Hand the slot to the server, if one has been greeted; otherwise the greeting will."""
         if self._greeted and self._server is not None and slot.process is not None:
             limits = limit_files(slot.process.plan)
-            packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits, view=slot.kind.view)
+            packet = SlotReady(slot.number, slot.epoch, slot.lease, slot.kept, limits, view=_view(slot))
             slot.handed = True
             self._server.link.send(packet, slot.process.agent.fileno())
 
@@ -157,6 +169,11 @@ class Supervisor:
         """Report to the server that the checkpoint it asked for was not made."""
         if self._greeted and self._server is not None:
             self._server.link.send(NotFrozen(slot.number, slot.epoch, reason))
+
+    def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
+        """Report to the server that the slot's network has changed, or why not."""
+        if self._greeted and self._server is not None:
+            self._server.link.send(Connected(slot.number, slot.epoch, env, reason))
 
     def refused(self, slot: SlotLifecycle, reason: str) -> None:
         """Report to the server that the slot cannot have the root it asked for."""
@@ -284,6 +301,8 @@ class Supervisor:
                 self._slots[number].seal()
             case Reroot(number, epoch, root) if epoch == self._slots[number].epoch:
                 self._slots[number].reroot(RootSpec.parse(root))
+            case Connect(number, epoch, policy) if epoch == self._slots[number].epoch:
+                self._slots[number].connect(NetworkPolicy.parse(policy))
             case Freeze(number, epoch, name) if epoch == self._slots[number].epoch:
                 self._slots[number].freeze(name)
             case Drop(name) if self._setup.checkpoints is not None:
@@ -313,6 +332,11 @@ class Supervisor:
         for slot in self._slots:
             if slot.phase is SlotPhase.ready and slot.handed and slot.lease is None:
                 slot.reset()
+
+
+def _view(slot: SlotLifecycle) -> SlotView | None:
+    view = slot.kind.view
+    return view and dataclasses.replace(view, env={**view.env, **slot.network_env})
 
 
 def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
