@@ -114,6 +114,17 @@ class Connected:
 
 
 @dataclass(frozen=True)
+class Exported:
+    """A layer of a checkpoint that has ``layers``; the packet carries a pipe with its tar. With a ``reason`` there is
+    none."""
+
+    checkpoint: str
+    layer: int
+    layers: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class SlotLost:
     """The slot ended by itself; a SlotReady of the next epoch will follow."""
 
@@ -194,6 +205,14 @@ class Connect:
 
 
 @dataclass(frozen=True)
+class Export:
+    """Request a layer of a checkpoint, the lowest being 0. The answer is Exported."""
+
+    checkpoint: str
+    layer: int
+
+
+@dataclass(frozen=True)
 class Drop:
     """Forget a checkpoint. No answer."""
 
@@ -216,8 +235,8 @@ class Fence:
     generation: int
 
 
-SupervisorPacket = Hello | SlotReady | SlotFailed | SlotRefused | NotFrozen | Connected | SlotLost | Pong
-Request = Serving | Ping | Unattended | Reset | Seal | Reroot | Freeze | Connect | Drop | Remember | Fence
+SupervisorPacket = Hello | SlotReady | SlotFailed | SlotRefused | NotFrozen | Connected | Exported | SlotLost | Pong
+Request = Serving | Ping | Unattended | Reset | Seal | Reroot | Freeze | Connect | Export | Drop | Remember | Fence
 _SUPERVISOR_PACKETS: Final[dict[str, type[SupervisorPacket]]] = {
     "hello": Hello,
     "slot_ready": SlotReady,
@@ -225,6 +244,7 @@ _SUPERVISOR_PACKETS: Final[dict[str, type[SupervisorPacket]]] = {
     "slot_refused": SlotRefused,
     "not_frozen": NotFrozen,
     "connected": Connected,
+    "exported": Exported,
     "slot_lost": SlotLost,
     "pong": Pong,
 }
@@ -237,6 +257,7 @@ _REQUESTS: Final[dict[str, type[Request]]] = {
     "reroot": Reroot,
     "freeze": Freeze,
     "connect": Connect,
+    "export": Export,
     "drop": Drop,
     "remember": Remember,
     "fence": Fence,
@@ -249,7 +270,7 @@ _HINTS: Final[dict[type[Any], dict[str, Any]]] = {
 
 def encode(packet: SupervisorPacket | Request) -> bytes:
     """The packet's bytes. Explanatory texts are cut. Raises ConfigError for a Hello that is too large."""
-    if isinstance(packet, SlotFailed | SlotRefused | NotFrozen | Connected | SlotLost):
+    if isinstance(packet, SlotFailed | SlotRefused | NotFrozen | Connected | Exported | SlotLost):
         packet = dataclasses.replace(packet, reason=packet.reason[:_MAX_REASON_CHARS])
     elif isinstance(packet, Pong):  # the end of a stack is the current location
         stalls = dataclasses.replace(packet.stalls, stack=packet.stalls.stack[-_MAX_STACK_CHARS:])
@@ -275,9 +296,9 @@ def parse_request(packet: bytes, slots: int) -> Request:
     request = _decoded(packet, _REQUESTS, "the server")
     if isinstance(request, Serving | Ping | Unattended):
         return request
-    if isinstance(request, Freeze | Drop) and not _CHECKPOINT.fullmatch(request.checkpoint):
+    if isinstance(request, Freeze | Drop | Export) and not _CHECKPOINT.fullmatch(request.checkpoint):
         raise ProtocolError(f"the server named a checkpoint {request.checkpoint[:200]!r}")
-    if isinstance(request, Drop):
+    if isinstance(request, Drop | Export):
         return request
     if isinstance(request, Fence):
         if not 0 <= request.generation <= MAX_GENERATION:

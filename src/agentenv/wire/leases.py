@@ -97,6 +97,10 @@ class CheckpointRequest(SealRequest):
     Repeating a ``request_id`` returns the same checkpoint."""
 
 
+LAYERS_HEADER = "X-Agentenv-Layers"
+"""How many layers the checkpoint has, of which one is in the response."""
+
+
 class CheckpointReply(WireModel):
     """The checkpoint's name: who knows it may restore it, or lease slots of this container that begin with it."""
 

@@ -53,6 +53,7 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "POST /v1/leases/restore": Who.run,
         "POST /v1/leases/network": Who.run,
         "POST /v1/leases/end": Who.control,
+        "GET /v1/checkpoints/{checkpoint}/layers/{layer}": Who.run,
         "PUT /v1/attachments/{call}/{field}": Who.run,
         "GET /v1/attachments/{call}/{field}": Who.run,
         "GET /v1/calls/{call}/output": Who.run,

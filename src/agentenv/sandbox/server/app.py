@@ -19,6 +19,7 @@ from agentenv.sandbox.server.attachment_routes import AttachmentRoutes
 from agentenv.sandbox.server.connections import BatchOutlet, StreamOutlet
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import Holder, holder_of
+from agentenv.sandbox.server.layer_routes import LayerRoutes
 from agentenv.sandbox.server.output_routes import OutputRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.tail_routes import TailRoute
@@ -94,6 +95,7 @@ class SandboxApp:
         router.add_post("/v1/leases/restore", self._post_restore)
         router.add_post("/v1/leases/network", self._post_network)
         AttachmentRoutes(self.container).add_to(router)
+        LayerRoutes(self.container.exports).add_to(router)
         OutputRoutes(self.container).add_to(router)
         TailRoute(self.container, self.watchers).add_to(router)
         TransferRoutes(self.container).add_to(router)

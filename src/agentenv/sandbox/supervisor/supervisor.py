@@ -25,6 +25,8 @@ from agentenv.sandbox.control_protocol import (
     Connect,
     Connected,
     Drop,
+    Export,
+    Exported,
     Fence,
     Freeze,
     Hello,
@@ -51,6 +53,7 @@ from agentenv.sandbox.supervisor import cgroups, child, events, isolation, mount
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import Identity
+from agentenv.sandbox.supervisor.layer_export import LayerExport
 from agentenv.sandbox.supervisor.limits import CgroupLayout, limit_files, server_plan
 from agentenv.sandbox.supervisor.proxy_process import ProxyProcess, ProxySetup, default_argv
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
@@ -58,6 +61,7 @@ from agentenv.sandbox.supervisor.server_process import ServerProcess, ServerSetu
 from agentenv.sandbox.supervisor.slot_lifecycle import CrashLoop, SlotLifecycle, SlotServices
 from agentenv.sandbox.supervisor.slot_network import NetworkServices
 from agentenv.sandbox.supervisor.slot_process import SlotSetup
+from agentenv.tasks import TaskSet
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.spec import SandboxSpec
@@ -92,6 +96,7 @@ class Launch:
     files: Path
     launcher: Path
     root_launcher: Path
+    layer_program: Path
     network_tool: str | None
     shell: Path | None
     server_argv: Sequence[str]
@@ -120,6 +125,10 @@ class Supervisor:
             spec = launch.spec
             proxy = ProxySetup(default_argv(), launch.identity, self._private, spec.slots, spec.closed_networks)
             networks = NetworkServices(spec, reaper, ProxyProcess(proxy, reaper))
+        self._layer_export = None
+        if setup.checkpoints is not None:
+            self._layer_export = LayerExport(setup.checkpoints, launch.root_launcher, launch.layer_program, reaper)
+        self._exports = TaskSet()
         gate = asyncio.Semaphore(starting_at_once)
         services = SlotServices(setup, reaper, self, gate, launch.network_tool, networks)
         self._setup = setup
@@ -305,12 +314,30 @@ class Supervisor:
                 self._slots[number].connect(NetworkPolicy.parse(policy))
             case Freeze(number, epoch, name) if epoch == self._slots[number].epoch:
                 self._slots[number].freeze(name)
+            case Export(name, layer):
+                self._exports.start("exports", self._export(name, layer), "export")
             case Drop(name) if self._setup.checkpoints is not None:
                 self._setup.checkpoints.drop(name)
             case Remember(number, epoch, lease) if epoch == self._slots[number].epoch:
                 self._slots[number].remember(lease)
             case Fence(generation):
                 self._generation = max(self._generation, generation)
+
+    async def _export(self, checkpoint: str, layer: int) -> None:
+        descriptor, layers, reason = -1, 0, ""
+        try:
+            if self._layer_export is None:
+                raise ConfigError("checkpoint", "this container has plain slots only")
+            descriptor, layers = await self._layer_export.open(checkpoint, layer)
+        except (AgentEnvError, OSError) as error:
+            reason = str(error)
+        try:
+            if self._greeted and self._server is not None:
+                told = Exported(checkpoint, layer, layers, reason)
+                self._server.link.send(told, descriptor if descriptor >= 0 else None)
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _link_broken(self, reason: str) -> None:
         """A server without a link is useless, and one that violates the contract is not trusted."""

@@ -56,14 +56,6 @@ struct wanted {
     uint64_t capabilities;
 };
 
-static void become_root_inside(const char *uid) {
-    become(uid, uid);
-    if (setns(USER_NAMESPACE, CLONE_NEWUSER) < 0)
-        fail("join", "the user namespace");
-    close(USER_NAMESPACE);
-    become("0", "0");
-}
-
 /* Does what one option says. Returns how many arguments it took. */
 static int take_option(struct wanted *wanted, char **arguments, int left) {
     int taken = take_common_option(arguments, left);
@@ -74,7 +66,7 @@ static int take_option(struct wanted *wanted, char **arguments, int left) {
         goto unknown;
     switch (option[1]) {
     case 'u':
-        become_root_inside(arguments[1]);
+        join_user_namespace(arguments[1], USER_NAMESPACE);
         return 2;
     case 'k':
         wanted->capabilities = number(arguments[1]);

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/keyctl.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -60,6 +61,14 @@ void become(const char *uid, const char *gid) {
     gid_t group = (gid_t)number(gid);
     if (setgroups(0, NULL) < 0 || setresgid(group, group, group) < 0 || setresuid(user, user, user) < 0)
         fail("become", uid);
+}
+
+void join_user_namespace(const char *uid, int namespace) {
+    become(uid, uid);
+    if (setns(namespace, CLONE_NEWUSER) < 0)
+        fail("join", "the user namespace");
+    close(namespace);
+    become("0", "0");
 }
 
 /* A slot must not have the keys of a login, nor those of another slot. Where the container's seccomp profile or the
