@@ -19,8 +19,9 @@ _SILENCE_S: Final = 60.0
 async def download_layers(
     session: aiohttp.ClientSession, handle: ContainerHandle, checkpoint: str, directory: Path
 ) -> list[Path]:
-    """Write the layers above the image into ``directory``, the lowest first. Raises CheckpointError, ConnectionLostError
-    (it may be tried again); OSError."""
+    """Write the layers above the image into ``directory``, the lowest first.
+
+    Raises CheckpointError; ConnectionLostError (it may be tried again); OSError."""
     paths: list[Path] = []
     while True:
         path = directory / f"{len(paths)}.tar"

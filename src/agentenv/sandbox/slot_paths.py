@@ -22,6 +22,7 @@ class SlotPaths:
     beneath_workspace: bool = False
     """Whether file operations are kept in the workspace: where nothing else keeps them off this machine's files."""
 
+    tar: str = "/run/agentenv/slottar"
     own_root: bool = False
     """Whether the slot has a root of its own, in which ``/workspace`` is a directory like any other."""
 

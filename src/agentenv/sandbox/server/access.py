@@ -58,6 +58,8 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "GET /v1/attachments/{call}/{field}": Who.run,
         "GET /v1/calls/{call}/output": Who.run,
         "GET /v1/slots/{slot}/tail": Who.control,
+        "PUT /v1/slots/{slot}/tar": Who.run,
+        "GET /v1/slots/{slot}/tar": Who.run,
         "PUT /v1/slots/{slot}/transfer": Who.run,
         "GET /v1/slots/{slot}/transfer": Who.run,
     }

@@ -23,6 +23,7 @@ from agentenv.sandbox.server.layer_routes import LayerRoutes
 from agentenv.sandbox.server.output_routes import OutputRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.tail_routes import TailRoute
+from agentenv.sandbox.server.tools.tar_routes import TarRoutes
 from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
@@ -97,6 +98,7 @@ class SandboxApp:
         AttachmentRoutes(self.container).add_to(router)
         LayerRoutes(self.container.exports).add_to(router)
         OutputRoutes(self.container).add_to(router)
+        TarRoutes(self.container).add_to(router)
         TailRoute(self.container, self.watchers).add_to(router)
         TransferRoutes(self.container).add_to(router)
         WatchRoute(self.container, self.watchers).add_to(router)

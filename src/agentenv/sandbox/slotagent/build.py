@@ -26,7 +26,7 @@ _PROGRAMS = {
     "slotfiles": ("files",),
     "slotlaunch": ("launch", "steps"),
     "slotroot": ("root", "steps", "guard"),
-    "slotlayer": ("layer", "steps"),
+    "slottar": ("tar", "steps"),
 }
 """The folders of each program. All C files in them are compiled, and nothing outside of them is included."""
 _WARNINGS = (
@@ -49,7 +49,7 @@ class Binaries:
     files: Path
     launch: Path
     root: Path
-    layer: Path
+    tar: Path
 
 
 def ensure_built(cache: Path | None = None) -> Binaries:
@@ -145,7 +145,7 @@ def _main() -> None:
         built = ensure_built()
     except SandboxUnavailableError as error:
         sys.exit(str(error))
-    sys.stdout.write("".join(f"{path}\n" for path in (built.agent, built.files, built.launch, built.root, built.layer)))
+    sys.stdout.write("".join(f"{path}\n" for path in (built.agent, built.files, built.launch, built.root, built.tar)))
 
 
 if __name__ == "__main__":

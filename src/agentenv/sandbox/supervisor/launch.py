@@ -249,7 +249,7 @@ def _prepare(
         files=built.files,
         launcher=built.launch,
         root_launcher=built.root,
-        layer_program=built.layer,
+        tar_program=built.tar,
         network_tool=network_tool,
         shell=static_bash.find(),
         server_argv=server_argv,

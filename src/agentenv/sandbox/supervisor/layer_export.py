@@ -20,11 +20,11 @@ _STDOUT, _STDERR, _USER_NAMESPACE_FD = 1, 2, 5
 
 @dataclass(frozen=True)
 class LayerExport:
-    """``root_program`` is slotroot, ``layer_program`` slotlayer (``slotagent/layer``)."""
+    """``root_program`` is slotroot, ``tar_program`` slottar (``slotagent/tar``)."""
 
     checkpoints: Checkpoints
     root_program: Path
-    layer_program: Path
+    tar_program: Path
     reaper: Reaper
 
     async def open(self, checkpoint: str, number: int) -> tuple[int, int]:
@@ -41,7 +41,7 @@ class LayerExport:
         read, write = os.pipe()
         try:
             pid = slot_process.spawn(
-                [str(self.layer_program), "-u", str(layer.ids.first), "--", str(layer.files)],
+                [str(self.tar_program), "layer", str(layer.ids.first), str(layer.files)],
                 {_STDOUT: write, _USER_NAMESPACE_FD: namespace},
                 error_fd=_STDERR,
             )

@@ -96,7 +96,7 @@ class Launch:
     files: Path
     launcher: Path
     root_launcher: Path
-    layer_program: Path
+    tar_program: Path
     network_tool: str | None
     shell: Path | None
     server_argv: Sequence[str]
@@ -127,7 +127,7 @@ class Supervisor:
             networks = NetworkServices(spec, reaper, ProxyProcess(proxy, reaper))
         self._layer_export = None
         if setup.checkpoints is not None:
-            self._layer_export = LayerExport(setup.checkpoints, launch.root_launcher, launch.layer_program, reaper)
+            self._layer_export = LayerExport(setup.checkpoints, launch.root_launcher, launch.tar_program, reaper)
         self._exports = TaskSet()
         gate = asyncio.Semaphore(starting_at_once)
         services = SlotServices(setup, reaper, self, gate, launch.network_tool, networks)
@@ -379,7 +379,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
         place = mounts.private_place(place, [*needed, *(Path(bind.source) for bind in spec.binds)])
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
-    programs = {"slotagent": launch.agent, "slotfiles": launch.files}
+    programs = {"slotagent": launch.agent, "slotfiles": launch.files, "slottar": launch.tar_program}
     if launch.shell is not None:
         programs["bash"] = launch.shell
     tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)

@@ -1,6 +1,6 @@
-/* See tar.h. */
+/* See write.h. */
 #define _GNU_SOURCE
-#include "tar.h"
+#include "write.h"
 
 #include "steps.h"
 

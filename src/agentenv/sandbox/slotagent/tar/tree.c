@@ -1,18 +1,10 @@
-/* slotlayer: what an image slot has written, as a layer of an image.
- *
- *   slotlayer -u UID -- DIRECTORY
- *
- * -u  become UID and join the user namespace on descriptor 5, as its root: owners are then those that the slot sees
- *
- * DIRECTORY is the root of a writable layer of overlayfs (mounted with userxattr). It is written to standard output as a
- * tar, as the OCI image specification wants a layer: deleted names as `.wh.NAME`, directories that hide what lies below
- * them with `.wh..wh..opq`; modes, owners, times in nanoseconds, hard links and extended attributes as they are, names
- * in order. Not in it: sockets, attributes of overlayfs, and what slotroot puts into every root.
- */
+/* See tree.h. */
 #define _GNU_SOURCE
+#include "tree.h"
+
 #include "links.h"
 #include "steps.h"
-#include "tar.h"
+#include "write.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -21,17 +13,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
-enum { USER_NAMESPACE = 5, PATH_BYTES = 8192, VALUE_BYTES = 64 * 1024, CHUNK = 128 * 1024 };
+enum { PATH_BYTES = 8192, VALUE_BYTES = 64 * 1024, CHUNK = 128 * 1024 };
 
 static const char *const SKIPPED[] = {"dev", "proc", "sys", "run/agentenv", "etc/hosts", "etc/hostname",
                                       "etc/resolv.conf"};
 
+static bool as_layer;
+
 static bool is_skipped(const char *path) {
-    for (size_t i = 0; i < sizeof SKIPPED / sizeof *SKIPPED; i++)
+    for (size_t i = 0; as_layer && i < sizeof SKIPPED / sizeof *SKIPPED; i++)
         if (!strcmp(path, SKIPPED[i]))
             return true;
     return false;
@@ -100,7 +95,7 @@ static void write_directory(int parent, const char *name, char *path, size_t len
     path[length] = '/';
     path[length + 1] = 0;
     write_header(path, '5', found, "");
-    if (opaque)
+    if (opaque && as_layer)
         write_marker(path, length + 1, ".wh..wh..opq", "");
     int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
@@ -117,7 +112,7 @@ static void write_entry(int directory, const char *name, char *path, size_t pare
         fail("look at", path);
     if (S_ISSOCK(found.st_mode))
         return;
-    if (S_ISCHR(found.st_mode) && found.st_rdev == makedev(0, 0)) {
+    if (as_layer && S_ISCHR(found.st_mode) && found.st_rdev == makedev(0, 0)) {
         write_marker(path, parent, ".wh.", name);
         return;
     }
@@ -174,18 +169,14 @@ static void write_tree(int directory, char *path, size_t length) {
     close(directory);
 }
 
-int main(int argc, char **argv) {
+void write_directory_tree(int directory, bool layer) {
     static char path[PATH_BYTES];
-    call_program("slotlayer");
-    if (argc != 5 || strcmp(argv[1], "-u") != 0 || strcmp(argv[3], "--") != 0) {
-        errno = EINVAL;
-        fail("start", "with these arguments");
-    }
-    join_user_namespace(argv[2], USER_NAMESPACE);
-    int root = open(argv[4], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (root < 0)
-        fail("open", argv[4]);
-    write_tree(root, path, 0);
-    end_archive();
-    return 0;
+    as_layer = layer;
+    write_tree(directory, path, 0);
+}
+
+void write_single(int directory, const char *name) {
+    static char path[PATH_BYTES];
+    snprintf(path, sizeof path, "%s", name);
+    write_entry(directory, name, path, 0);
 }
