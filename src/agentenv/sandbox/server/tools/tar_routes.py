@@ -1,8 +1,8 @@
-"""``/v1/slots/{slot}/tar``: tars into an image slot and out of it, with owners, modes and times, concurrently with calls.
+"""``/v1/slots/{slot}/tar``: tars into an image slot and out of it, with owners, modes and times, beside its calls.
 
-``PUT ?path=/DIRECTORY&uid=0&gid=0&mode=493`` unpacks the body below a directory, which is made with its missing parents,
-of that owner and mode. ``GET ?path=/PATH`` is the tar of a directory's content, or of one file. Both are done by slottar
-as the slot's root; the server passes bytes on, as for transfers.
+``PUT ?path=/DIRECTORY&uid=0&gid=0&mode=493`` unpacks the body below a directory, which is made with its missing
+parents, of that owner and mode. ``GET ?path=/PATH`` is the tar of a directory's content, or of one file. Both are done
+by slottar as the slot's root; the server passes bytes on, as for transfers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from aiohttp import web
 from agentenv.errors import ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.server.container import Container
 from agentenv.sandbox.server.holder import holder_of
+from agentenv.sandbox.server.process import SlotIo
 from agentenv.sandbox.server.tools.artifacts import readable_name
 from agentenv.sandbox.server.tools.transfer_routes import Waited, collect, feed, key_and_path, pass_on
 from agentenv.sandbox.server.tools.transfer_run import TransferRun
@@ -37,27 +38,25 @@ class TarRoutes:
         router.add_get("/v1/slots/{slot}/tar", self._get, allow_head=False)
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
-        numbers = [
-            _number(request, "uid", _MOST_ID),
-            _number(request, "gid", _MOST_ID),
-            _number(request, "mode", _MOST_MODE),
-        ]
-        run, path = self._run(request)
-        run_argv = ["unpack", path, *map(str, numbers)]
+        limits = {"uid": _MOST_ID, "gid": _MOST_ID, "mode": _MOST_MODE}
+        numbers = [str(_number(request, name, most)) for name, most in limits.items()]
+        io, path = self._slot(request)
+        run = TransferRun(io)
         with closing(run):
-            self._start(request, run, run_argv, feeds=True)
+            run.start([io.paths.tar, "unpack", path, *numbers], {}, feeds=True)
             waited = Waited(run)
             await feed(request, waited)
             printed = await collect(waited)
             code = await waited.ended()
-        where = readable_name(printed.decode("utf-8", "surrogateescape")) if printed else path
+        where = readable_name(printed) if printed else path
         why = "" if not code else f"{os.strerror(code)}\n" if code < 128 else "it was ended\n"
         return web.json_response(text=TransferReply(exit_code=code, stderr=why, path=where).model_dump_json())
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        run, path = self._run(request)
+        io, path = self._slot(request)
+        run = TransferRun(io)
         with closing(run):
-            self._start(request, run, ["pack", path], feeds=False)
+            run.start([io.paths.tar, "pack", path], {}, feeds=False)
             waited = Waited(run)
             first = await waited.read()
             if not first:
@@ -67,21 +66,14 @@ class TarRoutes:
             await pass_on(request, response, waited, first)
         return response
 
-    def _run(self, request: web.Request) -> tuple[TransferRun, str]:
+    def _slot(self, request: web.Request) -> tuple[SlotIo, str]:
         key, path = key_and_path(request)
         io, _ = holder_of(request, self._container).beside(key)
         if not io.paths.own_root:
-            raise SandboxUnavailableError(
-                "plain slots take no tars with owners", next_step="lease a slot with an image"
-            )
+            raise SandboxUnavailableError("plain slots take no tars with owners", next_step="lease one with an image")
         if not path.startswith("/"):
             raise ProtocolError("path: must be absolute")
-        return TransferRun(io), path
-
-    def _start(self, request: web.Request, run: TransferRun, operation: list[str], *, feeds: bool) -> None:
-        key, _ = key_and_path(request)
-        io, _ = holder_of(request, self._container).beside(key)
-        run.start([io.paths.tar, *operation], {}, feeds=feeds)
+        return io, path
 
 
 def _number(request: web.Request, name: str, most: int) -> int:
