@@ -15,7 +15,7 @@ from agentenv.sandbox.server.context import ServerContext
 from agentenv.sandbox.server.inbox import Attached
 from agentenv.sandbox.server.past_calls import PastCalls
 from agentenv.sandbox.server.process import Command, Outcome, Process, SlotIo
-from agentenv.sandbox.server.tools.bash import Shells, output
+from agentenv.sandbox.server.tools.bash import Shells, binary_output, output
 from agentenv.sandbox.server.tools.encoded import encoded
 from agentenv.sandbox.server.tools.files import run_file_tool
 from agentenv.sandbox.server.tools.runner import Finished
@@ -77,7 +77,7 @@ class CallRunner:
         asked.timer = self._loop.call_at(asked.started_at + asked.timeout_s, self.stop, asked, Stop.deadline)
         try:
             if isinstance(asked.arguments, BashArguments):
-                stdin = asked.attached.get("stdin")
+                stdin = asked.attached.get("stdin") or asked.attached.get("stdin_data")
                 asked.process, warm = self._shells.run(asked.arguments, self._bash_ended, stdin)
                 self._context.statistics.calls_cold += not warm
             else:
@@ -151,7 +151,8 @@ class CallRunner:
         if fields["exit_code"] != 0 and self._io.limits.killed_by_own_limit():
             fields["oom_killed"] = True
             fields["peak_memory_bytes"] = self._io.limits.peak_bytes() or usage.max_rss_bytes
-        self._end(asked, ended(asked, now, fields))
+        content = binary_output(process, fields) if asked.arguments.binary else NO_CONTENT
+        self._end(asked, ended(asked, now, fields), content)
 
     def _check_above(self) -> None:
         """Raise InfraError when a limit above the slot was reached during the call: its effects may be incomplete."""

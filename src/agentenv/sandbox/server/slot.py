@@ -541,14 +541,15 @@ class Slot:
     def _open_runner(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
         given, shell, paths = self._context.env, self._context.shell, packet.paths
         if packet.view is not None:
-            given, shell = image_env(packet.view.env, self._context.given_env), packet.view.shell
-            paths = replace(paths, workspace=packet.view.workdir, own_root=True)
+            view = packet.view
+            given, shell = image_env(view.env, self._context.given_env, view.user), view.shell
+            paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user)
         env = {name: paths.in_slot(value) for name, value in given.items()}
         context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env, shell=shell)
         link = AgentLink(agent, context.poller, era, self._agent_lost, max_descriptors=context.descriptors)
         if era > 0:
             link.kill_former_runs()
-        paths = replace(paths, home=env["HOME"])
+        paths = replace(paths, home=env.get("HOME", ""))
         io = SlotIo(link, context.poller, LimitWatch(packet.limits), paths)
         self._runner = CallRunner(context, io, self._call_ended, self._agent_lost, self.past)
         self._session_calls.open(io, context.env)

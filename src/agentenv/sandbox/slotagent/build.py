@@ -27,6 +27,7 @@ _PROGRAMS = {
     "slotlaunch": ("launch", "steps"),
     "slotroot": ("root", "steps", "guard"),
     "slottar": ("tar", "steps"),
+    "slotas": ("as", "steps"),
 }
 """The folders of each program. All C files in them are compiled, and nothing outside of them is included."""
 _WARNINGS = (
@@ -50,6 +51,7 @@ class Binaries:
     launch: Path
     root: Path
     tar: Path
+    as_user: Path
 
 
 def ensure_built(cache: Path | None = None) -> Binaries:
@@ -145,7 +147,7 @@ def _main() -> None:
         built = ensure_built()
     except SandboxUnavailableError as error:
         sys.exit(str(error))
-    sys.stdout.write("".join(f"{path}\n" for path in (built.agent, built.files, built.launch, built.root, built.tar)))
+    sys.stdout.write("".join(f"{path}\n" for path in vars(built).values()))
 
 
 if __name__ == "__main__":

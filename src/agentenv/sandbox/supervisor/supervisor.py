@@ -97,6 +97,7 @@ class Launch:
     launcher: Path
     root_launcher: Path
     tar_program: Path
+    as_user: Path
     network_tool: str | None
     shell: Path | None
     server_argv: Sequence[str]
@@ -374,12 +375,20 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
     place = launch.directory / "private"
     place.mkdir(exist_ok=True)
     if identity.mode != isolation.USER:  # everything of an unprivileged user is reached under one uid
-        outside = (launch.agent, launch.files, launch.launcher, Path(launch.bwrap), Path(launch.network_tool or "/"))
+        outside = (
+            launch.agent,
+            launch.files,
+            launch.as_user,
+            launch.launcher,
+            Path(launch.bwrap),
+            Path(launch.network_tool or "/"),
+        )
         needed = [*mounts.interpreter_directories(), launch.directory, *outside]
         place = mounts.private_place(place, [*needed, *(Path(bind.source) for bind in spec.binds)])
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
-    programs = {"slotagent": launch.agent, "slotfiles": launch.files, "slottar": launch.tar_program}
+    programs = {"slotagent": launch.agent, "slotfiles": launch.files}
+    programs |= {"slottar": launch.tar_program, "slotas": launch.as_user}
     if launch.shell is not None:
         programs["bash"] = launch.shell
     tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)

@@ -25,6 +25,11 @@ _Noreturn void fail(const char *what, const char *which) {
     _exit(127);
 }
 
+_Noreturn void leave(int exit_code, const char *what, const char *which) {
+    dprintf(2, "%s: %s: %s\n", program_name, what, which);
+    _exit(exit_code);
+}
+
 unsigned long number(const char *text) {
     char *end = NULL;
     errno = 0;

@@ -9,6 +9,9 @@ void call_program(const char *name);
 
 _Noreturn void fail(const char *what, const char *which);
 
+/* Ends the process with this exit code and a message of two parts. */
+_Noreturn void leave(int exit_code, const char *what, const char *which);
+
 unsigned long number(const char *text);
 
 /* Writes `text` to an existing file. */
