@@ -17,17 +17,18 @@ _SILENCE_S: Final = 60.0
 
 
 async def download_layers(
-    session: aiohttp.ClientSession, handle: ContainerHandle, checkpoint: str, directory: Path
+    session: aiohttp.ClientSession, handle: ContainerHandle, checkpoint: str, directory: Path, *, first: int = 0
 ) -> list[Path]:
-    """Write the layers above the image into ``directory``, the lowest first.
+    """Write the layers above the image into ``directory``, the lowest first, without the ``first`` lowest.
 
     Raises CheckpointError; ConnectionLostError (it may be tried again); OSError."""
     paths: list[Path] = []
     while True:
-        path = directory / f"{len(paths)}.tar"
-        count = await _download(session, handle, f"/v1/checkpoints/{checkpoint}/layers/{len(paths)}", path)
+        number = first + len(paths)
+        path = directory / f"{number}.tar"
+        count = await _download(session, handle, f"/v1/checkpoints/{checkpoint}/layers/{number}", path)
         paths.append(path)
-        if len(paths) >= count:
+        if number + 1 >= count:
             return paths
 
 

@@ -169,12 +169,12 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         await stack.enter_async_context(pool)
         return await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._calls))
 
-    def sandbox(self, root: ImageRoot | str | None = None) -> AsyncSandbox:
+    def sandbox(self, root: ImageRoot | RootSpec | str | None = None) -> AsyncSandbox:
         """A sandbox in one of the farm's containers. Opening it leases a slot, closing it wipes the slot; if all
         ``slots`` are in use, opening waits up to ``start_timeout_s`` and then raises AcquireTimeoutError.
 
         ``root``: an image, or an image with limits, which is the sandbox's root; it is fetched when the sandbox is
-        opened, if this machine does not have it."""
+        opened, if this machine does not have it. A RootSpec names an image that this machine's store has."""
         box = AsyncSandbox.__new__(AsyncSandbox)
         box._enlist(self, ImageRoot(root) if isinstance(root, str) else root, owned=False)
         return box
@@ -235,7 +235,7 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         )
         self._enlist(alone, root, owned=True)
 
-    def _enlist(self, farm: AsyncFarm, root: ImageRoot | None, *, owned: bool) -> None:
+    def _enlist(self, farm: AsyncFarm, root: ImageRoot | RootSpec | None, *, owned: bool) -> None:
         self._root = root
         self._farm = farm
         self._owned = owned
@@ -245,7 +245,7 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
     async def _open(self, stack: AsyncExitStack) -> ToolContext:
         if self._owned:
             await stack.enter_async_context(self._farm)
-        root = None if self._root is None else await stored(self._root)
+        root = await stored(self._root) if isinstance(self._root, ImageRoot) else self._root
         self._session = await stack.enter_async_context(self._farm.session(root))
         return ToolContext(self._session)
 

@@ -10,7 +10,8 @@ from typing import Final
 
 from agentenv.config import cache_dir
 from agentenv.errors import ConfigError
-from agentenv.store import Store
+from agentenv.store.reference import parse
+from agentenv.store.store import Store
 from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from agentenv.wire.roots import RootSpec, Writable
 from agentenv.wire.spec import MIB
@@ -68,7 +69,11 @@ def store_directory() -> Path:
 
 
 async def stored(root: ImageRoot) -> RootSpec:
-    """The root, its image fetched into this machine's store if it is not there. Raises ConfigError, BadImageError,
-    ImageUnavailableError, SandboxUnavailableError."""
-    image = await asyncio.to_thread(lambda: Store.open(store_directory()).ensure(root.image))
-    return root.spec(image.digest)
+    """The root, its image fetched into this machine's store, or built there, if it is not there. Raises ConfigError,
+    DockerfileError, BuildStepError, BadImageError, ImageUnavailableError, SandboxUnavailableError."""
+    wanted, store = parse(root.image), await asyncio.to_thread(Store.open, store_directory())
+    if wanted.kind == "dockerfile":
+        from agentenv.sdk.image_builds import build_image  # it needs sandboxes, which need this module
+
+        return root.spec((await build_image(Path(wanted.name), store)).image)
+    return root.spec((await asyncio.to_thread(store.ensure, wanted)).digest)
