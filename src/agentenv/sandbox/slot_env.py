@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -70,10 +71,21 @@ def command_env(extra: Mapping[str, str]) -> dict[str, str]:
     return {**SLOT_ENV, **extra}
 
 
-_IMAGE_ENV = {"PATH": PATH, "HOME": "/root", "TERM": "dumb", "LC_CTYPE": "C.UTF-8", **_PAGERS}
+_IMAGE_ENV = {
+    "PATH": PATH,
+    "HOME": "/root",
+    "SHELL": "/bin/bash",  # without it every bash looks its user up in /etc/passwd
+    "TERM": "dumb",
+    "LC_CTYPE": "C.UTF-8",
+    **_PAGERS,
+}
 
 
-def image_env(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+def image_env(image: Mapping[str, str], extra: Mapping[str, str], shell: str = "") -> dict[str, str]:
     """The whole environment of a command in an image slot, before the call's own: what the image sets wins over our
-    defaults, and ``extra`` (the user's ``sandbox_env``) over both."""
-    return {**_IMAGE_ENV, **image, **extra}
+    defaults, and ``extra`` (the user's ``sandbox_env``) over both. ``shell``: path of a bash for an image that has
+    none; its directory is last on PATH, so that scripts find it too."""
+    if not shell:
+        return {**_IMAGE_ENV, **image, **extra}
+    env = {**_IMAGE_ENV, "SHELL": shell, **image, **extra}
+    return {**env, "PATH": f"{env['PATH']}:{posixpath.dirname(shell)}"}

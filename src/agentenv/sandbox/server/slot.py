@@ -508,7 +508,8 @@ class Slot:
     def _open_runner(self, packet: SlotReady, agent: socket.socket, era: int, *, sealed: bool) -> None:
         given, shell, paths = self._context.env, self._context.shell, packet.paths
         if packet.view is not None:
-            given, shell = image_env(packet.view.env, self._context.given_env), packet.view.shell
+            shell = packet.view.shell
+            given = image_env(packet.view.env, self._context.given_env, shell)
             paths = replace(paths, workspace=packet.view.workdir, own_root=True)
         env = {name: paths.in_slot(value) for name, value in given.items()}
         context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env, shell=shell)
