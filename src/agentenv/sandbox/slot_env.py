@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
@@ -70,14 +71,22 @@ def command_env(extra: Mapping[str, str]) -> dict[str, str]:
     return {**SLOT_ENV, **extra}
 
 
-_IMAGE_ENV = {"PATH": PATH, "TERM": "dumb", "LC_CTYPE": "C.UTF-8", **_PAGERS}
+_IMAGE_ENV = {
+    "PATH": PATH,
+    "SHELL": "/bin/bash",  # without it every bash looks its user up in /etc/passwd
+    "TERM": "dumb",
+    "LC_CTYPE": "C.UTF-8",
+    **_PAGERS,
+}
 _ROOTS_OWN = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
 
 
-def image_env(image: Mapping[str, str], extra: Mapping[str, str], user: str = "") -> dict[str, str]:
+def image_env(image: Mapping[str, str], extra: Mapping[str, str], user: str = "", shell: str = "") -> dict[str, str]:
     """The whole environment of a command in an image slot, before the call's own: what the image sets wins over our
-    defaults, and ``extra`` (the user's ``sandbox_env``) over both. See :func:`env_of` for ``user``."""
-    return env_of(user, {**_IMAGE_ENV, **image, **extra})
+    defaults, and ``extra`` (the user's ``sandbox_env``) over both. See :func:`env_of` for ``user``. ``shell``: path of
+    a bash for an image that has none; its directory is last on PATH, so that scripts find it too."""
+    env = env_of(user, {**_IMAGE_ENV, **({"SHELL": shell} if shell else {}), **image, **extra})
+    return {**env, "PATH": f"{env['PATH']}:{posixpath.dirname(shell)}"} if shell else env
 
 
 def env_of(user: str, env: Mapping[str, str]) -> dict[str, str]:

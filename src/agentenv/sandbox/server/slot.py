@@ -542,7 +542,7 @@ class Slot:
         given, shell, paths = self._context.env, self._context.shell, packet.paths
         if packet.view is not None:
             view = packet.view
-            given, shell = image_env(view.env, self._context.given_env, view.user), view.shell
+            given, shell = image_env(view.env, self._context.given_env, view.user, view.shell), view.shell
             paths = replace(paths, workspace=view.workdir, own_root=True, user=view.user)
         env = {name: paths.in_slot(value) for name, value in given.items()}
         context = replace(self._context, env={**env, **SEALED_ENV} if sealed else env, shell=shell)

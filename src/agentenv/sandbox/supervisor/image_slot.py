@@ -123,6 +123,11 @@ class ImageSlot:
         if images is None:
             raise SandboxUnavailableError("this container has no image store: it has plain slots only")
         self._image, self._config = images.take(self._root.image)
+        if not self._config.has_bash and not (self._setup.tree.root / SHELL_PATH.lstrip("/")).exists():
+            raise SandboxUnavailableError(
+                "the image has no bash, and this container has none that runs in any image",
+                next_step="apt-get install bash-static",
+            )
         await self._lay()
 
     async def _lay(self) -> None:
@@ -224,6 +229,7 @@ class ImageSlot:
                 *("-p", str(MAX_TERMINALS)),
                 *("-r", str(self._setup.tree.image_programs)),
                 *("-e", str(self._setup.tree.image_etc)),
+                *(("-n",) if self._root.nested_namespaces else ()),
                 *("--", str(self._place), ":".join(self._lowers), "/run/agentenv/slotagent", str(AGENT_FD), "guarded"),
             ],
             {AGENT_FD: agent_fd, INFO_FD: info_fd, _USER_NAMESPACE_FD: self._namespace},

@@ -5,7 +5,7 @@
  * becomes UID, makes a user namespace and hands it over: see userns.h.
  *
  *   slotroot [-j FILE]... [-l RESOURCE VALUE]... [-o SCORE] -u UID -k CAPABILITIES -h HOSTNAME -s SHM_BYTES
- *            -p TERMINALS -r PROGRAMS -e ETC -- PLACE LOWER[:LOWER...] PROGRAM ARG...
+ *            -p TERMINALS -r PROGRAMS -e ETC [-n] -- PLACE LOWER[:LOWER...] PROGRAM ARG...
  *
  * -j, -l, -o  as slotlaunch
  * -u          become UID and join the user namespace on descriptor 5, as its root
@@ -14,6 +14,7 @@
  * -s, -p      the size of /dev/shm, and how many terminals may be open at once
  * -r          the directory that the slot has, read-only, as /run/agentenv
  * -e          a directory: its files hosts, hostname and resolv.conf, if there, replace the image's
+ * -n          programs of the slot may make user namespaces, and mounts in those
  *
  * It does what the options say in the order given, makes all other namespaces, sends {"child-pid": N} over descriptor
  * 4, a socket, with a descriptor of the network namespace, and waits for that child, which is process 1 of the slot: it mounts the root (tree.h), gives up all other
@@ -62,6 +63,10 @@ static int take_option(struct wanted *wanted, char **arguments, int left) {
     if (taken)
         return taken;
     const char *option = arguments[0];
+    if (!strcmp(option, "-n")) {
+        wanted->root.nested = true;
+        return 1;
+    }
     if (option[0] != '-' || !option[1] || option[2] || left < 2)
         goto unknown;
     switch (option[1]) {
