@@ -77,3 +77,11 @@ def image_env(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, s
     """The whole environment of a command in an image slot, before the call's own: what the image sets wins over our
     defaults, and ``extra`` (the user's ``sandbox_env``) over both."""
     return {**_IMAGE_ENV, **image, **extra}
+
+
+def proxy_env(port: int) -> dict[str, str]:
+    """Variables that lead programs to the slot's proxy at ``port`` of its loopback. curl and what uses it (git) read
+    the lower-case ``http_proxy`` only; Python, Go and others read either."""
+    url, direct = f"http://127.0.0.1:{port}", "localhost,127.0.0.1,::1"
+    upper = {"HTTP_PROXY": url, "HTTPS_PROXY": url, "ALL_PROXY": url, "NO_PROXY": direct}
+    return upper | {name.lower(): value for name, value in upper.items()}

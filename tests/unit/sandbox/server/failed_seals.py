@@ -33,6 +33,9 @@ class _Told:
     def failed(self, slot: SlotLifecycle) -> None:
         self._slot.failed(slot.epoch, slot.reason)
 
+    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
+        raise AssertionError(f"{slot} was asked for no checkpoint: {reason}")
+
     def refused(self, slot: SlotLifecycle, reason: str) -> None:
         raise AssertionError(f"{slot} was asked for no root: {reason}")
 

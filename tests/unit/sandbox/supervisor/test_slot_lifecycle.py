@@ -33,6 +33,9 @@ class Reports:
     def failed(self, slot: SlotLifecycle) -> None:
         self.heard.append(f"failed: {slot.reason}")
 
+    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
+        self.heard.append(f"not frozen: {reason}")
+
     def refused(self, slot: SlotLifecycle, reason: str) -> None:
         self.heard.append(f"refused: {reason}")
 
@@ -162,10 +165,9 @@ async def test_a_network_that_is_late_leaves_nothing_running(monkeypatch: pytest
     monkeypatch.setattr(network, "readable", late)
     reaper = Reaper(asyncio.get_running_loop())
     try:
+        setup = cast("SlotSetup", SimpleNamespace(spec=None, tree=SimpleNamespace(jail=None)))
         with pytest.raises(TimeoutError):
-            await network.attach(
-                cast("SlotSetup", SimpleNamespace(spec=None)), cast("SlotProcess", None), reaper, "tool"
-            )
+            await network.attach(setup, cast("SlotProcess", SimpleNamespace(slot=0)), reaper, "tool")
         with pytest.raises(ProcessLookupError):
             os.kill(int(told.read_text()), 0)
     finally:
