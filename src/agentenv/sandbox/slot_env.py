@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from agentenv.sandbox.slot_paths import WORKSPACE
+from agentenv.sandbox.slot_paths import WORKSPACE, is_root
 
 PROGRAMS: Final = "/run/agentenv/bin"
 """A directory of links that comes last on PATH: it has a ``python`` where the machine only has a ``python3``."""
@@ -70,13 +70,22 @@ def command_env(extra: Mapping[str, str]) -> dict[str, str]:
     return {**SLOT_ENV, **extra}
 
 
-_IMAGE_ENV = {"PATH": PATH, "HOME": "/root", "TERM": "dumb", "LC_CTYPE": "C.UTF-8", **_PAGERS}
+_IMAGE_ENV = {"PATH": PATH, "TERM": "dumb", "LC_CTYPE": "C.UTF-8", **_PAGERS}
+_ROOTS_OWN = {"HOME": "/root", "USER": "root", "LOGNAME": "root"}
 
 
-def image_env(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
+def image_env(image: Mapping[str, str], extra: Mapping[str, str], user: str = "") -> dict[str, str]:
     """The whole environment of a command in an image slot, before the call's own: what the image sets wins over our
-    defaults, and ``extra`` (the user's ``sandbox_env``) over both."""
-    return {**_IMAGE_ENV, **image, **extra}
+    defaults, and ``extra`` (the user's ``sandbox_env``) over both. See :func:`env_of` for ``user``."""
+    return env_of(user, {**_IMAGE_ENV, **image, **extra})
+
+
+def env_of(user: str, env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` for the commands of another user of the image slot: HOME, USER and LOGNAME are root's, or left to slotas,
+    which knows the accounts of the slot; unless they were set to something else."""
+    if is_root(user):
+        return {**_ROOTS_OWN, **env}
+    return {name: value for name, value in env.items() if _ROOTS_OWN.get(name) != value}
 
 
 def proxy_env(port: int) -> dict[str, str]:

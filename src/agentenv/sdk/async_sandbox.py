@@ -259,14 +259,18 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         stdin: str | None = None,
+        user: str | None = None,
         on_output: OnOutput | None = None,
     ) -> CallResult:
-        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``.
+        """Run a bash command in a new shell in the workspace; it is killed after ``timeout_s``. ``user``: see
+        :meth:`exec`, which runs a program without a shell.
 
         ``on_output(stream, text)`` is called with the output as it comes; stream is "stdout" or "stderr". What it
         raises cancels the command and is raised here.
         """
-        return await self._usable().terminal(command, timeout_s, cwd=cwd, env=env, stdin=stdin, on_output=on_output)
+        return await self._usable().terminal(
+            command, timeout_s, cwd=cwd, env=env, stdin=stdin, user=user, on_output=on_output
+        )
 
     async def terminal(
         self,
@@ -277,10 +281,12 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         pty: bool | None = None,
+        user: str | None = None,
     ) -> CallResult:
         """Run a command in the persistent bash session of that name, which keeps directory, variables and
-        functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output."""
-        return await self._usable().terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty)
+        functions. A command that exceeds ``timeout_s`` keeps running; an empty command returns more of its output.
+        ``pty`` and ``user`` are those of a new session."""
+        return await self._usable().terminal(command, timeout_s, session=session, cwd=cwd, env=env, pty=pty, user=user)
 
     async def call_tool(
         self, tool: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float | None = None

@@ -11,6 +11,7 @@ from typing import Final
 from agentenv.config import cache_dir
 from agentenv.errors import ConfigError
 from agentenv.store import Store
+from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from agentenv.wire.roots import RootSpec, Writable
 from agentenv.wire.spec import MIB
 
@@ -33,6 +34,7 @@ class ImageRoot:
     user: str = ""
     workdir: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    network: NetworkPolicy = NO_NETWORK
 
     def __post_init__(self) -> None:
         for name in ("cpus", "memory_mib", "storage_mib"):
@@ -56,6 +58,7 @@ class ImageRoot:
             user=self.user,
             workdir=self.workdir,
             env=dict(self.env),
+            network=self.network,
         )
 
 

@@ -234,3 +234,6 @@ def _as_network(text: str) -> Network | None:
             return ipaddress.ip_network(real)
         return network
     return network if isinstance(network, ipaddress.IPv4Network) else None
+
+
+NO_NETWORK: Final = NetworkPolicy()

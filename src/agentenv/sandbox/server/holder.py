@@ -22,6 +22,7 @@ from agentenv.wire.leases import (
     CheckpointRequest,
     LeaseKey,
     LeaseLoss,
+    NetworkRequest,
     ReleaseReply,
     RenewReply,
     RenewRequest,
@@ -178,6 +179,12 @@ class Holder:
         """See :meth:`agentenv.sandbox.server.slot.Slot.restore`."""
         slot = self._container.slot(request.slot)
         await slot.restore(self._own(request.key), request.checkpoint)
+        return ReleaseReply(slot=request.slot, state=slot.state)
+
+    async def connect(self, request: NetworkRequest) -> ReleaseReply:
+        """See :meth:`agentenv.sandbox.server.slot.Slot.connect`."""
+        slot = self._container.slot(request.slot)
+        await slot.connect(self._own(request.key), request.network)
         return ReleaseReply(slot=request.slot, state=slot.state)
 
     def _own(self, key: LeaseKey) -> LeaseKey:

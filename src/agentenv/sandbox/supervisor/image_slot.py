@@ -69,6 +69,8 @@ class ImageSlot:
         self._ids = ids
         self._place = place
         self._layers = layers
+        self.policy = root.network
+        """The network of its lease at present."""
         self._namespace = -1
         self._image = Path()
         self._config: ImageConfig | None = None
@@ -78,6 +80,11 @@ class ImageSlot:
     def uid(self) -> int:
         """See SlotKind."""
         return self._ids.first
+
+    @property
+    def namespace_fd(self) -> int:
+        """Its user namespace."""
+        return self._namespace
 
     @property
     def limits(self) -> SlotLimits:
@@ -215,7 +222,7 @@ class ImageSlot:
                 *("-h", HOSTNAME),
                 *("-s", str(limits.shm_bytes)),
                 *("-p", str(MAX_TERMINALS)),
-                *("-r", str(self._setup.tree.root / "run/agentenv")),
+                *("-r", str(self._setup.tree.image_programs)),
                 *("-e", str(self._setup.tree.image_etc)),
                 *("--", str(self._place), ":".join(self._lowers), "/run/agentenv/slotagent", str(AGENT_FD), "guarded"),
             ],

@@ -14,10 +14,10 @@ from agentenv.sandbox.supervisor.proxy_process import ProxyProcess
 from agentenv.sandbox.supervisor.reaper import Reaper
 from agentenv.sandbox.supervisor.slot_listener import open_listener
 from agentenv.tasks import finish
-from agentenv.wire.network import NetworkPolicy
+from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from agentenv.wire.spec import SandboxSpec
 
-_NONE = NetworkPolicy()
+_NONE = NO_NETWORK
 
 
 @dataclass(frozen=True)

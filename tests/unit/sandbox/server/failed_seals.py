@@ -36,6 +36,9 @@ class _Told:
     def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
         raise AssertionError(f"{slot} was asked for no checkpoint: {reason}")
 
+    def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
+        raise AssertionError(f"{slot} was asked for no network: {env} {reason}")
+
     def refused(self, slot: SlotLifecycle, reason: str) -> None:
         raise AssertionError(f"{slot} was asked for no root: {reason}")
 

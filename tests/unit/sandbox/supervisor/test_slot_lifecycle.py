@@ -36,6 +36,9 @@ class Reports:
     def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
         self.heard.append(f"not frozen: {reason}")
 
+    def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
+        self.heard.append(f"connected: {reason}")
+
     def refused(self, slot: SlotLifecycle, reason: str) -> None:
         self.heard.append(f"refused: {reason}")
 
