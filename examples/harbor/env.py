@@ -20,16 +20,17 @@ from pydantic import Field
 from agentenv import AgentEnv, AgentEnvConfig, AgentResult, AgentSettings, ImageRoot, ToolContext
 from agentenv.env.config import Names
 from agentenv.errors import ConfigError
+from agentenv.wire.network import NO_NETWORK
 from examples.harbor.task_file import HarborTask, read_tasks
 from examples.harbor.verifier import judged
 
 logger = logging.getLogger(__name__)
 
 SYSTEM: Final = """\
-You solve tasks on a Linux machine of your own by calling tools. You are root there; paths that are not absolute begin \
-in {workdir}. Each bash call starts a new shell: files persist, variables and directory changes do not. The shell of \
-the terminal tool is kept between calls. Work step by step, verify your result by running it, and when the task is \
-done answer without calling a tool."""
+You solve tasks on a Linux machine of your own by calling tools. You are {user} there; paths that are not absolute \
+begin in {workdir}. Each bash call starts a new shell: files persist, variables and directory changes do not. The \
+shell of the terminal tool is kept between calls. Work step by step, verify your result by running it, and when the \
+task is done answer without calling a tool."""
 
 
 class HarborConfig(AgentEnvConfig):
@@ -63,27 +64,20 @@ class HarborEnv(AgentEnv):
         found = read_tasks(Path(config.tasks), offered, config.only_tasks)
         self.tasks: dict[str, HarborTask] = {task.name: task for task in found}
         self._order: Iterator[str] = itertools.cycle(self.tasks)
-        self._refuse_users()
         most_mib = max((task.memory_mib or 0 for task in found), default=0)
         if most_mib > config.slot_memory_mib:
             config.slot_memory_mib = most_mib
-
-    def _refuse_users(self) -> None:
-        for task in self.tasks.values():
-            for name, phase in (("agent", task.agent), ("verifier", task.verifier)):
-                if phase.user not in ("", "root", "0"):
-                    raise ConfigError(
-                        f"{name}.user", f"task {task.name}: commands run as root only, not {phase.user!r}"
-                    )
 
     async def setup_agent_env(self) -> None:
         """Tell, once for all tasks, what of them is not as they ask for."""
         for task in self.tasks.values():
             if task.unknown:
                 logger.warning("task %s: fields that nobody reads: %s", task.name, ", ".join(task.unknown))
-        networked = [t.name for t in self.tasks.values() if {t.agent.network.kind, t.verifier.network.kind} != {"none"}]
-        if networked:
-            logger.warning("%d tasks ask for a network, which slots do not have: %s", len(networked), networked[:10])
+        asking = [
+            task.name for task in self.tasks.values() if NO_NETWORK not in (task.agent.network, task.verifier.network)
+        ]
+        if asking and not self.config.allow_network:
+            logger.warning("%d tasks ask for a network and have none (allow_network): %s", len(asking), asking[:10])
 
     async def get_next_item(self) -> dict[str, Any]:
         """The tasks, repeated endlessly."""
@@ -102,8 +96,10 @@ class HarborEnv(AgentEnv):
             cpus=task.cpus or None,
             memory_mib=memory_mib,
             storage_mib=min(task.storage_mib or memory_mib, memory_mib // 2),
+            user=task.agent.user,
             workdir=task.workdir,
             env=task.env,
+            network=task.agent.network if self.config.allow_network else NO_NETWORK,
         )
 
     def _image_of(self, task: HarborTask) -> str:
@@ -120,13 +116,15 @@ class HarborEnv(AgentEnv):
         settings = self.config.agent_settings()
         prompt = settings.system_prompt
         if prompt is None:
-            prompt = SYSTEM.format(workdir=task.workdir or "the image's working directory")
+            workdir = task.workdir or "the image's working directory"
+            prompt = SYSTEM.format(user=task.agent.user or "root", workdir=workdir)
         max_s = min(task.agent.timeout_s, settings.max_s or task.agent.timeout_s)
         return replace(settings, system_prompt=prompt, max_s=max_s)
 
     async def setup_trajectory_workspace(self, item: Any, *, exec_tool: ToolContext, **_: Any) -> dict[str, Any]:
         """Nothing is prepared, the image has everything; the directory of logs is made as Harbor does."""
-        done = await exec_tool.terminal("mkdir -p /logs/agent /logs/verifier && pwd", cwd=None)
+        make = "mkdir -p /logs/agent /logs/verifier && chmod 777 /logs/agent /logs/verifier && pwd"
+        done = await exec_tool.terminal(make, user="root")
         if done.exit_code:
             raise RuntimeError(f"the image of {item['task_id']} cannot be used: {done.stderr.strip()[:300]}")
         return {"workdir": done.stdout.strip(), "image": item["image"]}
@@ -140,7 +138,7 @@ class HarborEnv(AgentEnv):
         agent_result: AgentResult,
         **_: Any,
     ) -> tuple[float, dict[str, Any]]:
-        """Run the task's verifier as root."""
+        """Run the task's verifier."""
         found = await judged(exec_tool, self.tasks[item["task_id"]])
         return found.score, {**found.told(), "model faults": agent_result.model_faults}
 

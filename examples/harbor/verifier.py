@@ -65,7 +65,9 @@ async def judged(exec_tool: ToolContext, task: HarborTask) -> Judged:
     """Upload the tests, run them, and read the reward. Raises InfraError, SlotDestroyedError."""
     try:
         await _prepare(exec_tool, task)
-        ran = await exec_tool.terminal(f"bash {TESTS}/test.sh", task.verifier.timeout_s, env=task.verifier_env)
+        ran = await exec_tool.terminal(
+            f"bash {TESTS}/test.sh", task.verifier.timeout_s, env=task.verifier_env, user=verifier_user(task)
+        )
     except (OSError, ToolCallError, PolicyRefusalError, NoRewardError) as error:
         return Judged(reason=f"the verifier could not be run: {error}")
     output = (ran.stdout + ran.stderr)[-_SHOWN_CHARS:]
@@ -77,13 +79,22 @@ async def judged(exec_tool: ToolContext, task: HarborTask) -> Judged:
         return Judged({}, f"no reward: {error}", ran.exit_code, output)
 
 
+def verifier_user(task: HarborTask) -> str | None:
+    """Who runs the tests; None: the image's user. Where the agent is somebody else, root."""
+    return task.verifier.user or ("root" if task.agent.user else None)
+
+
 async def _prepare(exec_tool: ToolContext, task: HarborTask) -> None:
-    """Nothing that the policy may have put there stays."""
-    command = f"rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS}"
-    done = await exec_tool.terminal(command, PREPARE_TIMEOUT_S, cwd="/")
+    """Nothing that the policy may have put there stays. Files are uploaded as the agent's user, and are then root's."""
+    await _as_root(exec_tool, f"rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 777 {TESTS} {LOGS}")
+    await exec_tool.upload(task.tests, TESTS)
+    await _as_root(exec_tool, f"chown -R root:root {TESTS} && chmod -R go-w {TESTS}")
+
+
+async def _as_root(exec_tool: ToolContext, command: str) -> None:
+    done = await exec_tool.terminal(command, PREPARE_TIMEOUT_S, cwd="/", user="root")
     if done.exit_code or done.timed_out:
         raise NoRewardError(f"{command}: {done.stderr.strip()[:300]}")
-    await exec_tool.upload(task.tests, TESTS)
 
 
 async def _rewards(exec_tool: ToolContext) -> dict[str, float]:

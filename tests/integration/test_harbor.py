@@ -137,15 +137,17 @@ async def test_a_verifier_that_takes_too_long_scores_0(images: str, tmp_path: Pa
     assert member.verification["reason"] == "the verifier took more than 2 s"
 
 
-def test_users_that_slots_do_not_have_are_refused(
-    images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = tmp_path / "tasks/one"
-    shutil.copytree(TASKS / "count-requests", task)
+async def test_agent_and_verifier_are_who_the_task_says(images: str, tmp_path: Path) -> None:
+    task = tmp_path / "tasks/service-account"
+    shutil.copytree(TASKS / "service-account", task)
     toml = task / "task.toml"
-    toml.write_text(toml.read_text().replace("[agent]", '[agent]\nuser = "nobody"'))
-    assert run(monkeypatch, task, "--image", images) == 2
-    assert "agent.user: task one: commands run as root only" in capsys.readouterr().err
+    toml.write_text(toml.read_text().replace("[agent]", '[agent]\nuser = "games"'))
+    (task / "tests/test.sh").write_text('[ "$(id -un)" = root ]; echo $((! $?)) > /logs/verifier/reward.txt\n')
+    changes = {"tasks": str(task), "image": images.replace("{task}", "service-account")}
+    (member,) = await played(images, tmp_path, ["id -un; echo $SERVICE; touch /tests 2>&1"], **changes)
+    assert member.messages[3]["content"].split("\n")[2:4] == ["games", "ledger"]
+    assert "Permission denied" in member.messages[3]["content"]
+    assert (member.score, member.fault) == (1.0, "none")
 
 
 def test_there_is_no_stand_in_for_a_root_of_ones_own(tmp_path: Path) -> None:

@@ -1,2 +1,4 @@
 #!/bin/bash
-if diff /tests/expected.txt /app/report.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
+reward=0
+diff /tests/expected.txt /app/report.txt && reward=1
+echo "$reward" > /logs/verifier/reward.txt
