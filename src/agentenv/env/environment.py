@@ -61,6 +61,7 @@ from agentenv.env.trainer import TrainerLink
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.exporter import Meter
+from agentenv.sdk.roots import ImageRoot, stored
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
@@ -68,6 +69,7 @@ from agentenv.slots.farm_pool import FarmPool
 from agentenv.slots.pool import SlotPool
 from agentenv.tools.catalog import ToolCatalog
 from agentenv.wire.leases import RunKind
+from agentenv.wire.roots import RootSpec
 
 if TYPE_CHECKING:
     from agentenv.api.tool_server.core import ToolServer
@@ -179,6 +181,11 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         """Limits and sampling for this item; by default from the config. What is left None or empty is from there
         too."""
         return self.config.agent_settings()
+
+    def task_image(self, item: Any) -> Awaitable[ImageRoot | str | None] | ImageRoot | str | None:  # noqa: ARG002
+        """The image that is the root of this item's slots, with limits or without; it is fetched if this machine does
+        not have it. None, the default: plain slots."""
+        return None
 
     def build_tools(self) -> ToolCatalog:
         """The tools of this environment; by default the built-in ones and the tool server's that the config enables."""
@@ -316,6 +323,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 infra_retries=config.infra_retries,
                 infra_retry_delay_s=config.infra_retry_delay_s,
                 verification=config.verification,
+                root_of=_root_of,
                 agent=config.agent_settings(),
             )
             self._group_farms = self._env_tools.group_farms(self._farm, executor, catalog)
@@ -538,6 +546,13 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         except KeyboardInterrupt:  # everything is closed by now
             sys.exit(128 + signal.SIGINT)
         sys.exit(0)
+
+
+async def _root_of(image: object) -> RootSpec:
+    """What ``task_image`` returned as the root of a slot. Raises TaskError; else as :func:`stored`."""
+    if not isinstance(image, (str, ImageRoot)):
+        raise TaskError(f"task_image returned {image!r}", next_step="allowed: a reference, an ImageRoot, None")
+    return await stored(ImageRoot(image) if isinstance(image, str) else image)
 
 
 def _is_typed(kind: type) -> bool:

@@ -209,8 +209,15 @@ class GroupSessions:
     item: str
     kind: RunKind = "train"
 
-    def open(self, trajectory: str, *, acquire_timeout_s: float | None = None) -> ToolSession:
+    def open(
+        self, trajectory: str, *, acquire_timeout_s: float | None = None, root: RootSpec | None = None
+    ) -> ToolSession:
         """As ``ToolExecutor.open``, with the group's name and item."""
         return self.executor.open(
-            trajectory, acquire_timeout_s=acquire_timeout_s, group=self.group, item=self.item, kind=self.kind
+            trajectory,
+            acquire_timeout_s=acquire_timeout_s,
+            group=self.group,
+            item=self.item,
+            kind=self.kind,
+            root=root,
         )
