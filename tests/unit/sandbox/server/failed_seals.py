@@ -42,9 +42,6 @@ class _Told:
     def refused(self, slot: SlotLifecycle, reason: str) -> None:
         raise AssertionError(f"{slot} was asked for no root: {reason}")
 
-    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
-        raise AssertionError(f"{slot} was asked for no checkpoint: {reason}")
-
     def lost(self, _: SlotLifecycle, loss: Loss, reason: str) -> None:
         self._slot.lost(loss, reason)
 

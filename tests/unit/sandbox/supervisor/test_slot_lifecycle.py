@@ -42,9 +42,6 @@ class Reports:
     def refused(self, slot: SlotLifecycle, reason: str) -> None:
         self.heard.append(f"refused: {reason}")
 
-    def not_frozen(self, slot: SlotLifecycle, reason: str) -> None:
-        self.heard.append(f"not frozen: {reason}")
-
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         self.heard.append(f"lost: {loss}")
 
