@@ -1,23 +1,25 @@
-"""Images over the base that agentenv makes itself: no registry is asked."""
+"""Debian's base as an image of a store of its own, made from the tar that the cache keeps: no registry is asked."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 from agentenv.config import cache_dir
 from agentenv.image.base import base_tarball
 from agentenv.locks import locked
-from examples.layered_images import Blob, Layout
-
-ENV = {"Env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]}
 
 
-def base_layer(layout: Layout) -> Blob:
-    """Debian's base as a layer of this layout; made (minutes) where the cache does not have it."""
-    return layout.add_layer(base_file())
-
-
-def base_file() -> Path:
-    """The tar of Debian's base."""
-    with locked(cache_dir() / "image" / "build.lock", waiting=lambda: None):
-        return base_tarball(cache_dir() / "image")
+def base_in_cache(directory: Path) -> Path:
+    """A cache directory that has the tar of Debian's base; made (minutes) where this machine's own does not have it."""
+    own = cache_dir() / "image"
+    own.mkdir(parents=True, exist_ok=True)
+    with locked(own / "build.lock", waiting=lambda: None):
+        tarball = base_tarball(own)
+    (directory / "image").mkdir(parents=True)
+    try:
+        os.link(tarball, directory / "image" / tarball.name)
+    except OSError:  # another file system
+        shutil.copyfile(tarball, directory / "image" / tarball.name)
+    return directory

@@ -36,6 +36,7 @@ def main() -> int:
         "only_tasks": given.only_tasks,
         "image": given.image,
         "host_env": given.host_env,
+        "allow_network": given.network,
         "verification": "sealed" if given.sealed else "live",
     }
     return report(names, lambda directory: check(directory, names, **fields), given.out)
@@ -50,6 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only-tasks", type=_names, default=[], help="names, separated by commas")
     parser.add_argument("--image", default="", help="in place of each task's own; {task} is the task's name")
     parser.add_argument("--host-env", type=_names, default=[], help="variables of this machine that tasks may name")
+    parser.add_argument("--network", action="store_true", help="tasks have the network that they ask for")
     parser.add_argument("--sealed", action="store_true", help="the agent's processes are killed before the verifier")
     parser.add_argument("--out", type=Path, help="keep rollouts.jsonl here")
     return parser.parse_args()

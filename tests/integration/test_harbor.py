@@ -14,45 +14,36 @@ from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
 from agentenv.errors import ConfigError
 from agentenv.report import read_records
+from agentenv.sdk.roots import store_directory
+from agentenv.store import Store
 from agentenv.testing import Call, Reply
+from examples.base_image import make_base
 from examples.harbor import __main__ as command
 from examples.harbor.env import HarborConfig, HarborEnv
-from examples.layered_images import Layout, tar_of
 from examples.scripted import play
-from tests.debian_images import ENV, base_layer
+from tests.debian_images import base_in_cache
 from tests.integration.test_env_local import leftovers
 from tests.unit.env.env_stubs import settings
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots are root's")
 
 TASKS = Path(__file__).parents[2] / "examples/harbor/tasks"
-COPIED = ("count-requests", "mend-rotation")
-"""The tasks whose Dockerfile copies its context to /app."""
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Images as the tasks' Dockerfiles make them; {task} in the reference is the task's name."""
-    place = tmp_path_factory.mktemp("images")
-    layout = Layout(place / "oci")
-    base = base_layer(layout)
-    for task in sorted(path.name for path in TASKS.iterdir()):
-        layers = [base]
-        config: dict[str, object] = dict(ENV)
-        if task in COPIED:
-            context = shutil.copytree(
-                TASKS / task / "environment", place / task, ignore=shutil.ignore_patterns("Dockerfile")
-            )
-            layers.append(layout.add_layer(tar_of(context, "/app", place / f"{task}.tar", {"rotate.sh": 0o755})))
-            config["WorkingDir"] = "/app"
-        layout.add_image(task, layers, config)
-    return f"oci:{layout.directory}:{{task}}"
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache whose image store has the base that the tasks' Dockerfiles begin with."""
+    directory = base_in_cache(tmp_path_factory.mktemp("harbor") / "cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTENV_CACHE_DIR", str(directory))
+        make_base(Store.open(store_directory()))
+    return directory
 
 
 @pytest.fixture(autouse=True)
-def _own_state(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_state(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGENTENV_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setenv("AGENTENV_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("AGENTENV_CACHE_DIR", str(cache))
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -61,9 +52,9 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 
 def test_the_oracle_scores_1_and_the_empty_agent_0(
-    images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, TASKS, "--image", images, "--out", tmp_path) == 0
+    assert run(monkeypatch, TASKS, "--network", "--out", tmp_path) == 0
     tasks = sorted(path.name for path in TASKS.iterdir())
     assert capsys.readouterr().out.splitlines() == [f"ok  {task}: oracle 1.0, empty 0.0" for task in tasks]
     for group in read_records(tmp_path / "rollouts.jsonl"):
@@ -73,32 +64,32 @@ def test_the_oracle_scores_1_and_the_empty_agent_0(
 
 
 def test_one_agent_alone_and_a_task_that_is_not_solved_by_it(
-    images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = tmp_path / "tasks"
     shutil.copytree(TASKS / "count-requests", tasks / "count-requests")
     (tasks / "count-requests/solution/solve.sh").write_text("echo '200 1 1' > /app/report.txt\n")
-    assert run(monkeypatch, tasks, "--image", images, "--agent", "oracle") == 1
+    assert run(monkeypatch, tasks, "--agent", "oracle") == 1
     assert capsys.readouterr().out == "BAD count-requests: oracle 0.0\n"
 
 
 @pytest.mark.parametrize(("sealed", "score"), [(False, 1.0), (True, 0.0)])
 def test_processes_are_alive_for_the_verifier_unless_the_slot_is_sealed(
-    images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     *, sealed: bool, score: float,
 ) -> None:  # fmt: skip
     task = TASKS / "keep-a-heartbeat"
     how = ["--sealed"] if sealed else []
-    assert run(monkeypatch, task, "--image", images, "--agent", "oracle", *how) == int(score != 1)
+    assert run(monkeypatch, task, "--agent", "oracle", *how) == int(score != 1)
     assert capsys.readouterr().out.endswith(f"keep-a-heartbeat: oracle {score}\n")
 
 
-async def played(images: str, tmp_path: Path, commands: Sequence[str], **fields: Any) -> list[Any]:
+async def played(tmp_path: Path, commands: Sequence[str], **fields: Any) -> list[Any]:
     """One group on count-requests: each player runs one command."""
     await play(
         tmp_path,
         HarborEnv,
-        {"tasks": str(TASKS / "count-requests"), "image": images, "group_size": len(commands), **fields},
+        {"tasks": str(TASKS / "count-requests"), "group_size": len(commands), **fields},
         lambda env: env.tasks,
         lambda _: [[Reply("", (Call("bash", {"command": text}),)), Reply("done")] for text in commands],
     )
@@ -106,11 +97,8 @@ async def played(images: str, tmp_path: Path, commands: Sequence[str], **fields:
     return list(group.trajectories)
 
 
-async def test_a_policy_may_be_root_and_what_it_puts_in_the_verifiers_way_is_removed(
-    images: str, tmp_path: Path
-) -> None:
+async def test_a_policy_may_be_root_and_what_it_puts_in_the_verifiers_way_is_removed(tmp_path: Path) -> None:
     planted, hidden, broken = await played(
-        images,
         tmp_path,
         [
             "mkdir -p /logs/verifier /tests; echo 1 > /logs/verifier/reward.txt; touch /tests/expected.txt; id -u",
@@ -126,25 +114,25 @@ async def test_a_policy_may_be_root_and_what_it_puts_in_the_verifiers_way_is_rem
     assert "no reward" in broken.verification["reason"] or "could not be run" in broken.verification["reason"]
 
 
-async def test_a_verifier_that_takes_too_long_scores_0(images: str, tmp_path: Path) -> None:
+async def test_a_verifier_that_takes_too_long_scores_0(tmp_path: Path) -> None:
     slow = tmp_path / "tasks/count-requests"
     shutil.copytree(TASKS / "count-requests", slow)
     toml = slow / "task.toml"
     toml.write_text(toml.read_text().replace("timeout_sec = 120.0", "timeout_sec = 2.0"))
     (slow / "tests/test.sh").write_text("echo 1 > /logs/verifier/reward.txt; sleep 1000\n")
-    (member,) = await played(images, tmp_path, ["true"], tasks=str(slow))
+    (member,) = await played(tmp_path, ["true"], tasks=str(slow))
     assert (member.score, member.fault) == (0.0, "none")
     assert member.verification["reason"] == "the verifier took more than 2 s"
 
 
-async def test_agent_and_verifier_are_who_the_task_says(images: str, tmp_path: Path) -> None:
+async def test_agent_and_verifier_are_who_the_task_says(tmp_path: Path) -> None:
     task = tmp_path / "tasks/service-account"
     shutil.copytree(TASKS / "service-account", task)
     toml = task / "task.toml"
     toml.write_text(toml.read_text().replace("[agent]", '[agent]\nuser = "games"'))
     (task / "tests/test.sh").write_text('[ "$(id -un)" = root ]; echo $((! $?)) > /logs/verifier/reward.txt\n')
-    changes = {"tasks": str(task), "image": images.replace("{task}", "service-account")}
-    (member,) = await played(images, tmp_path, ["id -un; echo $SERVICE; touch /tests 2>&1"], **changes)
+    changes = {"tasks": str(task)}
+    (member,) = await played(tmp_path, ["id -un; echo $SERVICE; touch /tests 2>&1"], **changes)
     assert member.messages[3]["content"].split("\n")[2:4] == ["games", "ledger"]
     assert "Permission denied" in member.messages[3]["content"]
     assert (member.score, member.fault) == (1.0, "none")

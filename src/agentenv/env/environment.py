@@ -17,6 +17,7 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, get_origin
 
@@ -61,7 +62,7 @@ from agentenv.env.trainer import TrainerLink
 from agentenv.errors import AgentEnvError, ConfigError, InfraError, TaskError
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.metrics.exporter import Meter
-from agentenv.sdk.roots import ImageRoot, stored
+from agentenv.sdk.roots import ImageRoot, StoredImages
 from agentenv.sdk.tool_context import ToolContext
 from agentenv.slots.backends.base import ContainerBackend
 from agentenv.slots.backends.registry import make_backend
@@ -323,7 +324,7 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
                 infra_retries=config.infra_retries,
                 infra_retry_delay_s=config.infra_retry_delay_s,
                 verification=config.verification,
-                root_of=_root_of,
+                root_of=_RootsOf(StoredImages()),
                 agent=config.agent_settings(),
             )
             self._group_farms = self._env_tools.group_farms(self._farm, executor, catalog)
@@ -548,11 +549,16 @@ class AgentEnv(WandbReporting, TrainerLink, BaseEnv, Generic[ConfigT]):  # type:
         sys.exit(0)
 
 
-async def _root_of(image: object) -> RootSpec:
-    """What ``task_image`` returned as the root of a slot. Raises TaskError; else as :func:`stored`."""
-    if not isinstance(image, (str, ImageRoot)):
-        raise TaskError(f"task_image returned {image!r}", next_step="allowed: a reference, an ImageRoot, None")
-    return await stored(ImageRoot(image) if isinstance(image, str) else image)
+@dataclass(frozen=True)
+class _RootsOf:
+    """Makes what ``task_image`` returned the root of a slot. Raises TaskError; else as ``StoredImages.root``."""
+
+    images: StoredImages
+
+    async def __call__(self, image: object) -> RootSpec:
+        if not isinstance(image, (str, ImageRoot)):
+            raise TaskError(f"task_image returned {image!r}", next_step="allowed: a reference, an ImageRoot, None")
+        return await self.images.root(ImageRoot(image) if isinstance(image, str) else image)
 
 
 def _is_typed(kind: type) -> bool:

@@ -71,9 +71,29 @@ def store_directory() -> Path:
 async def stored(root: ImageRoot) -> RootSpec:
     """The root, its image fetched into this machine's store, or built there, if it is not there. Raises ConfigError,
     DockerfileError, BuildStepError, BadImageError, ImageUnavailableError, SandboxUnavailableError."""
-    wanted, store = parse(root.image), await asyncio.to_thread(Store.open, store_directory())
+    return root.spec(await _digest_of(root.image))
+
+
+class StoredImages:
+    """What references mean for one run: each is looked up, fetched or built once, however many ask for it at once.
+    What fails is tried again by the next who asks."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, str] = {}
+        self._asked: dict[str, asyncio.Lock] = {}
+
+    async def root(self, root: ImageRoot) -> RootSpec:
+        """As :func:`stored`."""
+        async with self._asked.setdefault(root.image, asyncio.Lock()):
+            if root.image not in self._digests:
+                self._digests[root.image] = await _digest_of(root.image)
+        return root.spec(self._digests[root.image])
+
+
+async def _digest_of(image: str) -> str:
+    wanted, store = parse(image), await asyncio.to_thread(Store.open, store_directory())
     if wanted.kind == "dockerfile":
         from agentenv.sdk.image_builds import build_image  # it needs sandboxes, which need this module
 
-        return root.spec((await build_image(Path(wanted.name), store)).image)
-    return root.spec((await asyncio.to_thread(store.ensure, wanted)).digest)
+        return (await build_image(Path(wanted.name), store)).image
+    return (await asyncio.to_thread(store.ensure, wanted)).digest

@@ -97,6 +97,14 @@ class Store:
                 next_step="see that the disk is not full (agentenv images gc)",
             ) from error
 
+    def name(self, reference: str, image: StoredImage) -> None:
+        """Let a registry's name mean this image here, as if it had been fetched by it: for machines that reach no
+        registry. Raises ConfigError when it is no such name."""
+        wanted = parse(reference)
+        if wanted.kind != "docker":
+            raise ConfigError("image", f"{reference!r} always means what is there", next_step="give a registry's name")
+        replace(self.layout.name(str(wanted)), json.dumps({"reference": str(wanted), "digest": image.digest}).encode())
+
     def find(self, digest: str) -> StoredImage | None:
         """The image of that digest (``StoredImage.digest``); None if the store does not have it."""
         if not is_digest(digest):
