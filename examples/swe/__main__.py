@@ -32,10 +32,28 @@ async def play(directory: Path, names: list[str], **fields: Any) -> Scores:
     )
 
 
+async def play_on_images(directory: Path, names: list[str], **fields: Any) -> Scores:
+    """As :func:`play`, with records that have images. Raises: ConfigError and what SweImageEnv.setup raises."""
+    from examples.swe import players
+    from examples.swe.image_env import SweImageEnv
+
+    return await scripted.play(
+        directory,
+        SweImageEnv,
+        {"group_size": len(names), "tool_timeout_s": 300.0, **fields},
+        lambda env: env.records,
+        lambda record: [getattr(players, name)(record) for name in names],
+    )
+
+
 def main() -> int:
     """See the module."""
     given = _arguments()
     names = [name for name in EXPECTED if getattr(given, name)] or list(EXPECTED)
+    if given.images:
+        chosen = {name: getattr(given, name) for name in ("only_repos", "only_instances", "max_records", "image")}
+        fields = {"dataset_name": given.dataset, "dataset_split": given.split, "slot_memory_mib": 3072, **chosen}
+        return report(names, lambda directory: play_on_images(directory, names, **fields), given.out)
     fields = {
         "dataset_name": given.dataset,
         "dataset_split": given.split,
@@ -59,6 +77,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("dataset", help="a .jsonl file of records, or a dataset's name")
     parser.add_argument("--split", default="test")
+    parser.add_argument("--images", action="store_true", help="each record has an image, which has its repository")
+    parser.add_argument("--image", default="", help="of records that name none; {instance_id} is the record's")
     parser.add_argument("--repositories", type=Path, help="local git repositories: owner/name[.git]")
     parser.add_argument("--clone-url", default="", help="clone missing ones from here, with {repo} in it")
     parser.add_argument("--oracle", action="store_true", help="only the oracle plays")
