@@ -131,12 +131,12 @@ def command_for(record: SweRecord) -> tuple[str, TestLog]:
     if record.test_command:
         return record.test_command, record.test_log
     command, log = COMMANDS.get(record.repo, (PYTEST, "pytest"))
-    files = [path for path in tested_paths(record) if path.endswith(".py")]
+    files = [path for path in paths_of_tests(record) if path.endswith(".py")]
     labels = [path.removeprefix("tests/").removesuffix(".py").replace("/", ".") for path in files]
     return command.format(files=shlex.join(files), labels=shlex.join(labels)), log
 
 
-def tested_paths(record: SweRecord) -> tuple[str, ...]:
+def paths_of_tests(record: SweRecord) -> tuple[str, ...]:
     """The files of the test patch."""
     return tuple(dict.fromkeys(after for _, after in _PATHS.findall(record.test_patch)))
 

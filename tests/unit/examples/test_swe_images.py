@@ -6,7 +6,7 @@ import pytest
 
 from agentenv.errors import ConfigError
 from examples.swe.debian import PACKAGES, command_of, description
-from examples.swe.fresh_root import Tried, command_for, tested_paths
+from examples.swe.fresh_root import Tried, command_for, paths_of_tests
 from examples.swe.records import SweRecord, read_record
 
 DIFF = "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-a\n+b\n"
@@ -49,15 +49,14 @@ def test_the_command_is_the_records_else_the_repositorys_else_pytest() -> None:
         "pytest",
     )
     assert command_for(record(test_command="make check", test_log="unittest")) == ("make check", "unittest")
-    assert tested_paths(record()) == ("tests/utils_tests/test_html.py", "tests/utils_tests/data.txt")
+    assert paths_of_tests(record()) == ("tests/utils_tests/test_html.py", "tests/utils_tests/data.txt")
 
 
 def test_all_tests_have_to_pass() -> None:
     found = record(FAIL_TO_PASS=["a", "b"], PASS_TO_PASS=["c"])
-    assert [
-        (Tried(passed and frozenset(passed)).score(found), Tried(passed and frozenset(passed)).score(found, share=True))
-        for passed in ("abc", "ac", "ab", "c", None)
-    ] == [(1, 1), (0, 0.5), (0, 0), (0, 0), (0, 0)]
+    outcomes = [Tried(frozenset(passed)) for passed in ("abc", "ac", "ab", "c")]
+    assert [(one.score(found), one.score(found, share=True)) for one in outcomes] == [(1, 1), (0, 0.5), (0, 0), (0, 0)]
+    assert Tried(None, "why").score(found) == 0
     told = Tried(frozenset("ac"), changed=("x",), output="said").told(found)
     assert told == {"FAIL_TO_PASS": "1 of 2 pass", "still failing": ["b"], "changed": ["x"], "output": "said"}
 
