@@ -33,7 +33,7 @@ from examples.swe.outcomes import outcomes
 from examples.swe.records import DEFAULT_WORKDIR, TestLog
 from examples.swe.scoring import controls_tests
 
-DJANGO: Final = "python3 tests/runtests.py --verbosity 2 --parallel 1 {labels}"
+DJANGO: Final = "PYTHONPATH=. python3 tests/runtests.py --verbosity 2 --parallel 1 {labels}"
 PYTEST: Final = "python3 -m pytest -rA -p no:cacheprovider {files}"
 TESTS_TIMEOUT_S: Final = 1500.0
 _MIB: Final = 1024 * 1024

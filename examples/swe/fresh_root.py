@@ -35,7 +35,7 @@ _INDEX: Final = {"GIT_INDEX_FILE": "/tmp/agentenv.index"}
 _TREE: Final = f"rm -f /tmp/agentenv.index && {GIT} read-tree HEAD && {GIT} add --all"
 
 COMMANDS: Final[Mapping[str, tuple[str, TestLog]]] = {
-    "django/django": ("python3 tests/runtests.py --verbosity 2 --parallel 1 {labels}", "unittest"),
+    "django/django": ("PYTHONPATH=. python3 tests/runtests.py --verbosity 2 --parallel 1 {labels}", "unittest"),
     "sympy/sympy": ("python3 -m pytest -rA -p no:cacheprovider {files}", "pytest"),
 }
 """Test commands of repositories whose records name none; of all others it is pytest's."""

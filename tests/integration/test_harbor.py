@@ -27,6 +27,7 @@ from tests.unit.env.env_stubs import settings
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="image slots are root's")
 
+README = Path(__file__).parents[2] / "README.md"
 TASKS = Path(__file__).parents[2] / "examples/harbor/tasks"
 
 
@@ -54,6 +55,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 def test_the_oracle_scores_1_and_the_empty_agent_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert "    .venv/bin/python -m examples.harbor examples/harbor/tasks --network\n" in README.read_text()
     assert run(monkeypatch, TASKS, "--network", "--out", tmp_path) == 0
     tasks = sorted(path.name for path in TASKS.iterdir())
     assert capsys.readouterr().out.splitlines() == [f"ok  {task}: oracle 1.0, empty 0.0" for task in tasks]

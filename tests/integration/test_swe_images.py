@@ -83,6 +83,9 @@ def test_the_record_is_a_real_repair(records: Path) -> None:
 def test_the_gold_patch_scores_1_and_nothing_scores_0(
     records: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for line in ("examples.swe.debian out/swe --package jinja2", "examples.swe --images out/swe/records.jsonl"):
+        assert f"    .venv/bin/python -m {line}\n" in readme
     monkeypatch.setattr(sys, "argv", ["swe", "--images", str(records)])
     assert command.main() == 0
     assert capsys.readouterr().out == f"ok  {RECORD}: oracle 1.0, empty 0.0\n"

@@ -42,7 +42,7 @@ def test_a_field_that_is_malformed_is_named(field: str, value: object) -> None:
 
 
 def test_the_command_is_the_records_else_the_repositorys_else_pytest() -> None:
-    said = "python3 tests/runtests.py --verbosity 2 --parallel 1 utils_tests.test_html"
+    said = "PYTHONPATH=. python3 tests/runtests.py --verbosity 2 --parallel 1 utils_tests.test_html"
     assert command_for(record()) == (said, "unittest")
     assert command_for(record(repo="a/b")) == (
         "python3 -m pytest -rA -p no:cacheprovider tests/utils_tests/test_html.py",
