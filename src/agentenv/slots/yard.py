@@ -20,7 +20,14 @@ import aiohttp
 from agentenv.config import PoolSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
-from agentenv.errors import AgentEnvError, ConnectionLostError, InfraError, SandboxUnavailableError
+from agentenv.errors import (
+    AgentEnvError,
+    CheckpointError,
+    ConnectionLostError,
+    ImageUnavailableError,
+    InfraError,
+    SandboxUnavailableError,
+)
 from agentenv.slots.backends.base import (
     ContainerBackend,
     ContainerDraining,
@@ -190,6 +197,9 @@ class Yard:
         link = self.links[grant.container]
         try:
             epoch = await link.lease(grant)
+        except (CheckpointError, ImageUnavailableError) as error:  # another slot could not have that root either
+            self.count(error)
+            self._refuse_for_good(grant, error)
         except AgentEnvError as error:
             self.count(error)
             if isinstance(error, ConnectionLostError):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentenv.errors import ConfigError
+from agentenv.errors import CheckpointError, ConfigError
 from agentenv.sandbox.supervisor import syscalls
 from agentenv.sandbox.supervisor.syscalls import MS_MOVE, MS_NODEV, MS_RDONLY, MS_REMOUNT
 from agentenv.sandbox.supervisor.user_namespace import IdRange
@@ -54,10 +54,10 @@ class Checkpoints:
         return sum(layer.size_bytes for layer in self._mounted.values())
 
     def find(self, name: str) -> Checkpoint:
-        """Raises ConfigError: there is none (any more)."""
+        """Raises CheckpointError: there is none (any more)."""
         found = self._kept.get(name)
         if found is None:
-            raise ConfigError("root.checkpoint", f"there is no checkpoint {name!r} in this container (any more)")
+            raise CheckpointError(f"there is no checkpoint {name!r} in this container (any more)")
         return found
 
     def refusal(self, writable: Path) -> ConfigError | None:

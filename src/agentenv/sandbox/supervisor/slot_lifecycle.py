@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentenv.backoff import Backoff
-from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
 from agentenv.sandbox.supervisor import cgroups, limits, network
@@ -60,7 +60,7 @@ class SlotReports(Protocol):
     def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
         """The network has changed; ``env`` is what it adds to commands. With a ``reason`` it could not, and is none."""
 
-    def refused(self, slot: SlotLifecycle, reason: str) -> None:
+    def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
         """The slot cannot have the root that was asked for; it is being reset."""
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
@@ -155,8 +155,9 @@ class SlotLifecycle:
             place = setup.tree.workspace(self.number)
             try:
                 layers = setup.layers_of(root)
-            except ConfigError as error:
-                self._services.reports.refused(self, error.message)
+            except (AgentEnvError, OSError) as error:
+                refused = error if isinstance(error, AgentEnvError) else SandboxUnavailableError(str(error))
+                self._services.reports.refused(self, refused)
                 self._turn(SlotPhase.resetting)
                 return
             self._next = ImageSlot(setup, self.number, self._services.reaper, root, ids, place, layers)
@@ -276,7 +277,7 @@ class SlotLifecycle:
             if keep:
                 self._give_up_seal(error)
             elif awaited:
-                self._services.reports.refused(self, error.message)
+                self._services.reports.refused(self, error)
                 self._turn(SlotPhase.resetting)
             else:
                 self._quarantine(f"could not be started: {error}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentenv.errors import ConfigError, ProtocolError, SandboxUnavailableError
+from agentenv.errors import CheckpointError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.supervisor import cgroups, child
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
@@ -57,15 +57,16 @@ class SlotSetup:
         return slot_plan(self.layout, self.spec.container, slot, limits or self.spec.limits) if self.layout else None
 
     def layers_of(self, root: RootSpec) -> tuple[Frozen, ...]:
-        """The frozen layers that a slot with this root begins with. Raises ConfigError when it names a checkpoint that
-        is not here, or is of another image."""
+        """The frozen layers that a slot with this root begins with, whose image is mounted. Raises CheckpointError when
+        it names a checkpoint that is not here, or is of another image; ImageUnavailableError, OSError."""
+        if self.checkpoints is None or self.images is None:
+            raise SandboxUnavailableError("this container has no image store: it has plain slots only")
+        self.images.require(root.image)
         if not root.checkpoint:
             return ()
-        if self.checkpoints is None:
-            raise ConfigError("root.checkpoint", "this container has plain slots only")
         found = self.checkpoints.find(root.checkpoint)
         if found.image != root.image:
-            raise ConfigError("root.checkpoint", f"it is one of image {found.image}")
+            raise CheckpointError(f"checkpoint {root.checkpoint} is one of image {found.image}")
         return found.layers
 
     def has(self, controller: str) -> bool:

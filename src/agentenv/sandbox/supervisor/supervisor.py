@@ -185,11 +185,11 @@ class Supervisor:
         if self._greeted and self._server is not None:
             self._server.link.send(Connected(slot.number, slot.epoch, env, reason))
 
-    def refused(self, slot: SlotLifecycle, reason: str) -> None:
+    def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
         """Report to the server that the slot cannot have the root it asked for."""
-        log.warning("slot %d: %s", slot.number, reason)
+        log.warning("slot %d: %s", slot.number, error.message)
         if self._greeted and self._server is not None:
-            self._server.link.send(SlotRefused(slot.number, slot.epoch, reason))
+            self._server.link.send(SlotRefused(slot.number, slot.epoch, error.code, error.message))
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         """Report to the server that the slot ended by itself."""
