@@ -27,10 +27,12 @@ from agentenv.wire.spec import SlotLimits
 
 CAPABILITIES: Final = {
     "chown": 0, "dac_override": 1, "fowner": 3, "fsetid": 4, "kill": 5, "setgid": 6, "setuid": 7, "setpcap": 8,
-    "net_bind_service": 10, "sys_chroot": 18, "setfcap": 31,
+    "net_bind_service": 10, "net_raw": 13, "sys_chroot": 18, "setfcap": 31,
 }  # fmt: skip
 """What the root of every image slot may do, over its own namespaces: what Docker gives by default, without those that
-are void in a user namespace (mknod, audit_write) and without net_raw (AF_PACKET has been a way into kernels)."""
+are void in a user namespace (mknod, audit_write). ``net_raw`` is there because Debian's ping is a program that is given
+it, and is not executed where that cannot be; what has been a way into kernels, AF_PACKET, the filter of system calls
+refuses unless a lease asks for ``net_raw``."""
 EXTRA_CAPABILITIES: Final = {
     "net_admin": 12, "net_raw": 13, "sys_ptrace": 19, "sys_nice": 23, "sys_resource": 24, "mknod": 27,
     "audit_write": 29,
@@ -223,6 +225,7 @@ class ImageSlot:
                 *("-r", str(self._setup.tree.root / "run/agentenv")),
                 *("-e", str(self._setup.tree.image_etc)),
                 *(("-n",) if self._root.nested_namespaces else ()),
+                *(("-f",) if "net_raw" in self._root.capabilities else ()),
                 *("--", str(self._place), ":".join(self._lowers), "/run/agentenv/slotagent", str(AGENT_FD), "guarded"),
             ],
             {AGENT_FD: agent_fd, INFO_FD: info_fd, _USER_NAMESPACE_FD: self._namespace},
