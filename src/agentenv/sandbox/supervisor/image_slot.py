@@ -14,7 +14,7 @@ from typing import Final
 
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
-from agentenv.sandbox.supervisor import mounts, slot_process, syscalls
+from agentenv.sandbox.supervisor import attest, mounts, slot_process, syscalls
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
 from agentenv.sandbox.supervisor.image_mounts import ImageConfig
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
@@ -171,8 +171,9 @@ class ImageSlot:
         under = place.stat().st_dev
         mounts.mount_tmpfs(place, size_bytes=size_bytes, mode=0o755, uid=uid, inodes=inodes)
         self._mounted.append(place)
-        if place.stat().st_dev == under:
-            raise OSError(f"{place} is not a fresh mount")
+        fresh = os.statvfs(place)
+        if place.stat().st_dev == under or fresh.f_bfree != fresh.f_blocks:
+            raise OSError(f"{place} is not a fresh, empty mount")
 
     def _show(self, source: Path, target: Path, namespace: int | None) -> None:
         """A mount of ``source`` at ``target`` with its ids mapped as in this user namespace."""
@@ -208,8 +209,33 @@ class ImageSlot:
             self._namespace = -1
 
     async def start(self) -> SlotProcess:
-        """Start slotroot."""
-        return await slot_process.start(self._spawn, self._slot, self.plan, self._reaper)
+        """Start slotroot, and see from outside that the slot is what it must be."""
+        running = await slot_process.start(self._spawn, self._slot, self.plan, self._reaper)
+        try:
+            self._attest(running)
+        except BaseException:
+            await running.kill()
+            raise
+        return running
+
+    def _attest(self, running: SlotProcess) -> None:
+        plan = self.plan
+        want = attest.Expected(
+            first_id=self._ids.first,
+            maps=self._ids.maps,
+            capabilities=capability_mask(self._root.capabilities),
+            oom_score_adj=slot_process.victim_score(),
+            lowers=tuple(self._lowers),
+            shm_bytes=self.limits.shm_bytes,
+            terminals=MAX_TERMINALS,
+            nested=self._root.nested_namespaces,
+            cgroup=plan is not None,
+            outside=attest.namespaces_of("self"),
+            covers=attest.expected_covers(),
+        )
+        groups = () if plan is None else plan.process_files
+        if broken := attest.judge(attest.read(running.agent_pid, groups), want):
+            raise SandboxUnavailableError(f"the slot is not what it must be: {'; '.join(broken)}")
 
     def _spawn(self, agent_fd: int, info_fd: int, error_fd: int) -> int:
         limits = self.limits
