@@ -16,6 +16,7 @@ from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
 from agentenv.sandbox.supervisor import attest, mounts, slot_process, syscalls
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
+from agentenv.sandbox.supervisor.id_ranges import ClaimedRange
 from agentenv.sandbox.supervisor.image_mounts import ImageConfig
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
 from agentenv.sandbox.supervisor.limits import CgroupPlan
@@ -60,7 +61,6 @@ class ImageSlot:
         slot: int,
         reaper: Reaper,
         root: RootSpec,
-        ids: IdRange,
         place: Path,
         layers: tuple[Frozen, ...] = (),
     ) -> None:
@@ -68,7 +68,7 @@ class ImageSlot:
         self._slot = slot
         self._reaper = reaper
         self._root = root
-        self._ids = ids
+        self._range: ClaimedRange | None = None
         self._place = place
         self._layers = layers
         self._namespace = -1
@@ -80,6 +80,11 @@ class ImageSlot:
     def uid(self) -> int:
         """See SlotKind."""
         return self._ids.first
+
+    @property
+    def _ids(self) -> IdRange:
+        assert self._range is not None, "it is prepared"
+        return self._range.ids
 
     @property
     def limits(self) -> SlotLimits:
@@ -114,9 +119,10 @@ class ImageSlot:
 
     async def prepare(self) -> None:
         """Mount the writable layer and the image, its ids mapped to this slot's."""
-        images = self._setup.images
-        if images is None:
+        images, ranges = self._setup.images, self._setup.ranges
+        if images is None or ranges is None:
             raise SandboxUnavailableError("this container has no image store: it has plain slots only")
+        self._range = ranges.claim()
         self._image, self._config = images.take(self._root.image)
         if not self._config.has_bash and not (self._setup.tree.root / SHELL_PATH.lstrip("/")).exists():
             raise SandboxUnavailableError(
@@ -198,6 +204,9 @@ class ImageSlot:
         if self._config is not None and self._setup.images is not None:
             self._setup.images.give_back(self._root.image)
             self._config = None
+        if self._range is not None:
+            self._range.release()
+            self._range = None
 
     def _unmount_lowers(self) -> None:
         """Leave the writable layer only."""

@@ -25,7 +25,6 @@ from agentenv.sandbox.supervisor.plain_slot import PlainSlot
 from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.slot_kind import SlotKind
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
-from agentenv.sandbox.supervisor.user_namespace import IdRange
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SLOT_PHASE_MOVES, SlotPhase, move
 
@@ -142,7 +141,6 @@ class SlotLifecycle:
         """Make it an image slot until the next reset; ignored while the slot is not ready."""
         if self.phase is SlotPhase.ready:
             setup = self._services.setup
-            ids = IdRange(setup.first_range + self.number)
             place = setup.tree.workspace(self.number)
             try:
                 layers = setup.layers_of(root)
@@ -150,7 +148,7 @@ class SlotLifecycle:
                 self._services.reports.refused(self, error.message)
                 self._turn(SlotPhase.resetting)
                 return
-            self._next = ImageSlot(setup, self.number, self._services.reaper, root, ids, place, layers)
+            self._next = ImageSlot(setup, self.number, self._services.reaper, root, place, layers)
             self._turn(SlotPhase.rerooting)
 
     def freeze(self, name: str) -> None:
