@@ -26,7 +26,6 @@ from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.slot_kind import SlotKind
 from agentenv.sandbox.supervisor.slot_network import NetworkServices, SlotNetwork
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
-from agentenv.sandbox.supervisor.user_namespace import IdRange
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SLOT_PHASE_MOVES, SlotPhase, move
@@ -151,7 +150,6 @@ class SlotLifecycle:
         """Make it an image slot until the next reset; ignored while the slot is not ready."""
         if self.phase is SlotPhase.ready:
             setup = self._services.setup
-            ids = IdRange(setup.first_range + self.number)
             place = setup.tree.workspace(self.number)
             try:
                 layers = setup.layers_of(root)
@@ -160,7 +158,7 @@ class SlotLifecycle:
                 self._services.reports.refused(self, refused)
                 self._turn(SlotPhase.resetting)
                 return
-            self._next = ImageSlot(setup, self.number, self._services.reaper, root, ids, place, layers)
+            self._next = ImageSlot(setup, self.number, self._services.reaper, root, place, layers)
             self._turn(SlotPhase.rerooting)
 
     def freeze(self, name: str) -> None:

@@ -18,6 +18,7 @@ from agentenv.errors import CheckpointError, ProtocolError, SandboxUnavailableEr
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.supervisor import cgroups, child
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
+from agentenv.sandbox.supervisor.id_ranges import IdRanges
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import USER, Identity
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupLayout, CgroupPlan, slot_plan
@@ -48,9 +49,8 @@ class SlotSetup:
     root_launcher: Path
     images: ImageMounts | None = None
     """None: this container has plain slots only."""
+    ranges: IdRanges | None = None
     checkpoints: Checkpoints | None = None
-    first_range: int = 0
-    """Number of the first of the id ranges that its image slots have (see ``user_namespace``)."""
 
     def plan(self, slot: int, limits: SlotLimits | None = None) -> CgroupPlan | None:
         """The slot's cgroup with these limits (None: the container's); None where cgroups are not available."""
