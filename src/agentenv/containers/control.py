@@ -20,6 +20,7 @@ from agentenv.wire.base import WireModel
 from agentenv.wire.leases import (
     CheckpointReply,
     CheckpointRequest,
+    DropRequest,
     EndRequest,
     LeaseGrant,
     LeaseKey,
@@ -113,6 +114,11 @@ class ContainerControl:
         """Give an image slot the files of a checkpoint in place of its own. Raises StaleLeaseError, CheckpointError."""
         request = RestoreRequest(**key.model_dump(), checkpoint=checkpoint)
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/restore", request, timeout_s))
+
+    async def drop(self, key: LeaseKey, checkpoint: str, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
+        """Forget a checkpoint of the container; no effect if there is none. Raises StaleLeaseError."""
+        request = DropRequest(**key.model_dump(), checkpoint=checkpoint)
+        await self._insist("POST", "/v1/leases/drop", request, timeout_s)
 
     async def _insist(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
         """Repeat the request until it is answered or ``timeout_s`` has passed."""

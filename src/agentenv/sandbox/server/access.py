@@ -51,6 +51,7 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "POST /v1/leases/seal": Who.run,
         "POST /v1/leases/checkpoint": Who.run,
         "POST /v1/leases/restore": Who.run,
+        "POST /v1/leases/drop": Who.run,
         "POST /v1/leases/end": Who.control,
         "PUT /v1/attachments/{call}/{field}": Who.run,
         "GET /v1/attachments/{call}/{field}": Who.run,
@@ -69,6 +70,7 @@ FENCED: Final = frozenset(
         "POST /v1/leases/seal",
         "POST /v1/leases/checkpoint",
         "POST /v1/leases/restore",
+        "POST /v1/leases/drop",
         "POST /v1/leases/end",
     }
 )

@@ -28,6 +28,7 @@ from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.calls import Accepted, Batch, Cancel, Failure, client_message
 from agentenv.wire.leases import (
     CheckpointRequest,
+    DropRequest,
     EndRequest,
     LeaseKey,
     LeaseRequest,
@@ -54,6 +55,7 @@ _lease: TypeAdapter[LeaseRequest] = TypeAdapter(LeaseRequest)
 _seal: TypeAdapter[SealRequest] = TypeAdapter(SealRequest)
 _checkpoint: TypeAdapter[CheckpointRequest] = TypeAdapter(CheckpointRequest)
 _restore: TypeAdapter[RestoreRequest] = TypeAdapter(RestoreRequest)
+_drop: TypeAdapter[DropRequest] = TypeAdapter(DropRequest)
 _renew: TypeAdapter[RenewRequest] = TypeAdapter(RenewRequest)
 
 log = logging.getLogger(__name__)
@@ -90,6 +92,7 @@ class SandboxApp:
         router.add_post("/v1/leases/seal", self._post_seal)
         router.add_post("/v1/leases/checkpoint", self._post_checkpoint)
         router.add_post("/v1/leases/restore", self._post_restore)
+        router.add_post("/v1/leases/drop", self._post_drop)
         AttachmentRoutes(self.container).add_to(router)
         OutputRoutes(self.container).add_to(router)
         TailRoute(self.container, self.watchers).add_to(router)
@@ -154,6 +157,9 @@ class SandboxApp:
 
     async def _post_restore(self, request: web.Request) -> web.Response:
         return _reply(await holder_of(request, self.container).restore(await _read(request, _restore)))
+
+    async def _post_drop(self, request: web.Request) -> web.Response:
+        return _reply(holder_of(request, self.container).drop(await _read(request, _drop)))
 
     # -- calls -------------------------------------------------------------------------------------
 

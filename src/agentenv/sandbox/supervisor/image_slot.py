@@ -73,6 +73,8 @@ class ImageSlot:
         self._image = Path()
         self._config: ImageConfig | None = None
         self._mounted: list[Path] = []
+        self._holding = False
+        """Whether the layers are held for it."""
 
     @property
     def uid(self) -> int:
@@ -116,6 +118,9 @@ class ImageSlot:
         if images is None:
             raise SandboxUnavailableError("this container has no image store: it has plain slots only")
         self._image, self._config = images.take(self._root.image)
+        if self._setup.checkpoints is not None:
+            self._setup.checkpoints.hold(self._layers)
+            self._holding = True
         await self._lay()
 
     async def _lay(self) -> None:
@@ -157,6 +162,7 @@ class ImageSlot:
         self._unmount_lowers()
         checkpoint = checkpoints.freeze(name, self._root.image, self._layers, self._place, self._ids)
         self._mounted.clear()
+        checkpoints.hold(checkpoint.layers[:1])
         self._layers = checkpoint.layers
         await self._lay()
 
@@ -190,6 +196,9 @@ class ImageSlot:
         if self._config is not None and self._setup.images is not None:
             self._setup.images.give_back(self._root.image)
             self._config = None
+        if self._holding and self._setup.checkpoints is not None:
+            self._holding = False
+            self._setup.checkpoints.give_back(self._layers)
 
     def _unmount_lowers(self) -> None:
         """Leave the writable layer only."""
