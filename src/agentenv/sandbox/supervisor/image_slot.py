@@ -77,6 +77,8 @@ class ImageSlot:
         self._image = Path()
         self._config: ImageConfig | None = None
         self._mounted: list[Path] = []
+        self._holding = False
+        """Whether the layers are held for it."""
 
     @property
     def uid(self) -> int:
@@ -136,6 +138,9 @@ class ImageSlot:
                 "the image has no bash, and this container has none that runs in any image",
                 next_step="apt-get install bash-static",
             )
+        if self._setup.checkpoints is not None:
+            self._setup.checkpoints.hold(self._layers)
+            self._holding = True
         await self._lay()
 
     async def _lay(self) -> None:
@@ -177,6 +182,7 @@ class ImageSlot:
         self._unmount_lowers()
         checkpoint = checkpoints.freeze(name, self._root.image, self._layers, self._place, self._ids)
         self._mounted.clear()
+        checkpoints.hold(checkpoint.layers[:1])
         self._layers = checkpoint.layers
         await self._lay()
 
@@ -214,6 +220,9 @@ class ImageSlot:
         if self._range is not None:
             self._range.release()
             self._range = None
+        if self._holding and self._setup.checkpoints is not None:
+            self._holding = False
+            self._setup.checkpoints.give_back(self._layers)
 
     def _unmount_lowers(self) -> None:
         """Leave the writable layer only."""
