@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from agentenv.store import Store, StoredImage
+from agentenv.store import Store
 from tests.image_sources import oci_layout, tar_of
 
 PYTHON: Final = Path("/usr/bin/python3").resolve()
@@ -77,8 +77,8 @@ def _python() -> Iterable[Path]:
 def add_image(store: Path, directory: Path, *layers: bytes, config: dict[str, Any] | None = None) -> str:
     """Store an image of these layers; returns its digest. ``directory`` is an empty one for its making."""
     oci_layout(directory, *layers, how="", config=RUNTIME if config is None else config)
-    stored: StoredImage = Store.open(store).ensure(f"oci:{directory}:t")
-    return stored.digest
+    digest: str = Store.open(store).ensure(f"oci:{directory}:t").digest
+    return digest
 
 
 def files(*members: Member) -> bytes:

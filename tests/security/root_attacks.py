@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import mmap
 import os
 import platform
 import resource
@@ -26,14 +27,14 @@ _CALLS: Final = {
         "unshare": 272, "clone": 56, "setns": 308, "process_vm_readv": 310, "bpf": 321, "perf_event_open": 298,
         "userfaultfd": 323, "kcmp": 312, "init_module": 175, "swapon": 167, "reboot": 169, "acct": 163,
         "settimeofday": 164, "iopl": 172, "syslog": 103, "quotactl": 179, "name_to_handle_at": 303,
-        "open_by_handle_at": 304, "ptrace": 101, "mknodat": 259, "io_setup": 206, "lookup_dcookie": 212,
+        "open_by_handle_at": 304, "ptrace": 101, "mknodat": 259, "io_setup": 206, "personality": 135,
     },
     "aarch64": {
         "add_key": 217, "request_key": 218, "keyctl": 219, "mount": 40, "umount2": 39, "pivot_root": 41,
         "unshare": 97, "clone": 220, "setns": 268, "process_vm_readv": 270, "bpf": 280, "perf_event_open": 241,
         "userfaultfd": 282, "kcmp": 272, "init_module": 105, "swapon": 224, "reboot": 142, "acct": 89,
         "settimeofday": 170, "syslog": 116, "quotactl": 60, "name_to_handle_at": 264,
-        "open_by_handle_at": 265, "ptrace": 117, "mknodat": 33, "io_setup": 0, "lookup_dcookie": 18,
+        "open_by_handle_at": 265, "ptrace": 117, "mknodat": 33, "io_setup": 0, "personality": 92,
     },
 }[platform.machine()]  # fmt: skip
 _ALIKE: Final = {
@@ -77,6 +78,17 @@ def peek() -> None:
     mine = (ctypes.c_size_t * 2)(ctypes.addressof(page), 8)
     its = (ctypes.c_size_t * 2)(0x400000, 8)
     call("process_vm_readv", _AGENT, mine, 1, its, 1, 0)
+
+
+def old_call() -> None:
+    """getpid by ``int 0x80``, as a 32-bit program does it."""
+    if platform.machine() != "x86_64":
+        raise OSError(errno.ENOSYS, "there is no such way")
+    code = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    code.write(b"\xb8\x14\x00\x00\x00\xcd\x80\x48\x98\xc3")  # mov eax, 20; int 0x80; cdqe; ret
+    run = ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(code)))
+    if (result := run()) < 0:
+        raise OSError(-result, os.strerror(-result))
 
 
 def send_to(kind: int, family: int) -> None:
@@ -131,6 +143,8 @@ def attempts() -> dict[str, Callable[[], object]]:
         "io_uring": lambda: call("io_uring_setup", 8, buffer),
         "userfaultfd": lambda: call("userfaultfd", 0),
         "take all aio contexts": lambda: call("io_setup", 1, ctypes.byref(ctypes.c_ulong())),
+        "another personality": lambda: call("personality", 0x0040000),
+        "a call of i386": old_call,
         "compare processes": lambda: call("kcmp", os.getpid(), os.getpid(), 0, 0, 0),
         "load a module": lambda: call("init_module", buffer, 64, b""),
         "swap": lambda: call("swapon", b"/swap", 0),

@@ -20,6 +20,7 @@ from agentenv.wire.base import WireModel
 from agentenv.wire.leases import (
     CheckpointReply,
     CheckpointRequest,
+    DropRequest,
     EndRequest,
     LeaseGrant,
     LeaseKey,
@@ -122,6 +123,11 @@ class ContainerControl:
         """Change what an image slot may reach. Raises StaleLeaseError; SandboxUnavailableError: it has no network."""
         request = NetworkRequest(**key.model_dump(), network=network)
         return self._parse(ReleaseReply, await self._insist("POST", "/v1/leases/network", request, timeout_s))
+
+    async def drop(self, key: LeaseKey, checkpoint: str, *, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
+        """Forget a checkpoint of the container; no effect if there is none. Raises StaleLeaseError."""
+        request = DropRequest(**key.model_dump(), checkpoint=checkpoint)
+        await self._insist("POST", "/v1/leases/drop", request, timeout_s)
 
     async def _insist(self, method: str, path: str, body: WireModel | None, timeout_s: float) -> bytes:
         """Repeat the request until it is answered or ``timeout_s`` has passed."""

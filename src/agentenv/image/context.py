@@ -50,7 +50,7 @@ def package_entries(package: Path, programs: Binaries) -> list[BuildFile]:
     ]
     compiled = [
         BuildFile(f"site/agentenv/{_COMPILED}/{program.name}", program, 0o755)
-        for program in (programs.agent, programs.files, programs.launch)
+        for program in (programs.agent, programs.files, programs.launch, programs.root)
     ]
     return sorted([*found, *compiled], key=lambda entry: entry.name)
 

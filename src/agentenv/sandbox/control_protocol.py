@@ -86,10 +86,12 @@ class SlotFailed:
 
 @dataclass(frozen=True)
 class SlotRefused:
-    """The slot cannot have the root that was asked for in this epoch; a SlotReady of the next one will follow."""
+    """The slot cannot have the root that was asked for in this epoch; a SlotReady of the next one will follow.
+    ``error`` is the code of the error that says why."""
 
     slot: int
     epoch: int
+    error: str
     reason: str
 
 

@@ -147,6 +147,11 @@ class NetworkRequest(LeaseKey):
         return LeaseKey(slot=self.slot, epoch=self.epoch, secret=self.secret)
 
 
+class DropRequest(RestoreRequest):
+    """``POST /v1/leases/drop``: forget a checkpoint, whichever slot of the container made it. Slots that began with it
+    keep its files. No effect if there is none."""
+
+
 class LeaseGrant(WireModel):
     """The container's answer: the key, and how long it is valid without a heartbeat."""
 

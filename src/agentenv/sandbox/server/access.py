@@ -52,6 +52,7 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "POST /v1/leases/checkpoint": Who.run,
         "POST /v1/leases/restore": Who.run,
         "POST /v1/leases/network": Who.run,
+        "POST /v1/leases/drop": Who.run,
         "POST /v1/leases/end": Who.control,
         "GET /v1/checkpoints/{checkpoint}/layers/{layer}": Who.run,
         "PUT /v1/attachments/{call}/{field}": Who.run,
@@ -74,6 +75,7 @@ FENCED: Final = frozenset(
         "POST /v1/leases/checkpoint",
         "POST /v1/leases/restore",
         "POST /v1/leases/network",
+        "POST /v1/leases/drop",
         "POST /v1/leases/end",
     }
 )

@@ -30,6 +30,7 @@ from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
 from agentenv.wire.calls import Accepted, Batch, Cancel, Failure, client_message
 from agentenv.wire.leases import (
     CheckpointRequest,
+    DropRequest,
     EndRequest,
     LeaseKey,
     LeaseRequest,
@@ -58,6 +59,7 @@ _seal: TypeAdapter[SealRequest] = TypeAdapter(SealRequest)
 _checkpoint: TypeAdapter[CheckpointRequest] = TypeAdapter(CheckpointRequest)
 _restore: TypeAdapter[RestoreRequest] = TypeAdapter(RestoreRequest)
 _network: TypeAdapter[NetworkRequest] = TypeAdapter(NetworkRequest)
+_drop: TypeAdapter[DropRequest] = TypeAdapter(DropRequest)
 _renew: TypeAdapter[RenewRequest] = TypeAdapter(RenewRequest)
 
 log = logging.getLogger(__name__)
@@ -95,6 +97,7 @@ class SandboxApp:
         router.add_post("/v1/leases/checkpoint", self._post_checkpoint)
         router.add_post("/v1/leases/restore", self._post_restore)
         router.add_post("/v1/leases/network", self._post_network)
+        router.add_post("/v1/leases/drop", self._post_drop)
         AttachmentRoutes(self.container).add_to(router)
         LayerRoutes(self.container.exports).add_to(router)
         OutputRoutes(self.container).add_to(router)
@@ -164,6 +167,9 @@ class SandboxApp:
 
     async def _post_network(self, request: web.Request) -> web.Response:
         return _reply(await holder_of(request, self.container).connect(await _read(request, _network)))
+
+    async def _post_drop(self, request: web.Request) -> web.Response:
+        return _reply(holder_of(request, self.container).drop(await _read(request, _drop)))
 
     # -- calls -------------------------------------------------------------------------------------
 

@@ -91,7 +91,7 @@ class Container:
             case SlotFailed() if slot := self.find(received.slot):
                 slot.failed(received.epoch, received.reason)
             case SlotRefused() if slot := self.find(received.slot):
-                slot.refused(received.epoch, received.reason)
+                slot.refused(received.epoch, received.error, received.reason)
             case NotFrozen() if slot := self.find(received.slot):
                 slot.not_frozen(received.epoch, received.reason)
             case Connected() if slot := self.find(received.slot):

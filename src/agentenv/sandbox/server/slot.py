@@ -13,11 +13,13 @@ from dataclasses import replace
 from agentenv.errors import (
     AgentEnvError,
     CheckpointError,
+    ImageUnavailableError,
     LeaseLostError,
     ProtocolError,
     SandboxUnavailableError,
     SlotDestroyedError,
     StaleLeaseError,
+    from_wire,
 )
 from agentenv.sandbox.control_protocol import SlotReady
 from agentenv.sandbox.culprits import WAYS, Loss, error_of
@@ -370,12 +372,17 @@ class Slot:
         self._pump()
         self._session_calls.pump()
 
-    def refused(self, epoch: int, reason: str) -> None:
+    def refused(self, epoch: int, code: str, reason: str) -> None:
         """The slot cannot have the root of its lease; it is being reset."""
         if epoch != self.epoch or not self._rerooting:
             return
         self._rerooting = False
-        self._lose_lease(Loss.refused, reason)
+        if code in (CheckpointError.code, ImageUnavailableError.code) and self.lease is not None:
+            error = from_wire(code, f"slot {self.index}: {reason}")
+            self._ended = self.lease, error
+            self._end_lease(error)
+        else:
+            self._lose_lease(Loss.refused, reason)
         if self.state is not SlotState.resetting:
             self.state = move(SERVER_SLOT_MOVES, self.state, SlotState.resetting)
         self._wake_settled()

@@ -14,8 +14,9 @@ from typing import Final
 
 from agentenv.errors import ConfigError, SandboxUnavailableError
 from agentenv.sandbox.control_protocol import SlotView
-from agentenv.sandbox.supervisor import mounts, slot_process, syscalls
+from agentenv.sandbox.supervisor import attest, mounts, slot_process, syscalls
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
+from agentenv.sandbox.supervisor.id_ranges import ClaimedRange
 from agentenv.sandbox.supervisor.image_mounts import ImageConfig
 from agentenv.sandbox.supervisor.isolation import AGENT_FD, MAX_TERMINALS, SHELL_PATH
 from agentenv.sandbox.supervisor.limits import CgroupPlan
@@ -27,10 +28,12 @@ from agentenv.wire.spec import SlotLimits
 
 CAPABILITIES: Final = {
     "chown": 0, "dac_override": 1, "fowner": 3, "fsetid": 4, "kill": 5, "setgid": 6, "setuid": 7, "setpcap": 8,
-    "net_bind_service": 10, "sys_chroot": 18, "setfcap": 31,
+    "net_bind_service": 10, "net_raw": 13, "sys_chroot": 18, "setfcap": 31,
 }  # fmt: skip
 """What the root of every image slot may do, over its own namespaces: what Docker gives by default, without those that
-are void in a user namespace (mknod, audit_write) and without net_raw (AF_PACKET has been a way into kernels)."""
+are void in a user namespace (mknod, audit_write). ``net_raw`` is there because Debian's ping is a program that is given
+it, and is not executed where that cannot be; what has been a way into kernels, AF_PACKET, the filter of system calls
+refuses unless a lease asks for ``net_raw``."""
 EXTRA_CAPABILITIES: Final = {
     "net_admin": 12, "net_raw": 13, "sys_ptrace": 19, "sys_nice": 23, "sys_resource": 24, "mknod": 27,
     "audit_write": 29,
@@ -58,7 +61,6 @@ class ImageSlot:
         slot: int,
         reaper: Reaper,
         root: RootSpec,
-        ids: IdRange,
         place: Path,
         layers: tuple[Frozen, ...] = (),
     ) -> None:
@@ -66,7 +68,7 @@ class ImageSlot:
         self._slot = slot
         self._reaper = reaper
         self._root = root
-        self._ids = ids
+        self._range: ClaimedRange | None = None
         self._place = place
         self._layers = layers
         self.policy = root.network
@@ -75,6 +77,8 @@ class ImageSlot:
         self._image = Path()
         self._config: ImageConfig | None = None
         self._mounted: list[Path] = []
+        self._holding = False
+        """Whether the layers are held for it."""
 
     @property
     def uid(self) -> int:
@@ -85,6 +89,11 @@ class ImageSlot:
     def namespace_fd(self) -> int:
         """Its user namespace."""
         return self._namespace
+
+    @property
+    def _ids(self) -> IdRange:
+        assert self._range is not None, "it is prepared"
+        return self._range.ids
 
     @property
     def limits(self) -> SlotLimits:
@@ -119,15 +128,19 @@ class ImageSlot:
 
     async def prepare(self) -> None:
         """Mount the writable layer and the image, its ids mapped to this slot's."""
-        images = self._setup.images
-        if images is None:
+        images, ranges = self._setup.images, self._setup.ranges
+        if images is None or ranges is None:
             raise SandboxUnavailableError("this container has no image store: it has plain slots only")
+        self._range = ranges.claim()
         self._image, self._config = images.take(self._root.image)
         if not self._config.has_bash and not (self._setup.tree.root / SHELL_PATH.lstrip("/")).exists():
             raise SandboxUnavailableError(
                 "the image has no bash, and this container has none that runs in any image",
                 next_step="apt-get install bash-static",
             )
+        if self._setup.checkpoints is not None:
+            self._setup.checkpoints.hold(self._layers)
+            self._holding = True
         await self._lay()
 
     async def _lay(self) -> None:
@@ -169,6 +182,7 @@ class ImageSlot:
         self._unmount_lowers()
         checkpoint = checkpoints.freeze(name, self._root.image, self._layers, self._place, self._ids)
         self._mounted.clear()
+        checkpoints.hold(checkpoint.layers[:1])
         self._layers = checkpoint.layers
         await self._lay()
 
@@ -176,8 +190,9 @@ class ImageSlot:
         under = place.stat().st_dev
         mounts.mount_tmpfs(place, size_bytes=size_bytes, mode=0o755, uid=uid, inodes=inodes)
         self._mounted.append(place)
-        if place.stat().st_dev == under:
-            raise OSError(f"{place} is not a fresh mount")
+        fresh = os.statvfs(place)
+        if place.stat().st_dev == under or fresh.f_bfree != fresh.f_blocks:
+            raise OSError(f"{place} is not a fresh, empty mount")
 
     def _show(self, source: Path, target: Path, namespace: int | None) -> None:
         """A mount of ``source`` at ``target`` with its ids mapped as in this user namespace."""
@@ -202,6 +217,12 @@ class ImageSlot:
         if self._config is not None and self._setup.images is not None:
             self._setup.images.give_back(self._root.image)
             self._config = None
+        if self._range is not None:
+            self._range.release()
+            self._range = None
+        if self._holding and self._setup.checkpoints is not None:
+            self._holding = False
+            self._setup.checkpoints.give_back(self._layers)
 
     def _unmount_lowers(self) -> None:
         """Leave the writable layer only."""
@@ -213,8 +234,33 @@ class ImageSlot:
             self._namespace = -1
 
     async def start(self) -> SlotProcess:
-        """Start slotroot."""
-        return await slot_process.start(self._spawn, self._slot, self.plan, self._reaper)
+        """Start slotroot, and see from outside that the slot is what it must be."""
+        running = await slot_process.start(self._spawn, self._slot, self.plan, self._reaper)
+        try:
+            self._attest(running)
+        except BaseException:
+            await running.kill()
+            raise
+        return running
+
+    def _attest(self, running: SlotProcess) -> None:
+        plan = self.plan
+        want = attest.Expected(
+            first_id=self._ids.first,
+            maps=self._ids.maps,
+            capabilities=capability_mask(self._root.capabilities),
+            oom_score_adj=slot_process.victim_score(),
+            lowers=tuple(self._lowers),
+            shm_bytes=self.limits.shm_bytes,
+            terminals=MAX_TERMINALS,
+            nested=self._root.nested_namespaces,
+            cgroup=plan is not None,
+            outside=attest.namespaces_of("self"),
+            covers=attest.expected_covers(),
+        )
+        groups = () if plan is None else plan.process_files
+        if broken := attest.judge(attest.read(running.agent_pid, groups), want):
+            raise SandboxUnavailableError(f"the slot is not what it must be: {'; '.join(broken)}")
 
     def _spawn(self, agent_fd: int, info_fd: int, error_fd: int) -> int:
         limits = self.limits
@@ -230,6 +276,7 @@ class ImageSlot:
                 *("-r", str(self._setup.tree.image_programs)),
                 *("-e", str(self._setup.tree.image_etc)),
                 *(("-n",) if self._root.nested_namespaces else ()),
+                *(("-f",) if "net_raw" in self._root.capabilities else ()),
                 *("--", str(self._place), ":".join(self._lowers), "/run/agentenv/slotagent", str(AGENT_FD), "guarded"),
             ],
             {AGENT_FD: agent_fd, INFO_FD: info_fd, _USER_NAMESPACE_FD: self._namespace},

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentenv.backoff import Backoff
-from agentenv.errors import ConfigError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss, loss_of_end, loss_of_network
 from agentenv.sandbox.limit_watch import MEMORY_ABOVE, LimitWatch
 from agentenv.sandbox.supervisor import cgroups, limits, network
@@ -26,7 +26,6 @@ from agentenv.sandbox.supervisor.reaper import Reaper, end_of
 from agentenv.sandbox.supervisor.slot_kind import SlotKind
 from agentenv.sandbox.supervisor.slot_network import NetworkServices, SlotNetwork
 from agentenv.sandbox.supervisor.slot_process import SlotProcess, SlotSetup
-from agentenv.sandbox.supervisor.user_namespace import IdRange
 from agentenv.wire.network import NetworkPolicy
 from agentenv.wire.roots import RootSpec
 from agentenv.wire.states import SLOT_PHASE_MOVES, SlotPhase, move
@@ -60,7 +59,7 @@ class SlotReports(Protocol):
     def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
         """The network has changed; ``env`` is what it adds to commands. With a ``reason`` it could not, and is none."""
 
-    def refused(self, slot: SlotLifecycle, reason: str) -> None:
+    def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
         """The slot cannot have the root that was asked for; it is being reset."""
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
@@ -151,15 +150,15 @@ class SlotLifecycle:
         """Make it an image slot until the next reset; ignored while the slot is not ready."""
         if self.phase is SlotPhase.ready:
             setup = self._services.setup
-            ids = IdRange(setup.first_range + self.number)
             place = setup.tree.workspace(self.number)
             try:
                 layers = setup.layers_of(root)
-            except ConfigError as error:
-                self._services.reports.refused(self, error.message)
+            except (AgentEnvError, OSError) as error:
+                refused = error if isinstance(error, AgentEnvError) else SandboxUnavailableError(str(error))
+                self._services.reports.refused(self, refused)
                 self._turn(SlotPhase.resetting)
                 return
-            self._next = ImageSlot(setup, self.number, self._services.reaper, root, ids, place, layers)
+            self._next = ImageSlot(setup, self.number, self._services.reaper, root, place, layers)
             self._turn(SlotPhase.rerooting)
 
     def freeze(self, name: str) -> None:
@@ -276,7 +275,7 @@ class SlotLifecycle:
             if keep:
                 self._give_up_seal(error)
             elif awaited:
-                self._services.reports.refused(self, error.message)
+                self._services.reports.refused(self, error)
                 self._turn(SlotPhase.resetting)
             else:
                 self._quarantine(f"could not be started: {error}")

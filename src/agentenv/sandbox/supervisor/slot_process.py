@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentenv.errors import ConfigError, ProtocolError, SandboxUnavailableError
+from agentenv.errors import CheckpointError, ProtocolError, SandboxUnavailableError
 from agentenv.sandbox.slotagent import protocol
 from agentenv.sandbox.supervisor import cgroups, child
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints, Frozen
+from agentenv.sandbox.supervisor.id_ranges import IdRanges
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import USER, Identity
 from agentenv.sandbox.supervisor.limits import OWN_PROCESSES, CgroupLayout, CgroupPlan, slot_plan
@@ -48,24 +49,24 @@ class SlotSetup:
     root_launcher: Path
     images: ImageMounts | None = None
     """None: this container has plain slots only."""
+    ranges: IdRanges | None = None
     checkpoints: Checkpoints | None = None
-    first_range: int = 0
-    """Number of the first of the id ranges that its image slots have (see ``user_namespace``)."""
 
     def plan(self, slot: int, limits: SlotLimits | None = None) -> CgroupPlan | None:
         """The slot's cgroup with these limits (None: the container's); None where cgroups are not available."""
         return slot_plan(self.layout, self.spec.container, slot, limits or self.spec.limits) if self.layout else None
 
     def layers_of(self, root: RootSpec) -> tuple[Frozen, ...]:
-        """The frozen layers that a slot with this root begins with. Raises ConfigError when it names a checkpoint that
-        is not here, or is of another image."""
+        """The frozen layers that a slot with this root begins with, whose image is mounted. Raises CheckpointError when
+        it names a checkpoint that is not here, or is of another image; ImageUnavailableError, OSError."""
+        if self.checkpoints is None or self.images is None:
+            raise SandboxUnavailableError("this container has no image store: it has plain slots only")
+        self.images.require(root.image)
         if not root.checkpoint:
             return ()
-        if self.checkpoints is None:
-            raise ConfigError("root.checkpoint", "this container has plain slots only")
         found = self.checkpoints.find(root.checkpoint)
         if found.image != root.image:
-            raise ConfigError("root.checkpoint", f"it is one of image {found.image}")
+            raise CheckpointError(f"checkpoint {root.checkpoint} is one of image {found.image}")
         return found.layers
 
     def has(self, controller: str) -> bool:

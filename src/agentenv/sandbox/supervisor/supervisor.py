@@ -51,6 +51,7 @@ from agentenv.sandbox.descriptors import needed
 from agentenv.sandbox.loop_watch import LoopWatch
 from agentenv.sandbox.supervisor import cgroups, child, events, isolation, mounts, rootfs, selftest, server_process
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
+from agentenv.sandbox.supervisor.id_ranges import IdRanges
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import Identity
 from agentenv.sandbox.supervisor.layer_export import LayerExport
@@ -185,11 +186,11 @@ class Supervisor:
         if self._greeted and self._server is not None:
             self._server.link.send(Connected(slot.number, slot.epoch, env, reason))
 
-    def refused(self, slot: SlotLifecycle, reason: str) -> None:
+    def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
         """Report to the server that the slot cannot have the root it asked for."""
-        log.warning("slot %d: %s", slot.number, reason)
+        log.warning("slot %d: %s", slot.number, error.message)
         if self._greeted and self._server is not None:
-            self._server.link.send(SlotRefused(slot.number, slot.epoch, reason))
+            self._server.link.send(SlotRefused(slot.number, slot.epoch, error.code, error.message))
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         """Report to the server that the slot ended by itself."""
@@ -393,6 +394,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
         programs["bash"] = launch.shell
     tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
     images = ImageMounts(Path(spec.store_dir), place / "images") if spec.store_dir else None
+    ranges = IdRanges(Path(spec.store_dir) / "ranges") if spec.store_dir else None
     checkpoints = Checkpoints(place / "checkpoints", spec.checkpoint_bytes) if spec.store_dir else None
     setup = SlotSetup(
         spec,
@@ -403,6 +405,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
         launch.launcher,
         launch.root_launcher,
         images=images,
+        ranges=ranges,
         checkpoints=checkpoints,
     )
     return setup, place

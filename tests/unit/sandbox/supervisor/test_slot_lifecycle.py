@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from agentenv.errors import SandboxUnavailableError
+from agentenv.errors import AgentEnvError, SandboxUnavailableError
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.supervisor import network, slot_lifecycle
 from agentenv.sandbox.supervisor.plain_slot import PlainSlot
@@ -39,8 +39,8 @@ class Reports:
     def connected(self, slot: SlotLifecycle, env: dict[str, str], reason: str) -> None:
         self.heard.append(f"connected: {reason}")
 
-    def refused(self, slot: SlotLifecycle, reason: str) -> None:
-        self.heard.append(f"refused: {reason}")
+    def refused(self, slot: SlotLifecycle, error: AgentEnvError) -> None:
+        self.heard.append(f"refused: {error.message}")
 
     def lost(self, slot: SlotLifecycle, loss: Loss, reason: str) -> None:
         self.heard.append(f"lost: {loss}")

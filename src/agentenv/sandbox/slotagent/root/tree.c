@@ -129,7 +129,8 @@ static void make_directory(const char *path, mode_t mode) {
         fail("make", path);
 }
 
-/* For a mount of ours: a link to another directory is replaced as well, so that nothing else is covered. */
+/* For a mount of ours: a link to another directory is replaced as well, so that nothing else is covered, and the mount
+ * is where it is said to be (supervisor/attest.py). */
 static void make_mount_point(const char *path) {
     struct stat found;
     if (lstat(path, &found) == 0 && !S_ISDIR(found.st_mode) && unlink(path) < 0)
@@ -224,7 +225,7 @@ void enter_root(const struct root *root) {
     mount_devices(&from);
     cover_machine();
     make_directory("/tmp", 01777);
-    make_directory("/run", 0755);
+    make_mount_point("/run");
     make_mount_point("/run/agentenv");
     mount_at(from.programs, "/run/agentenv");
     write_files(&from);
