@@ -26,7 +26,6 @@ from agentenv.errors import (
     ConnectionLostError,
     ImageUnavailableError,
     InfraError,
-    LeaseLostError,
     SandboxUnavailableError,
 )
 from agentenv.slots.backends.base import (
@@ -210,9 +209,6 @@ class Yard:
                 link.hurry()
             elif isinstance(error, SandboxUnavailableError):
                 self.ledger.drain(grant.container)
-            elif grant.root is not None and grant.root.checkpoint and type(error) is LeaseLostError:
-                self._refuse_for_good(grant, CheckpointError(error.message))  # what is not there will not come
-                return
             self.perform(self.ledger.refuse(grant.lease, self._clock()))
         except Exception as error:
             # A bug of ours, or a request that cannot be encoded: every other slot would fail the same way.
