@@ -20,7 +20,7 @@ import aiohttp
 from agentenv.config import PoolSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
-from agentenv.errors import AgentEnvError, ConnectionLostError, InfraError, SandboxUnavailableError
+from agentenv.errors import AgentEnvError, ConfigError, ConnectionLostError, InfraError, SandboxUnavailableError
 from agentenv.slots.backends.base import (
     ContainerBackend,
     ContainerDraining,
@@ -192,6 +192,9 @@ class Yard:
             epoch = await link.lease(grant)
         except AgentEnvError as error:
             self.count(error)
+            if error.code == ConfigError.code:  # no slot of such containers can have the root: waiting cannot help
+                self._refuse_for_good(grant, error)
+                return
             if isinstance(error, ConnectionLostError):
                 self.ledger.suspect(grant.container)
                 link.hurry()
