@@ -10,7 +10,9 @@ from typing import Final
 
 from agentenv.config import cache_dir
 from agentenv.errors import ConfigError
-from agentenv.store import Store
+from agentenv.store.reference import parse
+from agentenv.store.store import Store
+from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from agentenv.wire.roots import RootSpec, Writable
 from agentenv.wire.spec import MIB
 
@@ -33,6 +35,7 @@ class ImageRoot:
     user: str = ""
     workdir: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
+    network: NetworkPolicy = NO_NETWORK
 
     def __post_init__(self) -> None:
         for name in ("cpus", "memory_mib", "storage_mib"):
@@ -56,6 +59,7 @@ class ImageRoot:
             user=self.user,
             workdir=self.workdir,
             env=dict(self.env),
+            network=self.network,
         )
 
 
@@ -65,7 +69,31 @@ def store_directory() -> Path:
 
 
 async def stored(root: ImageRoot) -> RootSpec:
-    """The root, its image fetched into this machine's store if it is not there. Raises ConfigError, BadImageError,
-    ImageUnavailableError, SandboxUnavailableError."""
-    image = await asyncio.to_thread(lambda: Store.open(store_directory()).ensure(root.image))
-    return root.spec(image.digest)
+    """The root, its image fetched into this machine's store, or built there, if it is not there. Raises ConfigError,
+    DockerfileError, BuildStepError, BadImageError, ImageUnavailableError, SandboxUnavailableError."""
+    return root.spec(await _digest_of(root.image))
+
+
+class StoredImages:
+    """What references mean for one run: each is looked up, fetched or built once, however many ask for it at once.
+    What fails is tried again by the next who asks."""
+
+    def __init__(self) -> None:
+        self._digests: dict[str, str] = {}
+        self._asked: dict[str, asyncio.Lock] = {}
+
+    async def root(self, root: ImageRoot) -> RootSpec:
+        """As :func:`stored`."""
+        async with self._asked.setdefault(root.image, asyncio.Lock()):
+            if root.image not in self._digests:
+                self._digests[root.image] = await _digest_of(root.image)
+        return root.spec(self._digests[root.image])
+
+
+async def _digest_of(image: str) -> str:
+    wanted, store = parse(image), await asyncio.to_thread(Store.open, store_directory())
+    if wanted.kind == "dockerfile":
+        from agentenv.sdk.image_builds import build_image  # it needs sandboxes, which need this module
+
+        return (await build_image(Path(wanted.name), store)).image
+    return (await asyncio.to_thread(store.ensure, wanted)).digest

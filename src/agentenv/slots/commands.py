@@ -46,6 +46,14 @@ class Expire:
 
 
 @dataclass(frozen=True)
+class Fail:
+    """The waiter can never be served: the only container that could is gone or leaving. It waits no longer."""
+
+    ticket: int
+    error: AgentEnvError
+
+
+@dataclass(frozen=True)
 class EndLease:
     """The lease was ended by someone other than its holder."""
 
@@ -72,4 +80,4 @@ class Retire:
     reason: str
 
 
-Command = Grant | HandOver | Expire | EndLease | Reclaim | Retire
+Command = Grant | HandOver | Expire | Fail | EndLease | Reclaim | Retire

@@ -6,6 +6,7 @@ must perform, in order. The rules it keeps for any order of events:
 - whose turn it is, the line decides (:mod:`agentenv.slots.line`); a waiter put back keeps its place;
 - a group gets all of its slots together, or none;
 - slots are leased packed low: lowest container index, then lowest slot;
+- a waiter that needs a particular container holds up nobody while that has no room, and fails when that leaves;
 - a slot has at most one lease, and is leased again only after its container reported it free;
 - no waiter is granted a slot at or after its deadline, and none is forgotten;
 - a container's health changes which *new* leases it gets, never a lease it has.
@@ -18,8 +19,8 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from agentenv.errors import AgentEnvError, ContainerLostError, StaleLeaseError
-from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
+from agentenv.errors import AgentEnvError, CheckpointError, ContainerLostError, StaleLeaseError
+from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.counts import Counts, Load
 from agentenv.slots.line import FirstCome, Line
 from agentenv.slots.records import ContainerRecord, Holder, LeaseRecord, SlotRecord
@@ -340,14 +341,38 @@ class Ledger:
 
     def _settle(self, now: float) -> list[Command]:
         """Expire waiters past their deadline, then give free slots to those whose turn it is."""
-        commands = self._expire(now)
-        while (waiter := self._waiters.next(self._counts.free)) is not None:
-            for position in waiter.missing[: self._counts.free]:
+        commands = self._expire(now) + self._fail_hopeless(now)
+        while (waiter := self._waiters.next(self._room)) is not None:
+            for position in waiter.missing[: self._room(waiter.request.container)]:
                 commands.append(self._grant(waiter, position, now))
         return commands
 
+    def _room(self, container_id: str) -> int:
+        """Slots that can be leased now: of this container, or (empty) of all."""
+        if not container_id:
+            return self._counts.free
+        container = self._containers.get(container_id)
+        return container.free if container is not None else 0
+
+    def _fail_hopeless(self, now: float) -> list[Command]:
+        """Waiters that need a container that will never lease (again), or that has fewer slots than they want."""
+        commands: list[Command] = []
+        for waiter in list(self._waiters.particular):
+            wanted = self._containers.get(waiter.request.container)
+            if wanted is not None and not wanted.leaving and len(waiter.leases) <= (len(wanted.slots) or math.inf):
+                continue
+            why = "is gone" if wanted is None else "is leaving" if wanted.leaving else f"has {len(wanted.slots)} slots"
+            error = CheckpointError(
+                f"the checkpoint is in container {waiter.request.container}, which {why}",
+                next_step="begin from the image again",
+            )
+            commands.append(Fail(waiter.ticket, error))
+            commands += self._forget(waiter.ticket, now)
+        return commands
+
     def _grant(self, waiter: Waiter, position: int, now: float) -> Grant:
-        container = self._lowest_open()
+        particular = waiter.request.container
+        container = self._containers[particular] if particular else self._lowest_open()
         assert container is not None, "a slot is free"
         slot, request = container.lowest_free(), waiter.request
         trajectory, tags = request.trajectories[position], request.tags

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from agentenv.slots.line import Ask, Line
@@ -24,6 +24,8 @@ class SlotRequest:
     """Of the leases; None: the pool's."""
     root: RootSpec | None = None
     """What the slots are made from; None: plain ones."""
+    container: str = ""
+    """The only container that can serve it, because it has the checkpoint of ``root``; empty: any."""
 
     def id_of(self, position: int) -> str:
         """The request id for one of the trajectories."""
@@ -54,9 +56,16 @@ class Waiter:
         return self.confirmed == len(self.leases)
 
 
+Room = Callable[[str], int]
+"""How many slots of a container could be leased now; of all, for the empty name."""
+
+
 class Waiters:
     """The waiters of one ledger. Whose turn it is, its line decides; a waiter that a container refused is served before
-    everybody in line, because it has had its turn."""
+    everybody in line, because it has had its turn.
+
+    A waiter that only one container can serve is in the line while that has room for it; otherwise it steps aside, so
+    that nobody waits behind it, and comes back to its old place."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -64,10 +73,14 @@ class Waiters:
         self._short: list[int] = []
         """Tickets of waiters whose turn it is and that miss a lease, in order."""
         self._deadlines: list[tuple[float, int]] = []
+        self._particular: dict[int, Waiter] = {}
+        """Those that only one container can serve, and whose turn has not come."""
+        self._in_line: set[int] = set()
+        """Tickets of those of them that are in the line now."""
 
     def __len__(self) -> int:
         """How many wait for a free slot: not those whose slots are being requested."""
-        return len(self.line) + len(self._short)
+        return len(self.line) + len(self._short) + len(self._particular) - len(self._in_line)
 
     def all(self) -> Iterable[Waiter]:
         """Every waiter without an answer."""
@@ -75,34 +88,60 @@ class Waiters:
 
     @property
     def slots_wanted(self) -> int:
-        """Free slots they could use now."""
-        return self.line.slots_wanted + sum(len(self._by_ticket[ticket].missing) for ticket in self._short)
+        """Slots they could use now, of whatever container: another would not help those that need a particular one."""
+        short = (self._by_ticket[ticket] for ticket in self._short)
+        particular = sum(len(self._particular[ticket].leases) for ticket in self._in_line)
+        return self.line.slots_wanted - particular + sum(len(one.missing) for one in short if not one.request.container)
 
     def get(self, ticket: int) -> Waiter | None:
         """The waiter with this ticket, if it still waits."""
         return self._by_ticket.get(ticket)
 
     def add(self, waiter: Waiter) -> None:
-        """At the end of the line, for its run."""
-        request = waiter.request
-        waiter.leases = [None] * len(request.trajectories)
+        """At the end of the line, for its run; or aside, until its container has room."""
+        waiter.leases = [None] * len(waiter.request.trajectories)
         self._by_ticket[waiter.ticket] = waiter
-        self.line.push(Ask(waiter.ticket, len(waiter.leases), request.tags.run, request.tags.kind))
+        if waiter.request.container:
+            self._particular[waiter.ticket] = waiter
+        else:
+            self.line.push(_ask(waiter))
         heapq.heappush(self._deadlines, (waiter.deadline, waiter.ticket))
 
-    def next(self, free: int) -> Waiter | None:
-        """The waiter that gets slots now, with ``free`` of them free; None if nobody does."""
+    def next(self, room: Room) -> Waiter | None:
+        """The waiter that gets slots now; None if nobody does."""
+        self._step_aside(room)
+        free = room("")
         if free <= 0:
             return None
-        if self._short:
-            return self._by_ticket[self._short[0]]
+        for ticket in self._short:
+            waiter = self._by_ticket[ticket]
+            if room(waiter.request.container) > 0:
+                return waiter
         ask = self.line.pick(free)
         if ask is None:
             return None
         waiter = self._by_ticket[ask.ticket]
         waiter.served = True
+        self._particular.pop(ask.ticket, None)
+        self._in_line.discard(ask.ticket)
         self._short.append(waiter.ticket)
         return waiter
+
+    def _step_aside(self, room: Room) -> None:
+        for ticket, waiter in self._particular.items():
+            fits = room(waiter.request.container) >= len(waiter.leases)
+            if fits and ticket not in self._in_line:
+                self._in_line.add(ticket)
+                self.line.push(_ask(waiter))
+            elif not fits and ticket in self._in_line:
+                self._in_line.remove(ticket)
+                self.line.withdraw(ticket)
+
+    @property
+    def particular(self) -> Iterable[Waiter]:
+        """Every waiter that only one container can serve, whether its turn has come or not."""
+        short = (self._by_ticket[ticket] for ticket in self._short)
+        return [*self._particular.values(), *(one for one in short if one.request.container)]
 
     def lease_requested(self, waiter: Waiter, position: int, lease: int) -> None:
         """A lease is being requested for one of its trajectories."""
@@ -124,6 +163,8 @@ class Waiters:
             return None
         if not waiter.served:
             self.line.withdraw(ticket)
+            self._particular.pop(ticket, None)
+            self._in_line.discard(ticket)
         elif missing := waiter.missing:
             del self._short[bisect_left(self._short, ticket)]
             self.line.gave(waiter.request.tags.run, waiter.request.tags.kind, len(missing))
@@ -132,7 +173,7 @@ class Waiters:
     def position(self, waiter: Waiter) -> int:
         """1: next in the queue; 0: its slots are being requested."""
         if not waiter.served:
-            return len(self._short) + self.line.position(waiter.ticket)
+            return len(self._short) + max(1, self.line.position(waiter.ticket))
         return bisect_left(self._short, waiter.ticket) + 1 if waiter.missing else 0
 
     def next_deadline(self) -> float | None:
@@ -145,3 +186,8 @@ class Waiters:
         """A waiter whose deadline has passed, the earliest first."""
         deadline = self.next_deadline()
         return self._by_ticket[self._deadlines[0][1]] if deadline is not None and deadline <= now else None
+
+
+def _ask(waiter: Waiter) -> Ask:
+    tags = waiter.request.tags
+    return Ask(waiter.ticket, len(waiter.leases), tags.run, tags.kind)

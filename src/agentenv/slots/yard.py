@@ -20,7 +20,16 @@ import aiohttp
 from agentenv.config import PoolSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
-from agentenv.errors import AgentEnvError, ConfigError, ConnectionLostError, InfraError, SandboxUnavailableError
+from agentenv.errors import (
+    AgentEnvError,
+    CheckpointError,
+    ConfigError,
+    ConnectionLostError,
+    ImageUnavailableError,
+    InfraError,
+    LeaseLostError,
+    SandboxUnavailableError,
+)
 from agentenv.slots.backends.base import (
     ContainerBackend,
     ContainerDraining,
@@ -29,7 +38,7 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
+from agentenv.slots.commands import Command, EndLease, Expire, Fail, Grant, HandOver, Reclaim, Retire
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.line import Line
@@ -169,6 +178,8 @@ class Yard:
                     self._desk.hand_over(command, self.links[command.container])
                 case Expire():
                     expired.append(command)
+                case Fail():
+                    self._desk.fail(command.ticket, command.error)
                 case EndLease():
                     self._desk.lease_ended(command.lease, command.error)
                 case Reclaim():
@@ -190,6 +201,9 @@ class Yard:
         link = self.links[grant.container]
         try:
             epoch = await link.lease(grant)
+        except (CheckpointError, ImageUnavailableError) as error:  # another slot could not have that root either
+            self.count(error)
+            self._refuse_for_good(grant, error)
         except AgentEnvError as error:
             self.count(error)
             if error.code == ConfigError.code:  # no slot of such containers can have the root: waiting cannot help
@@ -200,6 +214,9 @@ class Yard:
                 link.hurry()
             elif isinstance(error, SandboxUnavailableError):
                 self.ledger.drain(grant.container)
+            elif grant.root is not None and grant.root.checkpoint and type(error) is LeaseLostError:
+                self._refuse_for_good(grant, CheckpointError(error.message))  # what is not there will not come
+                return
             self.perform(self.ledger.refuse(grant.lease, self._clock()))
         except Exception as error:
             # A bug of ours, or a request that cannot be encoded: every other slot would fail the same way.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, get_args
 
 from agentenv.errors import ConfigError
+from agentenv.wire.network import NO_NETWORK, NetworkPolicy
 from agentenv.wire.spec import MIB, SlotLimits, build
 
 Writable = Literal["memory", "disk"]
@@ -44,6 +45,8 @@ class RootSpec:
     """Where commands start that name no directory. Empty: the image's."""
     env: dict[str, str] = field(default_factory=dict)
     """Added to the image's own environment."""
+    network: NetworkPolicy = NO_NETWORK
+    """What the slot may reach; may be changed while the lease lasts."""
     capabilities: tuple[Capability, ...] = ()
     nested_namespaces: bool = False
     """Programs of the slot may make user namespaces, as browsers do for their sandboxes."""
@@ -58,6 +61,8 @@ class RootSpec:
         self._check("workdir", not self.workdir or self.workdir.startswith("/"), "an absolute path")
         self._check("env", len(self.env) <= _MAX_ENV, f"at most {_MAX_ENV} variables")
         self._check("env", not any("=" in name or not name for name in self.env), "names without =")
+        admin = "net_admin" in self.capabilities and self.network.kind == "public"
+        self._check("capabilities", not admin, "net_admin with no network, or with an allow list")
         unknown = set(self.capabilities) - set(get_args(Capability))
         self._check("capabilities", not unknown, ", ".join(get_args(Capability)))
 
@@ -68,13 +73,16 @@ class RootSpec:
     def to_dict(self) -> dict[str, Any]:
         """As :meth:`parse` reads it."""
         made = dataclasses.asdict(self)
-        return {**made, "capabilities": list(self.capabilities)}
+        return {**made, "capabilities": list(self.capabilities), "network": self.network.to_json()}
 
     @classmethod
     def parse(cls, raw: Any) -> Self:
         """From parsed JSON. Raises ConfigError naming the field that is missing, unknown, mistyped or out of range."""
+        network = raw.get("network") if isinstance(raw, dict) else None
+        if network is not None:
+            raw = {name: value for name, value in raw.items() if name != "network"}
         made: Self = build(cls, raw, "root")
-        return made
+        return made if network is None else dataclasses.replace(made, network=NetworkPolicy.parse(network))
 
 
 def shm_bytes(given_bytes: int, memory_bytes: int) -> int:

@@ -236,3 +236,12 @@ def test_whatever_happens_pinned_images_stay_and_the_budget_is_kept(tmp_path: Pa
     for _, pin in pins:
         pin.close()
     assert parts(store) == []
+
+
+def test_a_registrys_name_can_be_given_here(tmp_path: Path, store: Store) -> None:
+    oci_layout(tmp_path / "oci", BASE)
+    image = store.ensure(f"oci:{tmp_path}/oci:t")
+    store.name("debian:trixie", image)
+    assert store.ensure("docker.io/library/debian:trixie") == image
+    with pytest.raises(ConfigError, match="always means what is there"):
+        store.name("oci:a", image)

@@ -6,13 +6,23 @@ import logging
 import secrets
 
 from agentenv.errors import LeaseLostError, ProtocolError, SandboxUnavailableError, StaleLeaseError, from_wire
-from agentenv.sandbox.control_protocol import Hello, NotFrozen, Pong, SlotFailed, SlotLost, SlotRefused
+from agentenv.sandbox.control_protocol import (
+    Connected,
+    Exported,
+    Hello,
+    NotFrozen,
+    Pong,
+    SlotFailed,
+    SlotLost,
+    SlotRefused,
+)
 from agentenv.sandbox.loop_watch import Stalls
 from agentenv.sandbox.server.attendance import Attendance
 from agentenv.sandbox.server.calls import CallInFlight
 from agentenv.sandbox.server.context import ServerContext
+from agentenv.sandbox.server.layer_routes import LayerExports
 from agentenv.sandbox.server.slot import Slot
-from agentenv.sandbox.server.supervisor_link import Received, SlotHandedOver
+from agentenv.sandbox.server.supervisor_link import LayerHandedOver, Received, SlotHandedOver
 from agentenv.wire.leases import (
     EndRequest,
     LeaseGrant,
@@ -41,6 +51,7 @@ class Container:
         self.context = context
         self._heard_at_s = context.poller.loop.time()
         self.attendance = Attendance(unattended_after_s, context.poller.loop.time)
+        self.exports = LayerExports(context.supervisor)
         self._slots = [Slot(index, context) for index in range(slots)]
 
     def __repr__(self) -> str:
@@ -81,12 +92,18 @@ class Container:
             case SlotFailed() if slot := self.find(received.slot):
                 slot.failed(received.epoch, received.reason)
             case SlotRefused() if slot := self.find(received.slot):
-                slot.refused(received.epoch, received.reason)
+                slot.refused(received.epoch, received.error, received.reason)
             case NotFrozen() if slot := self.find(received.slot):
                 slot.not_frozen(received.epoch, received.reason)
+            case Connected() if slot := self.find(received.slot):
+                slot.connected(received.epoch, received.env, received.reason)
             case SlotLost() if slot := self.find(received.slot):
                 slot.lost(received.loss, received.reason)
-            case Hello() | SlotHandedOver() | SlotFailed() | SlotRefused() | NotFrozen() | SlotLost():
+            case LayerHandedOver():
+                self.exports.answered(received.exported, received.pipe)
+            case Exported():
+                self.exports.answered(received)
+            case Hello() | SlotHandedOver() | SlotFailed() | SlotRefused() | NotFrozen() | Connected() | SlotLost():
                 if isinstance(received, SlotHandedOver):
                     received.agent.close()
                 raise ProtocolError(f"the supervisor sent an unexpected {type(received).__name__}")

@@ -71,16 +71,25 @@ class ImageSlot:
         self._range: ClaimedRange | None = None
         self._place = place
         self._layers = layers
+        self.policy = root.network
+        """The network of its lease at present."""
         self._namespace = -1
         self._image = Path()
         self._config: ImageConfig | None = None
         self._mounted: list[Path] = []
         self._on_disk: Path | None = None
+        self._holding = False
+        """Whether the layers are held for it."""
 
     @property
     def uid(self) -> int:
         """See SlotKind."""
         return self._ids.first
+
+    @property
+    def namespace_fd(self) -> int:
+        """Its user namespace."""
+        return self._namespace
 
     @property
     def _ids(self) -> IdRange:
@@ -130,6 +139,9 @@ class ImageSlot:
                 "the image has no bash, and this container has none that runs in any image",
                 next_step="apt-get install bash-static",
             )
+        if self._setup.checkpoints is not None:
+            self._setup.checkpoints.hold(self._layers)
+            self._holding = True
         await self._lay()
 
     async def _lay(self) -> None:
@@ -173,6 +185,7 @@ class ImageSlot:
         self._unmount_lowers()
         checkpoint = checkpoints.freeze(name, self._root.image, self._layers, self._place, self._ids)
         self._mounted.clear()
+        checkpoints.hold(checkpoint.layers[:1])
         self._layers = checkpoint.layers
         await self._lay()
 
@@ -225,6 +238,9 @@ class ImageSlot:
         if self._range is not None:
             self._range.release()
             self._range = None
+        if self._holding and self._setup.checkpoints is not None:
+            self._holding = False
+            self._setup.checkpoints.give_back(self._layers)
 
     def _unmount_lowers(self) -> None:
         """Leave the writable layer only."""
@@ -275,7 +291,7 @@ class ImageSlot:
                 *("-h", HOSTNAME),
                 *("-s", str(limits.shm_bytes)),
                 *("-p", str(MAX_TERMINALS)),
-                *("-r", str(self._setup.tree.root / "run/agentenv")),
+                *("-r", str(self._setup.tree.image_programs)),
                 *("-e", str(self._setup.tree.image_etc)),
                 *(("-n",) if self._root.nested_namespaces else ()),
                 *(("-f",) if "net_raw" in self._root.capabilities else ()),

@@ -18,6 +18,7 @@ from agentenv.wire.spec import Bind, SandboxSpec, SlotLimits
 FULL = "full"
 USER = "user"
 SERVER_UID = 10_000
+PROXY_UID = 10_001
 FIRST_SLOT_UID = 20_000
 UIDS_PER_CONTAINER = 1_000
 AGENT_FD = 3
@@ -83,6 +84,11 @@ class Identity:
     def server_uid(self) -> int:
         """The uid the server runs as."""
         return self.own_uid if self.mode == USER else SERVER_UID
+
+    @property
+    def proxy_uid(self) -> int:
+        """The uid the slots' proxy runs as."""
+        return self.own_uid if self.mode == USER else PROXY_UID
 
 
 def fitting_block(wanted: int, uid_map: str) -> int:

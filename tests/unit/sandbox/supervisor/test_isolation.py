@@ -18,6 +18,7 @@ from agentenv.errors import (
     SelfTestError,
     StartTimeoutError,
 )
+from agentenv.sandbox.closed_networks import machine_addresses
 from agentenv.sandbox.supervisor import isolation, mounts, network, selftest
 from agentenv.sandbox.supervisor.isolation import FULL, USER, Identity
 from agentenv.sandbox.supervisor.selftest import Ran
@@ -40,7 +41,8 @@ def test_modes() -> None:
 def test_uids() -> None:
     assert Identity(FULL, 0, 0).slot_uid(7) == 20_007
     assert [ROOT.slot_uid(k) for k in (0, 1)] == [22_000, 22_001]
-    assert ROOT.server_uid == 10_000
+    assert (ROOT.server_uid, ROOT.proxy_uid) == (10_000, 10_001)
+    assert ORDINARY.proxy_uid == 1000
     assert {ORDINARY.slot_uid(k) for k in range(5)} == {1000}
 
 
@@ -183,7 +185,7 @@ Main:
 
 
 def test_the_machine_s_addresses_are_found() -> None:
-    assert network.machine_addresses(FIB) == [IPv4Network("192.0.2.2/32")]
+    assert machine_addresses(FIB) == [IPv4Network("192.0.2.2/32")]
 
 
 def test_a_route_message_is_well_formed() -> None:

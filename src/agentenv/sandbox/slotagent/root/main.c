@@ -17,8 +17,8 @@
  * -n          programs of the slot may make user namespaces, and mounts in those
  * -f          programs of the slot may have sockets that see every frame of its network interfaces
  *
- * It does what the options say in the order given, makes all other namespaces, writes {"child-pid": N} to descriptor 4
- * and waits for that child, which is process 1 of the slot: it mounts the root (tree.h), gives up all other
+ * It does what the options say in the order given, makes all other namespaces, sends {"child-pid": N} over descriptor
+ * 4, a socket, with a descriptor of the network namespace, and waits for that child, which is process 1 of the slot: it mounts the root (tree.h), gives up all other
  * capabilities, puts the filter of system calls on (guard.h) and executes PROGRAM with descriptor 3. It dies with us.
  *
  * PLACE has the writable layer (`upper` and `work`, of UID), an empty directory `root`, a directory for each LOWER,
@@ -30,6 +30,7 @@
  */
 #define _GNU_SOURCE
 #include "guard.h"
+#include "hand_over.h"
 #include "steps.h"
 #include "tree.h"
 #include "userns.h"
@@ -58,14 +59,6 @@ struct wanted {
     bool packets;
 };
 
-static void become_root_inside(const char *uid) {
-    become(uid, uid);
-    if (setns(USER_NAMESPACE, CLONE_NEWUSER) < 0)
-        fail("join", "the user namespace");
-    close(USER_NAMESPACE);
-    become("0", "0");
-}
-
 /* Does what one option says. Returns how many arguments it took. */
 static int take_option(struct wanted *wanted, char **arguments, int left) {
     int taken = take_common_option(arguments, left);
@@ -84,7 +77,7 @@ static int take_option(struct wanted *wanted, char **arguments, int left) {
         goto unknown;
     switch (option[1]) {
     case 'u':
-        become_root_inside(arguments[1]);
+        join_user_namespace(arguments[1], USER_NAMESPACE);
         return 2;
     case 'k':
         wanted->capabilities = number(arguments[1]);
@@ -117,7 +110,9 @@ unknown:
 /* In the namespaces that only children enter or that do not matter to us. Ends when the child has ended, as it did. */
 static _Noreturn void wait_for(pid_t child) {
     int status;
-    dprintf(REPORT, "{\"child-pid\": %d}\n", child);
+    char report[64];
+    snprintf(report, sizeof report, "{\"child-pid\": %d}\n", child);
+    hand_over(REPORT, report, open_namespace("net"));
     syscall(SYS_close_range, 3U, ~0U, 0U);
     while (waitpid(child, &status, 0) < 0 && errno == EINTR) {}
     _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
