@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from agentenv.config import ContainerSettings, PoolSettings
+from agentenv.containers.control import ContainerControl
 from agentenv.executor.session import ToolSession
 from agentenv.executor.tool_executor import ToolExecutor
 from agentenv.sandbox.supervisor.user_namespace import FIRST_ID
@@ -101,6 +102,11 @@ class ImageSlots:
         """The first processes of the image slots, as this machine counts."""
         (supervisor,) = self._backend.pids.values()
         return [pid for pid in _below(supervisor) if _is_root_of_a_slot(pid)]
+
+    async def epochs(self, session: ToolSession) -> list[int]:
+        """How often each slot of the container of that session was made anew."""
+        async with ContainerControl(session.lease.container) as control:
+            return [report.epoch for report in (await control.slots()).slots]
 
     async def release_all(self) -> None:
         await self._stack.aclose()

@@ -23,6 +23,7 @@ from agentenv.containers.http import open_session
 from agentenv.errors import (
     AgentEnvError,
     CheckpointError,
+    ConfigError,
     ConnectionLostError,
     ImageUnavailableError,
     InfraError,
@@ -204,6 +205,9 @@ class Yard:
             self._refuse_for_good(grant, error)
         except AgentEnvError as error:
             self.count(error)
+            if error.code == ConfigError.code:  # no slot of such containers can have the root: waiting cannot help
+                self._refuse_for_good(grant, error)
+                return
             if isinstance(error, ConnectionLostError):
                 self.ledger.suspect(grant.container)
                 link.hurry()

@@ -49,8 +49,19 @@ from agentenv.sandbox.control_protocol import (
 from agentenv.sandbox.culprits import Loss
 from agentenv.sandbox.descriptors import needed
 from agentenv.sandbox.loop_watch import LoopWatch
-from agentenv.sandbox.supervisor import cgroups, child, events, isolation, mounts, rootfs, selftest, server_process
+from agentenv.sandbox.supervisor import (
+    cgroups,
+    child,
+    disk_layers,
+    events,
+    isolation,
+    mounts,
+    rootfs,
+    selftest,
+    server_process,
+)
 from agentenv.sandbox.supervisor.checkpoints import Checkpoints
+from agentenv.sandbox.supervisor.disk_layers import DiskLayers
 from agentenv.sandbox.supervisor.id_ranges import IdRanges
 from agentenv.sandbox.supervisor.image_mounts import ImageMounts
 from agentenv.sandbox.supervisor.isolation import Identity
@@ -249,6 +260,7 @@ class Supervisor:
                 self._proofs,
                 isolation.SHELL_PATH if launch.shell else "",
                 self._generation,
+                self._refused_roots(),
             )
         )
         self._greeted = True
@@ -258,6 +270,14 @@ class Supervisor:
                 self.ready(slot)
             elif slot.phase is SlotPhase.quarantined:
                 self.failed(slot)
+
+    def _refused_roots(self) -> dict[str, str]:
+        launch = self._launch
+        controllers = launch.layout.controllers if launch.layout else ()
+        disk = disk_layers.refusal(
+            Path("/proc/self/mountinfo").read_text(), str(launch.directory), launch.spec.isolation
+        )
+        return isolation.refused_roots(launch.spec, launch.identity, controllers, disk)
 
     async def _until_serving(self) -> None:
         self._greet()
@@ -406,6 +426,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
         launch.root_launcher,
         images=images,
         ranges=ranges,
+        disk=DiskLayers(launch.directory / disk_layers.NAME),
         checkpoints=checkpoints,
     )
     return setup, place
