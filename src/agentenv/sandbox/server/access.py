@@ -59,6 +59,7 @@ ROUTES: Final[Mapping[str, Who]] = MappingProxyType(
         "GET /v1/slots/{slot}/tail": Who.control,
         "PUT /v1/slots/{slot}/transfer": Who.run,
         "GET /v1/slots/{slot}/transfer": Who.run,
+        "GET /v1/slots/{slot}/connect": Who.run,
     }
 )
 

@@ -22,6 +22,7 @@ from agentenv.sandbox.server.holder import Holder, holder_of
 from agentenv.sandbox.server.output_routes import OutputRoutes
 from agentenv.sandbox.server.poller import Poller
 from agentenv.sandbox.server.tail_routes import TailRoute
+from agentenv.sandbox.server.tools.connect_route import ConnectRoute
 from agentenv.sandbox.server.tools.transfer_routes import TransferRoutes
 from agentenv.sandbox.server.watch import Watchers, WatchRoute
 from agentenv.wire.base import MAX_MESSAGE_BYTES, WireModel
@@ -93,6 +94,7 @@ class SandboxApp:
         router.add_post("/v1/leases/checkpoint", self._post_checkpoint)
         router.add_post("/v1/leases/restore", self._post_restore)
         router.add_post("/v1/leases/drop", self._post_drop)
+        ConnectRoute(self.container).add_to(router)
         AttachmentRoutes(self.container).add_to(router)
         OutputRoutes(self.container).add_to(router)
         TailRoute(self.container, self.watchers).add_to(router)

@@ -27,6 +27,7 @@ _PROGRAMS = {
     "slotlaunch": ("launch", "steps"),
     "slotroot": ("root", "steps", "guard"),
     "slotas": ("as", "steps"),
+    "slotdial": ("dial",),
 }
 """The folders of each program. All C files in them are compiled, and nothing outside of them is included."""
 _WARNINGS = (
@@ -50,6 +51,7 @@ class Binaries:
     launch: Path
     root: Path
     as_user: Path
+    dial: Path
 
 
 def ensure_built(cache: Path | None = None) -> Binaries:
@@ -145,9 +147,8 @@ def _main() -> None:
         built = ensure_built()
     except SandboxUnavailableError as error:
         sys.exit(str(error))
-    sys.stdout.write(
-        "".join(f"{path}\n" for path in (built.agent, built.files, built.launch, built.root, built.as_user))
-    )
+    paths = (built.agent, built.files, built.launch, built.root, built.as_user, built.dial)
+    sys.stdout.write("".join(f"{path}\n" for path in paths))
 
 
 if __name__ == "__main__":

@@ -250,6 +250,7 @@ def _prepare(
         launcher=built.launch,
         root_launcher=built.root,
         as_user=built.as_user,
+        dial=built.dial,
         network_tool=network_tool,
         shell=static_bash.find(),
         server_argv=server_argv,

@@ -87,6 +87,7 @@ class Launch:
     launcher: Path
     root_launcher: Path
     as_user: Path
+    dial: Path
     network_tool: str | None
     shell: Path | None
     server_argv: Sequence[str]
@@ -328,6 +329,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
             launch.agent,
             launch.files,
             launch.as_user,
+            launch.dial,
             launch.launcher,
             Path(launch.bwrap),
             Path(launch.network_tool or "/"),
@@ -336,7 +338,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
         place = mounts.private_place(place, [*needed, *(Path(bind.source) for bind in spec.binds)])
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
-    programs = {"slotagent": launch.agent, "slotfiles": launch.files, "slotas": launch.as_user}
+    programs = {"slotagent": launch.agent, "slotfiles": launch.files, "slotas": launch.as_user, "slotdial": launch.dial}
     if launch.shell is not None:
         programs["bash"] = launch.shell
     tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
