@@ -110,6 +110,7 @@ class Launch:
     root_launcher: Path
     tar_program: Path
     as_user: Path
+    dial: Path
     network_tool: str | None
     shell: Path | None
     server_argv: Sequence[str]
@@ -400,6 +401,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
             launch.agent,
             launch.files,
             launch.as_user,
+            launch.dial,
             launch.launcher,
             Path(launch.bwrap),
             Path(launch.network_tool or "/"),
@@ -409,7 +411,7 @@ def _prepare_setup(launch: Launch) -> tuple[SlotSetup, Path]:
     mounts.mount_private(place, identity.own_uid)
     etc = isolation.etc_files(identity, spec.slots, allow_network=spec.allow_network)
     programs = {"slotagent": launch.agent, "slotfiles": launch.files}
-    programs |= {"slottar": launch.tar_program, "slotas": launch.as_user}
+    programs |= {"slottar": launch.tar_program, "slotas": launch.as_user, "slotdial": launch.dial}
     if launch.shell is not None:
         programs["bash"] = launch.shell
     tree = rootfs.build(place, etc=etc, programs=programs, binds=spec.binds, slots=spec.slots)
