@@ -70,11 +70,11 @@ def base_image() -> str:
 
 
 @asynccontextmanager
-async def image_farm(slots: int) -> AsyncIterator[ImageFarm]:
+async def image_farm(slots: int, *, allow_network: bool = False) -> AsyncIterator[ImageFarm]:
     """One local container with so many slots."""
     digest = await asyncio.to_thread(base_image)
     limits = SlotLimits(memory_bytes=MEMORY_BYTES)
-    backend = LocalBackend(ContainerSettings(slots_per_container=slots, limits=limits))
+    backend = LocalBackend(ContainerSettings(slots_per_container=slots, limits=limits, allow_network=allow_network))
     settings = PoolSettings(min_containers=1, max_containers=1, acquire_timeout_s=600)
     root = RootSpec(digest, writable_bytes=1536 * MIB)
     async with (

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from agentenv.executor.session import ToolSession
 from agentenv.wire.roots import RootSpec
+from benchmarks import apt
 from benchmarks.image_farm import (
     ImageFarm,
     docker_image,
@@ -209,3 +212,19 @@ async def i8_disk(effort: Effort) -> list[Outcome]:
     disk, layers = await asyncio.to_thread(many_images, images, LAYER_BYTES)
     goal = at_most("I8", f"disk of {images} images of one base (8 MiB each beyond it), against their layers", "x", 1.1)
     return [goal.outcome([disk / layers], disk_mib=disk / MIB, layers_mib=layers / MIB)]
+
+
+async def i9_apt(effort: Effort) -> list[Outcome]:
+    """``apt-get install`` of many packages, downloaded before, against the same in a plain chroot; both in memory."""
+    ratios, ours, theirs = [], [], []
+    async with image_farm(2, allow_network=True) as farm:
+        with tempfile.TemporaryDirectory() as directory:
+            kept = Path(directory) / "kept.tar"
+            async with farm.executor.open("parent", root=apt.online(farm).root) as parent:
+                checkpoint, packages = await apt.downloaded(parent, kept)
+                for _ in range(effort.rounds):
+                    ours.append(await apt.in_slot_s(farm, checkpoint))
+                    theirs.append(await asyncio.to_thread(apt.chrooted_s, kept))
+                    ratios.append(ours[-1] / theirs[-1])
+    goal = at_most("I9", f"apt-get install of {packages} packages against a chroot", "x", 1.1)
+    return [goal.outcome(ratios, in_slot_s=ours, in_chroot_s=theirs)]
