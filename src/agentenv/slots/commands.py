@@ -72,4 +72,20 @@ class Retire:
     reason: str
 
 
-Command = Grant | HandOver | Expire | EndLease | Reclaim | Retire
+@dataclass(frozen=True)
+class Fetch:
+    """Have a node's keeper fetch an image; report back with fetched or fetch_failed."""
+
+    node: str
+    image: str
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The waiter gets nothing, because of ``error``."""
+
+    ticket: int
+    error: AgentEnvError
+
+
+Command = Grant | HandOver | Expire | EndLease | Reclaim | Retire | Fetch | Refuse

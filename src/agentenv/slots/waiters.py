@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from agentenv.slots.aside import Aside, Key
 from agentenv.slots.line import Ask, Line
 from agentenv.wire.leases import NO_TAGS, Tags
 from agentenv.wire.roots import RootSpec
@@ -24,6 +26,11 @@ class SlotRequest:
     """Of the leases; None: the pool's."""
     root: RootSpec | None = None
     """What the slots are made from; None: plain ones."""
+
+    @property
+    def image(self) -> str:
+        """Digest of the image that the slots' node must have; empty: none."""
+        return "" if self.root is None else self.root.image
 
     def id_of(self, position: int) -> str:
         """The request id for one of the trajectories."""
@@ -56,7 +63,7 @@ class Waiter:
 
 class Waiters:
     """The waiters of one ledger. Whose turn it is, its line decides; a waiter that a container refused is served before
-    everybody in line, because it has had its turn."""
+    everybody in line, because it has had its turn. Who waits for its image is aside (:mod:`agentenv.slots.aside`)."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -64,10 +71,16 @@ class Waiters:
         self._short: list[int] = []
         """Tickets of waiters whose turn it is and that miss a lease, in order."""
         self._deadlines: list[tuple[float, int]] = []
+        self.aside = Aside()
+        self.images: Counter[str] = Counter()
+        """How many wait for slots with each image."""
+        self.gathering: int | None = None
+        """The ticket of a waiter that takes slots for its group as they come, aside; there is at most one, or two would
+        wait for each other's."""
 
     def __len__(self) -> int:
         """How many wait for a free slot: not those whose slots are being requested."""
-        return len(self.line) + len(self._short)
+        return len(self.line) + len(self._short) + len(self.aside)
 
     def all(self) -> Iterable[Waiter]:
         """Every waiter without an answer."""
@@ -76,7 +89,8 @@ class Waiters:
     @property
     def slots_wanted(self) -> int:
         """Free slots they could use now."""
-        return self.line.slots_wanted + sum(len(self._by_ticket[ticket].missing) for ticket in self._short)
+        beside = (*self._short, *self.aside)
+        return self.line.slots_wanted + sum(len(self._by_ticket[ticket].missing) for ticket in beside)
 
     def get(self, ticket: int) -> Waiter | None:
         """The waiter with this ticket, if it still waits."""
@@ -87,7 +101,12 @@ class Waiters:
         request = waiter.request
         waiter.leases = [None] * len(request.trajectories)
         self._by_ticket[waiter.ticket] = waiter
-        self.line.push(Ask(waiter.ticket, len(waiter.leases), request.tags.run, request.tags.kind))
+        if request.image:
+            self.images[request.image] += 1
+        if request.image and self.aside.behind(request.image, _key(waiter)):
+            self.aside.add(request.image, _key(waiter), waiter.ticket, len(waiter.leases))
+        else:
+            self._push(waiter)
         heapq.heappush(self._deadlines, (waiter.deadline, waiter.ticket))
 
     def next(self, free: int) -> Waiter | None:
@@ -103,6 +122,30 @@ class Waiters:
         waiter.served = True
         self._short.append(waiter.ticket)
         return waiter
+
+    def step_aside(self, waiter: Waiter) -> None:
+        """It is its turn, and it waits for its image. Slots are counted to its run only for a group that has some."""
+        del self._short[bisect_left(self._short, waiter.ticket)]
+        if waiter.served and len(waiter.missing) == len(waiter.leases):
+            waiter.served = False
+            self.line.gave(waiter.request.tags.run, waiter.request.tags.kind, len(waiter.leases))
+            if self.gathering == waiter.ticket:
+                self.gathering = None
+        self.aside.add(waiter.request.image, _key(waiter), waiter.ticket, len(waiter.missing))
+
+    def recall(self, image: str) -> None:
+        """There may be slots for those who wait for an image: the oldest of each run and kind come back."""
+        for ticket in self.aside.first(image):
+            waiter = self._by_ticket[ticket]
+            self.aside.remove(ticket)
+            if waiter.served:
+                insort(self._short, ticket)
+            else:
+                self._push(waiter)
+
+    def _push(self, waiter: Waiter) -> None:
+        tags = waiter.request.tags
+        self.line.push(Ask(waiter.ticket, len(waiter.leases), tags.run, tags.kind))
 
     def lease_requested(self, waiter: Waiter, position: int, lease: int) -> None:
         """A lease is being requested for one of its trajectories."""
@@ -122,15 +165,25 @@ class Waiters:
         waiter = self._by_ticket.pop(ticket, None)
         if waiter is None:
             return None
+        if image := waiter.request.image:
+            self.images[image] -= 1
+            if not self.images[image]:
+                del self.images[image]
+        aside = ticket in self.aside
+        if aside:
+            self.aside.remove(ticket)
         if not waiter.served:
             self.line.withdraw(ticket)
         elif missing := waiter.missing:
-            del self._short[bisect_left(self._short, ticket)]
+            if not aside:
+                del self._short[bisect_left(self._short, ticket)]
             self.line.gave(waiter.request.tags.run, waiter.request.tags.kind, len(missing))
         return waiter
 
     def position(self, waiter: Waiter) -> int:
         """1: next in the queue; 0: its slots are being requested."""
+        if waiter.ticket in self.aside:
+            return self.aside.position(waiter.ticket) + 1
         if not waiter.served:
             return len(self._short) + self.line.position(waiter.ticket)
         return bisect_left(self._short, waiter.ticket) + 1 if waiter.missing else 0
@@ -145,3 +198,8 @@ class Waiters:
         """A waiter whose deadline has passed, the earliest first."""
         deadline = self.next_deadline()
         return self._by_ticket[self._deadlines[0][1]] if deadline is not None and deadline <= now else None
+
+
+def _key(waiter: Waiter) -> Key:
+    tags = waiter.request.tags
+    return waiter.served, tags.run, tags.kind

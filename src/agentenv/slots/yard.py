@@ -12,15 +12,22 @@ import functools
 import logging
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol
 
 import aiohttp
 
 from agentenv.config import PoolSettings
 from agentenv.containers.handle import ContainerHandle
 from agentenv.containers.http import open_session
-from agentenv.errors import AgentEnvError, ConnectionLostError, InfraError, SandboxUnavailableError
+from agentenv.errors import (
+    AgentEnvError,
+    ConnectionLostError,
+    ImageUnavailableError,
+    InfraError,
+    SandboxUnavailableError,
+    TaskError,
+)
 from agentenv.slots.backends.base import (
     ContainerBackend,
     ContainerDraining,
@@ -29,7 +36,7 @@ from agentenv.slots.backends.base import (
     ContainerStarted,
     StartFailed,
 )
-from agentenv.slots.commands import Command, EndLease, Expire, Grant, HandOver, Reclaim, Retire
+from agentenv.slots.commands import Command, EndLease, Expire, Fetch, Grant, HandOver, Reclaim, Refuse, Retire
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.line import Line
@@ -69,6 +76,19 @@ class Desk(Protocol):
         """The error for every waiter when no container can ever serve."""
 
 
+class ImageStores(Protocol):
+    """The image stores of a farm's nodes."""
+
+    def follow(
+        self, handle: ContainerHandle, images: Callable[[str, Iterable[str]], None]
+    ) -> Coroutine[Any, Any, None]:
+        """Follow the store of a container's node until cancelled: ``images`` is told the node and all it has, whenever
+        that has changed. Never raises."""
+
+    async def fetch(self, node: str, image: str) -> None:
+        """Have a node fetch an image. Raises AgentEnvError."""
+
+
 class Yard:
     """The containers, and the ledger of their slots. One event loop."""
 
@@ -81,10 +101,13 @@ class Yard:
         clock: Callable[[], float],
         line: Line | None = None,
         link: Callable[..., ContainerLink] = ContainerLink,
+        stores: ImageStores | None = None,
     ) -> None:
-        """``clock`` gives monotonic seconds; timers use the event loop's. ``link`` makes the link to a container."""
+        """``clock`` gives monotonic seconds; timers use the event loop's. ``link`` makes the link to a container.
+        ``stores``: of the nodes; without them whoever asks for slots has seen to it that its image is there."""
         self.settings = settings
         self.ledger = Ledger(line)
+        self._stores = stores
         self.tally = Tally()
         self.links: dict[str, ContainerLink] = {}
         self.start_failed: StartFailed | None = None
@@ -97,6 +120,8 @@ class Yard:
         self._request_limits = RequestLimits()
         self._tasks = TaskSet()
         """By container: its heartbeat, and the requests that are under way to it."""
+        self._following = TaskSet()
+        """By node: who follows its image store, and the fetches that are under way."""
         self._reclaiming: dict[int, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._upkeep: list[asyncio.Task[None]] = []
@@ -145,6 +170,7 @@ class Yard:
                 task.cancel()
             await asyncio.gather(*self._upkeep, return_exceptions=True)
             await self._tasks.aclose()
+            await self._following.aclose()
             await self._replacing.aclose()
             if self._session is not None:
                 await self._session.close()
@@ -175,6 +201,11 @@ class Yard:
                     self._start_reclaim(command)
                 case Retire():
                     self._replacing.start(command.container, self._retire(command), "retirement")
+                case Fetch():
+                    self._following.start(command.node, self._fetch(command), "fetch")
+                case Refuse():
+                    self.count(command.error)
+                    self._desk.fail(command.ticket, command.error)
         if expired:
             self._desk.expire(expired)
 
@@ -197,7 +228,13 @@ class Yard:
                 link.hurry()
             elif isinstance(error, SandboxUnavailableError):
                 self.ledger.drain(grant.container)
+            if grant.root is not None and isinstance(error, TaskError):
+                self._refuse_for_good(grant, error)
+                return
             self.perform(self.ledger.refuse(grant.lease, self._clock()))
+            if grant.root is not None and isinstance(error, ImageUnavailableError):  # removed since it was seen there
+                node = link.handle.node
+                self.perform(self.ledger.fetch_failed(node, grant.root.image, error, self._clock()))
         except Exception as error:
             # A bug of ours, or a request that cannot be encoded: every other slot would fail the same way.
             logger.exception("slot %d of %s could not be requested", grant.slot, grant.container)
@@ -208,6 +245,17 @@ class Yard:
             self.perform(self.ledger.confirm(grant.lease, self._clock(), epoch))
             if (report := link.latest(grant.slot)) is not None:  # it may have come before the answer
                 self._reported(grant.container, report)
+
+    async def _fetch(self, fetch: Fetch) -> None:
+        assert self._stores is not None, "only containers whose node is known have images fetched"
+        try:
+            await self._stores.fetch(fetch.node, fetch.image)
+        except AgentEnvError as error:
+            self.count(error)
+            self.perform(self.ledger.fetch_failed(fetch.node, fetch.image, error, self._clock()))
+        else:
+            self.perform(self.ledger.fetched(fetch.node, fetch.image, self._clock()))
+        self._wake.set()
 
     def _refuse_for_good(self, grant: Grant, error: AgentEnvError) -> None:
         ticket = self.ledger.ticket_of(grant.lease)
@@ -285,8 +333,18 @@ class Yard:
             generation=self._backend.generation,
         )
         self.links[handle.id] = link
-        self.ledger.started(handle.id, handle.index)
+        node = handle.node if self._stores is not None else ""
+        self.ledger.started(handle.id, handle.index, node)
         self._tasks.start(handle.id, self._attend(link), _HEARTBEAT)
+        if self._stores is not None and node:
+            self._tasks.start(handle.id, self._stores.follow(handle, self._has_images), _HEARTBEAT)
+
+    def _has_images(self, node: str, images: Iterable[str]) -> None:
+        self.perform(self.ledger.images(node, images, self._clock()))
+
+    def prefetch(self, images: Iterable[str]) -> None:
+        """These images are wanted soon."""
+        self.perform(self.ledger.prefetch(images, self._clock()))
 
     def hopeless(self) -> StartFailed | None:
         """Why no container can ever serve; None while there is hope."""
