@@ -199,8 +199,10 @@ class FarmMachine(RuleBasedStateMachine):
 
     @invariant()
     def who_is_aside_has_a_reason(self) -> None:
-        for waiter in self.ledger.waiters():
-            if waiter.ticket in self.aside and self.aside.position(waiter.ticket) == 0:
+        missing = [waiter for waiter in self.ledger.waiters() if waiter.missing]
+        for waiter in missing:
+            behind = any(_key(one) == _key(waiter) and one.ticket < waiter.ticket for one in missing)
+            if waiter.ticket in self.aside and not behind:
                 image = waiter.request.image
                 have = [one for one in self.ledger.containers() if image in self.stored[one.node] and one.free]
                 assert sum(one.free for one in have) < len(waiter.missing), "it could be served"
