@@ -20,6 +20,7 @@ from agentenv.wire import calls, leases, server, sessions, tails, tools, toolser
 from agentenv.wire.base import WireModel
 from agentenv.wire.states import SlotState
 from tests.golden.farm_samples import FARM_MODELS
+from tests.golden.image_samples import IMAGE_MODELS
 from tests.golden.plain_samples import PLAIN_MODELS
 
 SAMPLES = Path(__file__).parent / "wire"
@@ -243,6 +244,7 @@ MODELS: tuple[WireModel, ...] = (
     ),
     *FARM_MODELS,
     *PLAIN_MODELS,
+    *IMAGE_MODELS,
     transfers.TransferReply(exit_code=28, stderr="a: No space left\n", path="a", entries=2, total_bytes=3),
 )
 

@@ -45,6 +45,14 @@ def serve(
             "--mirror", metavar="PREFIX=OTHER", help="Ask OTHER for images whose name begins with PREFIX; repeatable."
         ),
     ] = None,
+    registry: Annotated[
+        list[str] | None,
+        typer.Option("--registry", metavar="HOST", help="Ask only this registry (docker.io for debian); repeatable."),
+    ] = None,
+    allow_path: Annotated[
+        list[Path] | None,
+        typer.Option("--allow-path", metavar="DIR", help="Let clients name layouts and archives in it; repeatable."),
+    ] = None,
     pulls: Annotated[int, typer.Option(min=1, help="Images fetched at once.")] = 4,
     per_registry: Annotated[int, typer.Option(min=1, help="Images fetched at once from one registry.")] = 3,
     patience_s: Annotated[
@@ -78,6 +86,8 @@ def serve(
     settings = KeeperSettings(
         pulls=pulls,
         patience=PatienceSettings(per_registry, patience_s),
+        registries=frozenset(registry or []),
+        paths=tuple(allow_path or []),
         budget_bytes=None if budget_gib is None else int(budget_gib * 2**30),
         keep_s=keep_s,
     )

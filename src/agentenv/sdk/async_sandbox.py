@@ -167,6 +167,7 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         else:
             pool = SlotPool(self._backend, self._containers)
         await stack.enter_async_context(pool)
+        self._pool = pool
         return await stack.enter_async_context(ToolExecutor(pool, ToolCatalog.builtin(), self._calls))
 
     def sandbox(self, root: ImageRoot | str | None = None) -> AsyncSandbox:
@@ -178,6 +179,11 @@ class AsyncFarm(_OpenedOnce[ToolExecutor]):
         box = AsyncSandbox.__new__(AsyncSandbox)
         box._enlist(self, ImageRoot(root) if isinstance(root, str) else root, owned=False)
         return box
+
+    async def stored(self, root: ImageRoot) -> RootSpec:
+        """See :func:`agentenv.sdk.roots.stored`."""
+        self._usable()
+        return await stored(root, self._pool)
 
     def session(self, root: RootSpec | None = None) -> ToolSession:
         """A session of the executor below, for a sandbox. Raises PoolClosedError when it is not open."""
@@ -245,7 +251,7 @@ class AsyncSandbox(_OpenedOnce[ToolContext], SlotTools):
     async def _open(self, stack: AsyncExitStack) -> ToolContext:
         if self._owned:
             await stack.enter_async_context(self._farm)
-        root = None if self._root is None else await stored(self._root)
+        root = None if self._root is None else await self._farm.stored(self._root)
         self._session = await stack.enter_async_context(self._farm.session(root))
         return ToolContext(self._session)
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from agentenv.config import cache_dir
 from agentenv.errors import ConfigError
+from agentenv.slots.farm_pool import FarmPool
 from agentenv.store import Store
 from agentenv.wire.roots import RootSpec, Writable
 from agentenv.wire.spec import MIB
@@ -64,8 +65,10 @@ def store_directory() -> Path:
     return cache_dir() / "store"
 
 
-async def stored(root: ImageRoot) -> RootSpec:
-    """The root, its image fetched into this machine's store if it is not there. Raises ConfigError, BadImageError,
-    ImageUnavailableError, SandboxUnavailableError."""
+async def stored(root: ImageRoot, pool: object = None) -> RootSpec:
+    """The root, its image fetched if it is not where the slots of ``pool`` see it: by the farm if that does so, else
+    into this machine's store. Raises ConfigError, BadImageError, ImageUnavailableError, SandboxUnavailableError."""
+    if isinstance(pool, FarmPool) and pool.info is not None and pool.info.images == "farm":
+        return root.spec((await pool.images.resolve(root.image)).digest)
     image = await asyncio.to_thread(lambda: Store.open(store_directory()).ensure(root.image))
     return root.spec(image.digest)

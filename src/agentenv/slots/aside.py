@@ -23,11 +23,13 @@ class Aside:
         self._by_image: dict[str, dict[Key, list[int]]] = {}
         self._places: dict[int, tuple[str, Key]] = {}
         self._slots: Counter[str] = Counter()
+        self._of_run: Counter[str] = Counter()
         self._missing: dict[int, int] = {}
 
     def add(self, image: str, key: Key, ticket: int, slots: int) -> None:
         """A request steps aside, which waits for so many slots."""
         self._missing[ticket] = slots
+        self._of_run[key[1]] += slots
         self._slots[image] += slots
         insort(self._by_image.setdefault(image, {}).setdefault(key, []), ticket)
         self._places[ticket] = (image, key)
@@ -35,7 +37,11 @@ class Aside:
     def remove(self, ticket: int) -> None:
         """It waits aside no longer. Raises KeyError if it does not."""
         image, key = self._places.pop(ticket)
-        self._slots[image] -= self._missing.pop(ticket)
+        slots = self._missing.pop(ticket)
+        self._slots[image] -= slots
+        self._of_run[key[1]] -= slots
+        if not self._of_run[key[1]]:
+            del self._of_run[key[1]]
         keys = self._by_image[image]
         tickets = keys[key]
         del tickets[bisect_left(tickets, ticket)]
@@ -56,6 +62,10 @@ class Aside:
     def slots(self, image: str) -> int:
         """Slots that those who wait for an image miss."""
         return self._slots[image]
+
+    def slots_of(self, run: str) -> int:
+        """Slots that those of a run miss."""
+        return self._of_run[run]
 
     def images(self) -> Sequence[str]:
         """Images that somebody waits for."""

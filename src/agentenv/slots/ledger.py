@@ -352,6 +352,14 @@ class Ledger:
         waiter = self._waiters.get(ticket)
         return 0 if waiter is None else self._waiters.position(waiter)
 
+    def aside(self, ticket: int) -> bool:
+        """Whether a waiter has stepped aside until there is a slot with its image."""
+        return ticket in self._waiters.aside
+
+    def aside_slots(self, run: str) -> int:
+        """Slots for which the waiters of a run wait aside, and not in the line."""
+        return self._waiters.aside.slots_of(run)
+
     def lease(self, lease_id: int) -> LeaseRecord | None:
         """The active lease of this number."""
         return self._leases.get(lease_id)

@@ -49,6 +49,8 @@ class Waiter:
     served: bool = False
     leases: list[int | None] = field(default_factory=list)
     confirmed: int = 0
+    refused: int = 0
+    """How many slots could not be made with its root."""
 
     @property
     def missing(self) -> list[int]:

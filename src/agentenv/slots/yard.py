@@ -25,6 +25,7 @@ from agentenv.errors import (
     ConnectionLostError,
     ImageUnavailableError,
     InfraError,
+    LeaseLostError,
     SandboxUnavailableError,
     TaskError,
 )
@@ -40,6 +41,7 @@ from agentenv.slots.commands import Command, EndLease, Expire, Fetch, Grant, Han
 from agentenv.slots.container_link import ContainerLink, Ended, Liveness, RequestLimits
 from agentenv.slots.ledger import Ledger
 from agentenv.slots.line import Line
+from agentenv.slots.placement import DEFAULT_COPIES
 from agentenv.slots.records import Holder, holder_of
 from agentenv.slots.scaler import Scaler
 from agentenv.slots.statistics import PoolStatistics, Tally
@@ -55,6 +57,8 @@ _LINGER_S = 1.0
 """How long a container that is retired goes on: long enough for an answer that is under way."""
 _HEARTBEAT = "heartbeat"
 _STARTS_KEPT = 32
+_MOST_REFUSALS = 4
+"""Slots that could not be made with the root of a request, until it is told so."""
 
 
 class Desk(Protocol):
@@ -102,11 +106,13 @@ class Yard:
         line: Line | None = None,
         link: Callable[..., ContainerLink] = ContainerLink,
         stores: ImageStores | None = None,
+        copies_per_image: int = DEFAULT_COPIES,
     ) -> None:
         """``clock`` gives monotonic seconds; timers use the event loop's. ``link`` makes the link to a container.
-        ``stores``: of the nodes; without them whoever asks for slots has seen to it that its image is there."""
+        ``stores``: of the nodes; without them whoever asks for slots has seen to it that its image is there.
+        ``copies_per_image``: see :class:`agentenv.slots.placement.Placement`."""
         self.settings = settings
-        self.ledger = Ledger(line)
+        self.ledger = Ledger(line, copies_per_image=copies_per_image)
         self._stores = stores
         self.tally = Tally()
         self.links: dict[str, ContainerLink] = {}
@@ -228,7 +234,7 @@ class Yard:
                 link.hurry()
             elif isinstance(error, SandboxUnavailableError):
                 self.ledger.drain(grant.container)
-            if grant.root is not None and isinstance(error, TaskError):
+            if grant.root is not None and self._is_final(grant, error):
                 self._refuse_for_good(grant, error)
                 return
             self.perform(self.ledger.refuse(grant.lease, self._clock()))
@@ -245,6 +251,14 @@ class Yard:
             self.perform(self.ledger.confirm(grant.lease, self._clock(), epoch))
             if (report := link.latest(grant.slot)) is not None:  # it may have come before the answer
                 self._reported(grant.container, report)
+
+    def _is_final(self, grant: Grant, error: AgentEnvError) -> bool:
+        """Whether other containers would refuse the root too: it is the task's fault, or several have done so."""
+        ticket = self.ledger.ticket_of(grant.lease)
+        waiter = None if ticket is None else self.ledger.waiter(ticket)
+        if waiter is not None and isinstance(error, LeaseLostError):
+            waiter.refused += 1
+        return isinstance(error, TaskError) or (waiter is not None and waiter.refused >= _MOST_REFUSALS)
 
     async def _fetch(self, fetch: Fetch) -> None:
         assert self._stores is not None, "only containers whose node is known have images fetched"
@@ -341,6 +355,10 @@ class Yard:
 
     def _has_images(self, node: str, images: Iterable[str]) -> None:
         self.perform(self.ledger.images(node, images, self._clock()))
+
+    def stored(self, node: str, image: str) -> None:
+        """A node has this image now."""
+        self.perform(self.ledger.fetched(node, image, self._clock()))
 
     def prefetch(self, images: Iterable[str]) -> None:
         """These images are wanted soon."""

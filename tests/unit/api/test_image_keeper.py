@@ -51,7 +51,8 @@ class Nodes:
     async def start(self, name: str, *peers: str, settings: KeeperSettings | None = None) -> Node:
         store = Store.open(self._directory / name, registries=RegistrySettings(tls_verify=False, retries=0))
         asked = Peers(peers_of(peers, None), TOKEN)
-        keeper = await self._stack.enter_async_context(Keeper(store, settings, peers=asked))
+        chosen = settings or KeeperSettings(paths=(self._directory, Path("/nonexistent")))
+        keeper = await self._stack.enter_async_context(Keeper(store, chosen, peers=asked))
         url = await self._stack.enter_async_context(served(keeper, TOKEN, host="127.0.0.1", port=0))
         return Node(keeper, url, self._http)
 
@@ -154,6 +155,20 @@ async def test_what_cannot_be_had_is_told_with_its_own_code(nodes: Nodes) -> Non
     assert (missing.error.error, malformed.error.error) == ("config", "config")
 
 
+@pytest.mark.parametrize(
+    "reference",
+    ["oci:/", "docker-archive:/etc/passwd", "docker-daemon:x", "dockerfile:/x", "other.example/x", "oci:{below}/../.."],
+)
+async def test_clients_name_only_what_the_operator_allows(nodes: Nodes, tmp_path: Path, reference: str) -> None:
+    below = tmp_path / "below" / "deep"
+    settings = KeeperSettings(registries=frozenset(("registry.example",)), paths=(below,))
+    node = await nodes.start("a", settings=settings)
+    wanted = reference.format(below=below)
+    known = wire.ImageRef(reference=wanted, digest="sha256:" + "0" * 64)
+    states = await node.ask(wire.ImagesRequest(references=(wanted,), images=(known,), wait_s=20))
+    assert [state.error.error for state in states if state.error is not None] == ["forbidden", "forbidden"]
+
+
 async def test_the_token_is_needed(nodes: Nodes) -> None:
     node = await nodes.start("a")
     for path in ("/v1/images", "/metrics", f"/v1/layers/sha256:{'0' * 64}"):
@@ -168,7 +183,7 @@ async def test_only_digests_name_files(nodes: Nodes) -> None:
 
 
 async def test_what_is_over_the_budget_goes(nodes: Nodes, layout: OciLayout) -> None:
-    settings = KeeperSettings(budget_bytes=0, keep_s=0.0, gc_every_s=0.05)
+    settings = KeeperSettings(paths=(), budget_bytes=0, keep_s=0.0, gc_every_s=0.05)
     node = await nodes.start("a", settings=settings)
     await asyncio.to_thread(node.keeper.store.ensure, f"oci:{layout.directory}")
     async with asyncio.timeout(START_S):

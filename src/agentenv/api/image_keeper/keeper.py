@@ -9,12 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from agentenv.api.image_keeper.patience import PatienceSettings, Registry
 from agentenv.api.image_keeper.peers import Peers
-from agentenv.errors import AgentEnvError, ImageUnavailableError, InfraError
+from agentenv.errors import AgentEnvError, ForbiddenError, ImageUnavailableError, InfraError
 from agentenv.image.progress import BuildStep, Report
 from agentenv.store import Store, StoredImage
 from agentenv.store.reference import Reference, located, parse
@@ -40,6 +41,11 @@ class KeeperSettings:
 
     pulls: int = 4
     patience: PatienceSettings = field(default_factory=PatienceSettings)
+    registries: frozenset[str] = frozenset()
+    """The only ones that may be named, ``docker.io`` for instance; empty: any."""
+    paths: tuple[Path, ...] = ()
+    """Directories below which OCI layouts and archives may be named; no others, because who asks is on another
+    machine."""
     budget_bytes: int | None = None
     keep_s: float = 3600.0
     gc_every_s: float = 60.0
@@ -182,7 +188,7 @@ class Keeper:
 
     async def _named(self, wanted: str, progress: Report) -> wire.ImageRef:
         """What a reference means, fetched."""
-        reference = located(parse(wanted))
+        reference = self._allowed(wanted)
         if reference.kind == "docker" and not reference.digest:
             reference = await self._registry(reference).ask(lambda: asyncio.to_thread(self.store.pinned, reference))
             pinned = self.ensure(str(reference))  # tags of one image are one pull
@@ -207,12 +213,27 @@ class Keeper:
             raise ImageUnavailableError(
                 f"no node that could be reached has the image {wanted.digest}", next_step="resolve its reference again"
             )
-        found = await self._by_reference(located(parse(named)), progress)
+        found = await self._by_reference(self._allowed(named), progress)
         if found.digest != wanted.digest:
             raise ImageUnavailableError(
                 f"{named} means {found.digest} here, not {wanted.digest}", next_step="resolve it again"
             )
         return wanted
+
+    def _allowed(self, wanted: str) -> Reference:
+        """The reference, if this keeper may fetch it. Raises ForbiddenError, ConfigError."""
+        reference = located(parse(wanted))
+        if reference.kind == "docker":
+            host, only = reference.name.partition("/")[0], self._settings.registries
+            if only and host not in only:
+                raise ForbiddenError("image", f"{host} is none of the registries that keepers ask here")
+        elif reference.kind in ("oci", "docker-archive"):
+            path = Path(reference.name).resolve()
+            if not any(path.is_relative_to(allowed.resolve()) for allowed in self._settings.paths):
+                raise ForbiddenError("image", f"{reference.name} is not below a directory that keepers read")
+        else:
+            raise ForbiddenError("image", f"{reference.kind}: is for the image's own machine", next_step="push it")
+        return reference
 
     async def _by_reference(self, reference: Reference, progress: Report) -> StoredImage:
         def attempt() -> StoredImage:
