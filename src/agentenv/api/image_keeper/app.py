@@ -60,7 +60,9 @@ def keeper_app(keeper: Keeper, token: str) -> web.Application:
 async def served(keeper: Keeper, token: str, *, host: str, port: int) -> AsyncIterator[str]:
     """Serve an open keeper; yields its URL. Port 0: any free one. Raises ConfigError when it cannot listen there."""
     listening: socket.socket = listen(host, port)
-    runner = web.AppRunner(keeper_app(keeper, token), access_log=None, shutdown_timeout=_END_S)
+    runner = web.AppRunner(
+        keeper_app(keeper, token), access_log=None, shutdown_timeout=_END_S, handler_cancellation=True
+    )
     try:
         await runner.setup()
         await web.SockSite(runner, listening).start()
