@@ -78,6 +78,20 @@ variable "image" {
   description = "Docker: `agentenv image build NAME` makes it; push it where clients can pull it. A tag `local` is never pulled. Apptainer: the image as a file on every client (apptainer build agentenv-sandbox.sif docker-daemon://agentenv-sandbox:local)."
 }
 
+# -- images that slots have as their root (docs/images.md) ----------------------------------------
+
+variable "image_volume" {
+  type        = string
+  default     = ""
+  description = "Docker: the clients' host volume with the image store, which nomad/images.nomad.hcl keeps; mounted read-only. Empty: there are no image slots."
+}
+
+variable "image_store" {
+  type        = string
+  default     = ""
+  description = "raw_exec: the image store's directory on clients. Empty: there are no image slots."
+}
+
 # -- Docker's own --------------------------------------------------------------------------------
 
 variable "force_pull" {
@@ -152,12 +166,14 @@ locals {
       host       = "0.0.0.0"
       port       = 8642
       binds      = [for index, bind in local.spec.binds : { source = "/binds/${index}", target = bind.target }]
+      store_dir  = var.image_volume != "" ? "/store" : ""
       # Neither the bridge and the containers on it, nor the client.
       closed_networks = concat(["attached", "%[[ env `NOMAD_HOST_IP_http` ]]%/32"], local.spec.closed_networks)
     }
     raw_exec = {
       token_file = "%[[ env `NOMAD_SECRETS_DIR` ]]%/token"
       data_dir   = var.data_dir
+      store_dir  = var.image_store
       host       = "%[[ env `NOMAD_IP_http` ]]%"
       port       = "@HOST_PORT@"
     }
@@ -227,6 +243,16 @@ job "sandbox" {
     }
 
     ephemeral_disk { size = 64 } # MiB: logs; a container keeps nothing on disk
+
+    dynamic "volume" {
+      for_each = local.docker && var.image_volume != "" ? ["images"] : []
+      labels   = ["images"]
+      content {
+        type      = "host"
+        source    = var.image_volume
+        read_only = true
+      }
+    }
 
     network {
       port "http" { to = local.docker ? 8642 : 0 } # 0: the same as outside
@@ -317,6 +343,15 @@ job "sandbox" {
             var.image,
             "/usr/bin/python3", "-P", "-s", "-m", "agentenv.sandbox", "/local/spec.json",
           ]
+        }
+      }
+
+      dynamic "volume_mount" {
+        for_each = local.docker && var.image_volume != "" ? ["images"] : []
+        content {
+          volume      = "images"
+          destination = "/store"
+          read_only   = true
         }
       }
 
