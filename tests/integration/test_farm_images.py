@@ -13,7 +13,7 @@ import pytest
 
 from agentenv.api.image_keeper.app import served as keeper_served
 from agentenv.api.image_keeper.keeper import Keeper, KeeperSettings
-from agentenv.api.image_keeper.peers import Peers, peers_of
+from agentenv.api.image_keeper.peers import Peers
 from agentenv.config import ContainerSettings, PoolSettings
 from agentenv.errors import ConfigError, ImageUnavailableError
 from agentenv.slots.backends.fake import FakeBackend
